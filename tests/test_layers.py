@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PROGRAMS = ("wald_archive", "wald_drain", "wald_reclaim", "wald_spark")  # of sidecars/, which is a folder
+PROGRAMS = ("wald_archive", "wald_drain", "wald_gate", "wald_reclaim", "wald_spark")  # of sidecars/, which is a folder
 PACKAGES = ("wald", *PROGRAMS, "pyspark_wald")
 SOURCES = sorted(path for folder in ("wald", "sidecars") for path in (ROOT / folder).rglob("*.py"))
 
@@ -41,6 +41,7 @@ SIDECARS = (
     *READING,
     *COMMAND_LINE,
     "wald.log",
+    "wald.answers",
     "wald.client",
     "wald.work",
     "wald.loop",
@@ -68,6 +69,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald.config": ("wald.errors", "wald.format.names", "wald.limits", "wald.setting_types"),
     "wald.limits": ("wald.setting_types",),
     "wald.setting_origins": ("wald.config", "wald.limits"),
+    "wald.answers": (
+        *PURE,
+        *READING,
+        "wald.store.writing.lives",
+        "wald.store.writing.lock",
+        "wald.client",
+        "wald.log",
+        "wald.answers",
+    ),
     "wald.client": (*PURE, "wald.client"),
     "wald.log": (*PURE, "wald.store"),
     "wald.consumer": (*PURE, *READING, "wald.log", "wald.work.succession"),

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from wald.cli.output import json_line, time_fields
+from wald.answers.fields import time_fields
+from wald.cli.output import json_line
 from wald.cli.progress import progress
 from wald.setting_types import format_bytes
 from wald.store.checking.finding import Level

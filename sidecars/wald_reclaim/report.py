@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from wald.cli.output import json_line, ledger_fields
+from wald.answers.fields import ledger_fields
+from wald.cli.output import json_line
 from wald.format.ledger import read_out
 from wald.setting_types import format_bytes
 from wald_reclaim.decision import Decision

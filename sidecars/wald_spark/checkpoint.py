@@ -18,12 +18,12 @@ from pathlib import Path
 import click
 
 import wald
-from wald.cli.cursors import print_moved, require_no_remains
+from wald.cli.cursors import print_moved
 from wald.cli.options import group_option, root_option, route_argument
 from wald.errors import Damaged, NotFound, Refused, UnsupportedFormat, command_line
 from wald.store.files.directory import Root
 from wald.store.files.listing import list_segments
-from wald.store.retention.cursors import Cursor, newcomer
+from wald.store.retention.cursors import Cursor, newcomer, require_no_remains
 from wald_spark.offsets import BadOffsets, Offsets, Position, decode_offsets, is_offsets
 
 _VERSIONS = ("v1", "v2", "v3")  # the last one of commits only
@@ -39,7 +39,7 @@ def from_checkpoint(root: Path, checkpoint: Path, route: str, group: str) -> Non
     log = wald.open(root)
     current = log.cursor(route, group)
     sequence = processed_by_stream(checkpoint, log.root, current, log_id=log.identity.log_id)
-    require_no_remains(log, route, group)
+    require_no_remains(log.root, log.cursor(route, group))
     news = newcomer(log.root, route, group)
     print_moved(log.set_cursor(route, sequence, group), news)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from wald.cli.output import time_fields
+from wald.answers.fields import time_fields
 from wald.errors import Damaged, Partial, command_line
 from wald.format.times import nanoseconds, utc
 from wald.log import Log

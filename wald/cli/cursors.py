@@ -7,15 +7,16 @@ from pathlib import Path
 import click
 
 import wald
+from wald.answers.cursors import cursor_fields
 from wald.cli.options import group_option, json_option, of_consumer_option, root_option, route_argument
 from wald.cli.output import aligned, json_line
 from wald.cli.times import position as position_of
 from wald.errors import Damaged, InvalidInput, NotFound, Refused, command_line
-from wald.format.names import CONSUMERS, WORK_SUFFIX, check_group, check_route
+from wald.format.names import CONSUMERS, check_group, check_route
 from wald.format.times import nanoseconds
 from wald.log import Log
 from wald.store.files.disk import Disk
-from wald.store.retention.cursors import Cursor, CursorState, newcomer, remove_cursor
+from wald.store.retention.cursors import Cursor, CursorState, newcomer, remove_cursor, require_no_remains
 from wald.store.segments.seeking import sequence_since
 
 
@@ -53,7 +54,7 @@ def get(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) ->
     option = " --of-consumer" if of_consumer else ""
     again = command_line(root, f"cursor set {route} SEQUENCE --group {group}{option}")
     if as_json:
-        click.echo(json_line("cursor.get", _fields(found)))
+        click.echo(json_line("cursor.get", cursor_fields(found)))
     elif found.state is CursorState.VALID:
         click.echo(found.sequence)
     if found.state is CursorState.ABSENT:
@@ -76,11 +77,11 @@ def set_(root: Path, route: str, position: str, group: str, of_consumer: bool, r
     """Record that the group has processed ROUTE up to POSITION: a sequence, or all that is older than a time."""
     log = wald.open(root)
     number = _sequence(log, position, route, group)
-    require_no_remains(log, route, group, of_consumer=of_consumer)
+    require_no_remains(log.root, log.cursor(route, group, of_consumer=of_consumer))
     news = newcomer(log.root, route, group, of_consumer=of_consumer)
     moved = log.set_cursor(route, number, group, rewind=rewind, of_consumer=of_consumer)
     if as_json:
-        click.echo(json_line("cursor.set", _fields(moved) | {"new": bool(news)}))
+        click.echo(json_line("cursor.set", cursor_fields(moved) | {"new": bool(news)}))
     else:
         print_moved(moved, news)
 
@@ -114,7 +115,7 @@ def list_(root: Path, route: str | None, as_json: bool) -> None:
     ]
     if as_json:
         for each in found:
-            click.echo(json_line("cursor.list", _fields(each)))
+            click.echo(json_line("cursor.list", cursor_fields(each)))
         return
     rows = [(each.route, each.group, str(each.sequence), _standing(each)) for each in found]
     for line in aligned([("ROUTE", "GROUP", "CURSOR", "STATE"), *rows], (2,)):
@@ -159,21 +160,6 @@ def _require_no_work(log: Log, route: str, group: str, *, of_consumer: bool) -> 
         )
 
 
-def require_no_remains(log: Log, route: str, group: str, *, of_consumer: bool = False) -> None:
-    """
-    Raises:
-        Refused: the cursor of a work group was removed and its journal was not, which would count with a new cursor.
-    """
-    found = log.cursor(route, group, of_consumer=of_consumer)
-    if found.state is CursorState.ABSENT and found.of_work_group:
-        option = " --of-consumer" * (found.path.parent.name == CONSUMERS)
-        raise Refused(
-            f"{found.path.with_suffix(WORK_SUFFIX)}: is left of a work group whose cursor was removed; what it says is "
-            f"done would not be delivered",
-            hint=f"{command_line(log.root.path, f'group remove {route} {group}{option}')} removes it",
-        )
-
-
 def print_moved(cursor: Cursor, news: str) -> None:
     """Print its sequence; and on stderr, that it is new, or which records it needs and RECLAIM has deleted."""
     click.echo(cursor.sequence)
@@ -184,14 +170,3 @@ def print_moved(cursor: Cursor, news: str) -> None:
 def _standing(cursor: Cursor) -> str:
     """Its state, and where it is if it is a consumer's."""
     return f"{cursor.state.value}, in {CONSUMERS}/" if cursor.path.parent.name == CONSUMERS else cursor.state.value
-
-
-def _fields(cursor: Cursor) -> dict[str, object]:
-    return {
-        "route": cursor.route,
-        "group": cursor.group,
-        "state": cursor.state.value,
-        "sequence": cursor.sequence,
-        "path": str(cursor.path),
-        "message": cursor.message,
-    }

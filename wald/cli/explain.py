@@ -11,22 +11,21 @@ from pathlib import Path
 import click
 
 import wald
-from wald.cli.liveness import over_quota
+from wald.answers.explain import ASK_SECONDS, counted, explanation, state_of
+from wald.answers.liveness import over_quota
 from wald.cli.options import json_option, root_option
-from wald.cli.output import aligned, json_line, time_fields
+from wald.cli.output import aligned, json_line
 from wald.cli.positions import warn_without_daemon
 from wald.errors import command_line
 from wald.format.names import is_route
 from wald.log import Log
 from wald.setting_types import format_bytes, format_seconds
-from wald.store.files.disk import Disk
 from wald.store.files.fifos import troubles
 from wald.store.files.moved import moved_routes
 from wald.store.retention.backlog import LEAST_SECONDS, Backlog, GroupBacklog, Growth, SegmentStatus
 from wald.store.retention.cursors import CursorState
 from wald.store.retention.pins import DIRECTORY_GONE, Pin
 from wald.store.segments.view import State
-from wald.store.writing.lives import no_daemon
 
 _OVER = {
     "block": "Its FIFO is not read, and its requests wait",
@@ -36,7 +35,6 @@ _NAMED = 3  # groups shown of one segment; --json shows all
 _HEADINGS = ("ROUTE", "GROUP", "CURSOR", "LAG", "OLDEST", "HOLDS BACK", "FREES", "GROWS A DAY")
 _NUMERIC = (2, 3, 4, 5, 6, 7)
 _DAY = 86400
-_ASK_SECONDS = 2.0  # how long the daemon may take to name the routes over their quota
 
 
 @click.command()
@@ -54,7 +52,7 @@ def explain(root: Path, as_json: bool) -> None:
     backlog = Backlog(log.view())
     now_ns = time.time_ns()
     if as_json:
-        for fields in _objects(log, backlog, now_ns):
+        for fields in explanation(log, backlog, now_ns):
             click.echo(json_line("explain", fields))
     else:
         warn_without_daemon(log.root)
@@ -66,7 +64,7 @@ def _text(log: Log, backlog: Backlog, now_ns: int) -> Iterator[str]:
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     cutting = command_line(log.root.path, "cut")
-    stretches = _stretches(_counted(backlog.segments(), counts, sizes))
+    stretches = _stretches(counted(backlog.segments(), counts, sizes))
     lines = [f"  {_segments_line(stretch, cutting)}" for stretch in stretches]
     growth = backlog.growth(now_ns=now_ns)
     yield "\n".join([_headline(counts, sizes), *lines])
@@ -84,25 +82,6 @@ def _text(log: Log, backlog: Backlog, now_ns: int) -> Iterator[str]:
     for paragraph in _advice(log, groups):
         yield f"\n{paragraph}"
     yield f"\n{_outlook(growth, backlog.free_bytes)}"
-
-
-def _counted(statuses: Iterable[SegmentStatus], counts: Counter[str], sizes: Counter[str]) -> Iterator[SegmentStatus]:
-    for status in statuses:
-        state = _state(status)
-        counts[state] += 1
-        sizes[state] += status.stored_bytes
-        yield status
-
-
-def _state(status: SegmentStatus) -> str:
-    """The state that the headline counts; a complete segment that is not sealed yet may be free as well."""
-    if not status.readable:
-        return "unreadable"
-    if status.pins:
-        return "held back"
-    if status.state in (State.SEALED, State.CUT):
-        return "newest" if status.newest else "free"
-    return str(status.state.value)
 
 
 @dataclass(slots=True)
@@ -135,7 +114,7 @@ def _alike(one: SegmentStatus, other: SegmentStatus) -> bool:
 
 
 def _kind(status: SegmentStatus) -> tuple[str, State, str, tuple[str, ...]]:
-    return _state(status), status.state, status.problem, status.waived
+    return state_of(status), status.state, status.problem, status.waived
 
 
 def _headline(counts: Counter[str], sizes: Counter[str]) -> str:
@@ -204,7 +183,7 @@ def _advice(log: Log, groups: list[GroupBacklog]) -> Iterator[str]:
     """A paragraph for each thing that the operator should know or do."""
     wald_ = command_line(log.root.path)
     yield from (message for _, message in troubles(log.root))
-    for over in over_quota(log.root, seconds=_ASK_SECONDS):
+    for over in over_quota(log.root, seconds=ASK_SECONDS):
         yield f"{over['message']}. {_OVER[over['policy']]}, until the group has read on or the quota is raised."
     if moves := moved_routes(log.root):
         yield "\n".join(f"{mark.message(route)}." for route, mark in moves.items())
@@ -262,71 +241,3 @@ def _outlook(growth: Growth | None, free: int) -> str:
         return f"{left}; how fast the log grows is not known yet, from less than {format_seconds(LEAST_SECONDS)}."
     rate = format_bytes(growth.bytes_per_second * _DAY)
     return f"{left}; the log grows by {rate} a day: full in {format_seconds(seconds)} if nothing is reclaimed."
-
-
-def _objects(log: Log, backlog: Backlog, now_ns: int) -> Iterator[dict[str, object]]:
-    for path, message in troubles(log.root):
-        yield {"kind": "fifo", "path": str(path), "message": message}
-    for over in over_quota(log.root, seconds=_ASK_SECONDS):
-        yield {"kind": "quota", **over}
-    for route, mark in moved_routes(log.root).items():
-        yield {"kind": "moved", "route": route, "to": mark.to, "after": mark.after}
-    counts: Counter[str] = Counter()
-    sizes: Counter[str] = Counter()
-    for status in _counted(backlog.segments(), counts, sizes):
-        yield _segment_object(status)
-    growth = backlog.growth(now_ns=now_ns)
-    for group in backlog.groups.values():
-        yield _group_object(group, growth, now_ns)
-    yield {
-        "kind": "log",
-        "segments": _by_key(counts),
-        "bytes": _by_key(sizes),
-        "free_bytes": backlog.free_bytes,
-        "bytes_per_second": growth.bytes_per_second if growth else None,
-        "seconds_until_full": growth.seconds_until(backlog.free_bytes) if growth else None,
-        "held_back_alone": dict(backlog.alone),
-        "no_daemon": no_daemon(log.root, Disk()),
-    }
-
-
-def _by_key(counts: Counter[str]) -> dict[str, int]:
-    return {state.replace(" ", "_"): count for state, count in counts.items()}
-
-
-def _segment_object(status: SegmentStatus) -> dict[str, object]:
-    return {
-        "kind": "segment",
-        "segment": status.segment.base_sequence,
-        "file": status.segment.path.name,
-        "state": status.state.value,
-        "first": status.segment.base_sequence,
-        "last": status.last_sequence,
-        "bytes": status.stored_bytes,
-        "free": _state(status) == "free",
-        "message": status.problem,
-        "pins": [
-            {"route": pin.route, "group": pin.group, "sequence": pin.at, "needs": pin.needs, "message": pin.message}
-            for pin in status.pins
-        ],
-    }
-
-
-def _group_object(group: GroupBacklog, growth: Growth | None, now_ns: int) -> dict[str, object]:
-    return {
-        "kind": "group",
-        "route": group.cursor.route,
-        "group": group.cursor.group,
-        "retired": group.retired,
-        "state": group.cursor.state.value,
-        "message": group.cursor.message,
-        "path": str(group.cursor.path),
-        "sequence": group.cursor.sequence,
-        "lag_records": group.lag.records,
-        "lag_seconds": round(group.lag.seconds(now_ns), 3),
-        **time_fields("oldest", group.lag.oldest_ns),
-        "pinned_segments": group.pinned_segments,
-        "pinned_bytes": group.pinned_bytes,
-        "frees_bytes": group.exclusive_bytes,
-        "bytes_per_second": growth.routes.get(group.cursor.route, 0.0) if growth else None,
-    }

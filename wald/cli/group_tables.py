@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from wald.cli.output import aligned, time_fields
+from wald.answers.fields import time_fields
+from wald.cli.output import aligned
 from wald.format.times import utc
 from wald.format.work import Dead
 from wald.setting_types import format_seconds

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 import wald
+from wald.answers.fields import time_fields
 from wald.cli.group_tables import (
     SHOWN,
     dead_fields,
@@ -22,7 +23,7 @@ from wald.cli.group_tables import (
     waiting_table,
 )
 from wald.cli.options import count_option, json_option, of_consumer_option, root_option, route_argument
-from wald.cli.output import aligned, json_line, time_fields
+from wald.cli.output import aligned, json_line
 from wald.errors import Damaged, command_line
 from wald.format.names import CONSUMERS, check_group, check_route
 from wald.format.times import utc

@@ -11,8 +11,9 @@ from typing import Any
 
 import click
 
+from wald.answers.fields import ledger_fields, time_fields
 from wald.cli.options import json_option, root_option
-from wald.cli.output import json_line, ledger_fields, time_fields
+from wald.cli.output import json_line
 from wald.cli.times import check_span, time_option
 from wald.errors import Damaged
 from wald.format.times import nanoseconds, utc

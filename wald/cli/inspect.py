@@ -11,8 +11,9 @@ from pathlib import Path
 
 import click
 
+from wald.answers.fields import time_fields
 from wald.cli.options import json_option, root_option
-from wald.cli.output import json_line, time_fields
+from wald.cli.output import json_line
 from wald.errors import Damaged
 from wald.format.names import VERIFIED
 from wald.store.checking.dump import Item

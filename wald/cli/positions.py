@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 
 import wald
+from wald.answers.positions import head_fields, where_fields
 from wald.cli.options import json_option, root_option
-from wald.cli.output import json_line, ledger_fields, segment_fields, time_fields
+from wald.cli.output import json_line
 from wald.cli.times import check_span, now, time_option
 from wald.errors import Damaged, InvalidInput, NotFound, command_line
 from wald.format.names import check_route
@@ -42,15 +43,7 @@ def head(root: Path, as_json: bool) -> None:
             hint=f"{command_line(root, 'run')}, or send it a record if it runs",
         )
     if as_json:
-        fields = {
-            "sequence": found.sequence,
-            "segment": found.segment,
-            "position": found.position,
-            "epoch": found.epoch,
-            **time_fields("at", found.at_ns),
-            "no_daemon": no_daemon(log.root, Disk()),
-        }
-        click.echo(json_line("head", fields))
+        click.echo(json_line("head", head_fields(log.root, found)))
     else:
         click.echo(
             f"seq={found.sequence} segment={found.segment} position={found.position} epoch={found.epoch} "
@@ -97,21 +90,7 @@ def where(
             lines.append(f"  also in bundle {found.bundle}, member {found.member or 'not known'}")
         click.echo("\n".join(lines))
         return EXITS.get(found.state, 0)
-    fields = {
-        "sequence": found.sequence,
-        "state": found.state.value,
-        "message": found.message,
-        "durable": found.durable,
-        "route": found.route,
-        **time_fields("append_time", found.append_time_ns),
-        **segment_fields(found.segment),
-        "position": found.position,
-        "processed": found.processed,
-        "bundle": found.bundle,
-        "member": found.member,
-        "reclaimed": found.reclaimed and ledger_fields(found.reclaimed),
-    }
-    click.echo(json_line("where", fields))
+    click.echo(json_line("where", where_fields(found)))
     return EXITS.get(found.state, 0)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 import wald
+from wald.answers.routes import routes_fields
 from wald.cli.connect import daemon_at, runs
 from wald.cli.options import json_option, named_route, root_option, route_argument, socket_option
 from wald.cli.output import aligned, json_line
@@ -26,7 +27,6 @@ from wald.store.retention.cursors import CursorState
 from wald.store.retention.moving import move_route, require_movable
 from wald.store.retention.progress import Progress, last_sequences, progress
 from wald.store.segments.seeking import end_of
-from wald.store.writing.lives import no_daemon
 
 _COLUMNS = ("ROUTE", "LAST", "GROUP", "CURSOR", "LAG", "")
 
@@ -42,8 +42,7 @@ def routes(root: Path, as_json: bool) -> None:
     log = wald.open(root)
     every = progress(log.view())
     if as_json:
-        fields = {"routes": [_fields(route) for route in every], "no_daemon": no_daemon(log.root, Disk())}
-        click.echo(json_line("routes", fields))
+        click.echo(json_line("routes", routes_fields(log.root, every)))
         return
     warn_without_daemon(log.root)
     rows = [_COLUMNS, *(row for route in every for row in _rows(route))]
@@ -204,28 +203,6 @@ def _rows(route: Progress) -> list[tuple[str, ...]]:
         shown = "-" if cursor.state is CursorState.ABSENT else str(cursor.sequence)
         rows.append((name, last, cursor.group, shown, str(lag), about))
     return rows
-
-
-def _fields(route: Progress) -> dict[str, object]:
-    return {
-        "route": route.route,
-        "last": route.last_sequence,
-        "fifo": route.fifo,
-        "retired": route.retired,
-        "moved_to": route.moved.to if route.moved else None,
-        "consumers": route.consumers,
-        "groups": [
-            {
-                "group": cursor.group,
-                "state": cursor.state.value,
-                "sequence": cursor.sequence,
-                "lag_records": lag,
-                "message": cursor.message,
-                "path": str(cursor.path),
-            }
-            for cursor, lag in zip(route.cursors, route.lags, strict=True)
-        ],
-    }
 
 
 def _number(number: int | None) -> str:

@@ -10,8 +10,9 @@ from pathlib import Path
 import click
 
 import wald
+from wald.answers.fields import segment_fields, time_fields
 from wald.cli.options import json_option, root_option
-from wald.cli.output import aligned, json_line, segment_fields, time_fields, write_stdout
+from wald.cli.output import aligned, json_line, write_stdout
 from wald.cli.positions import EXITS
 from wald.errors import Damaged, InvalidInput, NotFound, command_line
 from wald.format.record import Record

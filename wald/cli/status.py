@@ -9,8 +9,9 @@ from pathlib import Path
 import click
 
 import wald
+from wald.answers.fields import time_fields
 from wald.cli.options import duration_option, json_option, root_option, socket_option
-from wald.cli.output import aligned, json_line, time_fields
+from wald.cli.output import aligned, json_line
 from wald.cli.status_facts import Facts, Finding, Severity, findings, named, read_facts
 from wald.errors import Unavailable, command_line
 from wald.format.times import utc

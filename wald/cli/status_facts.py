@@ -8,7 +8,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from wald.cli.liveness import Life, Liveness, liveness, socket_of
+from wald.answers.liveness import Life, Liveness, liveness, socket_of
 from wald.errors import Damaged, command_line
 from wald.format.head import Head
 from wald.format.names import CURSOR_SUFFIX

@@ -12,9 +12,10 @@ from pathlib import Path
 import click
 
 import wald
-from wald.cli.cursors import cursor, require_no_remains
+from wald.answers.fields import time_fields
+from wald.cli.cursors import cursor
 from wald.cli.options import group_option, json_option, of_consumer_option, root_option, route_argument
-from wald.cli.output import aligned, json_line, time_fields
+from wald.cli.output import aligned, json_line
 from wald.cli.positions import EXITS
 from wald.errors import Damaged, NotFound, NotPermitted, Refused, command_line, user_name
 from wald.format.names import CONSUMERS, SKIPS
@@ -25,7 +26,7 @@ from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger
 from wald.store.files.moved import moved as where_moved
 from wald.store.files.uptime import now as uptime_now
-from wald.store.retention.cursors import Cursor, CursorState, newcomer
+from wald.store.retention.cursors import Cursor, CursorState, newcomer, require_no_remains
 from wald.store.retention.history import History
 from wald.store.retention.missing import Missing, Wanted, count
 from wald.store.retention.progress import lags, last_sequences
@@ -182,7 +183,7 @@ def skip(
     log.root.require_route(route)
     with skips(log, f"cursor skip {route} {sequence} --group {group}") as ledger:
         before = cursor_of(log, route, group, of_consumer=of_consumer)
-        require_no_remains(log, route, group, of_consumer=before.path.parent.name == CONSUMERS)
+        require_no_remains(log.root, before)
         records, missing = _skippable(log, before, sequence, through=through)
         of_consumer = before.path.parent.name == CONSUMERS
         news = newcomer(log.root, route, group, of_consumer=of_consumer)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+Form = Literal["hex", "base64"]
+"""How bytes that are no text stand in JSON."""
 
 
 class Record(NamedTuple):
@@ -33,21 +37,24 @@ class Record(NamedTuple):
     headers: bytes | None = None
     terminated: bool = True
 
-    def to_json(self, more: Mapping[str, Any] = MappingProxyType({})) -> str:
+    def to_json(self, more: Mapping[str, Any] = MappingProxyType({}), *, form: Form = "hex") -> str:
         """One JSON object, with ``more`` fields; text as it is where it is UTF-8, else hexadecimal under ``value_hex``.
 
         Headers that are not what producers are asked for, a JSON object of strings, are shown as text too.
+
+        Args:
+            form: of what is no text; with "base64" it is under ``value_base64``.
         """
         shown: dict[str, Any] = {"sequence": self.sequence, "route": self.route, "append_time_ns": self.append_time_ns}
         if self.event_time_ns is not None:
             shown["event_time_ns"] = self.event_time_ns
         if self.key is not None:
-            shown |= text_or_hex("key", self.key)
+            shown |= text_or_bytes("key", self.key, form)
         if self.headers is not None:
-            shown |= _headers(self.headers)
+            shown |= _headers(self.headers, form)
         if not self.terminated:
             shown["terminated"] = False
-        return json.dumps({**shown, **more} | text_or_hex("value", self.value), ensure_ascii=False)
+        return json.dumps({**shown, **more} | text_or_bytes("value", self.value, form), ensure_ascii=False)
 
 
 def record_of_json(line: bytes | str) -> Record:
@@ -86,7 +93,7 @@ def split_lines(payload: bytes | memoryview) -> list[bytes]:
     return bytes(payload).split(b"\n")
 
 
-def _headers(raw: bytes) -> dict[str, Any]:
+def _headers(raw: bytes, form: Form) -> dict[str, Any]:
     try:
         headers = json.loads(raw.decode())
         if isinstance(headers, dict) and all(isinstance(value, str) for value in headers.values()):
@@ -94,19 +101,19 @@ def _headers(raw: bytes) -> dict[str, Any]:
             return {"headers": headers}
     except (ValueError, RecursionError):
         pass
-    return text_or_hex("headers", raw)
+    return text_or_bytes("headers", raw, form)
 
 
-def text_or_hex(name: str, value: bytes) -> dict[str, str]:
-    """A field of JSON: text if the bytes are UTF-8, else hexadecimal under ``<name>_hex``."""
+def text_or_bytes(name: str, value: bytes, form: Form = "hex") -> dict[str, str]:
+    """A field of JSON: text if the bytes are UTF-8, else in ``form`` under ``<name>_hex`` or ``<name>_base64``."""
     try:
         return {name: value.decode()}
     except UnicodeDecodeError:
-        return {f"{name}_hex": value.hex()}
+        return {f"{name}_{form}": value.hex() if form == "hex" else b64encode(value).decode()}
 
 
 def _bytes_of(shown: dict[str, Any], name: str) -> bytes | None:
-    """The inverse of :func:`text_or_hex`; None if the object does not have it."""
+    """The inverse of :func:`text_or_bytes`; None if the object does not have it."""
     if f"{name}_hex" in shown:
         return bytes.fromhex(shown[f"{name}_hex"])
     return str(shown[name]).encode() if name in shown else None

@@ -23,7 +23,7 @@ from wald.format.ledger_part import BadPart
 from wald.format.names import Kind, parse_cursor_name, parse_ledger_part_name, parse_segment_name
 from wald.format.parsing import Batches
 from wald.format.peers import BadPeer, decode_peer
-from wald.format.record import split_lines, text_or_hex
+from wald.format.record import split_lines, text_or_bytes
 from wald.format.relieved import Relieved
 from wald.format.sealed import SealedIndex
 from wald.format.segment import HEADER as FILE_HEADER
@@ -203,8 +203,8 @@ def _records(header: BatchHeader, payload: memoryview) -> Iterator[Item]:
         stored = columns.decode(payload)
         keys = stored.keys.to_list() if stored.keys else [None] * stored.count
         for i, (value, key) in enumerate(zip(stored.values.to_list(), keys, strict=True)):
-            item = {"kind": "record", "sequence": header.base_sequence + i} | text_or_hex("value", value or b"")
-            yield item | (text_or_hex("key", key) if key is not None else {})
+            item = {"kind": "record", "sequence": header.base_sequence + i} | text_or_bytes("value", value or b"")
+            yield item | (text_or_bytes("key", key) if key is not None else {})
         return
     lines = split_lines(payload)
     if not header.flags & (Flag.CONTINUED | Flag.UNTERMINATED):
@@ -212,7 +212,7 @@ def _records(header: BatchHeader, payload: memoryview) -> Iterator[Item]:
     number = header.base_sequence - bool(header.continues_sequence)
     for i, value in enumerate(lines):
         sequence = header.continues_sequence if number + i < header.base_sequence else number + i
-        yield {"kind": "record", "sequence": sequence} | text_or_hex("value", value)
+        yield {"kind": "record", "sequence": sequence} | text_or_bytes("value", value)
 
 
 def _segment_header(data: bytes, magic: bytes) -> Item:

@@ -267,6 +267,20 @@ def newcomer(root: Root, route: str, group: str, *, of_consumer: bool = False, w
     )
 
 
+def require_no_remains(root: Root, cursor: Cursor) -> None:
+    """
+    Raises:
+        Refused: the cursor of a work group was removed and its journal was not, which would count with a new cursor.
+    """
+    if cursor.state is CursorState.ABSENT and cursor.of_work_group:
+        option = " --of-consumer" * (cursor.path.parent.name == CONSUMERS)
+        raise Refused(
+            f"{cursor.path.with_suffix(WORK_SUFFIX)}: is left of a work group whose cursor was removed; what it says "
+            f"is done would not be delivered",
+            hint=f"{command_line(root.path, f'group remove {cursor.route} {cursor.group}{option}')} removes it",
+        )
+
+
 def _namesake(root: Root, route: str, group: str, other: Path) -> str:
     removing = command_line(root.path, f"cursor remove {route} --group {group} --of-consumer")
     return (

@@ -1,0 +1,11 @@
+"""What is asked of a log, as fields of JSON: the commands print them with ``--json``, and the gate serves them.
+
+docs/json.md says what is in each. ::
+
+    positions    how far the log is durable; what became of a record
+    routes       a route and how far its groups have come
+    cursors      how far one group has processed a route
+    explain      what holds back which bytes
+    liveness     whether the daemon is alive
+    fields       times, segments and lines of ledgers, alike in every answer
+"""

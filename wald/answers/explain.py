@@ -1,0 +1,107 @@
+"""What holds back which bytes: FIFOs in trouble, quotas, segments, groups, and how long the disk lasts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from wald.answers.fields import time_fields
+from wald.answers.liveness import over_quota
+from wald.log import Log
+from wald.store.files.disk import Disk
+from wald.store.files.fifos import troubles
+from wald.store.files.moved import moved_routes
+from wald.store.retention.backlog import Backlog, GroupBacklog, Growth, SegmentStatus
+from wald.store.segments.view import State
+from wald.store.writing.lives import no_daemon
+
+ASK_SECONDS = 2.0  # how long the daemon may take to name the routes over their quota
+
+
+def explanation(log: Log, backlog: Backlog, now_ns: int) -> Iterator[dict[str, object]]:
+    """One object for each thing that the operator should know of, each segment and each group, then for the log."""
+    for path, message in troubles(log.root):
+        yield {"kind": "fifo", "path": str(path), "message": message}
+    for over in over_quota(log.root, seconds=ASK_SECONDS):
+        yield {"kind": "quota", **over}
+    for route, mark in moved_routes(log.root).items():
+        yield {"kind": "moved", "route": route, "to": mark.to, "after": mark.after}
+    counts: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for status in counted(backlog.segments(), counts, sizes):
+        yield _segment_object(status)
+    growth = backlog.growth(now_ns=now_ns)
+    for group in backlog.groups.values():
+        yield _group_object(group, growth, now_ns)
+    yield {
+        "kind": "log",
+        "segments": _by_key(counts),
+        "bytes": _by_key(sizes),
+        "free_bytes": backlog.free_bytes,
+        "bytes_per_second": growth.bytes_per_second if growth else None,
+        "seconds_until_full": growth.seconds_until(backlog.free_bytes) if growth else None,
+        "held_back_alone": dict(backlog.alone),
+        "no_daemon": no_daemon(log.root, Disk()),
+    }
+
+
+def counted(statuses: Iterable[SegmentStatus], counts: Counter[str], sizes: Counter[str]) -> Iterator[SegmentStatus]:
+    """The same, counted on the way by their state, and their bytes."""
+    for status in statuses:
+        name = state_of(status)
+        counts[name] += 1
+        sizes[name] += status.stored_bytes
+        yield status
+
+
+def state_of(status: SegmentStatus) -> str:
+    """The state that the headline counts; a complete segment that is not sealed yet may be free as well."""
+    if not status.readable:
+        return "unreadable"
+    if status.pins:
+        return "held back"
+    if status.state in (State.SEALED, State.CUT):
+        return "newest" if status.newest else "free"
+    return str(status.state.value)
+
+
+def _by_key(counts: Counter[str]) -> dict[str, int]:
+    return {state.replace(" ", "_"): count for state, count in counts.items()}
+
+
+def _segment_object(status: SegmentStatus) -> dict[str, object]:
+    return {
+        "kind": "segment",
+        "segment": status.segment.base_sequence,
+        "file": status.segment.path.name,
+        "state": status.state.value,
+        "first": status.segment.base_sequence,
+        "last": status.last_sequence,
+        "bytes": status.stored_bytes,
+        "free": state_of(status) == "free",
+        "message": status.problem,
+        "pins": [
+            {"route": pin.route, "group": pin.group, "sequence": pin.at, "needs": pin.needs, "message": pin.message}
+            for pin in status.pins
+        ],
+    }
+
+
+def _group_object(group: GroupBacklog, growth: Growth | None, now_ns: int) -> dict[str, object]:
+    return {
+        "kind": "group",
+        "route": group.cursor.route,
+        "group": group.cursor.group,
+        "retired": group.retired,
+        "state": group.cursor.state.value,
+        "message": group.cursor.message,
+        "path": str(group.cursor.path),
+        "sequence": group.cursor.sequence,
+        "lag_records": group.lag.records,
+        "lag_seconds": round(group.lag.seconds(now_ns), 3),
+        **time_fields("oldest", group.lag.oldest_ns),
+        "pinned_segments": group.pinned_segments,
+        "pinned_bytes": group.pinned_bytes,
+        "frees_bytes": group.exclusive_bytes,
+        "bytes_per_second": growth.routes.get(group.cursor.route, 0.0) if growth else None,
+    }

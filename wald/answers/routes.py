@@ -1,0 +1,37 @@
+"""Routes, and how far each of their groups has processed them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from wald.store.files.directory import Root
+from wald.store.files.disk import Disk
+from wald.store.retention.progress import Progress
+from wald.store.writing.lives import no_daemon
+
+
+def routes_fields(root: Root, every: Iterable[Progress]) -> dict[str, object]:
+    """Routes as ``wald routes --json`` has them."""
+    return {"routes": [_route_fields(route) for route in every], "no_daemon": no_daemon(root, Disk())}
+
+
+def _route_fields(route: Progress) -> dict[str, object]:
+    return {
+        "route": route.route,
+        "last": route.last_sequence,
+        "fifo": route.fifo,
+        "retired": route.retired,
+        "moved_to": route.moved.to if route.moved else None,
+        "consumers": route.consumers,
+        "groups": [
+            {
+                "group": cursor.group,
+                "state": cursor.state.value,
+                "sequence": cursor.sequence,
+                "lag_records": lag,
+                "message": cursor.message,
+                "path": str(cursor.path),
+            }
+            for cursor, lag in zip(route.cursors, route.lags, strict=True)
+        ],
+    }

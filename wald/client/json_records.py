@@ -1,0 +1,150 @@
+"""Records as JSON objects, one a line, as ``wald append --jsonl`` and the gate take them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from functools import partial
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from wald.client.payloads import encode_columns
+from wald.errors import InvalidInput
+from wald.format.not_before import check_number, not_before, with_not_before
+from wald.format.times import nanoseconds
+
+_FORMS: Mapping[str, Callable[[str], bytes]] = {  # of what is no text
+    "_hex": bytes.fromhex,
+    "_base64": partial(base64.b64decode, validate=True),
+}
+_FIELDS = frozenset(
+    [f"{name}{form}" for name in ("value", "key") for form in ("", *_FORMS)]
+    + ["time", "event_time_ns", "not_before", "headers"]
+)
+_NOTATIONS = {"_hex": "hexadecimal", "_base64": "base64"}
+_ASSIGNED = frozenset(
+    {"sequence", "route", "append_time_ns", "append_time", "event_time", "sender", "terminated"}
+)  # written by wald read; the log assigns them
+_TIME_LIMIT = 1 << 63
+
+
+class _Fields(NamedTuple):
+    value: bytes
+    key: bytes | None
+    time_ns: int | None
+    headers: bytes | None
+
+
+def json_payloads(lines: bytes, name: str, number: int, due_ns: int | None) -> Iterator[bytes]:
+    """Whole lines as payloads, in order.
+
+    Args:
+        name: of the source of the lines; ``number`` of the first of them in it.
+        due_ns: when those that say nothing of it are due, in ns since 1970; None: at once.
+
+    Raises:
+        InvalidInput: a line is no JSON object, or has a wrong field; the message has its number. The lines before it
+            were yielded.
+    """
+    parsed = []
+    wrong = ""
+    for position, line in enumerate(lines.split(b"\n")[:-1], start=number):
+        try:
+            parsed.append(_fields(line, due_ns))
+        except ValueError as error:
+            wrong = f"{name}:{position}: {error}"
+            break
+    # Times are all there or all absent in one payload.
+    for timed, records in groupby(parsed, lambda record: record.time_ns is not None):
+        values, keys, times, headers = zip(*records, strict=True)
+        yield from encode_columns(
+            values,
+            keys=keys if any(key is not None for key in keys) else None,
+            times_ns=times if timed else None,
+            headers=headers if any(header is not None for header in headers) else None,
+        )
+    if wrong:
+        raise InvalidInput(wrong, hint='a line is like {"key": "a", "value": "b"}')
+
+
+def _fields(line: bytes, due_ns: int | None) -> _Fields:
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON ({error})") from None
+    if not isinstance(fields, dict):
+        raise ValueError("not a JSON object")
+    unknown = fields.keys() - _FIELDS - _ASSIGNED
+    if unknown:
+        raise ValueError(f"unknown field {min(unknown)!r}; there are {', '.join(sorted(_FIELDS))}")
+    key = _bytes(fields, "key")
+    if "key" in fields and fields["key"] is not None and not isinstance(fields["key"], str):
+        raise ValueError("key is not a string")
+    if "time" in fields and "event_time_ns" in fields:
+        raise ValueError("time and event_time_ns exclude each other")
+    time_ns = _time("time", fields.get("time", fields.get("event_time_ns")))
+    headers = _headers(fields.get("headers"), _due(fields.get("not_before")), due_ns)
+    return _Fields(_bytes(fields, "value") or b"", key, time_ns, headers)
+
+
+def _bytes(fields: dict[str, Any], name: str) -> bytes | None:
+    given_forms = [form for form in ("", *_FORMS) if f"{name}{form}" in fields]
+    if len(given_forms) > 1:
+        raise ValueError(f"{' and '.join(name + form for form in given_forms)} exclude each other")
+    if given_forms and (form := given_forms[0]):
+        try:
+            return _FORMS[form](fields[f"{name}{form}"])
+        except (ValueError, TypeError):
+            raise ValueError(f"{name}{form} is not {_NOTATIONS[form]}") from None
+    given = fields.get(name)
+    if given is None:
+        return None
+    text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False, separators=(",", ":"))
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} has half of a surrogate pair") from None
+
+
+def _time(name: str, given: object) -> int | None:
+    if given is None:
+        return None
+    if isinstance(given, str):
+        try:
+            given = nanoseconds(datetime.fromisoformat(given))
+        except (ValueError, OverflowError):
+            raise ValueError(f"{name} {given!r} is not like 2026-11-21T10:00:00Z") from None
+    if isinstance(given, bool) or not isinstance(given, int) or not -_TIME_LIMIT <= given < _TIME_LIMIT:
+        raise ValueError(f"{name} {given!r} is not ns since 1970, within 64 bits")
+    return given
+
+
+def _due(given: object) -> int | None:
+    due_ns = _time("not_before", given)
+    return check_number(due_ns) if isinstance(given, int) and due_ns is not None else due_ns
+
+
+def _headers(given: object, own_due_ns: int | None, due_ns: int | None) -> bytes | None:
+    """Headers with the time when the record is due: its own, else the later one of its headers and the option."""
+    if given is not None and (
+        not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values())
+    ):
+        raise ValueError("headers is not an object of strings")
+    encoded = None if given is None else encoded_headers(given)
+    if own_due_ns is None and due_ns is not None:
+        own_due_ns = max(due_ns, not_before(encoded))
+    return encoded if own_due_ns is None else encoded_headers(with_not_before(given, own_due_ns))
+
+
+def encoded_headers(headers: Mapping[str, str]) -> bytes:
+    """The headers of a record as they are stored.
+
+    Raises:
+        ValueError: a text in them is none.
+    """
+    try:
+        return json.dumps(headers, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:
+        raise ValueError("headers has half of a surrogate pair") from None
