@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from logs import Built
 from relieving import relieve
-from running import Daemon, eventually, launched, output_of, refusal_of, run, sidecar, wald
+from running import Daemon, eventually, launched, output_of, reclaim, refusal_of, sidecar, wald
 
 from wald.store.files.lines import entries_of
 
@@ -54,7 +54,7 @@ def test_records_that_were_removed_unread_are_counted_apart(filled: Path) -> Non
     output_of("cursor", "set", "b", 4, "--root", filled)
     output_of("cut", "--root", filled)
     output_of("append", "a", "--root", filled, stdin=b"6\n")
-    run(sidecar("reclaim", "--root", filled, "--grace", 0)).check_returncode()
+    reclaim(filled, "--grace", 0)
     wald("cursor", "set", "a", 1, "--rewind", "--root", filled)
     found = shown(filled)
 
@@ -69,7 +69,7 @@ def robbed(filled: Path) -> Path:
     output_of("cursor", "set", "b", 4, "--root", filled)
     output_of("cut", "--root", filled)
     output_of("append", "a", "--root", filled, stdin=b"6\n")
-    run(sidecar("reclaim", "--root", filled, "--grace", 0)).check_returncode()
+    reclaim(filled, "--grace", 0)
     wald("cursor", "set", "a", 0, "--rewind", "--root", filled)
     return filled
 

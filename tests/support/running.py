@@ -79,6 +79,16 @@ def launched(
     )
 
 
+def reclaim(root: Path, *arguments: object) -> subprocess.CompletedProcess[bytes]:
+    """``wald-reclaim`` to its end; again while it leaves what was cut just now to the sealer."""
+    while True:
+        done = run(sidecar("reclaim", "--root", root, *arguments))
+        assert done.returncode == 0, done.stderr.decode()
+        if b"the sealer is not done with it" not in done.stdout:
+            return done
+        time.sleep(_POLL_SECONDS)
+
+
 def output_of(*arguments: object, stdin: bytes = b"", env: Mapping[str, str] | None = None) -> bytes:
     """The stdout of a command that succeeds and has nothing to complain of."""
     done = wald(*arguments, stdin=stdin, env=env)

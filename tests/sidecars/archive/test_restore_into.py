@@ -16,7 +16,7 @@ from damage import flipped
 from faults import Died, DyingDisk, until_it_survives
 from json_page import require_documented
 from logs import Built, Unsynced
-from running import Daemon, eventually, run, sidecar, wald
+from running import Daemon, eventually, reclaim, wald
 from running import output_of as wald_output_of
 
 from wald.errors import InvalidInput, NotFound
@@ -86,7 +86,7 @@ def test_it_reads_as_the_log_that_was_archived_and_goes_on_behind_it(tmp_path: P
         before = read(old)
         output_of("pipe", "web", "--root", old, "--dest", dest, "--codec", codec, "--records-per-bundle", 3)
         wald_output_of("cut", "--root", old)
-        run(sidecar("reclaim", "--root", old, "--grace", 0))
+        reclaim(old, "--grace", 0)
 
     reported = output_of("restore", dest, "--into", new).decode()
 
