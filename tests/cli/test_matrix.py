@@ -43,7 +43,8 @@ def daemon() -> Iterator[Daemon]:
                 sidecar("drain", "a", "--root", running.root, "--exit-at-end", "--", "true"),
             ):
                 assert run([*OWNER.prefix, *line]).returncode == 0
-            eventually(lambda: list((running.root / "segments").glob("*.zst")))
+            first = running.root / f"segments/{1:020d}.wal.zst"
+            eventually(lambda: list(first.parent.glob(f"{1:020d}.*")) == [first])  # sealed, and the raw one is gone
             yield running
 
 
