@@ -13,7 +13,8 @@ import stat
 from pathlib import Path
 from typing import Self
 
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)  # of a disk that is full or fails
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_ERRORS = (*DISK_FULL, errno.EIO, errno.EROFS)  # of a disk that is full or fails
 
 
 class WaldError(Exception):

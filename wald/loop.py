@@ -15,8 +15,11 @@ _TICK_MS = 500
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[threading.Event]:
+def stop_on_signals(again: Callable[[], None] = lambda: None) -> Iterator[threading.Event]:
     """An event that SIGTERM and SIGINT set, instead of ending the process where it stands.
+
+    Args:
+        again: called for each Ctrl-C that follows, wherever the main thread is then.
 
     Yields:
         the event; signals are handled as before when the block ends.
@@ -29,7 +32,9 @@ def stop_on_signals() -> Iterator[threading.Event]:
     """
     stop = threading.Event()
 
-    def handle(_number: int, _frame: FrameType | None) -> None:
+    def handle(number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT and stop.is_set():
+            again()
         # Not in this thread: the signal may have interrupted code in it that holds the event's lock.
         threading.Thread(target=stop.set).start()
 

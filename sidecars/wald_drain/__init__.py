@@ -30,4 +30,6 @@ The modules::
     leftovers      what an earlier drain has left running
     handover       to the dead-letter route, or back, each record exactly once
     redrive        puts dead letters back
+    stopping       what a signal does
+    full_disk      goes on once there is room
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,11 +31,13 @@ from wald.work.arguments import Order
 from wald_drain.consumer import Consumer
 from wald_drain.counts import Counts, of_drain
 from wald_drain.feed import Feed
+from wald_drain.full_disk import through_full_disks
 from wald_drain.job import Drain, Job
 from wald_drain.keeper import check_command
 from wald_drain.portions import StdinFormat
 from wald_drain.redrive import redrive as put_back
 from wald_drain.runner import runners_for
+from wald_drain.stopping import leave, stopping
 from wald_drain.workers import Workers
 
 _DEAD_LETTER = "dead_letter"
@@ -126,8 +128,10 @@ def feed(
     is from 1 to N. Each record is acknowledged by itself, so one that fails stops no other. They are processed in any
     order; with --order key, records of one key are with one COMMAND at a time, in their order.
 
-    SIGTERM or Ctrl-C lets a running COMMAND finish and starts no other. If records are damaged or missing, drain ends
-    with the cursor before them and exit code 4 or 3; otherwise the exit code is 10 if a record was given up.
+    SIGTERM or Ctrl-C lets a running COMMAND finish and starts no other; Ctrl-C again ends drain at once (exit code 130)
+    and leaves COMMAND running for the next start, which waits for it. If records are damaged or missing, drain ends
+    with the cursor before them and exit code 4 or 3; otherwise the exit code is 10 if a record was given up. While the
+    disk is full, drain waits for room; if it fails, drain ends with exit code 7.
     """
     if check_route(dead_letter) == route and tries is not None:
         raise InvalidInput(
@@ -148,12 +152,14 @@ def feed(
     )
     counts = Counts()
     with (
-        _at_work(root, route, group) as (consumer, stop),
+        _at_work(root, route, group, leave) as (consumer, asked),
         runners_for(words, workers or 0) as runners,  # before there is another thread
         serving(metrics, lambda: of_drain(counts, route, group, time.monotonic())),
     ):
-        drain = Drain(consumer, job, counts, stop, _report)
-        given_up = Feed(drain).run() if workers is None else Workers(drain, runners).run()
+        drain = Drain(consumer, job, counts, threading.Event(), _report)
+        work = Feed(drain) if workers is None else Workers(drain, runners)
+        with stopping(drain, asked):
+            given_up = through_full_disks(drain, asked, work.run)
     if given_up:
         redriving = command_line(root, f"redrive {dead_letter}", program="wald-drain")
         raise GivenUp(
@@ -180,10 +186,12 @@ def redrive(root: Path, route: str, group: str, socket: Path | None) -> int:
 
 
 @contextmanager
-def _at_work(root: Path, route: str, group: str) -> Iterator[tuple[Consumer, threading.Event]]:
-    """A consumer, and the event that a signal sets."""
+def _at_work(
+    root: Path, route: str, group: str, again: Callable[[], None] = lambda: None
+) -> Iterator[tuple[Consumer, threading.Event]]:
+    """A consumer, and the event that a signal sets; ``again`` is what another Ctrl-C does."""
     consumer = Consumer(wald.open(root), route, group, Disk(), time.time_ns)
-    with stop_on_signals() as stop:
+    with stop_on_signals(again) as stop:
         yield consumer, stop
 
 

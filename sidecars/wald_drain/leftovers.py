@@ -22,13 +22,15 @@ from wald_drain.consumer import Consumer
 from wald_drain.retries import KILLED_TOO, ending, is_failure
 from wald_drain.worker_file import WorkerFile
 
+OUTLIVED = "processed by a command that has outlived its wald-drain, or a full disk"
+
 
 def move_past(attempts: Attempts, consumer: Consumer, report: Callable[[str], None]) -> None:
     """Move the cursor past what the command of a drain without workers has processed after that was killed."""
     ended = attempts.processed()
     if ended is not None:
         consumer.commit(ended.last)
-        report(f"{consumer.named(ended.first, ended.last)}: processed by a command that has outlived its wald-drain")
+        report(f"{consumer.named(ended.first, ended.last)}: {OUTLIVED}")
 
 
 class FailedTry(NamedTuple):

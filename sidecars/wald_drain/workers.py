@@ -24,7 +24,7 @@ from wald.work.window import runs_of
 from wald_drain.attempt import Attempts
 from wald_drain.handover import HandoverFile, Handovers
 from wald_drain.job import Drain, MovedRoute, disk_failures
-from wald_drain.leftovers import Leftovers, move_past
+from wald_drain.leftovers import OUTLIVED, Leftovers, move_past
 from wald_drain.portions import PORTION_MAX_BYTES
 from wald_drain.runner import Runner
 from wald_drain.worker import Shared, Worker
@@ -40,12 +40,15 @@ class Workers:
         self._drain = drain
         self._consumer, self._job = drain.consumer, drain.job
         self._runners = runners
+        self._given_up = 0
 
     def run(self) -> int:
         """Run until all that existed at the start is settled, if the job exits there, or until ``stop`` is set.
 
+        After a full disk it may be called again, and goes on.
+
         Returns:
-            how many records became dead letters.
+            how many records became dead letters, with those of earlier calls.
 
         Raises:
             NotFound: there is no such route, or records that the group has not processed were reclaimed.
@@ -58,38 +61,40 @@ class Workers:
         consumer = self._consumer
         with disk_failures(consumer.log.root), ExitStack() as held:
             file = held.enter_context(HandoverFile(consumer.log.root, consumer.route, consumer.group, consumer.disk))
-            given_up = self._finish_handover(file)
+            finished = self._finish_handover(file)
             leftovers = held.enter_context(Leftovers(consumer))
-            if given_up is None or not leftovers.wait(self._drain.stop, self._drain.report_of_route):
-                return 0
+            if not finished or not leftovers.wait(self._drain.stop, self._drain.report_of_route):
+                return self._given_up
             self._report_new()
             work = held.enter_context(self._opened(file))
-            self._settle(leftovers, work)
-            self._work(work)
-            return given_up + work.given_up
+            try:
+                self._settle(leftovers, work)
+                self._work(work)
+            finally:
+                self._given_up += work.given_up
+        return self._given_up
 
-    def _finish_handover(self, file: HandoverFile) -> int | None:
-        """Finish what a drain without workers has begun; how many records that gave up, None if it was to stop."""
+    def _finish_handover(self, file: HandoverFile) -> bool:
+        """Finish what a drain without workers has begun; False if it was to stop."""
         consumer, job = self._consumer, self._job
         with Attempts(consumer.log.root, consumer.route, consumer.group, consumer.disk) as attempts:
             if not attempts.wait(self._drain.stop, self._drain.report_of_route):
-                return None
-            given_up = Handovers(consumer, file, daemon=job.daemon, report=self._drain.report).finish()
+                return False
+            self._given_up += Handovers(consumer, file, daemon=job.daemon, report=self._drain.report).finish()
             move_past(attempts, consumer, self._drain.report)
-            return given_up
+            return True
 
     def _settle(self, leftovers: Leftovers, work: WorkGroup) -> None:
-        """Take in what became of the last commands of an earlier drain."""
+        """Take in what became of the last commands of an earlier drain, or before the disk was full."""
         for worker, sequences in leftovers.processed():
             refused = {each.sequence for each in work.ack(f"worker-{worker}", sequences)}
             taken = [each for each in sequences if each not in refused]
-            outlived = "processed by a command that has outlived its wald-drain"
-            self._report_runs(taken, outlived)
-            self._report_runs(refused, f"{outlived}, and again now, as the journal of the group does not know of it")
+            self._report_runs(taken, OUTLIVED)
+            self._report_runs(refused, f"{OUTLIVED}, and again now, as the journal of the group does not know of it")
         for worker, sequence, number, how in leftovers.failed():
             work.nack(f"worker-{worker}", [sequence], reason=how, tries=number)
             if work.failed(sequence):  # else it is done by now, or passed over
-                self._report_runs([sequence], f"{how}, try {number}, in an earlier wald-drain")
+                self._report_runs([sequence], f"{how}, try {number}, in an earlier wald-drain, or with a full disk")
         leftovers.remove()
 
     def _report_runs(self, sequences: Collection[int], text: str) -> None:

@@ -8,7 +8,6 @@ continues where it stopped. Any other failure of the disk ends the daemon and le
 from __future__ import annotations
 
 import contextlib
-import errno
 import random
 import time
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from structlog.typing import FilteringBoundLogger
 
 from wald.config import Config
 from wald.daemon.turn import Turn
-from wald.errors import DiskFailure, Locked, NotFound, command_line
+from wald.errors import DISK_FULL, DiskFailure, Locked, NotFound, command_line
 from wald.format.head import LINE_BYTES, Head, encode_head
 from wald.metrics import Metrics
 from wald.store.files.directory import Root
@@ -29,7 +28,6 @@ from wald.store.writing.lock import Lock, holder
 from wald.store.writing.room import Cause, Room, Sizes
 from wald.store.writing.writer import Writer
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_SECONDS = 0.25  # how long a disk that was full is taken to be
 _CAUSE_SECONDS = 5.0  # between checks of what fills the disk
 _NAME_SECONDS = 1.0  # between checks of the active segment's name, if nothing is written
@@ -264,7 +262,7 @@ class Committer:
             self._publish()
             return self._attempt(drafts)
         except OSError as error:
-            if error.errno in _FULL:
+            if error.errno in DISK_FULL:
                 raise self._refuse(f"{self._root.segments}: {error}", self._hint) from error
             raise DiskFailure(
                 f"{self._root.segments}: {error}; nothing unacknowledged was kept, nothing acknowledged is lost",
@@ -296,7 +294,7 @@ class Committer:
         )
         if first:
             self._journal.error("active segment removed or replaced", what=message, next="tried again", hint=hint)
-        if error.errno in _FULL:
+        if error.errno in DISK_FULL:
             return self._refuse(message, hint)
         if now - self._unnamed_at < _NAME_PATIENCE_SECONDS:
             return Full(message, hint=hint)

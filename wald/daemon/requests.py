@@ -8,7 +8,6 @@ and a pipe may have begun a long line on its route. One that cannot be taken now
 
 from __future__ import annotations
 
-import errno
 import struct
 from collections.abc import Callable
 from functools import lru_cache
@@ -22,6 +21,7 @@ from wald.daemon.gate import Cause, Gate, Parked, Wait
 from wald.daemon.routes import Routes
 from wald.daemon.spooling import Spooling
 from wald.daemon.turn import Arena, Ticket, Turn
+from wald.errors import DISK_FULL
 from wald.format.columns import BadColumns
 from wald.format.columns import decode as decode_columns
 from wald.format.peers import Peer
@@ -274,5 +274,5 @@ def _answer(result: Ticket | Written) -> bytes | Ticket:
 
 
 def _no_spool(error: OSError) -> ProtocolError:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    full = error.errno in DISK_FULL
     return ProtocolError(Code.FULL if full else Code.FAILED, str(error))

@@ -58,17 +58,20 @@ def commands_of(groups: Sequence[Seen]) -> dict[Path, list[RunningCommand]]:
     """The commands that run for work groups, by the journal of the group."""
     files: dict[Path, Path] = {}
     for each in groups:
-        journal, group = each.file.path, each.file.group
-        files[journal.with_name(f"{group}{COMMAND_SUFFIX}")] = journal
+        journal = each.file.path
         with suppress(OSError):  # the route was removed meanwhile
-            files |= {
-                journal.with_name(group + worker_suffix(one)): journal for one in workers_of(journal.parent, group)
-            }
+            files |= dict.fromkeys(command_files(journal.parent, each.file.group), journal)
     owners = [each.owner.pid for each in groups if each.owner is not None and each.owner.pid is not None]
     found: dict[Path, list[RunningCommand]] = {}
     for file, commands in running(files, owners).items():
         found.setdefault(files[file], []).extend(commands)
     return {journal: sorted(commands, key=lambda each: each.worker or 0) for journal, commands in found.items()}
+
+
+def command_files(directory: Path, group: str) -> list[Path]:
+    """The files of a group whose locks commands hold: of a drain without workers, and of each worker."""
+    workers = (worker_suffix(each) for each in workers_of(directory, group))
+    return [directory / f"{group}{suffix}" for suffix in (COMMAND_SUFFIX, *workers)]
 
 
 def require_none(root: Root, route: str, group: str) -> None:
@@ -77,9 +80,7 @@ def require_none(root: Root, route: str, group: str) -> None:
     Raises:
         Locked: a killed ``wald-drain`` has left one running.
     """
-    directory = root.place(route, group)
-    suffixes = [COMMAND_SUFFIX, *map(worker_suffix, workers_of(directory, group))]
-    for path in [directory / f"{group}{suffix}" for suffix in suffixes]:
+    for path in command_files(root.place(route, group), group):
         if is_held(path, Disk()):
             raise Locked(
                 f"{path}: a command that a killed wald-drain has left running has records of route {route} "

@@ -100,3 +100,40 @@ def test_what_goes_on_in_the_background_is_waited_for_by_name(built: Built, jobs
     finally:
         os.kill(sleeping, signal.SIGKILL)
     assert second.wait(TIMEOUT_SECONDS) == 0
+
+
+@pytest.mark.parametrize("options", [("--workers", 2), ("--batch-records", 1)])
+def test_ctrl_c_says_what_it_waits_for_and_again_leaves_it(
+    built: Built, jobs: Jobs, start: Start, options: tuple[object, ...]
+) -> None:
+    """The next start uses what the command does meanwhile."""
+    jobs.hold(1)
+    first = start(*arguments(built, jobs, *options))
+    jobs.await_running(1)
+    if options[0] == "--workers":
+        eventually(lambda: len(jobs.processed) == 3)
+    command = jobs.running["1"].pid
+    first.send_signal(signal.SIGINT)
+    await_line(
+        first, f"stops once its commands have ended, process {command}; Ctrl-C again leaves them to the next start"
+    )
+    first.send_signal(signal.SIGINT)
+    await_line(first, "interrupted; commands that run go on, and the next start waits for them")
+    assert first.wait(TIMEOUT_SECONDS) == 130
+    assert jobs.running["1"].pid == command
+    second = start(*arguments(built, jobs, *options, "--exit-at-end"))
+    await_line(second, f"process {command}, since 20")
+    jobs.let_go(1)
+    assert second.wait(TIMEOUT_SECONDS) == 0
+    assert jobs.processed == {"1": 1, "2": 1, "3": 1, "4": 1}
+
+
+def test_a_signal_without_a_command_says_nothing(built: Built, jobs: Jobs, start: Start) -> None:
+    process = start(*arguments(built, jobs, "--workers", 2))
+    eventually(lambda: len(jobs.processed) == 4)
+    eventually(lambda: not shown(built)["open_records"])
+    eventually(lambda: shown(built)["commands"] == [])
+    process.send_signal(signal.SIGINT)
+    assert process.wait(TIMEOUT_SECONDS) == 0
+    assert process.stderr is not None
+    assert b"stops once" not in process.stderr.read()

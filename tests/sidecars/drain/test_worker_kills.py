@@ -273,7 +273,7 @@ def test_a_record_that_kills_all_of_its_drain_is_given_up(daemon: Daemon, jobs: 
     done = drain(*words)
 
     assert done.returncode == 10
-    assert b"a 2: killed with its wald-drain, try 2, in an earlier wald-drain\n" in done.stderr
+    assert b"a 2: killed with its wald-drain, try 2, in an earlier wald-drain, or with a full disk\n" in done.stderr
     assert jobs.tries(2) == [1, 2]
     assert jobs.processed == {"1": 1, "3": 1}
     (letter,) = records(daemon.root, "dead_letter")
@@ -295,8 +295,8 @@ def test_what_the_journal_does_not_know_is_not_reported_as_processed(built: Buil
     assert done.returncode == 0
     assert jobs.processed == ONCE | {"1": 2}
     assert done.stderr.decode() == (
-        "wald-drain: a 1: processed by a command that has outlived its wald-drain, and again now, as the journal of "
-        "the group does not know of it\n"
+        "wald-drain: a 1: processed by a command that has outlived its wald-drain, or a full disk, and again now, as "
+        "the journal of the group does not know of it\n"
     )
 
 

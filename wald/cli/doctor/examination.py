@@ -21,6 +21,7 @@ from wald.cli.doctor.probing import medium as below
 from wald.cli.doctor.probing.mounts import device_of, mount_of
 from wald.cli.doctor.probing.names import files as look_at_files
 from wald.cli.doctor.probing.scratch import remove_left_over, scratch_in
+from wald.errors import DISK_FULL
 from wald.store.files.directory import Root
 
 F = TypeVar("F")
@@ -103,7 +104,13 @@ def _tries(check: Check[F], attempt: Callable[[Path, Subject], F]) -> tuple[Chec
     def look(subject: Subject) -> Finding:
         if subject.scratch is None:
             return check.without(Outcome.SKIPPED, subject.untried)
-        return check.judge(attempt(subject.scratch, subject), subject.root, subject.at)
+        try:
+            facts = attempt(subject.scratch, subject)
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise
+            return check.without(Outcome.SKIPPED, f"not tried out: {error.strerror}")
+        return check.judge(facts, subject.root, subject.at)
 
     return check, look
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from wald.cli.doctor.judging.files import Allocation, Events, Locks, Mapping, Names, Tried
+from wald.errors import DISK_FULL
 from wald.format.names import ROUTE_MAX_LENGTH, cursor_name
 from wald.store.files.disk import Disk
 
@@ -80,7 +81,7 @@ def locks(scratch: Path, type_: str) -> Locks:
         finally:
             disk.close(descriptor)
     except OSError as error:
-        return Locks(type_, error=_words(error))
+        return Locks(type_, error=words_of(error))
     return Locks(type_, excludes)
 
 
@@ -106,7 +107,7 @@ def events(scratch: Path) -> Events:
         ready, _, _ = select.select([descriptor], [], [], _EVENT_SECONDS)
         return Events(arrived=bool(ready), seconds=time.monotonic() - begun)
     except OSError as error:
-        return Events(error=_words(error))
+        return Events(error=words_of(error))
     finally:
         os.close(descriptor)
 
@@ -117,7 +118,7 @@ def allocation(scratch: Path, type_: str, length: int) -> Allocation:
     try:
         descriptor = disk.create(path)
     except OSError as error:
-        return Allocation(type_, length, error=_words(error), is_full=error.errno in (errno.ENOSPC, errno.EDQUOT))
+        return Allocation(type_, length, error=error.strerror or str(error), is_full=error.errno in DISK_FULL)
     try:
         failed = _libc.fallocate(descriptor, 0, ctypes.c_int64(0), ctypes.c_int64(length))
         code = ctypes.get_errno() if failed else 0
@@ -125,7 +126,7 @@ def allocation(scratch: Path, type_: str, length: int) -> Allocation:
     finally:
         disk.close(descriptor)
         os.unlink(path)  # a large one, on a disk that others use
-    is_full = code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    is_full = code in (*DISK_FULL, errno.EFBIG)
     return Allocation(type_, length, held, os.strerror(code) if code else "", is_full)
 
 
@@ -138,7 +139,7 @@ def mapping(scratch: Path) -> Mapping:
             mapped[:4] = b"head"
             return Mapping(is_coherent=_in_other_process(lambda: path.read_bytes()[:4] == b"head"))
     except OSError as error:
-        return Mapping(error=_words(error))
+        return Mapping(error=words_of(error))
 
 
 def names(scratch: Path) -> Names:
@@ -148,9 +149,20 @@ def names(scratch: Path) -> Names:
     try:
         (scratch / longest).touch()
     except OSError as failure:
-        error = _words(failure)
+        error = words_of(failure)
     (scratch / "case").touch()
     return Names(len(longest), error, not (scratch / "CASE").exists())
+
+
+def words_of(error: OSError) -> str:
+    """What the operating system says of something that does not work here.
+
+    Raises:
+        OSError: the same error, as the disk is full: that says nothing of what the file system can do.
+    """
+    if error.errno in DISK_FULL:
+        raise error
+    return error.strerror or str(error)
 
 
 def _tried(action: Callable[[], None]) -> Tried:
@@ -158,17 +170,13 @@ def _tried(action: Callable[[], None]) -> Tried:
     try:
         action()
     except OSError as error:
-        return Tried(error=_words(error))
+        return Tried(error=words_of(error))
     return Tried(seconds=time.monotonic() - begun)
 
 
 def _expect(holds: bool, message: str) -> None:
     if not holds:
         raise OSError(errno.EIO, message)
-
-
-def _words(error: OSError) -> str:
-    return error.strerror or str(error)
 
 
 def _in_other_process(question: Callable[[], bool]) -> bool:

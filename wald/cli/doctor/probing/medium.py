@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from wald.cli.doctor.judging.medium import IN_MEMORY, Device, Mount, Sync
+from wald.cli.doctor.probing.files import words_of
 from wald.cli.doctor.probing.mounts import completed
 from wald.store.files.disk import Disk
 
@@ -23,7 +24,7 @@ def sync(scratch: Path, mount: Mount, device: Device) -> Sync:
         seconds = sorted(_appends(scratch / "sync"))
         after = completed(scratch, mount)
     except OSError as error:
-        return Sync(error=error.strerror or str(error))
+        return Sync(error=words_of(error))
     writes, flushes = (
         None if was is None or now is None else now - was for was, now in zip(before, after, strict=True)
     )

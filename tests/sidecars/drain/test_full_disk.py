@@ -1,0 +1,74 @@
+"""A disk that is full while commands run: wald-drain goes on once there is room, and processes nothing twice."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from draining import await_line, cursor, drain
+from full_disk import fill, small_file_system
+from jobs import Jobs
+from logs import Built
+from running import TIMEOUT_SECONDS
+
+Start = Callable[..., subprocess.Popen[bytes]]
+VALUES = [str(number) for number in range(1, 61)]  # of so many the journal needs another page
+ONCE = dict.fromkeys(VALUES, 1)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_file_system(tmp_path / "disk", 16 << 20) as at:
+        yield at
+
+
+@pytest.fixture
+def built(disk: Path) -> Built:
+    """Records 1 to 60 on route a, each with its sequence as value."""
+    log = Built(disk / "log")
+    log.lines("a", [value.encode() for value in VALUES])
+    return log
+
+
+@pytest.fixture(params=[("--workers", 2), ("--batch-records", 1)], ids=["workers", "one"])
+def options(request: pytest.FixtureRequest) -> tuple[object, ...]:
+    found: tuple[object, ...] = request.param
+    return found
+
+
+def test_it_goes_on_once_there_is_room(
+    built: Built, disk: Path, jobs: Jobs, start: Start, options: tuple[object, ...]
+) -> None:
+    jobs.hold(3)
+    process = start(*jobs.arguments(built.root.path, *options, "--exit-at-end"))
+    jobs.await_running(3)
+    fill(disk / "filling")
+    jobs.let_go(3)
+    await_line(process, "No space left on device; nothing is lost; again in 0.2 s")
+    (disk / "filling").unlink()
+
+    assert process.wait(TIMEOUT_SECONDS) == 0
+    assert jobs.processed == ONCE
+    assert cursor(built.root.path) == 60
+
+
+def test_a_signal_ends_the_waiting_for_room(
+    built: Built, disk: Path, jobs: Jobs, start: Start, options: tuple[object, ...]
+) -> None:
+    """What was processed before is not processed again, by whichever start."""
+    jobs.hold(3)
+    process = start(*jobs.arguments(built.root.path, *options, "--exit-at-end"))
+    jobs.await_running(3)
+    fill(disk / "filling")
+    jobs.let_go(3)
+    await_line(process, "No space left on device; nothing is lost; again in 0.2 s")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(TIMEOUT_SECONDS) in (0, 7)  # 7: it was at the disk at that moment
+    (disk / "filling").unlink()
+    assert drain(*jobs.arguments(built.root.path, *options, "--exit-at-end")).returncode == 0
+
+    assert jobs.processed == ONCE
+    assert cursor(built.root.path) == 60
