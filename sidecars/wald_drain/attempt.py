@@ -98,7 +98,16 @@ class Attempts:
             return None
         return ended
 
-    def run(self, command: Sequence[str], stdin: bytes, variables: Mapping[str, str], *, first: int, last: int) -> int:
+    def run(
+        self,
+        command: Sequence[str],
+        stdin: bytes,
+        variables: Mapping[str, str],
+        *,
+        first: int,
+        last: int,
+        time_limit: float | None = None,
+    ) -> int:
         """Run ``command`` to its end; return its exit code, or the signal that ended it as a negative number.
 
         If the keeper is killed, it is UNKNOWN, and the command may be running: :meth:`wait` waits for it.
@@ -106,6 +115,7 @@ class Attempts:
         Args:
             stdin: all that it gets.
             variables: added to the environment of the command.
+            time_limit: in seconds; None: it has all the time that it needs.
 
         Raises:
             InvalidInput: the command cannot be started.
@@ -117,7 +127,7 @@ class Attempts:
 
         batch = sealed(stdin)
         try:
-            status = keep(self._file.descriptor, command, batch, variables, line)
+            status = keep(self._file.descriptor, command, batch, variables, line, time_limit)
         finally:
             os.close(batch)
         ended = decode_ended(self._file.line())

@@ -16,6 +16,7 @@ from wald.cli.entry import run
 from wald.cli.options import (
     DefaultGroup,
     count_option,
+    duration_option,
     group_option,
     metrics_option,
     root_option,
@@ -79,6 +80,13 @@ def command(ctx: click.Context, root: Path | None) -> None:
 @count_option(
     "--tries", count_max=1000, help_text="Give up a single record after so many tries; without this option: never."
 )
+@duration_option(
+    "--time-limit",
+    None,
+    "End a run of the command that takes longer, which is a failed try.",
+    seconds_min=0.001,
+    days_max=30,
+)
 @click.option(
     "--dead-letter",
     default=_DEAD_LETTER,
@@ -106,6 +114,7 @@ def feed(
     workers: int | None,
     order: Order | None,
     tries: int | None,
+    time_limit: float | None,
     dead_letter: str,
     exit_at_end: bool,
     form: str,
@@ -119,6 +128,9 @@ def feed(
     alone. It gets that record after 0.1 s, 0.2 s, 0.4 s and so on up to 30 s, until it succeeds. With --tries N, the
     record goes to the dead-letter route after N tries, with headers that say where it comes from and why, and the
     cursor moves. Exit code 75 (EX_TEMPFAIL) does not count as a try: COMMAND gets the same records again later.
+
+    With --time-limit 5m, a COMMAND that runs longer gets SIGTERM, and SIGKILL 10 s later, with all that it has started
+    in its process group; that is a failed try, whatever its exit code.
 
     The environment of COMMAND has WALD_ROUTE, WALD_GROUP, WALD_FIRST, WALD_LAST (sequences), WALD_COUNT (of records)
     and WALD_TRY. COMMAND may get a batch again that it has processed, if the machine stops before the cursor has moved.
@@ -149,11 +161,12 @@ def feed(
         daemon=socket or root,
         exit_at_end=exit_at_end,
         order=order or "log",
+        time_limit=time_limit,
     )
     counts = Counts()
     with (
         _at_work(root, route, group, leave) as (consumer, asked),
-        runners_for(words, workers or 0) as runners,  # before there is another thread
+        runners_for(words, workers or 0, time_limit) as runners,  # before there is another thread
         serving(metrics, lambda: of_drain(counts, route, group, time.monotonic())),
     ):
         drain = Drain(consumer, job, counts, threading.Event(), _report)

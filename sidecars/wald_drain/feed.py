@@ -137,7 +137,10 @@ class Feed:
     def _run_command(self, attempts: Attempts, part: Portion, stdin: bytes, environment: dict[str, str]) -> int:
         """Run the command and count the run; returns its exit code."""
         began = time.monotonic()
-        exit_code = attempts.run(self._job.command, stdin, environment, first=part.first, last=part.last)
+        limit = self._job.time_limit
+        exit_code = attempts.run(
+            self._job.command, stdin, environment, first=part.first, last=part.last, time_limit=limit
+        )
         now = time.monotonic()
         failed = Result.FAILURE if is_failure(exit_code) else Result.LATER
         self._drain.counts.ran(failed if exit_code else Result.SUCCESS, now - began, now=now)

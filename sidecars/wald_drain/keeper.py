@@ -11,15 +11,20 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from wald.errors import InvalidInput
 from wald.loop import SIGNALS
 from wald.store.files.processes import take_name
 from wald.work.commands import KEEPER
+from wald_drain.retries import TIMED_OUT
 
 _NOT_A_PROGRAM = (errno.ENOENT, errno.EACCES, errno.ENOEXEC)
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL
+_POLL_SECONDS = 0.05
 _LOCK, _STDIN = 3, 4  # descriptors of the keeper
 
 
@@ -40,7 +45,12 @@ def not_started(command: Sequence[str], error: int) -> Exception:
 
 
 def keep(
-    lock: int, command: Sequence[str], batch: int, variables: Mapping[str, str], ended: Callable[[int, int], bytes]
+    lock: int,
+    command: Sequence[str],
+    batch: int,
+    variables: Mapping[str, str],
+    ended: Callable[[int, int], bytes],
+    time_limit: float | None,
 ) -> int:
     """Fork a keeper for one run of ``command``, and wait for it; returns its status, which is 0 unless it was killed.
 
@@ -52,12 +62,14 @@ def keep(
         batch: what :func:`sealed` returned; the command gets it as stdin, and need not read it to the end.
         variables: added to the environment of the command.
         ended: the line about the run, given its exit code (as in :mod:`subprocess`: a negative number is the signal
-            that ended the command) and the error number with which it could not be started, or 0.
+            that ended the command; or TIMED_OUT and more) and the error number with which it could not be started, or
+            0.
+        time_limit: after so many seconds the command and what it has started get SIGTERM, and SIGKILL if they go on.
     """
     keeper = os.fork()
     if keeper == 0:
         try:
-            _keep(lock, command, batch, variables, ended)
+            _keep(lock, command, batch, variables, ended, time_limit)
         finally:
             os._exit(1)
     _, status = os.waitpid(keeper, 0)
@@ -65,7 +77,12 @@ def keep(
 
 
 def _keep(
-    lock: int, command: Sequence[str], batch: int, variables: Mapping[str, str], ended: Callable[[int, int], bytes]
+    lock: int,
+    command: Sequence[str],
+    batch: int,
+    variables: Mapping[str, str],
+    ended: Callable[[int, int], bytes],
+    time_limit: float | None,
 ) -> None:
     """The work of the keeper, which keeps nothing of drain but the lock and the batch."""
     os.setsid()
@@ -78,20 +95,33 @@ def _keep(
     os.dup2(batch, _STDIN)
     os.closerange(_STDIN + 1, os.sysconf("SC_OPEN_MAX"))
     try:
-        done = subprocess.run(
-            command,
-            stdin=_STDIN,
-            env=os.environ | variables,
-            start_new_session=True,
-            pass_fds=(_LOCK,),
-            check=False,
+        process = subprocess.Popen(
+            command, stdin=_STDIN, env=os.environ | variables, start_new_session=True, pass_fds=(_LOCK,)
         )
-        line = ended(done.returncode, 0)
+        line = ended(_exit_code(process, time_limit), 0)
     except OSError as error:
         line = ended(0, error.errno or errno.EIO)
     # Not through the disk class, and not synced: after a crash of the machine no command is still running.
     os.pwrite(_LOCK, line, 0)
     os._exit(0)
+
+
+def _exit_code(process: subprocess.Popen[bytes], time_limit: float | None) -> int:
+    """Wait for a command; if its time is over, end it with all that it has started in its process group."""
+    try:
+        return process.wait(time_limit)
+    except subprocess.TimeoutExpired:
+        pass
+    over = time.monotonic() + GRACE_SECONDS
+    with suppress(ProcessLookupError, PermissionError):  # none is left; or it runs as another user, and is waited for
+        os.killpg(process.pid, signal.SIGTERM)
+        while time.monotonic() < over:
+            process.poll()
+            os.killpg(process.pid, 0)
+            time.sleep(_POLL_SECONDS)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    return TIMED_OUT + round((time_limit or 0) * 1000)
 
 
 def sealed(data: bytes) -> int:

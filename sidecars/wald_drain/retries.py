@@ -10,10 +10,13 @@ import os
 import signal
 from enum import Enum
 
+from wald.setting_types import format_seconds
+
 PAUSE_FIRST_SECONDS = 0.1
 PAUSE_MAX_SECONDS = 30.0
 TRIES_WHOLE = 3  # of a batch with several records, before it is halved
 UNKNOWN = 1 << 16  # in place of the exit code of a command whose keeper was killed
+TIMED_OUT = 1 << 17  # and above, in place of the exit code of a command that had no time left: plus its time in ms
 KILLED_TOO = "killed with its wald-drain"
 
 
@@ -75,11 +78,13 @@ def pause_seconds(number: int) -> float:
 def ending(exit_code: int) -> str:
     """How the command ended, as text.
 
-    >>> ending(3), ending(-11)
-    ('exit 3', 'killed by SIGSEGV')
+    >>> ending(3), ending(-11), ending(TIMED_OUT + 300_000)
+    ('exit 3', 'killed by SIGSEGV', 'time limit of 5 min')
     """
     if exit_code == UNKNOWN:
         return "its keeper was killed, so how it ended is not known"
+    if exit_code >= TIMED_OUT:
+        return f"time limit of {format_seconds((exit_code - TIMED_OUT) / 1000)}"
     if exit_code >= 0:
         return f"exit {exit_code}"
     try:

@@ -34,14 +34,14 @@ _MESSAGE_BYTES = 1 << 16
 class Runner:
     """The process for ``worker``, until it is closed. It is to be made while this process has one thread."""
 
-    def __init__(self, worker: int, command: Sequence[str]) -> None:
+    def __init__(self, worker: int, command: Sequence[str], time_limit: float | None) -> None:
         self.worker = worker
         self.command = command
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.process_id = os.fork()
         if self.process_id == 0:
             try:
-                _serve(theirs, command)
+                _serve(theirs, command, time_limit)
             finally:
                 os._exit(1)
         theirs.close()
@@ -84,17 +84,17 @@ class Runner:
 
 
 @contextmanager
-def runners_for(command: Sequence[str], workers: int) -> Iterator[list[Runner]]:
+def runners_for(command: Sequence[str], workers: int, time_limit: float | None = None) -> Iterator[list[Runner]]:
     """A runner for each of so many workers, numbered from 1 on; closed at the end of the block."""
     with ExitStack() as held:
         runners: list[Runner] = []
         for worker in range(1, workers + 1):
-            runners.append(Runner(worker, command))
+            runners.append(Runner(worker, command, time_limit))
             held.callback(runners[-1].close)
         yield runners
 
 
-def _serve(requests: socket.socket, command: Sequence[str]) -> None:
+def _serve(requests: socket.socket, command: Sequence[str], time_limit: float | None) -> None:
     """The work of the process, which ends with its socket."""
     take_name(RUNNER)
     for number in SIGNALS:
@@ -108,7 +108,7 @@ def _serve(requests: socket.socket, command: Sequence[str]) -> None:
         run, variables = json.loads(request)
         batch, lock = descriptors
         try:
-            reply = _run(run, lock, command, batch, variables), 0
+            reply = _run(run, lock, command, batch, variables, time_limit), 0
         except OSError as error:
             reply = 0, error.errno or errno.EIO
         os.close(batch)
@@ -119,8 +119,15 @@ def _serve(requests: socket.socket, command: Sequence[str]) -> None:
             os._exit(0)
 
 
-def _run(run: int, lock: int, command: Sequence[str], batch: int, variables: Mapping[str, str]) -> int:
+def _run(
+    run: int,
+    lock: int,
+    command: Sequence[str],
+    batch: int,
+    variables: Mapping[str, str],
+    time_limit: float | None,
+) -> int:
     def ended(exit_code: int, error: int) -> bytes:
         return encode_outcome(run, exit_code, error)
 
-    return keep(lock, command, batch, variables, ended)
+    return keep(lock, command, batch, variables, ended, time_limit)
