@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from endpoint import samples_of
 from logs import Built
+from owning import Owning
 from running import output_of, refusal_of, wald
 
 from wald.format.cursor import CursorLines, encode_cursor
@@ -151,3 +152,23 @@ def test_without_a_log_it_is_an_error(tmp_path: Path) -> None:
     code, message, _ = refusal_of("metrics", "--root", tmp_path)
 
     assert (code, message.endswith("there is no log here")) == (3, True)
+
+
+def test_a_work_group_has_how_many_records_are_where(built: Built) -> None:
+    """Beside its owner, and without one; a group without workers has none of it."""
+    built.log.set_cursor("b", 6, "plain")
+    with Owning(built.root.path, "a", "g") as owner:
+        first, second, *_ = owner.lease("worker-1", 6)
+        owner.ask("nack", "worker-1", [second], 3600)
+        found = samples(built)
+        names = ("leased_records", "waiting_records", "giving_up_records", "journal_damaged")
+        assert [found[f"wald_work_{name}", "a", "g"] for name in names] == [5, 1, 0, 0]
+        owner.ask("give_up", "worker-1", [first], "no use")
+        assert samples(built)["wald_work_giving_up_records", "a", "g"] == 1  # no daemon runs
+        assert not [name for name in found if name[0].startswith("wald_work_") and name[2] != "g"]
+    journal = built.root.route("a") / "g.work"
+    start, *lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join([start, b"damaged\n", *lines]))
+    found = samples(built)
+    assert found["wald_work_journal_damaged", "a", "g"] == 1
+    assert ("wald_work_leased_records", "a", "g") not in found

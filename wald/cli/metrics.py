@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import click
 
 import wald
 from wald.cli.options import root_option, size_option
+from wald.cli.work_metrics import WorkCounts, of_work_groups, work_counts
 from wald.exposition import Metric, Samples, gauge, render
 from wald.format.names import VERIFIED
 from wald.log import Log
@@ -55,6 +56,7 @@ class Measured:
         groups: of routes that are not retired; those that hold back the most come first.
         left_out: how many groups are not among them, because there are too many.
         quarantine: the size of each file in it.
+        work: of the groups that are work groups, by route and group.
         ran: the newest entry that each program has left in its ledger; of the archive by route and group.
     """
 
@@ -69,6 +71,7 @@ class Measured:
     quarantine: list[int]
     ran: Ran
     created_seconds: float | None
+    work: Mapping[tuple[str, str], WorkCounts] = field(default_factory=dict)
 
 
 def measure(log: Log) -> Measured:
@@ -102,6 +105,7 @@ def measure(log: Log) -> Measured:
         [path.lstat().st_size for path in log.root.quarantine.iterdir()],
         ran,
         _created_seconds(log.root),
+        work_counts(log, [(group.cursor.route, group.cursor.group) for group in groups[:GROUPS_MAX]]),
     )
 
 
@@ -173,6 +177,7 @@ def of_directory(found: Measured, *, needed_bytes: int, now_ns: int) -> Iterator
     yield gauge("wald_quarantine_files", "Files in quarantine/, of bytes that were put aside", len(found.quarantine))
     yield gauge("wald_quarantine_bytes", "Their bytes", sum(found.quarantine))
     yield from _groups(found, now_ns)
+    yield from of_work_groups(found.work)
     yield from _runs(found.ran)
 
 
