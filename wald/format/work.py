@@ -95,7 +95,7 @@ class Dead:
     after: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as that takes thrice as long to make, and each lease makes one
 class Held:
     """Records that a consumer has.
 

@@ -37,18 +37,20 @@ class Ask(Generic[T]):
     Attributes:
         result: the answer.
         error: what is raised instead.
+        named: who acknowledges which records; a turn does that first, for all who ask.
         is_alone: whether its thread wakes no other one.
         inbox: where the answer goes, if no thread waits for it.
         lock: held until the thread may go on.
         next: the one whose thread it then wakes.
     """
 
-    __slots__ = ("_what", "durable", "error", "inbox", "is_alone", "is_answered", "lock", "next", "result")
+    __slots__ = ("_what", "durable", "error", "inbox", "is_alone", "is_answered", "lock", "named", "next", "result")
     result: T
 
     def __init__(self, carry_out: Callable[[], T] | None = None, *, durable: bool = False) -> None:
         self._what = carry_out
         self.error: BaseException | None = None
+        self.named: Named = "", ()
         self.next: Ask[Any] | None = None
         self.lock = threading.Lock()
         self.lock.acquire()
@@ -92,7 +94,7 @@ class AckAsk(Ask[list[Refusal]]):
         named: who acknowledges which records.
     """
 
-    __slots__ = ("named",)
+    __slots__ = ()
 
     def __init__(self, named: Named) -> None:
         super().__init__(durable=True)
@@ -107,7 +109,7 @@ class LeaseAsk(Ask[list[Delivery]]):
         named: who acknowledges which records before; that is on disk when it is answered.
     """
 
-    __slots__ = ("named", "until_ns", "wanted")
+    __slots__ = ("until_ns", "wanted")
 
     def __init__(self, wanted: Wanted, named: Named, *, until_ns: int) -> None:
         super().__init__(durable=bool(named[1]))

@@ -166,7 +166,7 @@ class Turns:
     def _settle(self, asks: Sequence[Ask[Any]], own: Ask[Any] | None) -> None:
         self._owner.begin()
         settled: list[Ask[Any]] = []
-        self._acknowledge([ask for ask in asks if isinstance(ask, AckAsk | LeaseAsk) and ask.named[1]])
+        self._acknowledge([ask for ask in asks if ask.named[1]])
         for ask in asks:
             if isinstance(ask, LeaseAsk):
                 self._waiting.append(ask)
@@ -183,7 +183,7 @@ class Turns:
             self._journal.sync()
             answer(ask for ask in settled if ask.durable)
 
-    def _acknowledge(self, asks: Sequence[AckAsk | LeaseAsk]) -> None:
+    def _acknowledge(self, asks: Sequence[Ask[Any]]) -> None:
         """Carry out all acknowledgements at once; a lease does not say for which it did not count."""
         for ask, refused in zip(asks, self._owner.finish([ask.named for ask in asks]), strict=True):
             if isinstance(ask, AckAsk):
