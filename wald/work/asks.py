@@ -41,17 +41,17 @@ class Ask(Generic[T]):
         is_alone: whether its thread wakes no other one.
         inbox: where the answer goes, if no thread waits for it.
         lock: held until the thread may go on.
-        next: the one whose thread it then wakes.
+        then: what is called by its thread then: it wakes the next one.
     """
 
-    __slots__ = ("_what", "durable", "error", "inbox", "is_alone", "is_answered", "lock", "named", "next", "result")
+    __slots__ = ("_what", "durable", "error", "inbox", "is_alone", "is_answered", "lock", "named", "result", "then")
     result: T
 
     def __init__(self, carry_out: Callable[[], T] | None = None, *, durable: bool = False) -> None:
         self._what = carry_out
         self.error: BaseException | None = None
         self.named: Named = "", ()
-        self.next: Ask[Any] | None = None
+        self.then: Callable[[], object] | None = None
         self.lock = threading.Lock()
         self.lock.acquire()
         self.durable = durable
@@ -76,8 +76,8 @@ class Ask(Generic[T]):
         """Return once there is an answer; False if there was none within so many seconds."""
         if not self.lock.acquire(timeout=seconds):
             return False
-        if self.next is not None:
-            self.next.lock.release()
+        if self.then is not None:
+            self.then()
         return True
 
     def answer(self) -> T:
@@ -131,8 +131,8 @@ class LeaseAsk(Ask[list[Delivery]]):
             self.durable = any(delivery.tries > 1 for delivery in self.result)
 
 
-def answer(asks: Iterable[Ask[Any]]) -> None:
-    """Let those go on who have asked."""
+def answer(asks: Iterable[Ask[Any]], then: Callable[[], object] | None = None) -> bool:
+    """Let those go on who have asked; whether threads do, one after the other, the last of which calls ``then``."""
     first = before = None
     elsewhere: dict[Inbox, list[Ask[Any]]] = {}
     for ask in asks:
@@ -146,9 +146,12 @@ def answer(asks: Iterable[Ask[Any]]) -> None:
         if before is None:
             first = ask
         else:
-            before.next = ask
+            before.then = ask.lock.release
         before = ask
-    if first is not None:
-        first.lock.release()
     for inbox, some in elsewhere.items():
         inbox.put(some)
+    if first is None or before is None:
+        return False
+    before.then = then
+    first.lock.release()
+    return True

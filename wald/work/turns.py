@@ -5,6 +5,9 @@
 A thread that asks while no turn is under way carries out one itself. What is asked meanwhile is left to a thread that
 is there for it, so that no worker works for others for long. That thread also ends leases when their time has come.
 
+While the threads that were answered go on, one after the other, no turn begins, unless a time has come: most of them
+ask again at once, and then one turn and one sync are for all.
+
 After a failed write or sync it is not known what is on disk, so nothing is carried out any more.
 """
 
@@ -12,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -41,6 +44,7 @@ class Turns:
         self._asked: deque[Ask[Any]] = deque()
         self._waiting: deque[LeaseAsk] = deque()  # in the order in which they have come
         self._turn = threading.Lock()  # held while one is carried out
+        self._chains: deque[None] = deque()  # of threads that go on, one after the other
         self._wake = wake
         self._wakes_ns = float("inf")
         self._failed: Exception | None = None
@@ -108,13 +112,15 @@ class Turns:
         Args:
             ask: that of this thread, which is busy until the end of the turn.
         """
+        if self._chains and not self._closed:  # more will ask; its last thread sees to it
+            return
         if self._turn.acquire(blocking=self._closed):  # the last turn of that thread may be under way
             try:
                 self._carry_out(ask)
                 more = self._next_ns() < self._wakes_ns
             finally:
                 self._turn.release()
-            if more or self._asked:
+            if more or (self._asked and not self._chains):
                 self._wake.put(None)
                 if self._closed:  # that thread has ended
                     self._try_turn()
@@ -125,13 +131,13 @@ class Turns:
             self._sleep(seconds)
             with self._turn:
                 self._carry_out()
-                while self._asked:
+                while self._asked and not self._chains:
                     self._carry_out()
                 self._wakes_ns = self._next_ns()
             never = self._wakes_ns == float("inf")
             left_ns = 0 if never else self._wakes_ns - self._owner.clock.monotonic_ns()
             seconds = None if never else min(max(0.0, left_ns / _NS), _LOOK_SECONDS)
-            if self._asked:
+            if self._asked and not self._chains:
                 self._wake.put(None)
         with self._turn:  # so that the last one is over
             self._carry_out()
@@ -178,10 +184,22 @@ class Turns:
         self._journal.append(self._owner.taken_lines())
         if self._journal.has_grown:
             self._journal.rewrite(self._owner.snapshot())
-        answer(ask for ask in settled if not ask.durable)
+        self._answer(ask for ask in settled if not ask.durable)
         if any(ask.durable for ask in (*settled, *self._waiting)):
             self._journal.sync()
-            answer(ask for ask in settled if ask.durable)
+            self._answer(ask for ask in settled if ask.durable)
+
+    def _answer(self, asks: Iterable[Ask[Any]]) -> None:
+        """Let those go on who have asked."""
+        self._chains.append(None)
+        if not answer(asks, self._end_chain):
+            self._chains.pop()
+
+    def _end_chain(self) -> None:
+        """Called by the last thread of a chain, when it goes on."""
+        self._chains.pop()
+        if self._asked:
+            self._wake.put(None)
 
     def _acknowledge(self, asks: Sequence[Ask[Any]]) -> None:
         """Carry out all acknowledgements at once; a lease does not say for which it did not count."""
