@@ -160,6 +160,22 @@ def test_a_whole_line_behind_a_lost_one_does_not_count(built: Built) -> None:
     assert lines(built) == []
 
 
+def test_another_byte_in_a_last_line_that_ends_with_a_sector_is_damage(built: Built) -> None:
+    """It is not torn, as it has its end."""
+    built.lines("a", [b"x"])
+    journal = opened(built, [])
+    begin = len(journal.path.read_bytes().rstrip(b"\n")) + 1
+    reason = "x" * (SECTOR_BYTES + 1 - begin - len(encode_work(Commit(why=[Why("", 1, [])]), begin)))
+    journal.append([Commit(why=[Why(reason, 1, [])])])
+    journal.close()
+    data = journal.path.read_bytes()
+    assert len(data.rstrip(b"\n")) == SECTOR_BYTES
+    for at in (begin, begin + 20, SECTOR_BYTES - 5):
+        journal.path.write_bytes(data[:at] + b"!" + data[at + 1 :])
+        with pytest.raises(Damaged):
+            lines(built)
+
+
 @pytest.mark.parametrize("blank", [b"\n", b"\0"])
 def test_a_lost_sector_in_the_middle_of_a_line_is_cut_off_with_what_follows(built: Built, blank: bytes) -> None:
     built.lines("a", [b"x"])
