@@ -77,6 +77,20 @@ def test_what_was_given_up_without_a_daemon_is_a_dead_letter_later(daemon: Daemo
     assert letters(daemon.root) == [(b"1", "it has teeth", "1")]
 
 
+def test_what_could_not_be_given_up_is_tried_again_without_a_lease(daemon: Daemon) -> None:
+    """An owner whose workers want nothing, and one of which nothing can be sent, stop no dead letter."""
+    daemon.kill()
+    said: list[str] = []
+    with WorkGroup(daemon.root, "a", "g", report=said.append) as work:
+        work.lease("x", 3, wait=30)
+        work.give_up("x", [1, 3], "it has teeth")
+        eventually(lambda: len(said) == 2)
+        daemon.start_again()
+        eventually(lambda: work.given_up == 2)
+
+    assert sorted(letters(daemon.root)) == [(b"1", "it has teeth", "1"), (b"3", "it has teeth", "1")]
+
+
 def test_what_is_being_given_up_cannot_be_acknowledged(built: Built) -> None:
     """It is a dead letter then, or will be one: it cannot be done, too. Here is no daemon, and each try is in doubt."""
     built.lines("a", [b"job"] * 2)

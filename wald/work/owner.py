@@ -270,9 +270,9 @@ class Owner:
         self.given_up += 1
         self._finished(self._deliveries.finish([("", [sequence])]).runs)
 
-    def not_given_up(self, sequence: int, again_ns: int) -> None:
-        """Take in that it is not known whether a record became a dead letter; it is tried again after so long."""
-        self._deliveries.give_back(("", [sequence]), due_ns=self.clock.time_ns() + again_ns)
+    def not_given_up(self, sequence: int) -> None:
+        """Take in that it is not known whether a record became a dead letter; it is the last to be tried again."""
+        self._to_give_up.append(sequence)
 
     def pass_over(self, sequence: int) -> None:
         """Take in that everything up to ``sequence`` is done, whatever consumers have of it."""

@@ -26,7 +26,6 @@ from wald.work.owner import DeadLetter, Owner
 from wald.work.turns import Turns
 
 _EVERY_SECONDS = 1.0
-_AGAIN_NS = 1_000_000_000
 
 
 class Upkeep:
@@ -128,9 +127,9 @@ class Upkeep:
         self._reported.add(why)
 
     def _give_up(self) -> None:
-        """Make dead letters of all records that were delivered too often."""
-        while not self._closed and (following := self._next_dead_letter()):
-            self._make_dead_letter(*following)
+        """Make dead letters of the records that are given up; where one fails, go on at the next look."""
+        while not self._closed and (following := self._next_dead_letter()) and self._make_dead_letter(*following):
+            pass
 
     def _next_dead_letter(self) -> DeadLetter | None:
         if not self._owner.owes_dead_letter:
@@ -139,14 +138,15 @@ class Upkeep:
         durable = 0 if head is None else head.sequence
         return self._turns.ask(Ask(lambda: self._owner.next_dead_letter(durable), durable=True))
 
-    def _make_dead_letter(self, record: Record, dead: Dead, may_be_sent: bool) -> None:
-        """Make a dead letter of a record; without a daemon it is tried again later."""
+    def _make_dead_letter(self, record: Record, dead: Dead, may_be_sent: bool) -> bool:
+        """Make a dead letter of a record; False if that failed."""
         named = f"{self._route} {dead.sequence}"
         try:
             letter = give_up(self._log, self._daemon, self._group, record, dead, may_be_sent=may_be_sent)
         except (WaldError, Undeliverable, OSError) as error:
-            self._turns.ask(Ask(lambda: self._owner.not_given_up(dead.sequence, _AGAIN_NS)))
+            self._turns.ask(Ask(lambda: self._owner.not_given_up(dead.sequence)))
             self._report_failure(f"{named}: cannot be given up: {error}")
-            return
+            return False
         self._turns.ask(Ask(lambda: self._owner.gave_up(dead.sequence), durable=True))
         self._report(f"{named}: given up: {dead.reason}; sent to {dead.route} as {letter}")
+        return True
