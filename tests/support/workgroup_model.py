@@ -130,4 +130,5 @@ class Group:
             item.holder, item.lapsed = "", False
             if cut:
                 item.doubtful = item.doubtful or item.tries > 0
+                item.reason = ""  # it may be lost: only one that came with a delay was synced
                 item.low = min(item.low, max(0, item.tries - 1))

@@ -138,6 +138,7 @@ class Histories(RuleBasedStateMachine):
         self.built.log.set_cursor("a", 1, "g")
         self.model = Group(self.by_key, window, max_tries)
         self.gave_up = 0
+        self.letters: set[int] = set()
         self.of: dict[int, list[int]] = {}
         self.start()
         self.append(8, "x-xyz", {2: 10, 5: 25})
@@ -365,8 +366,9 @@ class Histories(RuleBasedStateMachine):
         self.work.close()
         self.note_dead_letters()
         cursor = self.built.log.cursor("a", "g").sequence
-        last = max((s for s in self.model.items if s <= self.model.floor), default=1)
-        assert last <= cursor <= self.model.floor
+        known = min([self.model.floor, *(s - 1 for s in self.letters)])  # a letter may be there before the owner knows
+        assert max((s for s in self.model.items if s <= known), default=1) <= cursor <= self.model.floor
+        self.letters = {sequence for sequence in self.letters if sequence > cursor}
         self.model.crash(cut=False)
         self.start()
 
@@ -409,14 +411,16 @@ class Histories(RuleBasedStateMachine):
         """The journal and the cursor are as they are now, whatever the owner still does; how much was synced."""
         path, cursor = self.built.root.place("a", "g") / "g.work", self.built.log.cursor("a", "g").path
         with self.daemon.lock:
-            moved, synced = cursor.read_bytes(), self.synced.sizes.copy()
-            data, inode = path.read_bytes(), path.stat().st_ino
+            moved = cursor.read_bytes()
+            with path.open("rb") as journal:  # it may be replaced at any moment
+                data, inode = journal.read(), os.fstat(journal.fileno()).st_ino
+            synced = self.synced.sizes.get(inode, 0)  # asked last: what of the data is synced by then
             works, self.daemon.works = self.daemon.works, False
         self.work.close()
         self.daemon.works = works
         cursor.write_bytes(moved)
         path.write_bytes(data)
-        yield path, min(synced.get(inode, 0), len(said(data)))
+        yield path, min(synced, len(said(data)))
         self.synced.sizes[path.stat().st_ino] = len(said(path.read_bytes()))
 
     @precondition(lambda self: self.model.max_tries is not None)
@@ -435,6 +439,7 @@ class Histories(RuleBasedStateMachine):
             assert int(letter["wald.tries"]) == item.tries
             assert not item.reason or letter["wald.reason"] == item.reason
             item.done, item.holder, item.lapsed = True, "", False
+            self.letters.add(item.sequence)
             self.model.unsettled.add(item.key or b"")
 
     # What always holds.
