@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -85,6 +86,50 @@ def test_ctrl_c_ends_the_wait_of_a_worker_and_of_no_other(built: Built) -> None:
         built.lines("a", [b"2"])
         other.join()
     assert values(got) == [b"2"]
+
+
+def test_after_ctrl_c_the_threads_are_answered(built: Built) -> None:
+    built.lines("a", [b"1"])
+    with group(built) as work:
+        work.lease("x", wait=5)
+
+        def interrupt() -> None:
+            eventually(lambda: len(work._turns._waiting) == 1)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
+        with pytest.raises(KeyboardInterrupt):
+            work.lease("z", wait=3600)
+        interrupting.join()
+        for _ in range(2):  # the first one may be part of the turn that withdraws the lease
+            asking = threading.Thread(target=lambda: work.claim(3600), daemon=True)
+            asking.start()
+            asking.join(30)
+            assert not asking.is_alive()
+
+
+def test_who_has_waited_gets_the_error_if_what_comes_cannot_be_written(built: Built) -> None:
+    built.lines("a", [b"1"])
+    errors: list[int | None] = []
+
+    def worker() -> None:
+        try:
+            work.lease("y", wait=3600)
+        except OSError as error:
+            errors.append(error.errno)
+
+    with group(built) as work:
+        work.lease("x", wait=5)
+        waiting = threading.Thread(target=worker, daemon=True)
+        waiting.start()
+        eventually(lambda: len(work._turns._waiting) == 1)
+        full = os.open("/dev/full", os.O_RDWR)
+        os.dup2(full, work._turns._journal._descriptor)
+        os.close(full)
+        built.lines("a", [b"2"])
+        waiting.join(30)
+    assert errors == [errno.ENOSPC]
 
 
 def test_what_is_acknowledged_with_a_lease_that_waits_is_acknowledged_once(built: Built) -> None:

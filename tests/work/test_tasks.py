@@ -101,6 +101,23 @@ def test_a_cancelled_task_that_waits_gets_nothing(built: Built) -> None:
     run(main())
 
 
+def test_after_a_task_was_cancelled_the_threads_are_answered(built: Built) -> None:
+    built.lines("a", [b"1", b"2"])
+
+    async def main() -> None:
+        async with workers(built) as work:
+            await work.lease("x", wait=30)
+            for sequence in (1, 2):
+                waiting = asyncio.create_task(work.lease("y", wait=FOR_EVER))
+                await sent()
+                waiting.cancel()
+                await asyncio.wait([waiting])
+                await work.claim(3600)  # the turn that withdraws the lease is over
+                assert await work.skip(sequence, sequence) == 1  # asks in a thread, as the owner itself does
+
+    run(main())
+
+
 def test_what_was_leased_to_a_task_that_is_cancelled_comes_again_at_once(built: Built) -> None:
     """The record is leased already, and the task has not gone on yet."""
     built.lines("a", [b"1", b"2"])

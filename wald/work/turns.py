@@ -76,7 +76,9 @@ class Turns:
 
     def withdrawal(self, ask: LeaseAsk) -> Ask[None]:
         """What ends a lease that is not waited for any more, so that no record goes where it is not seen."""
-        return Ask(lambda: self._withdraw(ask))
+        withdrawal = Ask(lambda: self._withdraw(ask))
+        withdrawal.is_alone = True  # no thread waits for its answer, so none would wake the next one
+        return withdrawal
 
     def close(self) -> None:
         """End. Threads that wait for a record get none."""
@@ -151,6 +153,7 @@ class Turns:
     def _carry_out(self, own: Ask[Any] | None = None) -> None:
         """One turn."""
         asks = [self._asked.popleft() for _ in range(len(self._asked))]
+        waiting = list(self._waiting)  # also those that get something now, which fails if it cannot be written
         try:
             if self._failed is not None:
                 raise _again(self._failed)
@@ -164,7 +167,7 @@ class Turns:
             for ask in asks:
                 if not ask.is_answered:
                     ask.fail(_again(error))
-            for ask in self._waiting:
+            for ask in waiting:
                 if not ask.is_answered:
                     ask.fail(None if self._closed else _again(error))  # if the group was closed: with nothing
             self._waiting.clear()
