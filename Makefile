@@ -83,8 +83,8 @@ torture: $(READY) ## kill -9, again and again, under load; TORTURE='--mode mixed
 
 COMPILE := uv pip compile pyproject.toml --universal --python-version 3.11 \
 	--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet
-EVERYTHING := --extra arrow --extra spark --group dev
-RUNTIME := --extra s3 --extra ui
+EVERYTHING := --extra arrow --extra gate --extra spark --group dev
+RUNTIME := --extra gate --extra s3 --extra ui
 
 lock: ## choose the versions anew; needs uv
 	$(COMPILE) $(EVERYTHING) --upgrade -o requirements.lock
