@@ -83,6 +83,7 @@ PREPARED: dict[str, Callable[[Path], AbstractContextManager[object]]] = {
     "docs/doctor.md": with_lines,
     "docs/drain.md": with_orders,
     "docs/getting-started.md": nothing,
+    "docs/http.md": with_empty_orders,
     "docs/protocol.md": with_lines,
     "docs/python.md": with_orders,
     "docs/reading.md": with_lines,

@@ -1,0 +1,93 @@
+"""The application: finds the verb of a request, asks who it is and whether they may, and answers errors as problems."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from wald.errors import WaldError
+from wald_gate.call import Call
+from wald_gate.problems import HttpError, problem
+from wald_gate.rights import Client, Right
+from wald_gate.state import State
+from wald_gate.verbs import Verb
+
+PEER = "wald.peer"  # in the scope: the number of the user at the other end of a unix socket
+_SAFE = ("GET", "HEAD", "OPTIONS")
+_log = logging.getLogger("wald_gate")
+
+
+def application(state: State, verbs: Iterable[Verb]) -> Starlette:
+    """The ASGI application of a gate."""
+    routes = [Route(verb.path, _Endpoint(verb, state), methods=[verb.method], name=verb.name) for verb in verbs]
+    return Starlette(routes=routes, exception_handlers={HTTPException: _not_there})
+
+
+@dataclass(frozen=True)
+class _Endpoint:
+    """Answers the requests for one verb."""
+
+    verb: Verb
+    state: State
+
+    async def __call__(self, scope, receive, send) -> None:  # type: ignore[no-untyped-def]
+        request = Request(scope, receive)
+        response = await self._answer(request)
+        await response(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        try:
+            _require_own_page(request)
+            client = Client("anyone")
+            if self.verb.right is not Right.NONE:
+                client = self.state.rights.client(request.headers.get("authorization"), request.scope.get(PEER))
+                self._require(client, request.path_params.get("route"))
+            return await self.verb.handle(Call(request, client, self.state))
+        except (WaldError, OSError) as error:
+            return problem(error)
+        except ClientDisconnect:
+            return Response(status_code=499)  # it is not sent
+        except Exception as error:  # noqa: BLE001 - the client gets an answer, and the log says which bug it is
+            _log.exception("%s %s", self.verb.method, self.verb.path)
+            return problem(error)
+
+    def _require(self, client: Client, route: str | None) -> None:
+        if not client.may(self.verb.right, route):
+            of_route = f" {route}" if route else ""
+            raise HttpError(
+                403,
+                "not-permitted",
+                f"{client.name} may not do this: it needs the right {self.verb.right.value}{of_route}",
+                hint="the file of --tokens says who may what",
+            )
+
+
+def _require_own_page(request: Request) -> None:
+    """Refuse what the page of another site has let a browser send, which has the rights of its user."""
+    origin = request.headers.get("origin")
+    if request.method not in _SAFE and origin is not None:
+        host = request.headers.get("host", "")
+        if origin.partition("://")[2] != host:
+            raise HttpError(403, "other-origin", f"a page of {origin} may not do this on {host}")
+
+
+async def _not_there(request: Request, error: Exception) -> Response:
+    """A path or a method that no verb has."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        return problem(
+            HttpError(
+                405, "method", f"{request.method} is not for {request.url.path}", hint=allowed, headers=error.headers
+            )
+        )
+    return problem(
+        HttpError(404, "no-such-path", f"there is no {request.url.path}", hint="/openapi.json says what there is")
+    )

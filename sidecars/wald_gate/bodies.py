@@ -1,0 +1,205 @@
+"""What a client sends, as payloads for the daemon: decompressed, cut into records, and never all of it in memory.
+
+chunks of the body ─▶ decompressed ─▶ whole lines ─▶ payloads of about 128 KiB
+
+text/plain                 each line is a record
+application/x-ndjson       each line is an object, as ``wald append --jsonl`` takes it
+application/octet-stream   all of it is one record
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import zstandard
+
+from wald.client.json_records import json_payloads
+from wald.client.payloads import FRAME_MAX_BYTES, encode_columns, frames
+from wald.errors import InvalidInput
+from wald_gate.problems import HttpError
+
+_GZIP = 31  # zlib: a gzip header, and a window of 32 KiB
+_STEP_BYTES = 256 << 10  # of output, of one step of gzip
+_ZSTD_STEP_BYTES = 256  # of input: a block of 4 bytes may stand for 128 KiB, so a step makes 8 MiB at most
+_ZSTD_WINDOW_BYTES = 8 << 20  # what RFC 8878 asks decoders to support
+
+
+class Payload(NamedTuple):
+    """What is sent to the daemon in one request.
+
+    Attributes:
+        columns: whether it is columns, and not lines.
+    """
+
+    data: bytes | memoryview
+    columns: bool
+
+
+class Sizes(NamedTuple):
+    """Limits in bytes.
+
+    Attributes:
+        body: of a body, decompressed.
+        record: of one record.
+    """
+
+    body: int
+    record: int
+
+
+Expand = Callable[[bytes], Iterator[bytes]]
+"""Decompresses a chunk in parts of bounded size; b"" is the end of the body.
+
+Raises:
+    InvalidInput: it is damaged, or ends too early.
+"""
+
+
+async def expanded(chunks: AsyncIterator[bytes], encoding: str, sizes: Sizes) -> AsyncIterator[bytes]:
+    """The body as it was before it was compressed, in parts.
+
+    Raises:
+        HttpError: 415, the encoding is not known; 413, there is too much of it.
+        InvalidInput: it is damaged, or ends too early.
+    """
+    if encoding not in _ENCODINGS:
+        known = ", ".join(filter(None, _ENCODINGS))
+        raise HttpError(415, "encoding", f"Content-Encoding {encoding[:40]!r} is not known", hint=f"there are {known}")
+    expand = _ENCODINGS[encoding]()
+    total = 0
+    async for chunk in chunks:
+        for part in expand(chunk) if chunk else ():
+            total += len(part)
+            if total > sizes.body:
+                raise _too_large("the body", sizes.body, "send it in several requests")
+            yield part
+    for part in expand(b""):
+        yield part
+
+
+async def text_payloads(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncIterator[Payload]:
+    """Each line is a record; the last one may lack its newline.
+
+    Raises:
+        HttpError: 413, a line is too long.
+    """
+    async for lines in _lines(parts, sizes):
+        for frame in frames(lines):
+            yield Payload(frame, columns=False)
+
+
+async def json_object_payloads(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncIterator[Payload]:
+    """Each line is an object.
+
+    Raises:
+        HttpError: 413, a line is too long.
+        InvalidInput: a line is no such object; those before it were yielded.
+    """
+    number = 1
+    async for lines in _lines(parts, sizes):
+        for payload in json_payloads(lines, "the body", number, None):
+            yield Payload(payload, columns=True)
+        number += lines.count(b"\n")
+
+
+async def single_payload(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncIterator[Payload]:
+    """All of it is one record.
+
+    Raises:
+        HttpError: 413, it is too large.
+    """
+    value = bytearray()
+    async for part in parts:
+        value += part
+        if len(value) > sizes.record:
+            raise _too_large("the record", sizes.record)
+    for payload in encode_columns([bytes(value)]):
+        yield Payload(payload, columns=True)
+
+
+BODIES: Mapping[str, Callable[[AsyncIterator[bytes], Sizes], AsyncIterator[Payload]]] = {
+    "text/plain": text_payloads,
+    "application/x-ndjson": json_object_payloads,
+    "application/octet-stream": single_payload,
+}
+"""How a body is cut up, by its media type."""
+
+
+async def _lines(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncIterator[bytes]:
+    """Whole lines, some 128 KiB of them at a time."""
+    held = bytearray()
+    searched = 0
+    async for part in parts:
+        held += part
+        if len(held) >= FRAME_MAX_BYTES and (end := held.rfind(b"\n", searched) + 1):
+            yield bytes(held[:end])
+            del held[:end]
+        searched = len(held)
+        if searched > max(sizes.record, FRAME_MAX_BYTES) and held.find(b"\n", 0, sizes.record + 1) < 0:
+            raise _too_large("a line", sizes.record)
+    if held:
+        yield bytes(held) if held.endswith(b"\n") else bytes(held) + b"\n"
+
+
+def _too_large(what: str, limit: int, hint: str = "") -> HttpError:
+    return HttpError(413, "too-large", f"{what} is larger than {limit} bytes", hint=hint)
+
+
+def _identity() -> Expand:
+    return lambda chunk: iter([chunk] if chunk else [])
+
+
+def _gzip() -> Expand:
+    """Several members may follow each other (RFC 1952)."""
+    member = zlib.decompressobj(_GZIP)
+    has_begun = False
+
+    def expand(chunk: bytes) -> Iterator[bytes]:
+        nonlocal member, has_begun
+        if not chunk and has_begun:
+            raise InvalidInput("the gzip body ends too early", hint="send it again")
+        while chunk:
+            has_begun = True
+            try:
+                part = member.decompress(chunk, _STEP_BYTES)
+            except zlib.error as error:
+                raise InvalidInput(f"the body is no gzip: {error}", hint="Content-Encoding: gzip") from None
+            chunk = member.unconsumed_tail
+            if member.eof:
+                chunk, member, has_begun = member.unused_data, zlib.decompressobj(_GZIP), False
+            if part:
+                yield part
+
+    return expand
+
+
+def _zstd() -> Expand:
+    """Several frames may follow each other (RFC 8878)."""
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
+    frame = decompressor.decompressobj(read_across_frames=False)
+    has_begun = False
+
+    def expand(chunk: bytes) -> Iterator[bytes]:
+        nonlocal frame, has_begun
+        if not chunk and has_begun:
+            raise InvalidInput("the zstd body ends too early", hint="send it again")
+        for start in range(0, len(chunk), _ZSTD_STEP_BYTES):
+            step = chunk[start : start + _ZSTD_STEP_BYTES]
+            while step:
+                has_begun = True
+                try:
+                    part = frame.decompress(step)
+                except zstandard.ZstdError as error:
+                    raise InvalidInput(f"the body is no zstd: {error}", hint="Content-Encoding: zstd") from None
+                step = b""
+                if frame.eof:
+                    step, frame, has_begun = frame.unused_data, decompressor.decompressobj(), False
+                if part:
+                    yield part
+
+    return expand
+
+
+_ENCODINGS: Mapping[str, Callable[[], Expand]] = {"": _identity, "identity": _identity, "gzip": _gzip, "zstd": _zstd}

@@ -1,0 +1,89 @@
+"""A request on its way through the gate: what is asked, who asks, and what the gate has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from wald.errors import InvalidInput
+from wald.format.names import check_group, check_route
+from wald_gate.problems import HttpError
+from wald_gate.rights import Client
+from wald_gate.state import State
+
+T = TypeVar("T")
+
+
+@dataclass
+class Call:
+    """One request.
+
+    Attributes:
+        request: as Starlette has it.
+        client: who asks.
+        state: of the gate.
+    """
+
+    request: Request
+    client: Client
+    state: State
+
+    @cached_property
+    def route(self) -> str:
+        """The route in the path.
+
+        Raises:
+            InvalidInput: a name that no route can have.
+        """
+        return check_route(self.request.path_params["route"])
+
+    @cached_property
+    def group(self) -> str:
+        """The group in the path.
+
+        Raises:
+            InvalidInput: a name that no group can have.
+        """
+        return check_group(self.request.path_params["group"])
+
+    @property
+    def media_type(self) -> str:
+        """Of the body, without its parameters; "" if it is not said."""
+        return self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    def query(self, shape: type[T]) -> T:
+        """The parameters behind the ``?``.
+
+        Raises:
+            InvalidInput: one is unknown, is there twice, or is no such value.
+        """
+        given: dict[str, Any] = {}
+        for name, value in self.request.query_params.multi_items():
+            if name in given:
+                raise InvalidInput(f"{name} is there twice in the query", hint=f"?{name}={value}")
+            given[name] = value
+        try:
+            return msgspec.convert(given, shape, strict=False)
+        except msgspec.ValidationError as error:
+            raise InvalidInput(f"the query: {error}", hint="/openapi.json says what may be there") from None
+
+    async def body(self, shape: type[T]) -> T:
+        """The body, which is JSON.
+
+        Raises:
+            HttpError: 413, it is too large; 415, it says that it is something else.
+            InvalidInput: it is no JSON, or of another shape.
+        """
+        if self.media_type not in ("", "application/json"):
+            raise HttpError(
+                415, "media-type", f"{self.media_type}: this takes JSON", hint="Content-Type: application/json"
+            )
+        data = await self.state.limits.read(self.request)
+        try:
+            return msgspec.json.decode(data, type=shape)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidInput(f"the body: {error}", hint="/openapi.json says what may be there") from None

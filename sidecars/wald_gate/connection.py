@@ -1,0 +1,137 @@
+"""A connection of a client: uvicorn's, with the bounds that uvicorn leaves to what stands in front of it.
+
+A request line with its headers has to come within some seconds and in so many bytes, and a response has to be taken.
+The user at the other end of a unix socket is known. When there are too many connections, one of those that wait for
+their next request makes way, the one that has waited for longest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from wald_gate.application import PEER
+
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7), SO_PEERCRED
+_UNSENT_BYTES = 256 << 10  # of a response, in the buffer of its connection
+
+
+@dataclass
+class Bounds:
+    """What connections may take; shared by all of them.
+
+    Attributes:
+        connections_max: beyond it, idle ones make way, and without an idle one new ones are closed.
+        head_bytes: of a request line and its headers.
+        head_seconds: until they have come.
+        send_seconds: for how long a client may take nothing of a response.
+    """
+
+    connections_max: int = 4096
+    head_bytes: int = 64 << 10
+    head_seconds: float = 10.0
+    send_seconds: float = 30.0
+    open: set[Connection] = field(default_factory=set)
+    idle: OrderedDict[Connection, None] = field(default_factory=OrderedDict)
+
+
+class Connection(HttpToolsProtocol):
+    """One connection. ``bounds`` is set in a class of its own for each server."""
+
+    bounds: Bounds
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_bytes = 0
+        self._is_in_head = True
+        self._timer: asyncio.TimerHandle | None = None
+        self._peer: int | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=_UNSENT_BYTES)
+        self._peer = _peer_of(transport)
+        bounds = self.bounds
+        bounds.open.add(self)
+        if len(bounds.open) > bounds.connections_max:
+            next(iter(bounds.idle), self).transport.abort()
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._set_timer(None)
+        self.bounds.open.discard(self)
+        self.bounds.idle.pop(self, None)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self.bounds.idle.pop(self, None)
+        if self._is_in_head:
+            self._head_bytes += len(data)
+            if self._timer is None:
+                self._set_timer(self.bounds.head_seconds)
+        super().data_received(data)
+        if self._is_in_head and self._head_bytes > self.bounds.head_bytes and not self.transport.is_closing():
+            self._refuse(b"431 Request Header Fields Too Large")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._peer is not None:
+            self.scope[PEER] = self._peer  # type: ignore[literal-required]
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head, self._head_bytes = False, 0
+        self._set_timer(None)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._is_in_head = True
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.pipeline and self._is_in_head:
+            self._wait_for_head()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._set_timer(self.bounds.send_seconds)
+
+    def resume_writing(self) -> None:
+        self._set_timer(None)
+        super().resume_writing()
+
+    def _wait_for_head(self) -> None:
+        if not self.transport.is_closing():
+            self.bounds.idle[self] = None
+            self.bounds.idle.move_to_end(self)
+
+    def _set_timer(self, seconds: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if seconds is None else self.loop.call_later(seconds, self._time_out)
+
+    def _time_out(self) -> None:
+        self._timer = None
+        if self._is_in_head and getattr(self.cycle, "response_complete", True):
+            self._refuse(b"408 Request Timeout")
+        else:
+            self.transport.abort()
+
+    def _refuse(self, status: bytes) -> None:
+        self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        self.transport.close()
+
+
+def _peer_of(transport: asyncio.Transport) -> int | None:
+    """The user at the other end of a unix socket."""
+    connection: socket.socket | None = transport.get_extra_info("socket")
+    if connection is None or connection.family != socket.AF_UNIX:
+        return None
+    _, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(user)

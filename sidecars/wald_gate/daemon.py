@@ -1,0 +1,209 @@
+"""Requests to the daemon over one connection: many under way, and sent again when the connection is lost.
+
+Each request that stores records has the id of a producer and a number, so that the daemon recognises it when it comes
+again. An id has one request under way at a time: then the daemon still remembers it. Ids are used again, as the daemon
+remembers a thousand of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from wald.client.connection import connect
+from wald.client.refusals import refused, unreachable
+from wald.client.session import Durable
+from wald.errors import WaldError
+from wald.format.protocol import Code, ProtocolError, Publish, encode_publish, parse_reply
+
+_PASSES = frozenset({Code.FULL, Code.BUSY, Code.TIMEOUT, Code.FAILED})
+_PAUSE_SECONDS, _PAUSE_MAX_SECONDS = 0.02, 1.0
+_UNSENT_BYTES = 4 << 20  # in the buffer of the connection, from which on new requests wait
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """A request, until it is answered."""
+
+    line: bytes
+    payload: bytes | memoryview
+    answer: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    trouble: OSError | ProtocolError | None = None
+
+
+@dataclass(slots=True)
+class Producer:
+    """An id under which records are stored, and the number of its last request."""
+
+    id: int = field(default_factory=lambda: int.from_bytes(os.urandom(8)) >> 1 or 1)
+    number: int = 0
+
+
+class Daemon:
+    """The daemon of a log.
+
+    Args:
+        root: of the log.
+        patience: for how many seconds a request is tried before its answer is :class:`wald.errors.Unavailable`. It
+            may still be carried out after that.
+    """
+
+    def __init__(self, root: Path, socket: Path, *, patience: float) -> None:
+        self._root = root
+        self._socket = socket
+        self._patience = patience
+        self._idle: list[Producer] = []
+        self._under_way: deque[_Request] = deque()
+        self._again: deque[_Request] = deque()  # to be sent once more
+        self._wanted = asyncio.Event()
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+        self._transport: asyncio.WriteTransport | None = None
+        self._task = asyncio.create_task(self._keep_sending(), name="wald-gate-daemon")
+
+    async def publish(self, route: str, payload: bytes | memoryview, *, columns: bool) -> Durable:
+        """Store records; they are on disk when this returns.
+
+        Raises:
+            WaldError: nothing of it is stored; but of Unavailable and DiskFailure it may be, later.
+        """
+        producer = self._idle.pop() if self._idle else Producer()
+        producer.number += 1
+        line = encode_publish(Publish(route.encode(), len(payload), columns, producer.id, producer.number))
+        request = _Request(line, payload)
+        request.answer.add_done_callback(lambda answer: self._release(producer, answer))
+        first, last = (await self._ask(request)).split()
+        return Durable(int(first), int(last))
+
+    async def command(self, *words: str) -> str:
+        """Carry out what is no PUB; the text behind OK.
+
+        Raises:
+            WaldError: as of :meth:`publish`.
+        """
+        return await self._ask(_Request(" ".join(words).encode() + b"\n", b""))
+
+    async def close(self) -> None:
+        """Close the connection; what is under way may be carried out or not."""
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def _ask(self, request: _Request) -> str:
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._may_write.wait()
+                self._send(request)
+                return await request.answer
+        except TimeoutError:
+            reason = request.trouble or TimeoutError()
+            raise await asyncio.to_thread(self._unreachable, reason) from None
+        except ProtocolError as error:
+            raise refused(error, request.line, root=self._root, socket=self._socket) from None
+
+    def _unreachable(self, reason: OSError | ProtocolError) -> WaldError:
+        return unreachable(reason, root=self._root, socket=self._socket)
+
+    def _release(self, producer: Producer, answer: asyncio.Future[str]) -> None:
+        """Use an id again; not one of which the last number may be in the log or not."""
+        if not answer.cancelled() and answer.exception() is None:
+            self._idle.append(producer)
+
+    def _send(self, request: _Request) -> None:
+        if self._transport is None or self._again:
+            self._again.append(request)
+            self._wanted.set()
+        else:
+            self._under_way.append(request)
+            self._transport.writelines((request.line, request.payload))
+
+    def take(self, line: bytes) -> None:
+        """Take an answer, which is that to the oldest request under way."""
+        if not self._under_way:  # the daemon says why it closes the connection
+            return
+        request = self._under_way.popleft()
+        if request.answer.done():  # it was given up
+            return
+        try:
+            request.answer.set_result(parse_reply(line))
+        except ProtocolError as error:
+            if error.code in _PASSES:
+                request.trouble = error
+                self._again.append(request)
+                self._wanted.set()
+            else:
+                request.answer.set_exception(error)
+
+    def lose(self) -> None:
+        """Take in that the connection is lost: what was under way is sent again."""
+        self._transport = None
+        self._may_write.set()
+        self._again.extendleft(reversed(self._under_way))
+        self._under_way.clear()
+        self._wanted.set()
+
+    def hold(self, *, held: bool) -> None:
+        """Take in whether the daemon reads more slowly than is written to it."""
+        if held:
+            self._may_write.clear()
+        else:
+            self._may_write.set()
+
+    async def _keep_sending(self) -> None:
+        """Connect when there is something to send, and send again what was lost, or what may pass now."""
+        pause = _PAUSE_SECONDS
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            if any(isinstance(request.trouble, ProtocolError) for request in self._again):
+                await asyncio.sleep(pause)
+            try:
+                if self._transport is None:
+                    self._transport = await self._connected()
+                pause = _PAUSE_SECONDS
+            except OSError as error:
+                for request in self._again:
+                    request.trouble = error
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _PAUSE_MAX_SECONDS)
+                self._wanted.set()
+                continue
+            requests, self._again = self._again, deque()
+            for request in requests:
+                if not request.answer.done():
+                    self._send(request)
+
+    async def _connected(self) -> asyncio.WriteTransport:
+        connection = await asyncio.to_thread(connect, self._socket, seconds=self._patience)
+        connection.setblocking(False)
+        transport, _ = await asyncio.get_running_loop().create_connection(lambda: _Answers(self), sock=connection)
+        transport.set_write_buffer_limits(high=_UNSENT_BYTES)
+        return transport
+
+
+class _Answers(asyncio.Protocol):
+    """Cuts what the daemon sends into lines."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._rest = b""
+
+    def data_received(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._daemon.take(line)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self._daemon.lose()
+
+    def pause_writing(self) -> None:
+        self._daemon.hold(held=True)
+
+    def resume_writing(self) -> None:
+        self._daemon.hold(held=False)

@@ -1,0 +1,77 @@
+"""Verbs that say what the log is, as the commands of their names do, and the two that change it: ROUTE ADD and CUT."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.responses import Response
+
+from wald.answers.explain import explanation
+from wald.answers.positions import head_fields, where_fields
+from wald.answers.routes import routes_fields
+from wald.errors import InvalidInput, NotFound
+from wald.store.retention.backlog import Backlog
+from wald.store.retention.progress import progress
+from wald_gate.call import Call
+from wald_gate.shapes import encoded
+
+JSON = "application/json"
+
+
+async def routes(call: Call) -> Response:
+    """The routes that the client may read, and how far their groups have come."""
+
+    def read() -> dict[str, Any]:
+        log = call.state.log
+        return routes_fields(log.root, [each for each in progress(log.view()) if call.client.may_read(each.route)])
+
+    return _answer(await call.state.in_thread(read))
+
+
+async def add_route(call: Call) -> Response:
+    """Make a route; it is none that there is one already."""
+    await call.state.daemon.command("ROUTE", "ADD", call.route)
+    return _answer({"route": call.route})
+
+
+async def head(call: Call) -> Response:
+    """How far the log is durable."""
+
+    def read() -> dict[str, Any]:
+        log = call.state.log
+        found = log.head()
+        if found is None:
+            raise NotFound(f"{log.root.head}: nothing has been durable yet", hint="POST a record")
+        return head_fields(log.root, found)
+
+    return _answer(await call.state.in_thread(read))
+
+
+async def where(call: Call) -> Response:
+    """What became of a record."""
+    given = call.request.path_params["sequence"]
+    if not (given.isascii() and given.isdecimal() and len(given) < 20):
+        raise InvalidInput(f"{given[:40]!r} is no sequence", hint="/v1/where/250")
+    found = await call.state.in_thread(call.state.log.where, int(given))
+    return _answer(where_fields(found))
+
+
+async def explain(call: Call) -> Response:
+    """What holds back which bytes, a JSON object a line."""
+
+    def read() -> bytes:
+        log = call.state.log
+        return b"".join(encoded(each) + b"\n" for each in explanation(log, Backlog(log.view()), time.time_ns()))
+
+    return Response(await call.state.in_thread(read), media_type="application/x-ndjson")
+
+
+async def cut(call: Call) -> Response:
+    """Cut the active segment; nothing is cut if it has no record yet."""
+    what, segment = (await call.state.daemon.command("CUT")).split()
+    return _answer({"cut": what == "cut", "segment": int(segment)})
+
+
+def _answer(fields: dict[str, Any]) -> Response:
+    return Response(encoded(fields), media_type=JSON)

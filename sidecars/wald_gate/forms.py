@@ -1,0 +1,134 @@
+"""The forms in which records go out: lines, JSON objects, events for a browser, an Arrow stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from wald.store.reading.batches import Batch
+from wald_gate.problems import HttpError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Form(Protocol):
+    """One response's way to write batches; :meth:`write` is called in order, then :meth:`end`."""
+
+    media_type: str
+
+    def write(self, batches: Sequence[Batch]) -> bytes:
+        """The records of some batches."""
+
+    def end(self) -> bytes:
+        """What stands behind the last record."""
+
+
+class Raw:
+    """The value of each record, and a newline."""
+
+    media_type = "application/octet-stream"
+
+    def write(self, batches: Sequence[Batch]) -> bytes:
+        return b"".join(batch.raw() for batch in batches)
+
+    def end(self) -> bytes:
+        return b""
+
+
+class Ndjson:
+    """A JSON object a line, as ``wald read --jsonl`` writes it, but what is no text in base64."""
+
+    media_type = "application/x-ndjson"
+
+    def write(self, batches: Sequence[Batch]) -> bytes:
+        return "".join(f"{record.to_json(form='base64')}\n" for batch in batches for record in batch.records()).encode()
+
+    def end(self) -> bytes:
+        return b""
+
+
+class Events:
+    """Server-Sent Events (HTML, section 9.2): the id is the sequence, so a browser goes on by itself where it was."""
+
+    media_type = "text/event-stream"
+
+    def write(self, batches: Sequence[Batch]) -> bytes:
+        return "".join(
+            f"id: {record.sequence}\ndata: {record.to_json(form='base64')}\n\n"
+            for batch in batches
+            for record in batch.records()
+        ).encode()
+
+    def end(self) -> bytes:
+        return b""
+
+
+class Arrow:
+    """A stream of Arrow's IPC format; needs ``wald[arrow]``.
+
+    Raises:
+        HttpError: 406, pyarrow is not installed.
+    """
+
+    media_type = "application/vnd.apache.arrow.stream"
+
+    def __init__(self) -> None:
+        try:
+            import pyarrow as pa
+        except ModuleNotFoundError:
+            hint = "in a clone of wald, where the gate is: pip install '.[arrow]'"
+            raise HttpError(406, "not-acceptable", "the gate has no pyarrow", hint=hint) from None
+
+        from wald.store.reading.arrow import schema
+
+        self._sink = _Sink()
+        self._writer: pa.RecordBatchStreamWriter = pa.ipc.new_stream(pa.PythonFile(self._sink, mode="w"), schema)
+
+    def write(self, batches: Sequence[Batch]) -> bytes:
+        from wald.store.reading.arrow import record_batch
+
+        if batches:
+            self._writer.write_batch(record_batch(list(batches)))
+        return self._sink.take()
+
+    def end(self) -> bytes:
+        self._writer.close()
+        return self._sink.take()
+
+
+class _Sink:
+    """A file that is only written to, and from which is taken what was written."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def write(self, data: bytes) -> int:
+        self._parts.append(bytes(data))
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+    def take(self) -> bytes:
+        parts, self._parts = self._parts, []
+        return b"".join(parts)
+
+
+FORMS: Mapping[str, type[Raw | Ndjson | Events | Arrow]] = {
+    "raw": Raw,
+    "ndjson": Ndjson,
+    "events": Events,
+    "arrow": Arrow,
+}
+BY_MEDIA_TYPE: Mapping[str, str] = {
+    Raw.media_type: "raw",
+    "text/plain": "raw",
+    Ndjson.media_type: "ndjson",
+    "application/json": "ndjson",
+    Events.media_type: "events",
+    Arrow.media_type: "arrow",
+}
+"""The form that an Accept header asks for."""

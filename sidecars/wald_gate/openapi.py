@@ -1,0 +1,123 @@
+"""The OpenAPI 3.1 document, made from the table of verbs and the shapes that it names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+import wald
+from wald_gate.problems import MEDIA_TYPE
+from wald_gate.rights import Right
+from wald_gate.shapes import Problem
+from wald_gate.verbs import Verb
+
+_REFERENCE = "#/components/schemas/{name}"
+_NAME = re.compile(r"\{(\w+)\}")
+_NAMES: Mapping[str, Mapping[str, Any]] = {
+    "route": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,126}$"},
+    "group": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,126}$"},
+    "sequence": {"type": "integer", "minimum": 1},
+}
+_BYTES = {"type": "string", "contentMediaType": "application/octet-stream"}
+_STATUSES = {
+    400: "The request is wrong.",
+    401: "Nothing says who asks, or the token is not known.",
+    403: "The client may not do this.",
+    404: "There is no such route, group or record.",
+    405: "The method is not for this path.",
+    406: "None of the forms that the client accepts is there.",
+    408: "The body did not come in time.",
+    409: "It would break a promise.",
+    410: "Records of it were reclaimed.",
+    413: "There is too much of it.",
+    415: "The media type is not taken here.",
+    500: "Something is damaged, or the gate has failed.",
+    503: "The daemon does not answer, or the disk is full; Retry-After says when to try again.",
+}
+_ANY_VERB = (400, 405, 500, 503)
+
+
+def document(verbs: Sequence[Verb]) -> dict[str, Any]:
+    """The document that describes ``verbs``."""
+    shapes = {Problem, *(shape for verb in verbs for shape in _shapes(verb))}
+    _, components = msgspec.json.schema_components(sorted(shapes, key=str), ref_template=_REFERENCE)
+    paths: dict[str, dict[str, Any]] = {}
+    for verb in verbs:
+        paths.setdefault(verb.path, {})[verb.method.lower()] = _operation(verb)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "wald",
+            "version": wald.__version__,
+            "summary": "A durable spool: records in, an append-only log, readers at their own pace.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _shapes(verb: Verb) -> Iterator[Any]:
+    for shape in (*verb.body.values(), *verb.answers.values()):
+        if shape is not None:
+            yield shape
+
+
+def _operation(verb: Verb) -> dict[str, Any]:
+    right = "" if verb.right is Right.NONE else f" Needs {verb.right.value}."
+    operation: dict[str, Any] = {
+        "operationId": verb.name,
+        "summary": verb.summary,
+        "description": f"{verb.summary}{right}",
+        "parameters": [*_in_path(verb.path), *_in_query(verb.query)],
+        "responses": _responses(verb),
+    }
+    if verb.body:
+        operation["requestBody"] = {"required": True, "content": _content(verb.body)}
+    if verb.right is not Right.NONE:
+        operation["security"] = [{"token": []}, {}]
+    return operation
+
+
+def _in_path(path: str) -> Iterator[dict[str, Any]]:
+    for name in _NAME.findall(path):
+        yield {"name": name, "in": "path", "required": True, "schema": _NAMES[name]}
+
+
+def _in_query(shape: type[Struct] | None) -> Iterator[dict[str, Any]]:
+    if shape is None:
+        return
+    (reference,), components = msgspec.json.schema_components([shape], ref_template=_REFERENCE)
+    described = components[reference["$ref"].rpartition("/")[2]]
+    for name, schema in described["properties"].items():
+        required = name in described.get("required", ())
+        yield {"name": name, "in": "query", "required": required, "schema": schema}
+
+
+def _responses(verb: Verb) -> dict[str, Any]:
+    secured = () if verb.right is Right.NONE else (401, 403)
+    statuses = sorted({*_ANY_VERB, *secured, *verb.statuses})
+    found: dict[str, Any] = {"200": {"description": "It is done.", "content": _content(verb.answers)}}
+    for status in statuses:
+        found[str(status)] = {
+            "description": _STATUSES[status],
+            "content": {MEDIA_TYPE: {"schema": {"$ref": _REFERENCE.format(name="Problem")}}},
+        }
+    return found
+
+
+def _content(shapes: Mapping[str, Any]) -> dict[str, Any]:
+    return {media_type: {"schema": _schema(shape)} for media_type, shape in shapes.items()}
+
+
+def _schema(shape: Any) -> Any:
+    if shape is None:
+        return _BYTES
+    (schema,), _ = msgspec.json.schema_components([shape], ref_template=_REFERENCE)
+    return schema

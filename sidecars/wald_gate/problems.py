@@ -1,0 +1,92 @@
+"""What a client is answered when something went wrong: ``application/problem+json`` (RFC 9457), our codes and hints.
+
+A problem has a ``code``, which programs may compare, the ``detail`` and the ``hint`` that a command would print, and
+of a request that was carried out in part what is durable.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from starlette.responses import Response
+
+from wald.errors import (
+    DISK_ERRORS,
+    Damaged,
+    DiskFailure,
+    GivenUp,
+    InvalidInput,
+    Locked,
+    NotFound,
+    NotPermitted,
+    Partial,
+    Refused,
+    Unavailable,
+    UnsupportedFormat,
+    WaldError,
+)
+from wald_gate.shapes import Problem, encoded
+
+MEDIA_TYPE = "application/problem+json"
+RETRY_SECONDS = 2
+_STATUS: tuple[tuple[type[WaldError], int, str], ...] = (
+    (InvalidInput, 400, "invalid"),
+    (NotPermitted, 403, "not-permitted"),
+    (NotFound, 404, "not-found"),
+    (Refused, 409, "refused"),
+    (GivenUp, 409, "given-up"),
+    (Partial, 410, "partial"),
+    (Locked, 423, "locked"),
+    (Damaged, 500, "damaged"),
+    (UnsupportedFormat, 500, "newer-wald"),
+    (DiskFailure, 503, "disk"),
+    (Unavailable, 503, "unavailable"),
+)
+
+
+class HttpError(WaldError):
+    """What only HTTP knows: a method, a media type, a token, a size.
+
+    Args:
+        status: as of RFC 9110.
+        code: the word for programs.
+        headers: that belong to the answer, as ``Retry-After``.
+    """
+
+    def __init__(
+        self, status: int, code: str, message: str, *, hint: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+        self.code = code
+        self.headers = dict(headers or {})
+
+
+def problem(error: Exception, **more: Any) -> Response:
+    """The answer for an error.
+
+    Args:
+        more: what else the client may want to know, such as what is durable of its records.
+    """
+    if isinstance(error, HttpError):
+        return _response(error.status, error.code, error.message, error.hint, error.headers, more)
+    if isinstance(error, WaldError):
+        status, code = next((status, code) for kind, status, code in _STATUS if isinstance(error, kind))
+        headers = {"Retry-After": str(RETRY_SECONDS)} if status == HTTPStatus.SERVICE_UNAVAILABLE else {}
+        return _response(status, code, error.message, error.hint, headers, more)
+    if isinstance(error, PermissionError):
+        return problem(NotPermitted.of(error), **more)
+    if isinstance(error, OSError) and error.errno in (*DISK_ERRORS, errno.EMFILE, errno.ENFILE):
+        message = f"{error.filename or 'the log'}: {error.strerror}"
+        return problem(DiskFailure(message, hint="df -h; wald explain"), **more)
+    return _response(500, "internal", "the gate has failed", "what it writes to stderr says how", {}, more)
+
+
+def _response(
+    status: int, code: str, detail: str, hint: str, headers: Mapping[str, str], more: Mapping[str, Any]
+) -> Response:
+    found = Problem(title=HTTPStatus(status).phrase, status=status, code=code, detail=detail, hint=hint, **more)
+    return Response(encoded(found), status, headers, MEDIA_TYPE)

@@ -1,0 +1,100 @@
+"""Records out: what a request for records means, and its response."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Literal
+
+from msgspec import Meta
+from starlette.responses import Response, StreamingResponse
+
+from wald.cli.times import position
+from wald.errors import InvalidInput
+from wald.format.names import DEFAULT_GROUP, check_group
+from wald.setting_types import Duration
+from wald.store.reading.selection import Start
+from wald_gate.call import Call
+from wald_gate.forms import BY_MEDIA_TYPE, FORMS, Events
+from wald_gate.problems import HttpError
+from wald_gate.reading import Reading, Wanted
+from wald_gate.shapes import Shape
+
+_WAIT = Duration(0, 300)
+_SILENT_SECONDS = 15.0  # after which an event stream says that it goes on
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+_ALIVE = b": nothing new\n\n"
+_Position = Annotated[str, Meta(max_length=64)]
+
+
+class Query(Shape, rename={"from_": "from"}):
+    """Which records, and in which form.
+
+    Attributes:
+        from_: earliest, end, cursor, a sequence or a time.
+        to: a sequence, which is included, or a time, which is not.
+        group: the group of ``from=cursor``.
+        wait: if there is no record, how long to wait for one, as "30s".
+        follow: whether to go on with what is appended later, without an end.
+    """
+
+    from_: _Position = "earliest"
+    to: _Position | None = None
+    limit: Annotated[int, Meta(ge=0, le=1 << 62)] | None = None
+    format: Literal["raw", "ndjson", "events", "arrow"] | None = None
+    group: Annotated[str, Meta(max_length=127)] = DEFAULT_GROUP
+    wait: Annotated[str, Meta(max_length=20)] = "0s"
+    follow: Literal["0", "1"] = "0"
+
+
+async def records(call: Call) -> Response:
+    """The records of a route."""
+    query = call.query(Query)
+    form = FORMS[query.format or _accepted(call)]()
+    follow = query.follow == "1" or (isinstance(form, Events) and query.to is None and query.limit is None)
+    reading = Reading(call.state, _wanted(call, query, is_events=isinstance(form, Events)), form)
+    first = await reading.chunk()  # so that what is wrong with the request is its answer
+    if not first and not follow and await reading.more(_seconds(query.wait)):
+        first = await reading.chunk()
+    chunks = reading.chunks(first, follow=follow, silent_seconds=_SILENT_SECONDS)
+    if isinstance(form, Events):
+        chunks = _kept_alive(chunks)
+    return StreamingResponse(chunks, media_type=form.media_type, headers=_HEADERS)
+
+
+async def _kept_alive(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same, and comments where nothing comes, so that nothing between takes the connection for dead."""
+    yield _ALIVE
+    async for chunk in chunks:
+        yield chunk or _ALIVE
+
+
+def _wanted(call: Call, query: Query, *, is_events: bool) -> Wanted:
+    last = call.request.headers.get("last-event-id", "") if is_events else ""
+    start: Start
+    if last.isascii() and last.isdecimal():
+        start = int(last) + 1
+    elif query.from_ in ("earliest", "end", "cursor"):
+        start = query.from_  # type: ignore[assignment]  # these are the names
+    else:
+        start = position("from", query.from_, ("earliest", "end", "cursor"))
+    stop = None if query.to is None else position("to", query.to)
+    return Wanted(call.route, start, stop, check_group(query.group), query.limit)
+
+
+def _accepted(call: Call) -> str:
+    """The form that the client asks for with Accept, the first one that there is."""
+    given = call.request.headers.get("accept", "*/*")
+    for each in given.split(","):
+        media_type = each.partition(";")[0].strip().lower()
+        if media_type in ("*/*", "application/*"):
+            return "ndjson"
+        if media_type in BY_MEDIA_TYPE:
+            return BY_MEDIA_TYPE[media_type]
+    raise HttpError(406, "not-acceptable", f"Accept: {given[:80]}: none of {', '.join(BY_MEDIA_TYPE)}")
+
+
+def _seconds(given: str) -> float:
+    try:
+        return _WAIT.parse(given)
+    except ValueError as error:
+        raise InvalidInput(f"wait must be {error}", hint="wait=30s") from None

@@ -1,0 +1,79 @@
+"""A gate from its start to its end: what it is made of, and what signals do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import uvloop
+
+from wald.answers.liveness import socket_of
+from wald.errors import WaldError
+from wald.log import Log
+from wald.loop import SIGNALS
+from wald_gate.application import application
+from wald_gate.connection import Bounds
+from wald_gate.daemon import Daemon
+from wald_gate.following import Following
+from wald_gate.rights import Rights
+from wald_gate.server import Listening, Server
+from wald_gate.state import Limits, State
+from wald_gate.table import VERBS
+
+_READERS = 16  # threads that wait for the disk
+_PATIENCE_SECONDS = 15.0
+_log = logging.getLogger("wald_gate")
+
+
+def serve(root: Path, listening: Listening, tokens: Path | None) -> None:
+    """Serve the log in ``root`` until SIGTERM or SIGINT.
+
+    Args:
+        tokens: the file of tokens; None: everyone who can connect may do everything.
+
+    Raises:
+        NotFound: there is no log in ``root``.
+        InvalidInput: it cannot listen there, or a certificate or the file of tokens is wrong.
+        OSError: the file of tokens cannot be read.
+    """
+    uvloop.run(_serve(Log(root), listening, Rights(tokens)))
+
+
+async def _serve(log: Log, listening: Listening, rights: Rights) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, stop.set)
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="wald-gate") as threads:
+        daemon = Daemon(log.root.path, socket_of(log.root), patience=_PATIENCE_SECONDS)
+        following = Following(log)
+        state = State(log, daemon, rights, Limits(), threads, following)
+        server = Server(application(state, VERBS), listening, Bounds())
+        try:
+            await server.start()
+            loop.add_signal_handler(signal.SIGHUP, _reload, server, rights)
+            _log.info("wald-gate serves %s on %s", log.root.path, _where(listening, server.port))
+            await stop.wait()
+            following.end()
+            await server.stop()
+        finally:
+            await daemon.close()
+
+
+def _reload(server: Server, rights: Rights) -> None:
+    """Read what may have changed; what is wrong is reported, and what was there stays."""
+    for read in (server.read_certificates, rights.read):
+        try:
+            read()
+        except (WaldError, OSError) as error:
+            _log.warning("%s", error)
+
+
+def _where(listening: Listening, port: int | None) -> str:
+    scheme = "https" if listening.certificate else "http"
+    host = f"[{listening.host}]" if ":" in listening.host else listening.host
+    tcp = [f"{scheme}://{host}:{port}"] if listening.host else []
+    return " and ".join([*tcp, *([str(listening.path)] if listening.path else [])])

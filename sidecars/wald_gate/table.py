@@ -1,0 +1,117 @@
+"""The table of verbs: one row for each, which the application and the OpenAPI document are made from."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from wald_gate import cursors, facts, records_in, records_out
+from wald_gate.call import Call
+from wald_gate.forms import FORMS
+from wald_gate.openapi import document
+from wald_gate.rights import Right
+from wald_gate.shapes import Cursor, NewCursor, Stored, encoded
+from wald_gate.verbs import JSON, Verb
+
+NDJSON = "application/x-ndjson"
+_GET, _POST = "GET", "POST"
+
+
+async def _describe(_: Call) -> Response:
+    """The OpenAPI document, made from the table below."""
+    return Response(encoded(document(VERBS)), media_type=JSON)
+
+
+VERBS: tuple[Verb, ...] = (
+    Verb(
+        _POST,
+        "/v1/routes/{route}/records",
+        "append",
+        "Store records; the answer comes once they are on disk.",
+        Right.WRITE,
+        records_in.append,
+        body={"text/plain": None, NDJSON: None, "application/octet-stream": None},
+        answers={JSON: Stored},
+        statuses=(404, 408, 409, 413, 415),
+    ),
+    Verb(
+        _GET,
+        "/v1/routes/{route}/records",
+        "records",
+        "The records of a route from a position on; with follow=1 also what is appended later.",
+        Right.READ,
+        records_out.records,
+        query=records_out.Query,
+        answers={form.media_type: None for form in FORMS.values()},
+        statuses=(404, 406, 410),
+    ),
+    Verb(
+        _GET,
+        "/v1/routes/{route}/cursors/{group}",
+        "cursor",
+        "How far a group has processed a route.",
+        Right.READ,
+        cursors.get,
+        answers={JSON: Cursor},
+        statuses=(404,),
+    ),
+    Verb(
+        "PUT",
+        "/v1/routes/{route}/cursors/{group}",
+        "set_cursor",
+        "Declare up to where a group has processed a route.",
+        Right.READ,
+        cursors.put,
+        body={JSON: NewCursor},
+        answers={JSON: Cursor},
+        statuses=(404, 409, 413, 415),
+    ),
+    Verb(
+        _GET,
+        "/v1/routes",
+        "routes",
+        "The routes, and how far their groups have come.",
+        Right.KNOWN,
+        facts.routes,
+        answers={JSON: dict},
+    ),
+    Verb(
+        _POST,
+        "/v1/routes/{route}",
+        "add_route",
+        "Make a route, or take a retired one back.",
+        Right.ADMIN,
+        facts.add_route,
+        answers={JSON: dict},
+        statuses=(409,),
+    ),
+    Verb(
+        _GET,
+        "/v1/head",
+        "head",
+        "How far the log is durable.",
+        Right.KNOWN,
+        facts.head,
+        answers={JSON: dict},
+        statuses=(404,),
+    ),
+    Verb(
+        _GET,
+        "/v1/where/{sequence}",
+        "where",
+        "What became of a record.",
+        Right.ADMIN,
+        facts.where,
+        answers={JSON: dict},
+    ),
+    Verb(
+        _GET,
+        "/v1/explain",
+        "explain",
+        "What holds back which bytes.",
+        Right.ADMIN,
+        facts.explain,
+        answers={NDJSON: dict},
+    ),
+    Verb(_POST, "/v1/cut", "cut", "Cut the active segment.", Right.ADMIN, facts.cut, answers={JSON: dict}),
+    Verb(_GET, "/openapi.json", "openapi", "This document.", Right.NONE, _describe, answers={JSON: dict}),
+)

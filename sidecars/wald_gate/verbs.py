@@ -1,0 +1,45 @@
+"""The verbs: what may be asked with which method and path, with which right, in which shape, and what is answered.
+
+One table says all of it. The application is made from it, and so is the OpenAPI document, so neither can say what the
+other does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import Struct
+from starlette.responses import Response
+
+from wald_gate.call import Call
+from wald_gate.rights import Right
+
+Handle = Callable[[Call], Awaitable[Response]]
+JSON = "application/json"
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One row of the table.
+
+    Attributes:
+        name: for programs that are made from the OpenAPI document.
+        path: with ``{route}``, ``{group}`` and ``{sequence}``.
+        query: the shape of the parameters behind the ``?``.
+        body: the shape of the body by media type; None: bytes.
+        answers: the shape of the answer by media type; None: bytes.
+        statuses: of errors, besides those that any verb may have.
+    """
+
+    method: str
+    path: str
+    name: str
+    summary: str
+    right: Right
+    handle: Handle
+    query: type[Struct] | None = None
+    body: Mapping[str, type | None] = field(default_factory=dict)
+    answers: Mapping[str, Any] = field(default_factory=dict)
+    statuses: tuple[int, ...] = ()
