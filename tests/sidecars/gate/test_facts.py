@@ -1,0 +1,65 @@
+"""What a gate says of the log is what commands say of it, and its OpenAPI document has every verb."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from gating import Gate
+from running import wald
+
+from wald_gate.table import VERBS
+
+CURSOR = "/v1/routes/orders/cursors/billing"
+
+
+@pytest.mark.parametrize(
+    ("path", "command"),
+    [("/v1/routes", "routes"), ("/v1/head", "head"), ("/v1/where/2", "where 2"), ("/v1/where/9", "where 9")],
+)
+def test_a_fact_is_what_its_command_prints(gate: Gate, root: Path, path: str, command: str) -> None:
+    """But for the schema, which versions the output of the command."""
+    gate.post("/v1/routes/orders/records", b"one\ntwo\n")
+    said = gate.get(path).json()
+    printed = json.loads(wald(*command.split(), "--json", "--root", root).stdout)
+
+    assert {"schema": printed["schema"], **said} == printed
+
+
+def test_routes_are_made_and_segments_cut(gate: Gate) -> None:
+    assert gate.post("/v1/routes/made").json() == {"route": "made"}
+    assert gate.post("/v1/cut").json() == {"cut": False, "segment": 1}
+    gate.post("/v1/routes/made/records", b"one\n")
+    assert gate.post("/v1/cut").json() == {"cut": True, "segment": 2}
+    assert gate.get("/v1/explain").lines()
+
+
+def test_a_cursor_moves_forward_and_back_only_if_that_is_meant(gate: Gate) -> None:
+    gate.post("/v1/routes/orders/records", b"one\ntwo\n")
+    moved = [
+        gate.ask("PUT", CURSOR, json.dumps(body).encode()).status
+        for body in ({"sequence": 2}, {"sequence": 1}, {"sequence": 1, "rewind": True}, {"sequnce": 1}, {"sequence": 9})
+    ]
+
+    assert moved == [200, 409, 200, 400, 409]
+    assert gate.get(CURSOR).json()["sequence"] == 1
+    assert gate.get("/v1/routes/orders/cursors/nobody").status == 404
+
+
+def test_the_document_has_every_verb_and_refers_to_nothing_that_is_missing(gate: Gate) -> None:
+    found = gate.get("/openapi.json").json()
+    verbs = {(method.upper(), path) for path, item in found["paths"].items() for method in item}
+    references = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(found)))
+
+    assert verbs == {(verb.method, verb.path) for verb in VERBS}
+    assert references == found["components"]["schemas"].keys()
+    assert {"Problem", "Stored", "Cursor", "NewCursor"} <= references
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v1/nothing", 404), ("DELETE", "/v1/head", 405)])
+def test_what_there_is_not(gate: Gate, method: str, path: str, status: int) -> None:
+    answer = gate.ask(method, path)
+
+    assert (answer.status, answer.headers["content-type"]) == (status, "application/problem+json")

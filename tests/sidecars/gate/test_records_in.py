@@ -1,0 +1,106 @@
+"""What is posted is in the log once it is answered, in each form and compression; what is wrong is said."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+import zstandard
+from gating import Gate
+from running import Daemon
+
+import wald
+
+ORDERS = "/v1/routes/orders/records"
+NDJSON = "application/x-ndjson"
+
+
+def values(root: Path) -> list[bytes]:
+    return [record.value for record in wald.open(root).records("orders")]
+
+
+@pytest.mark.parametrize("body", [b"one\ntwo\n", b"one\ntwo"])
+def test_each_line_of_text_is_a_record(gate: Gate, root: Path, body: bytes) -> None:
+    answer = gate.post(ORDERS, body)
+
+    assert (answer.status, answer.json()) == (200, {"first": 1, "last": 2, "count": 2})
+    assert values(root) == [b"one", b"two"]
+
+
+def test_a_body_of_bytes_is_one_record(gate: Gate, root: Path) -> None:
+    value = bytes(range(256)) * 1000
+
+    assert gate.post(ORDERS, value, "application/octet-stream").json() == {"first": 1, "last": 1, "count": 1}
+    assert values(root) == [value]
+
+
+def test_objects_have_keys_headers_and_times(gate: Gate, root: Path) -> None:
+    sent = [
+        {"value": "a", "key": "k", "headers": {"from": "web"}, "time": "2026-11-21T10:00:00Z"},
+        {"value_base64": "/wo=", "not_before": 1795471200000000000},
+    ]
+
+    gate.post(ORDERS, b"".join(json.dumps(each).encode() + b"\n" for each in sent), NDJSON)
+
+    first, second = wald.open(root).records("orders")
+    assert (first.value, first.key, first.headers) == (b"a", b"k", b'{"from":"web"}')
+    assert first.event_time_ns == 1795255200 * 10**9
+    assert second.value == b"\xff\n"
+    assert b"1795471200000000000" in (second.headers or b"")
+
+
+@pytest.mark.parametrize("packed", [("gzip", gzip.compress), ("zstd", zstandard.compress)])
+def test_a_compressed_body_is_what_it_was_before(gate: Gate, root: Path, packed: tuple[str, type]) -> None:
+    encoding, compress = packed
+    lines = [b"line %d" % number for number in range(100_000)]
+    body = compress(b"\n".join(lines))
+
+    answer = gate.ask("POST", ORDERS, body, {"Content-Type": "text/plain", "Content-Encoding": encoding})
+
+    assert answer.json()["count"] == len(lines)
+    assert values(root) == lines
+
+
+def test_a_wrong_line_says_what_is_stored_before_it(gate: Gate, root: Path) -> None:
+    answer = gate.post(ORDERS, b'{"value": "a"}\n{"valeu": "b"}\n', NDJSON)
+
+    assert answer.status == 400
+    assert answer.json()["stored"] == {"first": 1, "last": 1, "count": 1}
+    assert "the body:2: unknown field 'valeu'" in answer.json()["detail"]
+    assert values(root) == [b"a"]
+
+
+@pytest.mark.parametrize(
+    ("route", "media_type", "body", "status", "code"),
+    [
+        ("nowhere", "text/plain", b"x\n", 404, "not-found"),
+        ("%2e%2e", "text/plain", b"x\n", 400, "invalid"),
+        ("orders", "text/html", b"x\n", 415, "media-type"),
+        ("orders", "text/plain", b"", 400, "invalid"),
+    ],
+)
+def test_what_is_not_taken(gate: Gate, route: str, media_type: str, body: bytes, status: int, code: str) -> None:
+    answer = gate.post(f"/v1/routes/{route}/records", body, media_type)
+
+    assert (answer.status, answer.json()["code"]) == (status, code)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["detail"]
+
+
+def test_a_request_outlives_a_daemon_that_is_killed(gate: Gate, daemon: Daemon, root: Path) -> None:
+    """It waits for the next one, and what the first one may have stored is stored once."""
+    gate.post(ORDERS, b"first\n")
+    daemon.process.send_signal(signal.SIGSTOP)
+    answers: list[int] = []
+    asking = threading.Thread(target=lambda: answers.append(gate.post(ORDERS, b"second\n").status))
+    asking.start()
+    daemon.kill()
+    daemon.start_again()
+    asking.join()
+
+    assert answers == [200]
+    assert values(root) == [b"first", b"second"]

@@ -1,0 +1,100 @@
+"""What is read over HTTP is what ``wald read`` reads: positions, forms, and what is appended later."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from gating import Gate
+from running import Daemon, output_of
+
+import wald
+
+ORDERS = "/v1/routes/orders/records"
+
+
+@pytest.fixture
+def filled(gate: Gate) -> Gate:
+    """A gate on a log of 10,000 records."""
+    gate.post(ORDERS, b"".join(b"%d\n" % number for number in range(1, 10_001)))
+    return gate
+
+
+@pytest.mark.parametrize(
+    ("query", "options"),
+    [
+        ("", ()),
+        ("from=9990", ("--from", "9990")),
+        ("from=5&to=7", ("--from", "5", "--to", "7")),
+        ("limit=3", ("--limit", "3")),
+        ("from=5m", ("--from", "5m")),
+        ("from=end", ("--from", "end")),
+        ("from=cursor&group=billing", ("--from", "cursor", "--group", "billing")),
+    ],
+)
+def test_positions_are_those_of_read(filled: Gate, root: Path, query: str, options: tuple[str, ...]) -> None:
+    wald.open(root).set_cursor("orders", 9000, "billing")
+    read = output_of("read", "orders", "--root", root, *options)
+
+    assert filled.get(f"{ORDERS}?format=raw&{query}").body == read
+
+
+def test_what_is_no_text_is_in_base64(gate: Gate) -> None:
+    gate.post(ORDERS, b"\xff\x00", "application/octet-stream")
+
+    (record,) = gate.get(ORDERS).lines()
+    assert record["value_base64"] == "/wA="
+
+
+def test_an_arrow_stream_has_all_records(filled: Gate) -> None:
+    answer = filled.get(ORDERS, accept="application/vnd.apache.arrow.stream")
+
+    table = pa.ipc.open_stream(io.BytesIO(answer.body)).read_all()
+    assert table.column("value").to_pylist() == [b"%d" % number for number in range(1, 10_001)]
+
+
+def test_events_go_on_behind_the_last_one_that_came(filled: Gate, daemon: Daemon, root: Path) -> None:
+    with filled.asked("GET", ORDERS, headers={"Accept": "text/event-stream", "Last-Event-ID": "9999"}) as events:
+        assert next_event(events) == ("10000", "10000")
+        output_of("append", "orders", "--root", root, stdin=b"later\n")
+        assert next_event(events) == ("10001", "later")
+
+
+def test_following_goes_on_without_an_end(filled: Gate, root: Path) -> None:
+    with filled.asked("GET", f"{ORDERS}?from=10000&follow=1&format=raw") as lines:
+        assert lines.readline() == b"10000\n"
+        for number in range(3):
+            output_of("append", "orders", "--root", root, stdin=b"later %d\n" % number)
+            assert lines.readline() == b"later %d\n" % number
+
+
+def test_a_request_that_waits_gets_the_next_record(filled: Gate, root: Path) -> None:
+    with filled.asked("GET", f"{ORDERS}?from=10000&limit=1") as at_once:
+        assert json.loads(at_once.read())["value"] == "10000"
+    assert filled.get(f"{ORDERS}?from=10001&wait=10ms").body == b""
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        ("from=20000", 404),
+        ("from=zzz", 400),
+        ("limit=-1", 400),
+        ("limt=1", 400),
+        ("from=1&from=2", 400),
+        ("from=0", 400),
+    ],
+)
+def test_what_is_no_position(filled: Gate, query: str, status: int) -> None:
+    assert filled.get(f"{ORDERS}?{query}").status == status
+
+
+def next_event(events: io.BufferedIOBase) -> tuple[str, str]:
+    """The id and the value of the next event; comments are passed over."""
+    while not (line := events.readline()).startswith(b"id: "):
+        assert line, "the stream has ended"
+    record = json.loads(events.readline().removeprefix(b"data: "))
+    return line.removeprefix(b"id: ").decode().strip(), record["value"]

@@ -1,0 +1,83 @@
+"""A client does what the file of tokens lets it do, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gating import Gate
+from running import Daemon, eventually
+
+ORDERS = "/v1/routes/orders/records"
+
+
+def entry(name: str, **rights: object) -> str:
+    """A line for the token ``name``-token."""
+    return json.dumps({"name": name, "sha256": hashlib.sha256(f"{name}-token".encode()).hexdigest(), **rights}) + "\n"
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    path = tmp_path / "tokens"
+    path.write_text(entry("in", write=["ord*"]) + entry("out", read=["orders"]) + entry("all", admin=True))
+    return path
+
+
+@pytest.fixture
+def guarded(daemon: Daemon, tokens: Path) -> Iterator[Gate]:
+    """A gate that asks for tokens; orders has a record, and other is there, too."""
+    daemon.ask("ROUTE ADD other")
+    daemon.ask("PUB orders 2\nx\n")
+    with Gate(daemon.root, "--tokens", tokens) as running:
+        yield running
+
+
+def status(gate: Gate, token: str | None, method: str, path: str) -> int:
+    headers = {"Content-Type": "text/plain"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    return gate.ask(method, path, b"y\n" if method == "POST" else None, headers).status
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "expected"),
+    [
+        ("POST", ORDERS, {"in-token": 200, "out-token": 403, "all-token": 200}),
+        ("POST", "/v1/routes/other/records", {"in-token": 403, "out-token": 403, "all-token": 200}),
+        ("GET", ORDERS, {"in-token": 403, "out-token": 200, "all-token": 200}),
+        ("GET", "/v1/routes/other/records", {"in-token": 403, "out-token": 403, "all-token": 200}),
+        ("GET", "/v1/head", {"in-token": 200, "out-token": 200, "all-token": 200}),
+        ("POST", "/v1/cut", {"in-token": 403, "out-token": 403, "all-token": 200}),
+        ("GET", "/v1/where/1", {"in-token": 403, "out-token": 403, "all-token": 200}),
+    ],
+)
+def test_each_token_has_its_routes(guarded: Gate, method: str, path: str, expected: dict[str, int]) -> None:
+    assert {token: status(guarded, token, method, path) for token in expected} == expected
+    assert [status(guarded, token, method, path) for token in (None, "guess")] == [401, 401]
+
+
+def test_a_client_sees_the_routes_that_it_may_read(guarded: Gate) -> None:
+    shown = guarded.get("/v1/routes", authorization="Bearer out-token").json()
+
+    assert {each["route"] for each in shown["routes"]} == {"orders"}
+
+
+def test_sighup_reads_the_tokens_again_and_a_wrong_file_changes_nothing(guarded: Gate, tokens: Path) -> None:
+    tokens.write_text(entry("new", read=["*"]))
+    guarded.process.send_signal(signal.SIGHUP)
+    eventually(lambda: status(guarded, "new-token", "GET", ORDERS) == 200)
+    assert status(guarded, "out-token", "GET", ORDERS) == 401
+
+    tokens.write_text("{}\n")
+    guarded.process.send_signal(signal.SIGHUP)
+    eventually(lambda: "no token of wald-gate" in guarded.log)
+    assert status(guarded, "new-token", "GET", ORDERS) == 200
+
+
+def test_a_page_of_another_site_changes_nothing(gate: Gate) -> None:
+    headers = {"Content-Type": "text/plain", "Origin": "https://elsewhere.example"}
+
+    assert gate.ask("POST", ORDERS, b"x\n", headers).status == 403
+    assert gate.ask("POST", ORDERS, b"x\n", headers | {"Origin": f"http://127.0.0.1:{gate.port}"}).status == 200

@@ -1,0 +1,125 @@
+"""A gate as a process, and requests to it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from running import TIMEOUT_SECONDS, eventually, sidecar
+
+Body = bytes | Iterator[bytes] | None
+_SERVES = re.compile(r"serves .* on https?://[^ ]*:(\d+)")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A response that was read to its end."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        """The body; ``Any``: it is JSON."""
+        return json.loads(self.body)
+
+    def lines(self) -> list[Any]:
+        """The objects of a body of ndjson."""
+        return [json.loads(line) for line in self.body.splitlines()]
+
+
+class Gate:
+    """``wald-gate`` as a process; in a ``with`` block it is killed at the end if it still runs."""
+
+    def __init__(self, root: Path, *arguments: object) -> None:
+        self.root = root
+        self._arguments = arguments
+        self.log_path = root.with_name(f"{root.name}-gate.log")
+        self.port = 0
+        self.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        """Start it, on the port that it had, and return once it takes connections."""
+        listen = f"127.0.0.1:{self.port}"
+        before = len(self.log) if self.log_path.exists() else 0
+        with self.log_path.open("ab") as log:
+            line = sidecar("gate", "--root", self.root, "--listen", listen, *self._arguments)
+            self.process = subprocess.Popen(line, stderr=log)
+
+        def has_begun() -> bool:
+            assert self.process.poll() is None, self.log
+            return _SERVES.search(self.log, before) is not None
+
+        eventually(has_begun)
+        found = _SERVES.search(self.log, before)
+        assert found
+        self.port = int(found[1])
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(TIMEOUT_SECONDS)
+
+    def kill(self) -> None:
+        """SIGKILL, if it still runs."""
+        self.process.kill()
+        self.process.wait()
+
+    @property
+    def log(self) -> str:
+        """What it has said on stderr, over all its lives."""
+        return self.log_path.read_text()
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: Body = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """One request over a connection of its own."""
+        with self.asked(method, path, body, headers) as response:
+            return Answer(response.status, dict(response.getheaders()), response.read())
+
+    def get(self, path: str, **headers: str) -> Answer:
+        """GET; ``last_event_id`` is ``Last-Event-Id``."""
+        return self.ask("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+
+    def post(self, path: str, body: bytes | dict[str, Any] = b"", media_type: str = "text/plain") -> Answer:
+        """POST; a dict is sent as JSON."""
+        if isinstance(body, dict):
+            return self.ask("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        return self.ask("POST", path, body, {"Content-Type": media_type})
+
+    @contextmanager
+    def asked(
+        self,
+        method: str,
+        path: str,
+        body: Body = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Iterator[http.client.HTTPResponse]:
+        """One request, of which the response is read meanwhile."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_SECONDS)
+        try:
+            connection.request(method, path, body, dict(headers or {}))
+            yield connection.getresponse()
+        finally:
+            connection.close()
