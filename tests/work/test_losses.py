@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from logs import Built
 from repairing import repair
 from running import eventually
 
-from wald.errors import NotFound
+from wald.errors import Damaged, NotFound
 from wald.work.arguments import Order
 from wald.work.group import WorkGroup
 from wald.work.standing import Standing, standing
@@ -106,6 +107,21 @@ def test_the_end_of_the_log_may_be_lost(built: Built) -> None:
     repair(built.root.path)
     with group(built) as work:
         assert drained(work, 10) == [1, 2, 3, 4, 5]
+
+
+def test_what_was_read_and_is_missing_without_a_reason_is_an_error(built: Built, tmp_path: Path) -> None:
+    """As if the log had been copied back without the directory of the route."""
+    built.lines("a", [b"1", b"2"])
+    shutil.copytree(built.root.path, tmp_path / "older")
+    built.lines("a", [b"3", b"4"])
+    with group(built) as work:
+        work.ack("x", {*leased(work, 4)} - {3})
+    for file in (built.root.routes / "a").glob("g.*"):
+        shutil.copy2(file, tmp_path / "older" / "routes" / "a")
+    with WorkGroup(tmp_path / "older", "a", "g") as work:
+        for _ in range(2):
+            with pytest.raises(Damaged, match="record 3 of route a was read before, and is not there"):
+                work.lease("x", wait=30)
 
 
 def test_a_record_that_is_given_up_may_be_lost(log: Built) -> None:

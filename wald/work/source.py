@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from wald.errors import WaldError
+from wald.errors import Damaged, WaldError, command_line
 from wald.format.record import Record
 from wald.log import Log
 from wald.store.reading.rows import Rows
@@ -115,8 +115,11 @@ class Source:
         if lost:
             self._lost(lost[0])
             raise Lost(Run(first, lost[-1].last))
-        if batch is None:
-            return ()
+        if batch is None or batch.first_sequence > first:  # the log is older than the journal, or shorter
+            raise Damaged(
+                f"{self._log.root.segments}: record {first} of route {self._route} was read before, and is not there",
+                hint=f"{command_line(self._log.root.path, 'verify')} checks the log",
+            )
         self._kept.add(Decoded.of(batch, is_again=True))
         return self._kept.records(first, last, self._taken_end)
 
