@@ -169,10 +169,10 @@ def feed(
         runners_for(words, workers or 0, time_limit) as runners,  # before there is another thread
         serving(metrics, lambda: of_drain(counts, route, group, time.monotonic())),
     ):
-        drain = Drain(consumer, job, counts, threading.Event(), _report)
+        drain = Drain(consumer, job, counts, threading.Event(), _report, asked)
         work = Feed(drain) if workers is None else Workers(drain, runners)
-        with stopping(drain, asked):
-            given_up = through_full_disks(drain, asked, work.run)
+        with stopping(drain):
+            given_up = through_full_disks(drain, work.run)
     if given_up:
         redriving = command_line(root, f"redrive {dead_letter}", program="wald-drain")
         raise GivenUp(

@@ -110,9 +110,7 @@ class Feed:
                 self._drain.report_of_route(f"the cursor was moved past record {part.first}; going on behind it")
                 return NextStep.SKIPPED
             exit_code = self._run_command(attempts, part, stdin, variables(self._consumer, part, number))
-            step = next_step(
-                exit_code, number=number, tries=tries, count=part.count, stopping=self._drain.stop.is_set()
-            )
+            step = next_step(exit_code, number=number, tries=tries, count=part.count, stopping=self._drain.is_stopping)
             if step is NextStep.COMMIT:
                 self._consumer.commit(part.last)
                 self._drain.counts.processed(part.count, now_ns=self._consumer.now_ns())

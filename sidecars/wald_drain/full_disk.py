@@ -5,7 +5,6 @@ What commands have done meanwhile is in their files, which have their room alrea
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 
@@ -16,11 +15,8 @@ from wald_drain.retries import pause_seconds
 _LONG_SECONDS = 60.0  # after which a full disk is another one
 
 
-def through_full_disks(drain: Drain, asked: threading.Event, run: Callable[[], int]) -> int:
+def through_full_disks(drain: Drain, run: Callable[[], int]) -> int:
     """Return what ``run`` returns, which is called again whenever the disk was full; or 0 if it is to stop then.
-
-    Args:
-        asked: set by a signal, before the drain's ``stop`` is.
 
     Raises:
         DiskFailure: the disk fails.
@@ -33,7 +29,7 @@ def through_full_disks(drain: Drain, asked: threading.Event, run: Callable[[], i
             return run()
         except DiskFailure as error:
             drain.stop.clear()  # a worker that failed has set it
-            if asked.is_set():
+            if drain.asked.is_set():
                 drain.stop.set()
             if drain.stop.is_set() or not _is_full(error):
                 raise

@@ -6,7 +6,7 @@ import shlex
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from wald.errors import DISK_ERRORS, DiskFailure, command_line
@@ -49,9 +49,10 @@ class Drain:
     """A drain that is under way, with workers or without.
 
     Attributes:
-        stop: after it is set, no other command is started. It is set by a signal, and when a worker fails.
+        stop: after it is set, no other command is started. It is set after a signal, and when a worker fails.
         report: gets a line for every failed try and every record given up; called by many threads.
         counts: gets what has been done.
+        asked: set by a signal, before ``stop`` is.
     """
 
     consumer: Consumer
@@ -59,6 +60,12 @@ class Drain:
     counts: Counts
     stop: threading.Event
     report: Callable[[str], None]
+    asked: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a command that fails now is not tried again."""
+        return self.stop.is_set() or self.asked.is_set()
 
     def report_of_route(self, text: str) -> None:
         self.report(f"{self.consumer.route}: {text}")

@@ -22,12 +22,12 @@ def leave() -> None:
 
 
 @contextmanager
-def stopping(drain: Drain, asked: threading.Event) -> Iterator[None]:
-    """Set the ``stop`` of a drain once a signal has set ``asked``, and report what is waited for then."""
+def stopping(drain: Drain) -> Iterator[None]:
+    """Set the ``stop`` of a drain once a signal has set its ``asked``, and report what is waited for then."""
     over = threading.Event()
 
     def forward() -> None:
-        asked.wait()
+        drain.asked.wait()
         drain.stop.set()
         if not over.is_set() and (text := _running(drain)):
             drain.report_of_route(text)

@@ -159,9 +159,7 @@ class Worker:
             exit_code = self._run(part, number)
             if exit_code is None:
                 return NextStep.LEAVE
-            step = next_step(
-                exit_code, number=number, tries=tries, count=part.count, stopping=self._drain.stop.is_set()
-            )
+            step = next_step(exit_code, number=number, tries=tries, count=part.count, stopping=self._drain.is_stopping)
             if step is NextStep.COMMIT:
                 shared.failing_since.pop(self.name, None)
                 self._acknowledge(part)
@@ -190,7 +188,7 @@ class Worker:
         if exit_code is None:
             return NextStep.LEAVE
         step = next_step(
-            exit_code, number=number, tries=self._drain.job.tries, count=1, stopping=self._drain.stop.is_set()
+            exit_code, number=number, tries=self._drain.job.tries, count=1, stopping=self._drain.is_stopping
         )
         if step is NextStep.COMMIT:
             shared.troubles.pop(record.sequence, None)

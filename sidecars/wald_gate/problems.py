@@ -81,7 +81,7 @@ def problem(error: Exception, **more: Any) -> Response:
         return problem(NotPermitted.of(error), **more)
     if isinstance(error, OSError) and error.errno in (*DISK_ERRORS, errno.EMFILE, errno.ENFILE):
         message = f"{error.filename or 'the log'}: {error.strerror}"
-        return problem(DiskFailure(message, hint="df -h; wald explain"), **more)
+        return problem(DiskFailure(message, hint="df -h"), **more)
     return _response(500, "internal", "the gate has failed", "what it writes to stderr says how", {}, more)
 
 

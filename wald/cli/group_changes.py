@@ -20,6 +20,7 @@ from wald.store.files.disk import Disk
 from wald.store.files.uptime import now as uptime_now
 from wald.store.retention.cursors import CursorState
 from wald.store.retention.missing import unless_lost
+from wald.work.commands import require_none
 from wald.work.group import WorkGroup
 from wald.work.ownership import Ownership
 from wald.work.picture import OwnerProcess, Seen, WorkFile, look, owner_of, remove_files, work_file
@@ -105,23 +106,28 @@ def skip(root: Path, route: str, group: str, records: str, why: str, timeout: fl
 @of_consumer_option
 @json_option
 def remove(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) -> None:
-    """Remove a work group from ROUTE: its cursor, its journal, and its other files; refused while a process owns it.
+    """Remove a work group from ROUTE: its cursor, its journal, and its other files.
+
+    It is refused while a process owns the group, and while a command runs that a killed wald-drain has left.
 
     The records that it has not done are no longer kept for it. Records that other groups of the route have not
     processed are kept; if there is no other group, all are.
     """
     log = wald.open(root)
     file = work_file(log.root, route, group, of_consumer=of_consumer)
-    try:
-        if file.path.parent == log.root.place(route, group):
-            with Ownership(log.root, route, group, Disk()):
-                removed = remove_files(file, Disk())
-        elif owner_of(file) is not None:
-            raise Locked(f"{file.lock}: another process works on route {route} for group {group}")
-        else:
+    if file.path.parent == log.root.place(route, group):
+        try:
+            ownership = Ownership(log.root, route, group, Disk())
+        except Locked as error:
+            raise Locked(error.message, hint=_stopping(file, owner_of(file))) from error
+        with ownership:
+            require_none(log.root, route, group)  # without its file, the next start would not wait for it
             removed = remove_files(file, Disk())
-    except Locked as error:
-        raise Locked(error.message, hint=_stopping(file, owner_of(file))) from error
+    elif (owner := owner_of(file)) is not None:
+        message = f"{file.lock}: another process works on route {route} for group {group}"
+        raise Locked(message, hint=_stopping(file, owner))
+    else:
+        removed = remove_files(file, Disk())
     if as_json:
         click.echo(
             json_line("group.remove", {"route": route, "group": group, "paths": [str(each) for each in removed]})

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import pytest
-from draining import Start, await_line, cursor, drain, drain_refusal
-from full_disk import fill, small_file_system
+from draining import Start, cursor, drain, drain_refusal
 from jobs import ONCE, VALUES, Jobs
 from logs import Built
 from running import TIMEOUT_SECONDS, eventually
@@ -88,22 +86,3 @@ def test_one_process_works_for_a_group(built: Built, jobs: Jobs, start: Start) -
     first.send_signal(signal.SIGTERM)
     jobs.let_go(*VALUES)
     assert first.wait(TIMEOUT_SECONDS) == 0
-
-
-def test_a_full_disk_ends_it_and_what_was_processed_is_done(tmp_path: Path, jobs: Jobs, start: Start) -> None:
-    """The next start acknowledges it, as it says in the files of the workers."""
-    with small_file_system(tmp_path / "disk", 8 << 20) as disk:
-        built = Built(disk / "log", segment_max_bytes=1 << 16)
-        values = [str(number) for number in range(1, 101)]
-        built.lines("a", [value.encode() for value in values])
-        jobs.hold(3, 4)
-        process = start(*jobs.arguments(built.root.path, "--workers", 2, "--exit-at-end"))
-        jobs.await_running(3, 4)
-        fill(disk / "filler")
-        jobs.let_go(3, 4)
-        await_line(process, "No space left on device; nothing is lost")
-        assert process.wait(TIMEOUT_SECONDS) == 7
-        (disk / "filler").unlink()
-        assert drain(*jobs.arguments(built.root.path, "--workers", 2, "--exit-at-end")).returncode == 0
-
-    assert jobs.processed == dict.fromkeys(values, 1)

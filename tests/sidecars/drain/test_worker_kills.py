@@ -14,7 +14,7 @@ from contents import records
 from draining import Start, await_line, cursor, drain
 from jobs import ONCE, VALUES, Jobs
 from logs import Built
-from running import TIMEOUT_SECONDS, Daemon, eventually, output_of
+from running import TIMEOUT_SECONDS, Daemon, eventually, output_of, refusal_of, wald
 from tracing import traced
 
 from wald import Consumer, WorkGroup
@@ -294,10 +294,27 @@ def test_what_the_journal_does_not_know_is_not_reported_as_processed(built: Buil
 
     assert done.returncode == 0
     assert jobs.processed == ONCE | {"1": 2}
-    assert done.stderr.decode() == (
+    assert done.stderr.decode().endswith(  # it may have had to wait for the command to end
         "wald-drain: a 1: processed by a command that has outlived its wald-drain, or a full disk, and again now, as "
         "the journal of the group does not know of it\n"
     )
+
+
+def test_a_group_is_not_removed_while_a_command_runs_that_was_left(built: Built, jobs: Jobs, start: Start) -> None:
+    """The next start would not wait for it."""
+    jobs.hold(1)
+    first = start(*jobs.arguments(built.root.path, "--workers", 1))
+    jobs.await_running(1)
+    first.kill()
+    first.wait(TIMEOUT_SECONDS)
+    removing = ("group", "remove", "a", "processed", "--root", built.root.path)
+    code, message, hint = refusal_of(*removing)
+
+    assert code == 5
+    assert "a command that a killed wald-drain has left running has records of route a" in message
+    assert "kill -- -" in hint
+    jobs.let_go(1)
+    eventually(lambda: wald(*removing).returncode == 0)
 
 
 def test_a_killed_runner_ends_the_drain_and_its_command_is_waited_for(built: Built, jobs: Jobs, start: Start) -> None:
