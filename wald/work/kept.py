@@ -14,7 +14,6 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Self
 
-from wald.errors import WaldError
 from wald.format.record import Record
 from wald.store.reading.batches import Batch
 from wald.store.reading.rows import Rows
@@ -109,7 +108,7 @@ class Kept:
 
     def _read(self) -> None:
         while (first := self._asked.get()) is not None:
-            with suppress(WaldError, OSError):  # who wants these records gets the error, as they are read once more
+            with suppress(Exception):  # who wants these records gets the error, as they are read once more
                 for batch in self._batches_from(first):
                     self.add(Decoded.of(batch, is_again=True))
                     break

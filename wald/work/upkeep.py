@@ -97,7 +97,7 @@ class Upkeep:
             for do in (self._follow_cursor, self.move_cursor, self._give_up, self.move_cursor):
                 try:
                     do()
-                except (WaldError, OSError, ValueError) as error:
+                except (WaldError, OSError, ValueError, RuntimeError) as error:
                     self._report_failure(f"{self._route}: group {self._group}: {error}")
 
     def _follow_cursor(self) -> None:
