@@ -192,14 +192,14 @@ def test_it_follows_until_it_is_told_to_stop(stream: Stream, got: Path, start: S
 def test_a_signal_lets_the_command_finish_and_starts_no_other(
     stream: Stream, got: Path, tmp_path: Path, start: Start, number: signal.Signals
 ) -> None:
-    """A second signal does not cut it short either."""
+    """A SIGTERM behind it does not cut it short either; a second Ctrl-C would."""
     stream.append("one", "two")
     begun, done = Gate(tmp_path / "begun"), Gate(tmp_path / "done")
     script = f"cat >> {got}; echo > {begun.path}; read go < {done.path}"
     process = start(stream.name, "--batch-records", 1, "--root", stream.root, "--", "sh", "-c", script)
     begun.await_writer()
     process.send_signal(number)
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     done.let_reader_go()
 
     assert process.wait(TIMEOUT_SECONDS) == 0
