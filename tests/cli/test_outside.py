@@ -257,7 +257,12 @@ _CHANGING = re.compile(
     r"\b(mkdir|mkdirat|mknod|mknodat|chmod|fchmod|fchmodat|rename|renameat|renameat2|link|linkat|symlink|symlinkat|unlink"
     r"|unlinkat|rmdir|truncate|ftruncate|chown|fchown|lchown|fchownat|utimensat|setxattr|bind)\((.*)"
 )
-_APART = ("/dev/null", "/dev/tty", "/proc/self/fd/")  # the last: what was opened before, below a directory of ours
+_APART = (
+    "/dev/null",
+    "/dev/tty",
+    "/proc/self/comm",  # the name of the process itself
+    "/proc/self/fd/",  # what was opened before, below a directory of ours
+)
 _PATH = re.compile(r'"(/[^"]*)"|\d<(/[^>]*)>')
 
 

@@ -36,7 +36,8 @@ def name_of(process: int) -> str:
 def take_name(name: str) -> None:
     """Have this process listed by another name, of at most 15 bytes, until it executes another program."""
     try:
-        Path("/proc/self/comm").write_text(name)
+        with Path("/proc/self/comm").open("r+b", buffering=0) as file:  # never made, if it is not there
+            file.write(name.encode())
     except OSError:  # a sandbox may forbid it, and nothing but a list depends on it
         return
 
