@@ -8,32 +8,29 @@ The gate writes nothing into the log itself but cursors: records, routes and CUT
 process writes, and parsers, TLS and strangers stay out of it. One table has all verbs; the application and the OpenAPI
 document are made from it.
 
-    command ─▶ serving ─▶ server ─▶ connection ─▶ application ─▶ table ─▶ records_in   ─▶ daemon
-                                                                          records_out  ─▶ reading
-                                                                          cursors, facts
+    command ─▶ serving ─▶ transport ─▶ application ─▶ table ─▶ incoming   ─▶ the daemon's socket
+                                                               outgoing   ─▶ the files of the log
+                                                               facts
 
-The modules::
+The rooms, each with its modules in the docstring of its package::
+
+    transport    connections: TCP, unix socket, TLS, and bounds on what a connection may take
+    rights       who asks, and what they may
+    incoming     records in: bodies, and the connection to the daemon
+    outgoing     records out: positions, forms, following
+    facts        what the log is: routes, cursors, where, explain; ROUTE ADD and CUT
+
+and what they share::
 
     command      the options; it imports nothing that the extra ``gate`` brings
     serving      a gate from its start to its end
-    server       listens, on TCP and on a unix socket, with TLS or without
-    connection   one connection, with bounds on what it may take
     application  finds the verb, asks for the right, makes errors problems
     table        which verbs there are
     verbs        what a verb is
     openapi      the document that describes them
     call         one request: its route, query, body
     state        what all requests share
+    limits       what a client may take
     shapes       what is sent and answered in JSON
     problems     errors, as application/problem+json
-    rights       who asks, and what they may
-    records_in   POST of records
-    bodies       a body as payloads: decompressed, cut into records
-    daemon       requests to the daemon, sent again when its connection is lost
-    records_out  GET of records
-    reading      records in chunks, read by threads
-    forms        lines, JSON, events, Arrow
-    following    waits for the head to move
-    cursors      GET and PUT of cursors
-    facts        the verbs that say what the log is, and ROUTE ADD and CUT
 """

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from wald.errors import WaldError
 from wald_gate.call import Call
 from wald_gate.problems import HttpError, problem
-from wald_gate.rights import Client, Right
+from wald_gate.rights.clients import Client, Right
 from wald_gate.state import State
 from wald_gate.verbs import Verb
 

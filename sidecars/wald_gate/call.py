@@ -12,7 +12,7 @@ from starlette.requests import Request
 from wald.errors import InvalidInput
 from wald.format.names import check_group, check_route
 from wald_gate.problems import HttpError
-from wald_gate.rights import Client
+from wald_gate.rights.clients import Client
 from wald_gate.state import State
 
 T = TypeVar("T")

@@ -37,7 +37,7 @@ def command(
     """Serve a log over HTTP until SIGTERM."""
     try:
         from wald_gate import serving
-        from wald_gate.server import Listening
+        from wald_gate.transport.server import Listening
     except ModuleNotFoundError as error:
         raise InvalidInput(
             f"{(error.name or '').partition('.')[0]}, which it needs, is not installed",

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 import wald
 from wald_gate.problems import MEDIA_TYPE
-from wald_gate.rights import Right
+from wald_gate.rights.clients import Right
 from wald_gate.shapes import Problem
 from wald_gate.verbs import Verb
 

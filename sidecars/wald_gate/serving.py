@@ -15,13 +15,14 @@ from wald.errors import WaldError
 from wald.log import Log
 from wald.loop import SIGNALS
 from wald_gate.application import application
-from wald_gate.connection import Bounds
-from wald_gate.daemon import Daemon
-from wald_gate.following import Following
-from wald_gate.rights import Rights
-from wald_gate.server import Listening, Server
-from wald_gate.state import Limits, State
+from wald_gate.incoming.daemon import Daemon
+from wald_gate.limits import Limits
+from wald_gate.outgoing.following import Following
+from wald_gate.rights.clients import Rights
+from wald_gate.state import State
 from wald_gate.table import VERBS
+from wald_gate.transport.connection import Bounds
+from wald_gate.transport.server import Listening, Server
 
 _READERS = 16  # threads that wait for the disk
 _PATIENCE_SECONDS = 15.0

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from wald_gate import cursors, facts, records_in, records_out
 from wald_gate.call import Call
-from wald_gate.forms import FORMS
+from wald_gate.facts import cursors
+from wald_gate.facts import log as facts
+from wald_gate.incoming.append import append
 from wald_gate.openapi import document
-from wald_gate.rights import Right
+from wald_gate.outgoing.forms import FORMS
+from wald_gate.outgoing.records import Query, records
+from wald_gate.rights.clients import Right
 from wald_gate.shapes import Cursor, NewCursor, Stored, encoded
 from wald_gate.verbs import JSON, Verb
 
@@ -28,7 +31,7 @@ VERBS: tuple[Verb, ...] = (
         "append",
         "Store records; the answer comes once they are on disk.",
         Right.WRITE,
-        records_in.append,
+        append,
         body={"text/plain": None, NDJSON: None, "application/octet-stream": None},
         answers={JSON: Stored},
         statuses=(404, 408, 409, 413, 415),
@@ -39,8 +42,8 @@ VERBS: tuple[Verb, ...] = (
         "records",
         "The records of a route from a position on; with follow=1 also what is appended later.",
         Right.READ,
-        records_out.records,
-        query=records_out.Query,
+        records,
+        query=Query,
         answers={form.media_type: None for form in FORMS.values()},
         statuses=(404, 406, 410),
     ),

@@ -14,7 +14,7 @@ from msgspec import Struct
 from starlette.responses import Response
 
 from wald_gate.call import Call
-from wald_gate.rights import Right
+from wald_gate.rights.clients import Right
 
 Handle = Callable[[Call], Awaitable[Response]]
 JSON = "application/json"

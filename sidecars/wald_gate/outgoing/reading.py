@@ -12,7 +12,7 @@ from wald.format.times import nanoseconds
 from wald.store.reading.batches import Batch
 from wald.store.reading.selection import Start, Stop
 from wald.store.segments.seeking import end_of
-from wald_gate.forms import Form
+from wald_gate.outgoing.forms import Form
 from wald_gate.state import State
 
 _CHUNK_BYTES = 256 << 10  # of values

@@ -5,8 +5,8 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from wald.errors import InvalidInput, WaldError
-from wald_gate.bodies import BODIES, Sizes, expanded
 from wald_gate.call import Call
+from wald_gate.incoming.bodies import BODIES, Sizes, expanded
 from wald_gate.problems import HttpError, problem
 from wald_gate.shapes import Stored, encoded
 from wald_gate.verbs import JSON

@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from uvicorn.server import ServerState
 
 from wald.errors import InvalidInput
-from wald_gate.connection import Bounds, Connection
+from wald_gate.transport.connection import Bounds, Connection
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _BACKLOG = 1024

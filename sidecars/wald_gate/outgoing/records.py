@@ -14,9 +14,9 @@ from wald.format.names import DEFAULT_GROUP, check_group
 from wald.setting_types import Duration
 from wald.store.reading.selection import Start
 from wald_gate.call import Call
-from wald_gate.forms import BY_MEDIA_TYPE, FORMS, Events
+from wald_gate.outgoing.forms import BY_MEDIA_TYPE, FORMS, Events
+from wald_gate.outgoing.reading import Reading, Wanted
 from wald_gate.problems import HttpError
-from wald_gate.reading import Reading, Wanted
 from wald_gate.shapes import Shape
 
 _WAIT = Duration(0, 300)

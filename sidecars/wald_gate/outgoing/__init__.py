@@ -1,0 +1,7 @@
+"""Records out: from the files of the log to a response.
+
+records     GET of records: positions, forms
+reading     records in chunks, read by threads
+forms       lines, JSON, events, Arrow
+following   waits for the head to move
+"""

@@ -1,0 +1,4 @@
+"""Rights: who asks, and what they may.
+
+clients     who asks, by a token or as the user at the other end of a unix socket
+"""

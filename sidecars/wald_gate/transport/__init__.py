@@ -1,0 +1,5 @@
+"""Connections: where the gate listens, and what a connection may take.
+
+server      listens, on TCP and on a unix socket, with TLS or without
+connection  one connection, with bounds on what it may take
+"""
