@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from endpoint import free_address, get, metrics
 from running import Client, Daemon, eventually
 
@@ -45,6 +46,7 @@ def test_a_directory_that_cannot_be_measured_costs_no_other_number(tmp_path: Pat
     eventually(lambda: measuring.failures == 1)
 
 
+@pytest.mark.slow
 def test_scrapers_that_never_read_keep_no_other_from_the_answer(start: Start) -> None:
     """A hundred of them: each has a place until another wants it, and the daemon takes records all the while."""
     address = free_address()

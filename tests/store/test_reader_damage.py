@@ -196,7 +196,7 @@ class TestDamage:
             assert next(built.log.records(start=moment(30))).sequence == 30
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(1, 12))
 def test_damage_never_makes_wrong_records(seed: int, changes: int) -> None:
     """Whatever bytes are changed: what is still read was written, in its order, and the rest is reported."""

@@ -53,6 +53,7 @@ def test_what_takes_too_long_is_a_failed_try(daemon: Daemon, options: tuple[obje
     assert json.loads(letter)["headers"]["wald.reason"] == "time limit of 1.0 s after 1 try"
 
 
+@pytest.mark.slow
 @OPTIONS
 def test_a_command_that_ignores_sigterm_is_killed(daemon: Daemon, tmp_path: Path, options: tuple[object, ...]) -> None:
     script = "read x; [ $x = fast ] && exit 0; trap '' TERM; echo $$ > $1/pid; while :; do sleep 0.1; done"
@@ -60,6 +61,7 @@ def test_a_command_that_ignores_sigterm_is_killed(daemon: Daemon, tmp_path: Path
     ends(tmp_path / "pid")
 
 
+@pytest.mark.slow
 @OPTIONS
 def test_what_the_command_has_started_is_ended_too(daemon: Daemon, tmp_path: Path, options: tuple[object, ...]) -> None:
     """A process that ignores SIGTERM, too, whose parent does not."""
