@@ -1,0 +1,17 @@
+"""A browser for all tests of a module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from browsing import Chromium, lack
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Chromium]:
+    """The browser; without it the test is skipped, unless CHROMIUM_REQUIRED is set."""
+    if why := lack():
+        pytest.skip(why)
+    with Chromium() as browser:
+        yield browser

@@ -1,0 +1,165 @@
+"""Debian's Chromium, and visits to a page with it that fail on whatever goes wrong there.
+
+A visit collects what a page must never do: write an error to the console (a breach of its Content-Security-Policy is
+one), throw, open a dialog or another window, ask any other server for anything. At its end nothing of that may have
+happened. The browser ends with the process that has started it, whatever ends that.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    CDPSession,
+    ConsoleMessage,
+    Dialog,
+    Page,
+    Request,
+    ViewportSize,
+    sync_playwright,
+)
+from running import TIMEOUT_SECONDS
+
+DESK: ViewportSize = {"width": 1440, "height": 900}
+PHONE: ViewportSize = {"width": 390, "height": 844}
+_FLAGS = (
+    "--no-sandbox",  # the tests may run as root
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+_OWN_SCHEMES = ("data:", "blob:", "about:")
+
+
+def lack() -> str:
+    """Why there is no browser here; "" if there is one, or if there has to be one."""
+    if shutil.which("chromium") or os.environ.get("CHROMIUM_REQUIRED"):
+        return ""
+    return "needs Chromium: apt install chromium"
+
+
+class Visit:
+    """A tab of its own, with nothing in it that another one has left.
+
+    Attributes:
+        page: as Playwright has it; addresses are relative to the server.
+        faults: what must not have happened, a sentence each.
+    """
+
+    def __init__(self, context: BrowserContext, origin: str) -> None:
+        self.faults: list[str] = []
+        self._origin = origin
+        self._context = context
+        context.set_default_timeout(TIMEOUT_SECONDS * 1000)
+        context.on("request", self._on_request)
+        context.on("dialog", self._on_dialog)
+        context.on("console", self._on_console)
+        context.on("weberror", lambda error: self.faults.append(f"thrown: {error.error}"))
+        self.page: Page = context.new_page()
+        context.on("page", lambda page: self.faults.append(f"another window: {page.url}"))
+
+    def require_no_faults(self, allowed: str | None) -> None:
+        """Fail if anything happened that must not, and does not match ``allowed``."""
+        faults = [each for each in self.faults if not (allowed and re.search(allowed, each))]
+        assert not faults, "\n".join(faults)
+
+    def devtools(self) -> CDPSession:
+        """The DevTools protocol of the tab, for what Playwright has no word for."""
+        return self._context.new_cdp_session(self.page)
+
+    def metrics(self) -> dict[str, float]:
+        """Of the renderer, since the page was loaded: ``TaskDuration`` in seconds, ``Nodes``, ``JSHeapUsedSize``."""
+        devtools = self.devtools()
+        devtools.send("Performance.enable")
+        found = devtools.send("Performance.getMetrics")["metrics"]
+        devtools.detach()
+        return {each["name"]: each["value"] for each in found}
+
+    def first_paint_ms(self) -> float:
+        """From the start of the navigation to the first contentful paint."""
+        return float(
+            self.page.evaluate(
+                """() => new Promise((resolve) => new PerformanceObserver((list) => {
+                    const found = list.getEntriesByName("first-contentful-paint")
+                    if (found.length) resolve(found[0].startTime)
+                }).observe({type: "paint", buffered: true}))"""
+            )
+        )
+
+    def _on_request(self, request: Request) -> None:
+        if not request.url.startswith((self._origin, *_OWN_SCHEMES)):
+            self.faults.append(f"asked elsewhere: {request.url[:200]}")
+
+    def _on_dialog(self, dialog: Dialog) -> None:
+        self.faults.append(f"a dialog: {dialog.message}")
+        dialog.dismiss()
+
+    def _on_console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.faults.append(f"{message.type} in the console: {message.text} ({message.location['url']})")
+
+
+class Chromium:
+    """The browser, headless, with an empty profile; in a ``with`` block it ends at the end."""
+
+    def __enter__(self) -> Self:
+        self._manager = sync_playwright()
+        driver = self._manager.start()
+        try:
+            path = shutil.which("chromium") or "/usr/bin/chromium"
+            self.browser: Browser = driver.chromium.launch(executable_path=path, args=list(_FLAGS))
+        except BaseException:
+            driver.stop()
+            raise
+        self._driver = driver
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.browser.close()
+        self._driver.stop()
+
+    @contextmanager
+    def visit(
+        self,
+        origin: str,
+        *,
+        size: ViewportSize = DESK,
+        dark: bool = False,
+        javascript: bool = True,
+        allowed: str | None = None,
+        cookies: Sequence[Any] = (),
+    ) -> Iterator[Visit]:
+        """Visit a server; at the end nothing must have happened that must not happen.
+
+        Args:
+            origin: ``http://127.0.0.1:7700``.
+            size: of the window, in CSS pixels.
+            allowed: a pattern of faults that belong to what is tested, as of a server that is killed.
+        """
+        context = self.browser.new_context(
+            base_url=origin,
+            viewport=size,
+            color_scheme="dark" if dark else "light",
+            java_script_enabled=javascript,
+            reduced_motion="reduce",
+        )
+        try:
+            context.add_cookies(cookies)
+            visit = Visit(context, origin)
+            yield visit
+            visit.require_no_faults(allowed)
+        finally:
+            context.close()
