@@ -67,6 +67,17 @@ def connected(address: Address) -> socket.socket:
     return connection
 
 
+def address_of(text: str) -> Address:
+    """An address as it stands in a command: a path, or HOST:PORT."""
+    host, colon, port = text.rpartition(":")
+    return (host, int(port)) if colon else text
+
+
+def text_of(address: Address) -> str:
+    """An address for a command."""
+    return address if isinstance(address, str) else f"{address[0]}:{address[1]}"
+
+
 def _nats_settings(folder: Path, port: int, *, synced: bool) -> Path:
     path = folder / "nats.conf"
     always = ", sync_interval: always" if synced else ""

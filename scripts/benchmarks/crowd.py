@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from benchmarks.clients import wald_request
+from benchmarks.clients import wald_exchange
 from benchmarks.stage import ROUTE
 
 _LARGE = 64 << 20
@@ -27,7 +27,7 @@ _TRICKLE_SECONDS = 1.0
 
 
 def good(path: str, records: int, seconds: float) -> tuple[float, float]:
-    request, _ = wald_request(records)
+    request = wald_exchange(records).request
     times: list[float] = []
     connection = _connect(path)
     connection.sendall(b"PING\n")
@@ -83,7 +83,7 @@ def half(path: str, count: int) -> Iterator[None]:
 
 def mute(path: str, count: int) -> Iterator[None]:
     """They send requests for as long as the socket takes some, and read no reply."""
-    request, _ = wald_request(1)
+    request = wald_exchange(1).request
     connections = [_connect(path) for _ in range(count)]
     for connection in connections:
         connection.setblocking(False)

@@ -25,7 +25,7 @@ from itertools import islice
 from pathlib import Path
 
 import wald
-from benchmarks.brokers import Address, connected
+from benchmarks.brokers import Address, address_of, connected
 from benchmarks.queues import (
     BATCH,
     Beanstalkd,
@@ -179,25 +179,20 @@ def _hundred(kind: str, address: Address, name: str, left: int, seconds: float) 
     return records_per_second(QUEUES[kind](address).worker(name, left), seconds)
 
 
-def _address(text: str) -> Address:
-    host, colon, port = text.rpartition(":")
-    return (host, int(port)) if colon else text
-
-
 def main(address: str, kind: str, what: str, *words: str) -> None:
     if what == "fill":
         path, records = words
         with Path(path).open("rb") as file:
-            QUEUES[kind](_address(address)).fill([line[:-1] for line in islice(file, int(records))])
+            QUEUES[kind](address_of(address)).fill([line[:-1] for line in islice(file, int(records))])
         return
     name, left, seconds = words[0], int(words[1]), float(words[2])
     if kind == "wald":
         ours = {"hundred": wald_hundred, "threads": wald_threads, "loop": wald_loop}
         print(ours[what](address, name, left, seconds))
     elif what == "hundred":
-        print(_hundred(kind, _address(address), name, left, seconds))
+        print(_hundred(kind, address_of(address), name, left, seconds))
     else:
-        print((redis_threads if what == "threads" else redis_loop)(_address(address), name, left, seconds))
+        print((redis_threads if what == "threads" else redis_loop)(address_of(address), name, left, seconds))
 
 
 if __name__ == "__main__":
