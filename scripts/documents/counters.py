@@ -12,6 +12,11 @@ from wald.exposition import Metric
 from wald.metrics import Metrics
 from wald_drain.counts import Counts as DrainCounts
 from wald_drain.counts import of_drain
+from wald_gate.monitoring.counts import Counts as GateCounts
+from wald_gate.monitoring.counts import Published
+from wald_gate.monitoring.exported import of_gate
+from wald_gate.monitoring.readiness import Word
+from wald_gate.transport.connection import Bounds
 from wald_reclaim.counts import Counts as ReclaimCounts
 from wald_reclaim.counts import of_reclaim
 
@@ -22,10 +27,18 @@ def _directory() -> Iterable[Metric]:
     return of_directory(nothing, needed_bytes=0, now_ns=0)
 
 
+def _gate() -> Iterable[Metric]:
+    """With what a metric without values would be left out for."""
+    counts = GateCounts()
+    counts.of_verb("head").count(200, 0.0)
+    return of_gate(counts, Bounds(), Published(), Word.READY, "")
+
+
 PROGRAMS: dict[str, Callable[[], Iterable[Metric]]] = {
     "daemon": lambda: [*of_daemon(Metrics()), *of_measuring(0)],
     "directory": _directory,
     "drain": lambda: of_drain(DrainCounts(), "", "", 0),
+    "gate": _gate,
     "reclaim": lambda: of_reclaim(ReclaimCounts()),
 }
 

@@ -11,6 +11,7 @@ document are made from it.
     command ─▶ serving ─▶ transport ─▶ application ─▶ table ─▶ incoming   ─▶ the daemon's socket
                                                                outgoing   ─▶ the files of the log
                                                                facts
+                                                               monitoring
 
 The rooms, each with its modules in the docstring of its package::
 
@@ -19,6 +20,7 @@ The rooms, each with its modules in the docstring of its package::
     incoming     records in: bodies, and the connection to the daemon
     outgoing     records out: positions, forms, following
     facts        what the log is: routes, cursors, where, explain; ROUTE ADD and CUT
+    monitoring   how the gate is: health, readiness, metrics, a line about each request
 
 and what they share::
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,32 +16,42 @@ from starlette.routing import Route
 
 from wald.errors import WaldError
 from wald_gate.call import Call
+from wald_gate.monitoring.counts import Answered
 from wald_gate.problems import HttpError, problem
-from wald_gate.rights.clients import Client, Right
+from wald_gate.rights.clients import PEER, Client, Right
 from wald_gate.state import State
 from wald_gate.verbs import Verb
 
-PEER = "wald.peer"  # in the scope: the number of the user at the other end of a unix socket
+_CLIENT = "wald.client"  # in the scope: the name of who asks
+_NO_VERB = "none"
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _log = logging.getLogger("wald_gate")
 
 
 def application(state: State, verbs: Iterable[Verb]) -> Starlette:
     """The ASGI application of a gate."""
-    routes = [Route(verb.path, _Endpoint(verb, state), methods=[verb.method], name=verb.name) for verb in verbs]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _not_there})
+    routes = [
+        Route(verb.path, _Endpoint(verb, state, state.counts.of_verb(verb.name)), methods=[verb.method], name=verb.name)
+        for verb in verbs
+    ]
+    return Starlette(routes=routes, exception_handlers={HTTPException: partial(_not_there, state)})
 
 
 @dataclass(frozen=True)
 class _Endpoint:
-    """Answers the requests for one verb."""
+    """Answers the requests for one verb, and counts them."""
 
     verb: Verb
     state: State
+    answered: Answered
 
     async def __call__(self, scope, receive, send) -> None:  # type: ignore[no-untyped-def]
+        began = time.perf_counter()
         request = Request(scope, receive)
         response = await self._answer(request)
+        seconds = time.perf_counter() - began
+        self.answered.count(response.status_code, seconds)
+        self.state.request_log.note(scope["method"], scope["path"], scope.get(_CLIENT, ""), response, seconds)
         await response(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
@@ -48,6 +60,7 @@ class _Endpoint:
             client = Client("anyone")
             if self.verb.right is not Right.NONE:
                 client = self.state.rights.client(request.headers.get("authorization"), request.scope.get(PEER))
+                request.scope[_CLIENT] = client.name
                 self._require(client, request.path_params.get("route"))
             return await self.verb.handle(Call(request, client, self.state))
         except (WaldError, OSError) as error:
@@ -78,9 +91,16 @@ def _require_own_page(request: Request) -> None:
             raise HttpError(403, "other-origin", f"a page of {origin} may not do this on {host}")
 
 
-async def _not_there(request: Request, error: Exception) -> Response:
+async def _not_there(state: State, request: Request, error: Exception) -> Response:
     """A path or a method that no verb has."""
     assert isinstance(error, HTTPException)
+    response = _nothing(request, error)
+    state.counts.of_verb(_NO_VERB).count(response.status_code, 0.0)
+    state.request_log.note(request.method, request.scope["path"], "", response, 0.0)
+    return response
+
+
+def _nothing(request: Request, error: HTTPException) -> Response:
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
         return problem(

@@ -23,6 +23,7 @@ from wald.errors import InvalidInput
 @click.option("--authorities", type=click.Path(path_type=Path), help="Each client must show a certificate of these.")
 @click.option("--tokens", type=click.Path(path_type=Path), help="Who may what. SIGHUP reads it again.")
 @click.option("--insecure", is_flag=True, help="Listen for other machines without TLS or tokens all the same.")
+@click.option("--log-requests", is_flag=True, help="A line about each request on stderr, and not of failures only.")
 @click.version_option(wald.__version__, message="%(prog)s %(version)s")
 def command(
     root: Path,
@@ -33,6 +34,7 @@ def command(
     authorities: Path | None,
     tokens: Path | None,
     insecure: bool,
+    log_requests: bool,
 ) -> None:
     """Serve a log over HTTP until SIGTERM."""
     try:
@@ -46,7 +48,7 @@ def command(
     listening = Listening(*_address(listen), uds, certificate, key, authorities)
     listening.require_safe(has_tokens=tokens is not None, insecure=insecure)
     logging.basicConfig(format="%(message)s", level=logging.INFO)
-    serving.serve(root, listening, tokens)
+    serving.serve(root, listening, tokens, log_requests=log_requests)
 
 
 def main() -> None:

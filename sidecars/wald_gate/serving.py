@@ -17,6 +17,9 @@ from wald.loop import SIGNALS
 from wald_gate.application import application
 from wald_gate.incoming.daemon import Daemon
 from wald_gate.limits import Limits
+from wald_gate.monitoring.counts import Counts
+from wald_gate.monitoring.readiness import Readiness
+from wald_gate.monitoring.requests import RequestLog
 from wald_gate.outgoing.following import Following
 from wald_gate.rights.clients import Rights
 from wald_gate.state import State
@@ -29,30 +32,34 @@ _PATIENCE_SECONDS = 15.0
 _log = logging.getLogger("wald_gate")
 
 
-def serve(root: Path, listening: Listening, tokens: Path | None) -> None:
+def serve(root: Path, listening: Listening, tokens: Path | None, *, log_requests: bool) -> None:
     """Serve the log in ``root`` until SIGTERM or SIGINT.
 
     Args:
         tokens: the file of tokens; None: everyone who can connect may do everything.
+        log_requests: write a line about each request, and not about those alone that could not be carried out.
 
     Raises:
         NotFound: there is no log in ``root``.
         InvalidInput: it cannot listen there, or a certificate or the file of tokens is wrong.
         OSError: the file of tokens cannot be read.
     """
-    uvloop.run(_serve(Log(root), listening, Rights(tokens)))
+    uvloop.run(_serve(Log(root), listening, Rights(tokens), log_requests=log_requests))
 
 
-async def _serve(log: Log, listening: Listening, rights: Rights) -> None:
+async def _serve(log: Log, listening: Listening, rights: Rights, *, log_requests: bool) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(number, stop.set)
     with ThreadPoolExecutor(_READERS, thread_name_prefix="wald-gate") as threads:
-        daemon = Daemon(log.root.path, socket_of(log.root), patience=_PATIENCE_SECONDS)
+        socket = socket_of(log.root)
+        daemon = Daemon(log.root.path, socket, patience=_PATIENCE_SECONDS)
         following = Following(log)
-        state = State(log, daemon, rights, Limits(), threads, following)
-        server = Server(application(state, VERBS), listening, Bounds())
+        bounds, counts, readiness = Bounds(), Counts(), Readiness(log, socket)
+        request_log = RequestLog(every=log_requests)
+        state = State(log, daemon, rights, Limits(), threads, following, bounds, counts, readiness, request_log)
+        server = Server(application(state, VERBS), listening, bounds)
         try:
             await server.start()
             loop.add_signal_handler(signal.SIGHUP, _reload, server, rights)

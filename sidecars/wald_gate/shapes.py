@@ -39,6 +39,13 @@ class Cursor(Struct):
     message: str = ""
 
 
+class Health(Struct, omit_defaults=True):
+    """How the gate is: a word for programs, and why."""
+
+    status: str
+    detail: str = ""
+
+
 class NewCursor(Shape):
     """Up to where a group has processed a route; 0: nothing."""
 

@@ -1,4 +1,4 @@
-"""What the gate has while it runs: the log, the connection to its daemon, the limits, and threads that read."""
+"""What the gate has while it runs: the log, the connection to its daemon, limits, counts, and threads that read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from typing import ParamSpec, TypeVar
 from wald.log import Log
 from wald_gate.incoming.daemon import Daemon
 from wald_gate.limits import Limits
+from wald_gate.monitoring.counts import Counts
+from wald_gate.monitoring.readiness import Readiness
+from wald_gate.monitoring.requests import RequestLog
 from wald_gate.outgoing.following import Following
 from wald_gate.rights.clients import Rights
+from wald_gate.transport.connection import Bounds
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,6 +33,10 @@ class State:
     limits: Limits
     threads: ThreadPoolExecutor
     following: Following
+    bounds: Bounds
+    counts: Counts
+    readiness: Readiness
+    request_log: RequestLog
 
     async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Carry out what waits for the disk, without stopping the event loop."""

@@ -8,11 +8,12 @@ from wald_gate.call import Call
 from wald_gate.facts import cursors
 from wald_gate.facts import log as facts
 from wald_gate.incoming.append import append
+from wald_gate.monitoring import pages
 from wald_gate.openapi import document
 from wald_gate.outgoing.forms import FORMS
 from wald_gate.outgoing.records import Query, records
 from wald_gate.rights.clients import Right
-from wald_gate.shapes import Cursor, NewCursor, Stored, encoded
+from wald_gate.shapes import Cursor, Health, NewCursor, Stored, encoded
 from wald_gate.verbs import JSON, Verb
 
 NDJSON = "application/x-ndjson"
@@ -116,5 +117,24 @@ VERBS: tuple[Verb, ...] = (
         answers={NDJSON: dict},
     ),
     Verb(_POST, "/v1/cut", "cut", "Cut the active segment.", Right.ADMIN, facts.cut, answers={JSON: dict}),
+    Verb(_GET, "/healthz", "healthz", "Whether the gate runs.", Right.NONE, pages.healthz, answers={JSON: Health}),
+    Verb(
+        _GET,
+        "/readyz",
+        "readyz",
+        "Whether the log can be read and its daemon answers; 503 says why not.",
+        Right.NONE,
+        pages.readyz,
+        answers={JSON: Health},
+    ),
+    Verb(
+        _GET,
+        "/metrics",
+        "metrics",
+        "What the gate counts, as Prometheus reads it.",
+        Right.KNOWN,
+        pages.metrics,
+        answers={"text/plain": None},
+    ),
     Verb(_GET, "/openapi.json", "openapi", "This document.", Right.NONE, _describe, answers={JSON: dict}),
 )

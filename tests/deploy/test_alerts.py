@@ -25,6 +25,7 @@ ALERTS: list[dict[str, Any]] = yaml.safe_load(RULES.read_text())["groups"][0]["r
 DASHBOARD: dict[str, Any] = json.loads((MONITORING / "dashboard.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 QUERIES = [alert["expr"] for alert in ALERTS] + [target["expr"] for panel in PANELS for target in panel["targets"]]
+PROGRAMS = ("daemon", "reclaim", "drain", "gate")
 NAME = re.compile(r"\bwald_\w+")
 
 
@@ -87,7 +88,7 @@ def test_texts_of_alerts_can_be_filled_in(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """What a daemon, a wald-reclaim and a wald-drain export of a log with everything in it, by program."""
+    """What a daemon and the programs beside it export of a log with everything in it, by program."""
     root = tmp_path_factory.mktemp("exported") / "log"
     built = Built(root, now_ns=time.time_ns() - 86_400 * 10**9)  # old enough for its growth to be known
     for route in ("a", "b", "unread"):
@@ -95,7 +96,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str
         built.cut()
     built.seal()
     run(sidecar("archive", "pack", "a", "--root", root))
-    addresses = [free_address() for _ in range(3)]
+    addresses = [free_address() for _ in range(4)]
     settings = root.parent / "wald.toml"
     settings.write_text("[routes.unread]\npinned_max_bytes = 1\n")
     with Daemon(root, "--config", settings, env={"WALD_METRICS": addresses[0]}):
@@ -104,13 +105,19 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str
         lines = (
             sidecar("reclaim", "--watch", "--grace", "0s", *options, addresses[1]),
             sidecar("drain", "feed", *options, addresses[2], "b", "--", "true"),
+            sidecar("gate", "--root", root, "--listen", addresses[3]),
         )
         beside = [launched(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for line in lines]
         try:
-            wanted = ("wald_last_reclaim_timestamp", "wald_reclaim_last_pass_timestamp", "wald_drain_last_success")
+            wanted = (
+                "wald_last_reclaim_timestamp",
+                "wald_reclaim_last_pass_timestamp",
+                "wald_drain_last_success",
+                "wald_gate",
+            )
             for address, name in zip(addresses, wanted, strict=True):
                 eventually(lambda address=address, name=name: name in scraped(address))  # type: ignore[misc]
-            yield dict(zip(("daemon", "reclaim", "drain"), map(scraped, addresses), strict=True))
+            yield dict(zip(PROGRAMS, map(scraped, addresses), strict=True))
         finally:
             for process in beside:
                 process.terminate()
@@ -125,7 +132,7 @@ def scraped(address: str) -> str:
         return ""
 
 
-@pytest.mark.parametrize("program", ["daemon", "reclaim", "drain"])
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_promtool_finds_no_fault_with_what_a_program_exports(exported: dict[str, str], program: str) -> None:
     """Names, types, units, help: what it prints is a complaint."""
     done = promtool("check", "metrics", stdin=exported[program])

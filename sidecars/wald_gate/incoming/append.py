@@ -20,7 +20,7 @@ async def append(call: Call) -> Response:
     cut = BODIES.get(call.media_type)
     if cut is None:
         raise HttpError(415, "media-type", f"{call.media_type or 'no media type'}: {' or '.join(BODIES)} is taken here")
-    limits = call.state.limits
+    limits, counts = call.state.limits, call.state.counts
     sizes = Sizes(limits.body_bytes, limits.record_bytes)
     encoding = call.request.headers.get("content-encoding", "").strip().lower()
     stored: Stored | None = None
@@ -29,6 +29,8 @@ async def append(call: Call) -> Response:
             durable = await call.state.daemon.publish(call.route, payload.data, columns=payload.columns)
             call.state.following.move(durable.last)
             count = durable.last - durable.first + 1 + (stored.count if stored else 0)
+            counts.stored_records += durable.last - durable.first + 1
+            counts.stored_bytes += len(payload.data)
             stored = Stored(stored.first if stored else durable.first, durable.last, count)
     except WaldError as error:
         return problem(error, stored=stored)

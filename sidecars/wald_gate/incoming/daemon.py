@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from wald.client.refusals import refused, unreachable
 from wald.client.session import Durable
 from wald.errors import WaldError
 from wald.format.protocol import Code, ProtocolError, Publish, encode_publish, parse_reply
+from wald_gate.monitoring.counts import Published
 
 _PASSES = frozenset({Code.FULL, Code.BUSY, Code.TIMEOUT, Code.FAILED})
 _PAUSE_SECONDS, _PAUSE_MAX_SECONDS = 0.02, 1.0
@@ -50,12 +52,16 @@ class Daemon:
         root: of the log.
         patience: for how many seconds a request is tried before its answer is :class:`wald.errors.Unavailable`. It
             may still be carried out after that.
+
+    Attributes:
+        published: for the metrics.
     """
 
     def __init__(self, root: Path, socket: Path, *, patience: float) -> None:
         self._root = root
         self._socket = socket
         self._patience = patience
+        self.published = Published()
         self._idle: list[Producer] = []
         self._under_way: deque[_Request] = deque()
         self._again: deque[_Request] = deque()  # to be sent once more
@@ -76,7 +82,11 @@ class Daemon:
         line = encode_publish(Publish(route.encode(), len(payload), columns, producer.id, producer.number))
         request = _Request(line, payload)
         request.answer.add_done_callback(lambda answer: self._release(producer, answer))
-        first, last = (await self._ask(request)).split()
+        began = time.perf_counter()
+        try:
+            first, last = (await self._ask(request)).split()
+        finally:
+            self.published.seconds.observe(time.perf_counter() - began)
         return Durable(int(first), int(last))
 
     async def command(self, *words: str) -> str:
@@ -135,6 +145,7 @@ class Daemon:
         except ProtocolError as error:
             if error.code in _PASSES:
                 request.trouble = error
+                self.published.repeated += 1
                 self._again.append(request)
                 self._wanted.set()
             else:
@@ -144,6 +155,7 @@ class Daemon:
         """Take in that the connection is lost: what was under way is sent again."""
         self._transport = None
         self._may_write.set()
+        self.published.repeated += len(self._under_way)
         self._again.extendleft(reversed(self._under_way))
         self._under_way.clear()
         self._wanted.set()

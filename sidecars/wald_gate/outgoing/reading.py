@@ -45,6 +45,7 @@ class Reading:
         self._pass: Iterator[Batch] | None = None  # one way to the end of the log, as it was at its beginning
         self._next = 1  # of the log, what comes behind that
         self._last = 0  # that was read
+        self._records = 0
 
     async def chunk(self) -> bytes:
         """The next records; b"" at the end of the log.
@@ -52,7 +53,11 @@ class Reading:
         Raises:
             WaldError: as of :meth:`wald.log.Log.batches`.
         """
-        return await self._state.in_thread(self._read)
+        before, counts = self._records, self._state.counts
+        chunk = await self._state.in_thread(self._read)
+        counts.sent_records += self._records - before
+        counts.sent_bytes += len(chunk)
+        return chunk
 
     async def more(self, seconds: float | None) -> bool:
         """Wait at the end of the log; False if nothing came for so many seconds, or if nothing more is wanted."""
@@ -66,17 +71,22 @@ class Reading:
         Args:
             follow: whether to go on behind the end of the log.
         """
-        chunk = first
-        while True:
-            while chunk:
-                yield chunk
+        counts = self._state.counts
+        counts.streams += follow
+        try:
+            chunk = first
+            while True:
+                while chunk:
+                    yield chunk
+                    chunk = await self.chunk()
+                if not follow or self._is_complete() or self._state.following.is_over:
+                    break
+                if not await self.more(silent_seconds):
+                    yield b""
                 chunk = await self.chunk()
-            if not follow or self._is_complete() or self._state.following.is_over:
-                break
-            if not await self.more(silent_seconds):
-                yield b""
-            chunk = await self.chunk()
-        yield self._form.end()
+            yield self._form.end()
+        finally:
+            counts.streams -= follow
 
     def _read(self) -> bytes:
         if self._pass is None:
@@ -92,6 +102,7 @@ class Reading:
                 break
         else:
             self._pass = None
+        self._records += records
         if self._wanted.limit is not None:
             self._wanted = replace(self._wanted, limit=self._wanted.limit - records)
         return self._form.write(batches) if batches else b""

@@ -16,6 +16,7 @@ from typing import Any
 from wald.errors import InvalidInput, user_name
 from wald_gate.problems import HttpError
 
+PEER = "wald.peer"  # in the scope of a request: the number of the user at the other end of a unix socket
 _SCHEME = "bearer "
 _EXAMPLE = '{"name": "shop", "sha256": "…", "read": ["orders"], "write": ["orders"]}'
 

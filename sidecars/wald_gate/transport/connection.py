@@ -10,16 +10,28 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from wald_gate.application import PEER
+from wald_gate.rights.clients import PEER
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7), SO_PEERCRED
 _UNSENT_BYTES = 256 << 10  # of a response, in the buffer of its connection
+
+
+class Ended(StrEnum):
+    """Why the gate has ended a connection."""
+
+    MADE_WAY = "made way"
+    """It was idle, and another one needed its place."""
+    NO_PLACE = "no place"
+    HEAD_SIZE = "head too large"
+    HEAD_TIME = "head too slow"
+    SEND_TIME = "answer not taken"
 
 
 @dataclass
@@ -31,6 +43,7 @@ class Bounds:
         head_bytes: of a request line and its headers.
         head_seconds: until they have come.
         send_seconds: for how long a client may take nothing of a response.
+        ended: how many connections were ended for which reason.
     """
 
     connections_max: int = 4096
@@ -39,6 +52,7 @@ class Bounds:
     send_seconds: float = 30.0
     open: set[Connection] = field(default_factory=set)
     idle: OrderedDict[Connection, None] = field(default_factory=OrderedDict)
+    ended: Counter[Ended] = field(default_factory=Counter)
 
 
 class Connection(HttpToolsProtocol):
@@ -60,7 +74,9 @@ class Connection(HttpToolsProtocol):
         bounds = self.bounds
         bounds.open.add(self)
         if len(bounds.open) > bounds.connections_max:
-            next(iter(bounds.idle), self).transport.abort()
+            found = next(iter(bounds.idle), self)
+            bounds.ended[Ended.NO_PLACE if found is self else Ended.MADE_WAY] += 1
+            found.transport.abort()
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -77,7 +93,7 @@ class Connection(HttpToolsProtocol):
                 self._set_timer(self.bounds.head_seconds)
         super().data_received(data)
         if self._is_in_head and self._head_bytes > self.bounds.head_bytes and not self.transport.is_closing():
-            self._refuse(b"431 Request Header Fields Too Large")
+            self._refuse(Ended.HEAD_SIZE, b"431 Request Header Fields Too Large")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -119,11 +135,13 @@ class Connection(HttpToolsProtocol):
     def _time_out(self) -> None:
         self._timer = None
         if self._is_in_head and getattr(self.cycle, "response_complete", True):
-            self._refuse(b"408 Request Timeout")
+            self._refuse(Ended.HEAD_TIME, b"408 Request Timeout")
         else:
+            self.bounds.ended[Ended.SEND_TIME] += 1
             self.transport.abort()
 
-    def _refuse(self, status: bytes) -> None:
+    def _refuse(self, reason: Ended, status: bytes) -> None:
+        self.bounds.ended[reason] += 1
         self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
         self.transport.close()
 

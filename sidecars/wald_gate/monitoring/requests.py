@@ -1,0 +1,53 @@
+"""A line about each request on stderr, or about those alone that the gate could not carry out.
+
+What a client has sent is in it as JSON in ASCII, cut short, and without the query and the headers. So a line is one
+line, changes no terminal, and has no token.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+
+import msgspec
+from starlette.responses import Response
+
+from wald_gate.problems import MEDIA_TYPE
+
+_PATH_MAX = 256
+_SERVER_ERROR = 500
+_log = logging.getLogger("wald_gate.requests")
+
+
+class RequestLog:
+    """Where the lines go.
+
+    Args:
+        every: write one for each request, and not for answers of 500 and above only.
+    """
+
+    def __init__(self, *, every: bool) -> None:
+        self._every = every
+
+    def note(self, method: str, path: str, client: str, response: Response, seconds: float) -> None:
+        """Write a line about a request, if one is wanted.
+
+        Args:
+            client: the name of the token or the user; "" if it is not known.
+            seconds: until the answer began.
+        """
+        failed = response.status_code >= _SERVER_ERROR
+        if not (failed or self._every):
+            return
+        line = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "client": client,
+            "method": method,
+            "path": path[:_PATH_MAX],
+            "status": response.status_code,
+            "seconds": round(seconds, 6),
+        }
+        if failed and response.media_type == MEDIA_TYPE:
+            line["detail"] = msgspec.json.decode(response.body)["detail"]
+        _log.info("%s", json.dumps(line).replace("\x7f", "\\u007f"))
