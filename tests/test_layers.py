@@ -133,7 +133,7 @@ HEAVY: dict[str, tuple[str, ...]] = {
     "numpy": ("wald.store.reading.arrow", "wald_spark"),
     "pyarrow": ("wald.store.reading.arrow", "wald_spark"),
     "pyspark": ("wald_spark",),
-    **dict.fromkeys(("httptools", "msgspec", "starlette", "uvicorn", "uvloop"), ("wald_gate",)),
+    **dict.fromkeys(("httptools", "jinja2", "markupsafe", "msgspec", "starlette", "uvicorn", "uvloop"), ("wald_gate",)),
     "structlog": ("wald.daemon",),
     "watchfiles": (),
     "rich": ("wald.cli.top_screen",),

@@ -6,7 +6,7 @@
 
 The gate writes nothing into the log itself but cursors: records, routes and CUT go through the daemon's socket, so one
 process writes, and parsers, TLS and strangers stay out of it. One table has all verbs; the application and the OpenAPI
-document are made from it.
+document are made from it. Those of the page have a table of their own, which the document leaves out.
 
     command ─▶ serving ─▶ transport ─▶ application ─▶ table ─▶ incoming   ─▶ the daemon's socket
                                                                outgoing   ─▶ the files of the log
@@ -21,6 +21,7 @@ The rooms, each with its modules in the docstring of its package::
     outgoing     records out: positions, forms, following
     facts        what the log is: routes, cursors, where, explain; ROUTE ADD and CUT
     monitoring   how the gate is: health, readiness, metrics, a line about each request
+    page         what a person sees in a browser
 
 and what they share::
 

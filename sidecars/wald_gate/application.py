@@ -57,19 +57,26 @@ class _Endpoint:
     async def _answer(self, request: Request) -> Response:
         try:
             _require_own_page(request)
-            client = Client("anyone")
+            client, has_session = Client("anyone"), False
             if self.verb.right is not Right.NONE:
-                client = self.state.rights.client(request.headers.get("authorization"), request.scope.get(PEER))
+                client, has_session = self._client(request)
                 request.scope[_CLIENT] = client.name
                 self._require(client, request.path_params.get("route"))
-            return await self.verb.handle(Call(request, client, self.state))
+            return await self.verb.handle(Call(request, client, self.state, has_session))
         except (WaldError, OSError) as error:
-            return problem(error)
+            return self.verb.failed(request, error)
         except ClientDisconnect:
             return Response(status_code=499)  # it is not sent
         except Exception as error:  # noqa: BLE001 - the client gets an answer, and the log says which bug it is
             _log.exception("%s %s", self.verb.method, self.verb.path)
-            return problem(error)
+            return self.verb.failed(request, error)
+
+    def _client(self, request: Request) -> tuple[Client, bool]:
+        """Who asks, and whether a session says so; what is said in the request itself comes first."""
+        authorization = request.headers.get("authorization")
+        if authorization is None and (client := self.state.sessions.client(request)) is not None:
+            return client, True
+        return self.state.rights.client(authorization, request.scope.get(PEER)), False
 
     def _require(self, client: Client, route: str | None) -> None:
         if not client.may(self.verb.right, route):

@@ -26,11 +26,13 @@ class Call:
         request: as Starlette has it.
         client: who asks.
         state: of the gate.
+        has_session: whether a session of a browser says who asks.
     """
 
     request: Request
     client: Client
     state: State
+    has_session: bool = False
 
     @cached_property
     def route(self) -> str:

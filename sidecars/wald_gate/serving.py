@@ -21,7 +21,10 @@ from wald_gate.monitoring.counts import Counts
 from wald_gate.monitoring.readiness import Readiness
 from wald_gate.monitoring.requests import RequestLog
 from wald_gate.outgoing.following import Following
+from wald_gate.page.table import PAGES
+from wald_gate.page.watching import Watching
 from wald_gate.rights.clients import Rights
+from wald_gate.rights.sessions import Sessions
 from wald_gate.state import State
 from wald_gate.table import VERBS
 from wald_gate.transport.connection import Bounds
@@ -56,16 +59,29 @@ async def _serve(log: Log, listening: Listening, rights: Rights, *, log_requests
         socket = socket_of(log.root)
         daemon = Daemon(log.root.path, socket, patience=_PATIENCE_SECONDS)
         following = Following(log)
-        bounds, counts, readiness = Bounds(), Counts(), Readiness(log, socket)
-        request_log = RequestLog(every=log_requests)
-        state = State(log, daemon, rights, Limits(), threads, following, bounds, counts, readiness, request_log)
-        server = Server(application(state, VERBS), listening, bounds)
+        bounds = Bounds()
+        state = State(
+            log,
+            daemon,
+            rights,
+            Limits(),
+            threads,
+            following,
+            bounds,
+            Counts(),
+            Readiness(log, socket),
+            RequestLog(every=log_requests),
+            Sessions(rights, log.identity.log_id),
+            Watching(log),
+        )
+        server = Server(application(state, (*VERBS, *PAGES)), listening, bounds)
         try:
             await server.start()
             loop.add_signal_handler(signal.SIGHUP, _reload, server, rights)
             _log.info("wald-gate serves %s on %s", log.root.path, _where(listening, server.port))
             await stop.wait()
             following.end()
+            state.watching.end()
             await server.stop()
         finally:
             await daemon.close()

@@ -16,7 +16,9 @@ from wald_gate.monitoring.counts import Counts
 from wald_gate.monitoring.readiness import Readiness
 from wald_gate.monitoring.requests import RequestLog
 from wald_gate.outgoing.following import Following
+from wald_gate.page.watching import Watching
 from wald_gate.rights.clients import Rights
+from wald_gate.rights.sessions import Sessions
 from wald_gate.transport.connection import Bounds
 
 P = ParamSpec("P")
@@ -37,6 +39,8 @@ class State:
     counts: Counts
     readiness: Readiness
     request_log: RequestLog
+    sessions: Sessions
+    watching: Watching
 
     async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Carry out what waits for the disk, without stopping the event loop."""

@@ -11,13 +11,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import Struct
+from starlette.requests import Request
 from starlette.responses import Response
 
 from wald_gate.call import Call
+from wald_gate.problems import problem
 from wald_gate.rights.clients import Right
 
 Handle = Callable[[Call], Awaitable[Response]]
+Fail = Callable[[Request, Exception], Response]
 JSON = "application/json"
+
+
+def as_problem(_: Request, error: Exception) -> Response:
+    """An error, for a program."""
+    return problem(error)
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,7 @@ class Verb:
         body: the shape of the body by media type; None: bytes.
         answers: the shape of the answer by media type; None: bytes.
         statuses: of errors, besides those that any verb may have.
+        failed: what is answered when something goes wrong.
     """
 
     method: str
@@ -43,3 +52,4 @@ class Verb:
     body: Mapping[str, type | None] = field(default_factory=dict)
     answers: Mapping[str, Any] = field(default_factory=dict)
     statuses: tuple[int, ...] = ()
+    failed: Fail = as_problem

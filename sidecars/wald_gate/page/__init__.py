@@ -1,0 +1,23 @@
+"""The page: what an operator sees in a browser, made by the gate as HTML, and live by Server-Sent Events.
+
+It works as a picture without JavaScript. With it, each page asks for its own address once more as an event stream, and
+the gate sends the parts that have changed. A part is a block of the template whose name begins with ``live_``, inside
+an element with that name as its id. Nothing on a page is a script, a style or an address of somewhere else, and the
+headers forbid all of it.
+
+All that is shown passes :mod:`wald_gate.page.visible`: it is escaped as HTML, and what does not print is written out.
+
+To add a view: a place in ``places``, which makes its link; a row in ``table``; a template that extends ``frame.html``;
+and a handler that ends with ``await page(call, template, facts)``, or ``await live_page(call, template, facts)`` where
+``facts`` is a function of the newest picture of the log. Both are in ``frame``.
+
+    table        which pages there are
+    places       the views that the navigation names
+    frame        a page as HTML, with the headers that bound what it may do; live pages; errors as pages
+    assets       the style and the script
+    login        a token typed into a form, and a session for it
+    visible      text of strangers, so that all of it can be seen
+    picture      the log at one moment, as pages show it
+    watching     takes pictures while there are viewers
+    overview     the log at a glance
+"""

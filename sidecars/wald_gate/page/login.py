@@ -1,0 +1,41 @@
+"""A token typed into a form, and a session for it."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qs
+
+from starlette.responses import RedirectResponse, Response
+
+from wald_gate.call import Call
+from wald_gate.page.frame import HEADERS, bare
+from wald_gate.problems import HttpError
+
+_FORM = "application/x-www-form-urlencoded"
+
+
+async def form(_: Call) -> Response:
+    """The form."""
+    return bare("login.html", {"wrong": False})
+
+
+async def log_in(call: Call) -> Response:
+    """A session for the token that was typed; the form again if it is not known."""
+    if call.media_type != _FORM:
+        raise HttpError(415, "media-type", f"{call.media_type or 'no media type'}: this takes a form")
+    body = await call.state.limits.read(call.request)
+    token = parse_qs(body.decode("ascii", "replace")).get("token", [""])[0].strip()
+    response = RedirectResponse("/", 303, HEADERS)
+    try:
+        call.state.sessions.begin(call.request, response, token)
+    except HttpError as error:
+        if error.status != 401:
+            raise
+        return bare("login.html", {"wrong": True}, status=401)
+    return response
+
+
+async def log_out(call: Call) -> Response:
+    """The end of the session."""
+    response = RedirectResponse("/login", 303, HEADERS)
+    call.state.sessions.end(call.request, response)
+    return response

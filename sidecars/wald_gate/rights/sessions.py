@@ -1,0 +1,96 @@
+"""Sessions of browsers, which cannot send a token with each request: a cookie stands for a token that was typed once.
+
+The cookie is a random number that means something to this process alone. Behind it stands the token, which is judged
+with each request as if it had come with it: when it is removed from the file, or has expired, so has the session.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from wald.errors import WaldError
+from wald_gate.rights.clients import Client, Rights
+
+_SESSIONS_MAX = 1000
+_IDLE_SECONDS = 12 * 3600.0
+
+
+@dataclass(slots=True)
+class _Session:
+    authorization: str
+    used: float
+
+
+class Sessions:
+    """The sessions of one gate.
+
+    Args:
+        log_id: is part of the name of the cookie, as a browser sends it to every port of a machine.
+    """
+
+    def __init__(self, rights: Rights, log_id: bytes) -> None:
+        self._rights = rights
+        self._name = f"wald-{log_id.hex()[:12]}"
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+
+    def client(self, request: Request) -> Client | None:
+        """Whose session a request belongs to; None: to none, or to one that has ended."""
+        number = request.cookies.get(self._cookie(request), "")
+        session = self._sessions.get(number)
+        if session is None:
+            return None
+        now = time.monotonic()
+        try:
+            if now - session.used > _IDLE_SECONDS:
+                raise TimeoutError
+            client = self._rights.client(session.authorization, None)
+        except (WaldError, TimeoutError):
+            del self._sessions[number]
+            return None
+        session.used = now
+        self._sessions.move_to_end(number)
+        return client
+
+    def begin(self, request: Request, response: Response, token: str) -> None:
+        """Begin a session; ``response`` tells the browser.
+
+        Raises:
+            HttpError: 401, the token is not known.
+        """
+        authorization = f"Bearer {token}"
+        self._rights.client(authorization, None)
+        self._forget(request)
+        while len(self._sessions) >= _SESSIONS_MAX:
+            self._sessions.popitem(last=False)
+        number = secrets.token_urlsafe(32)
+        self._sessions[number] = _Session(authorization, time.monotonic())
+        self._set(request, response, number, None)
+
+    def end(self, request: Request, response: Response) -> None:
+        """End the session of a request, if it has one."""
+        self._forget(request)
+        self._set(request, response, "", 0)
+
+    def _forget(self, request: Request) -> None:
+        self._sessions.pop(request.cookies.get(self._cookie(request), ""), None)
+
+    def _set(self, request: Request, response: Response, value: str, max_age: int | None) -> None:
+        response.set_cookie(
+            self._cookie(request),
+            value,
+            max_age=max_age,
+            path="/",
+            secure=request.url.scheme == "https",
+            httponly=True,
+            samesite="strict",
+        )
+
+    def _cookie(self, request: Request) -> str:
+        """With TLS under a name that no other host and no plain connection can set (RFC 6265bis, section 4.1.3.2)."""
+        return ("__Host-" if request.url.scheme == "https" else "") + self._name
