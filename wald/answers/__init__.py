@@ -6,6 +6,7 @@ docs/json.md says what is in each. ::
     routes       a route and how far its groups have come
     cursors      how far one group has processed a route
     explain      what holds back which bytes
+    history      what happened to the log
     liveness     whether the daemon is alive
     fields       times, segments and lines of ledgers, alike in every answer
 """

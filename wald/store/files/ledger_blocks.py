@@ -178,10 +178,11 @@ class SealedBlocks:
             blocks = self._blocks(number)
             yield from from_line(blocks, line) if number == begin else blocks
 
-    def newest_first(self) -> Iterator[Block]:
-        """Every block."""
+    def newest_first(self, before: int) -> Iterator[Block]:
+        """Every block with a line whose number is below ``before``."""
         for number in reversed(range(len(self.parts))):
-            yield from reversed(self._blocks(number))
+            if self.parts[number].line < before:
+                yield from (block for block in reversed(self._blocks(number)) if block.line < before)
 
     def written(self, from_ns: int, until_ns: int) -> Iterator[Block]:
         """The blocks of the parts with lines of that time, oldest first."""

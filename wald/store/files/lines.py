@@ -146,11 +146,13 @@ class Lines:
         for block in chain(self._sealed.blocks_from(behind + 1), from_line(self._blocks, behind + 1)):
             yield from (line for line in self._read(block) if line.number > behind)
 
-    def newest_first(self) -> Iterator[Line]:
-        """Every line."""
+    def newest_first(self, before: int | None = None) -> Iterator[Line]:
+        """Every line, or those with a number below ``before``."""
         self._refresh()
-        for block in chain(self._blocks[::-1], self._sealed.newest_first()):
-            yield from reversed(self._read(block))
+        bound = NO_SEQUENCE if before is None else before
+        active = (block for block in reversed(self._blocks[:]) if block.line < bound)
+        for block in chain(active, self._sealed.newest_first(bound)):
+            yield from (line for line in reversed(self._read(block)) if line.number < bound)
 
     def about(self, first: int, last: int) -> Iterator[Line]:
         """The lines about any of the sequences ``first`` to ``last``, newest first."""

@@ -208,10 +208,19 @@ class History:
             ):
                 yield line
 
+    def is_taken_back(self, base: int, number: int) -> bool:
+        """Whether a later line takes the deletion of segment ``base`` back that has this number in the ledger."""
+        about = _of_segment(self._reclaim.about(base, base), base)
+        return any(line.number > number and line.entry.get("event") == "kept" for line in about)
+
+    def is_repeated(self, deletion: Entry, number: int) -> bool:
+        """Whether an earlier deletion, which stands, has any of the records of the one with this number."""
+        return any(line.number < number for line in self._deletions(deletion["base"], deletion["last"]))
+
     def _stands(self, deletion: Line) -> bool:
         """Whether no later line takes a deletion back."""
-        about = self._reclaim.about(deletion.low, deletion.low)
-        judged = (each for each in about if each.low == deletion.low and each.entry.get("event") in _JUDGING)
+        about = _of_segment(self._reclaim.about(deletion.low, deletion.low), deletion.low)
+        judged = (each for each in about if each.entry.get("event") in _JUDGING)
         return next(judged, deletion).entry.get("event") == "reclaimed"
 
     def deletions_of(self, bases: Collection[int]) -> Iterator[Entry]:
@@ -361,6 +370,10 @@ class _Bundled:
         self._read = line.number
         if line.is_range("archived") and (run := archived_run(line.entry)) is not None:
             self._routes.setdefault(str(line.entry.get("route")), Spans()).add(*run)
+
+
+def _of_segment(lines: Iterator[Line], base: int) -> Iterator[Line]:
+    return (line for line in lines if line.low == base)
 
 
 def _of(lines: Iterator[Line], event: str) -> Iterator[Line]:

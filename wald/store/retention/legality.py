@@ -25,6 +25,7 @@ from wald.store.files.runs import Spans
 from wald.store.retention.dropped import runs_of
 
 EXPIRING = ("max_age", "max_bytes", "max_records", "pinned_max_bytes")
+REPEATED = "another deletion has some of its records"
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +231,7 @@ class Overlaps:
         """The ruling on ``line``, with the overlap if there is one."""
         base, last = line["base"], line["last"]
         if self._deleted.meets(base, last):
-            ruling = replace(ruling, errors=(*ruling.errors, "another deletion has some of its records"))
+            ruling = replace(ruling, errors=(*ruling.errors, REPEATED))
         self._deleted.add(base, last)
         return ruling
 

@@ -1,0 +1,217 @@
+"""What happened to a log: each event as a sentence and as fields; an excerpt of it, the newest first."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from wald.answers.fields import ledger_fields, time_fields
+from wald.store.checking.story import Event, Story
+from wald.store.files.directory import Root
+from wald.store.writing.lives import crashes, lives
+
+CRASH = "crash"
+STARTED = "started"
+ENDED = "ended"
+LIVES = "lives"
+"""In the place of a ledger: the reports of the starts."""
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """Some events.
+
+    Attributes:
+        events: the newest first.
+        before: where to go on: of each ledger, and of LIVES, the number in front of which; None: there is no more.
+        looked_at: how many events were looked at to find these.
+        broken: what of the ledgers cannot be believed, a message each.
+    """
+
+    events: list[Event]
+    before: Mapping[str, int] | None
+    looked_at: int
+    broken: list[str]
+
+
+def excerpt(
+    story: Story, before: Mapping[str, int], *, wanted: Callable[[Event], bool], count: int, at_most: int
+) -> Excerpt:
+    """The newest events, or those before a place; the work is that of the events that are looked at.
+
+    Args:
+        story: of the log; who asks again with the same one reads only what is new in the ledgers.
+        before: as of an excerpt; empty: from the newest one on.
+        count: of events that are wanted.
+        at_most: of events that are looked at.
+    """
+    reached, events, looked_at = dict(before), list[Event](), 0
+    merged = heapq.merge(story.newest_first(before), _of_lives(story.root, before), key=lambda event: -event.at_ns)
+    for event in merged:
+        if len(events) == count or looked_at == at_most:
+            return Excerpt(events, reached, looked_at, story.broken)
+        looked_at += 1
+        reached[event.ledger] = event.number
+        if not event.is_beside and wanted(judged := story.judged(event)):
+            events.append(judged)
+    return Excerpt(events, None, looked_at, story.broken)
+
+
+def crash_events(root: Root) -> Iterator[Event]:
+    """The lives that did not end with a stop, as far as a start has found that, the oldest first."""
+    for crash in sorted(crashes(root), key=lambda crash: crash.found_ns or 0):
+        if crash.found_ns is not None:
+            entry = {"event": CRASH, "epoch": crash.epoch, "why": crash.how, "lost": list(crash.lost)}
+            yield Event(crash.found_ns, "", 0, entry | {"cut_bytes": crash.cut_bytes})
+
+
+def event_fields(event: Event) -> dict[str, object]:
+    """An event, as ``wald history --json`` has it."""
+    ruling = event.ruling
+    return {
+        "kind": "event",
+        **time_fields("at", event.at_ns),
+        "event": event.entry.get("event"),
+        "ledger": event.ledger,
+        "line": event.number,
+        "legal": None if ruling is None else not ruling.errors,
+        "reasons": [] if ruling is None else list(ruling.errors),
+        "lost_records": 0 if ruling is None else ruling.lost,
+        "entry": ledger_fields({key: value for key, value in event.entry.items() if key not in ("at", "event")}),
+    }
+
+
+def _of_lives(root: Root, before: Mapping[str, int]) -> Iterator[Event]:
+    """The starts and the ends of the daemon, the newest first; each has a number of its own."""
+    bound = before.get(LIVES, 1 << 64)
+    for report in lives(root):
+        epoch = report.get("epoch")
+        if not isinstance(epoch, int):
+            continue
+        for number, name, event in ((2 * epoch + 1, "ended_at_ns", ENDED), (2 * epoch, "at_ns", STARTED)):
+            if number < bound and isinstance(at_ns := report.get(name), int):
+                yield Event(at_ns, LIVES, number, {"event": event} | report)
+
+
+def sentence(event: Event) -> str:
+    """An event in a sentence, as ``wald history`` writes it."""
+    entry = event.entry
+    match entry:
+        case {"event": "reclaimed"}:
+            return f"{_segment(entry)}{_of_routes(entry)}; {_legality(event)}"
+        case {"event": "relieved"}:
+            dropped = entry | {"routes": entry.get("dropped")}
+            sizes = f"{entry.get('was_bytes')} bytes became {entry.get('bytes')}"
+            return f"{_segment(entry)}, without{_of_routes(dropped)}: {sizes}; {_legality(event)}"
+        case {"event": "sealed"}:
+            return f"{_segment(entry)}{_of_routes(entry)}; {entry.get('raw_bytes')} bytes became {entry.get('bytes')}"
+        case {"event": "kept"}:
+            return f"segment {entry.get('base')} stays ({entry.get('why')})"
+        case {"event": "cut", "base": int(base), "next": int(following)}:
+            return f"segment {base}: records {base} to {following - 1}, {entry.get('bytes')} bytes"
+        case {"event": "repaired", "base": int(), "last": int()}:
+            return _repair(entry)
+        case {"event": "identified"}:
+            kept = f"; the old file is {entry['kept']}" if "kept" in entry else ""
+            return f"log.json was made again: {entry.get('why')}{kept}"
+        case {"event": "verified"}:
+            return f"{entry.get('ok')} ok, {entry.get('errors')} errors"
+        case {"event": "archived"}:
+            span = f"{entry.get('first')} to {entry.get('last')}"
+            place = f"{entry.get('dest')}/{entry.get('path')}"
+            return f"{entry.get('count')} records of {entry.get('route')}, {span}: {place}"
+        case {"event": "begun" | "finished" | "abandoned"}:
+            return f"a run of wald-archive: {entry.get('bag')} to {entry.get('dest')}"
+        case {"event": "crash"}:
+            lost = "; ".join(entry["lost"]) or "nothing durable was lost"
+            return f"epoch {entry['epoch']} {entry['why']}; found by the next start: {lost}"
+        case {"event": "started" | "ended"} if event.ledger == LIVES:
+            return _life(entry)
+        case {"event": "skipped-record"}:
+            return _skip(entry)
+        case {"event": "skip-failed"}:
+            group = f"{entry.get('route')}/{entry.get('group')}"
+            return f"{group} did not skip {entry.get('first')} to {entry.get('sequence')}: {entry.get('why')}"
+        case {"base": int(), "last": int()}:
+            why = entry.get("why")
+            return f"{_records(entry)}{_of_routes(entry)}{f'; {why}' if why else ''}"
+    return " ".join(f"{key}={value}" for key, value in entry.items() if key not in ("event", "at"))
+
+
+def _life(report: dict[str, Any]) -> str:
+    """How a life of the daemon ended; or what its start found of the one before and of the log."""
+    if report["event"] == ENDED:
+        return f"epoch {report['epoch']} {'was' if report['ended'] == 'stopped' else 'failed:'} {report['ended']}"
+    trimmed = report.get("trimmed_bytes")
+    found = [
+        str(report.get("before") or ""),
+        f"{trimmed} bytes of a write that was not finished were cut off" if trimmed else "",
+        *(str(each) for name in ("errors", "warnings") for each in _list(report.get(name))),
+    ]
+    return "; ".join([f"epoch {report['epoch']}: {report.get('software', 'wald')} started", *filter(None, found)])
+
+
+def _list(given: object) -> list[object]:
+    return given if isinstance(given, list) else []
+
+
+def _repair(entry: dict[str, Any]) -> str:
+    """What was done to a segment; nothing of it may have been whole."""
+    base, last = entry["base"], entry["last"]
+    done = "set aside" if entry.get("deed") == "set aside" else "made again from what was whole of it"
+    whole = f"whole were records from {base} up to {last}" if last >= base else "no record in it was whole"
+    kept = "" if entry.get("lossless") else f"; the old file is {entry.get('kept')}"
+    return f"segment {base}: {done}; {whole}; {entry.get('why')}{kept}"
+
+
+def _skip(entry: dict[str, Any]) -> str:
+    way = "moved from" if "after" in entry else "skipped"  # of a work group, records above its cursor
+    begin = entry.get("after", entry.get("first"))
+    moved = f"{entry.get('route')}/{entry.get('group')} {way} {begin} to {entry.get('sequence')}"
+    records = f"{entry.get('records')} record{'s' * (entry.get('records') != 1)}"
+    missing = f" and up to {entry['missing']} that were removed" if entry.get("missing") else ""
+    why = f"; {entry['why']}" if entry.get("why") else ""
+    return f"{moved} by {entry.get('by')}, past {records}{missing}{why}"
+
+
+def _legality(event: Event) -> str:
+    ruling = event.ruling
+    if ruling is None:
+        return "taken back later"
+    if ruling.errors:
+        return f"NOT LEGAL: {'; '.join(ruling.errors)}"
+    lost = f", {ruling.lost} records expired unread" if ruling.lost else ""
+    return f"legal by the rule {event.entry.get('rule')}{lost}{_cursors(event.entry)}"
+
+
+def _cursors(entry: dict[str, Any]) -> str:
+    """Where the cursors were, of the first few routes."""
+    routes = [each for each in entry.get("dropped", entry["routes"]) if isinstance(each, dict)]
+    named = [f"{route['route']} retired" for route in routes if route.get("retired")]
+    named += [f"{route['route']}/{group} at {at}" for route in routes for group, at in route.get("cursors", {}).items()]
+    return f" ({_few(named)})" if named else ""
+
+
+def _segment(entry: dict[str, Any]) -> str:
+    return f"segment {entry.get('base')}: {_records(entry)}"
+
+
+def _records(entry: dict[str, Any]) -> str:
+    return f"records {entry.get('base')} to {entry.get('last')}"
+
+
+def _of_routes(entry: dict[str, Any]) -> str:
+    """How many records of each of the first few routes."""
+    held = entry.get("routes")
+    counts = []
+    for each in held if isinstance(held, list) else []:
+        match each:
+            case [name, count, *_] | {"route": name, "count": count} if count:
+                counts.append(f"{name} {count}")
+    return f" ({_few(counts)})" if counts else ""
+
+
+def _few(parts: list[str]) -> str:
+    return ", ".join(parts[:4]) + (f" and {len(parts) - 4} more" if len(parts) > 4 else "")
