@@ -47,6 +47,7 @@ SIDECARS = (
     "wald.loop",
     "wald.endpoint",
     "wald.exposition",
+    "wald.systemd",
 )
 SETTINGS = ("wald.config", "wald.limits")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -64,6 +65,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald.errors": (),
     "wald.setting_types": (),
     "wald.exposition": (),
+    "wald.systemd": (),
     "wald.endpoint": ("wald.errors", "wald.exposition"),
     "wald.metrics": ("wald.exposition",),
     "wald.config": ("wald.errors", "wald.format.names", "wald.limits", "wald.setting_types"),
@@ -103,6 +105,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "wald.endpoint",
         "wald.exposition",
         "wald.metrics",
+        "wald.systemd",
         "wald.daemon",
     ),
     "wald.cli": ("wald",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import wald
 from wald.cli.entry import run
 from wald.cli.options import root_option
 from wald.errors import InvalidInput
+from wald.systemd import Systemd
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -45,10 +47,11 @@ def command(
             f"{(error.name or '').partition('.')[0]}, which it needs, is not installed",
             hint="in a clone of wald: pip install '.[gate]'",
         ) from error
-    listening = Listening(*_address(listen), uds, certificate, key, authorities)
+    systemd = Systemd(os.environ)
+    listening = Listening(*_address(listen), uds, certificate, key, authorities, systemd.take_sockets())
     listening.require_safe(has_tokens=tokens is not None, insecure=insecure)
     logging.basicConfig(format="%(message)s", level=logging.INFO)
-    serving.serve(root, listening, tokens, log_requests=log_requests)
+    serving.serve(root, listening, tokens, systemd, log_requests=log_requests)
 
 
 def main() -> None:

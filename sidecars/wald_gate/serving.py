@@ -14,6 +14,7 @@ from wald.answers.liveness import socket_of
 from wald.errors import WaldError
 from wald.log import Log
 from wald.loop import SIGNALS
+from wald.systemd import Systemd
 from wald_gate.application import application
 from wald_gate.incoming.daemon import Daemon
 from wald_gate.limits import Limits
@@ -35,7 +36,7 @@ _PATIENCE_SECONDS = 15.0
 _log = logging.getLogger("wald_gate")
 
 
-def serve(root: Path, listening: Listening, tokens: Path | None, *, log_requests: bool) -> None:
+def serve(root: Path, listening: Listening, tokens: Path | None, systemd: Systemd, *, log_requests: bool) -> None:
     """Serve the log in ``root`` until SIGTERM or SIGINT.
 
     Args:
@@ -47,10 +48,10 @@ def serve(root: Path, listening: Listening, tokens: Path | None, *, log_requests
         InvalidInput: it cannot listen there, or a certificate or the file of tokens is wrong.
         OSError: the file of tokens cannot be read.
     """
-    uvloop.run(_serve(Log(root), listening, Rights(tokens), log_requests=log_requests))
+    uvloop.run(_serve(Log(root), listening, Rights(tokens), systemd, log_requests=log_requests))
 
 
-async def _serve(log: Log, listening: Listening, rights: Rights, *, log_requests: bool) -> None:
+async def _serve(log: Log, listening: Listening, rights: Rights, systemd: Systemd, *, log_requests: bool) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
@@ -77,9 +78,12 @@ async def _serve(log: Log, listening: Listening, rights: Rights, *, log_requests
         server = Server(application(state, (*VERBS, *PAGES)), listening, bounds)
         try:
             await server.start()
-            loop.add_signal_handler(signal.SIGHUP, _reload, server, rights)
-            _log.info("wald-gate serves %s on %s", log.root.path, _where(listening, server.port))
+            loop.add_signal_handler(signal.SIGHUP, _reload, server, rights, systemd)
+            _log.info("wald-gate serves %s on %s", log.root.path, " and ".join(server.addresses))
+            systemd.ready()
+            _keep_alive(systemd)
             await stop.wait()
+            systemd.stopping()
             following.end()
             state.watching.end()
             await server.stop()
@@ -87,17 +91,19 @@ async def _serve(log: Log, listening: Listening, rights: Rights, *, log_requests
             await daemon.close()
 
 
-def _reload(server: Server, rights: Rights) -> None:
+def _reload(server: Server, rights: Rights, systemd: Systemd) -> None:
     """Read what may have changed; what is wrong is reported, and what was there stays."""
+    systemd.reloading()
     for read in (server.read_certificates, rights.read):
         try:
             read()
         except (WaldError, OSError) as error:
             _log.warning("%s", error)
+    systemd.ready()
 
 
-def _where(listening: Listening, port: int | None) -> str:
-    scheme = "https" if listening.certificate else "http"
-    host = f"[{listening.host}]" if ":" in listening.host else listening.host
-    tcp = [f"{scheme}://{host}:{port}"] if listening.host else []
-    return " and ".join([*tcp, *([str(listening.path)] if listening.path else [])])
+def _keep_alive(systemd: Systemd) -> None:
+    """Report to the watchdog for as long as the event loop turns; what the disk does is no matter of it."""
+    if systemd.watchdog_seconds:
+        systemd.alive()
+        asyncio.get_running_loop().call_later(systemd.watchdog_seconds, _keep_alive, systemd)

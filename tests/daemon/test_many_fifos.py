@@ -14,12 +14,12 @@ from logs import Unsynced
 
 from wald.config import Config
 from wald.daemon.intake import Intake
-from wald.daemon.lifecycle import Systemd
 from wald.daemon.turn import Arena, Turn
 from wald.format.state import LogState
 from wald.store.files.directory import Root
 from wald.store.files.identity import create_root, read_identity
 from wald.store.files.routes import add_route
+from wald.systemd import Systemd
 
 
 @contextmanager

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import signal
+import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +20,15 @@ from typing import Any, Self
 from running import TIMEOUT_SECONDS, eventually, sidecar
 
 Body = bytes | Iterator[bytes] | None
+_HAND_OVER = """
+import os, sys
+numbers = [os.dup(int(number)) for number in sys.argv[1].split(",")]
+for place, number in enumerate(numbers, start=3):
+    os.dup2(number, place)
+    os.set_inheritable(place, True)  # it may have been there already
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS=str(len(numbers)))
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 _SERVES = re.compile(r"serves .* on https?://[^ ]*:(\d+)")
 
 
@@ -40,8 +52,20 @@ class Answer:
 class Gate:
     """``wald-gate`` as a process; in a ``with`` block it is killed at the end if it still runs."""
 
-    def __init__(self, root: Path, *arguments: object) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *arguments: object,
+        env: Mapping[str, str] | None = None,
+        sockets: Sequence[socket.socket] = (),
+    ) -> None:
+        """
+        Args:
+            sockets: handed over as systemd does.
+        """
         self.root = root
+        self._env = {**os.environ, **(env or {})}
+        self._sockets = sockets
         self._arguments = arguments
         self.log_path = root.with_name(f"{root.name}-gate.log")
         self.port = 0
@@ -61,7 +85,10 @@ class Gate:
         before = len(self.log) if self.log_path.exists() else 0
         with self.log_path.open("ab") as log:
             line = sidecar("gate", "--root", self.root, "--listen", listen, *self._arguments)
-            self.process = subprocess.Popen(line, stderr=log)
+            numbers = [each.fileno() for each in self._sockets]
+            if numbers:
+                line = [sys.executable, "-c", _HAND_OVER, ",".join(map(str, numbers)), *line]
+            self.process = subprocess.Popen(line, stderr=log, env=self._env, pass_fds=numbers)
 
         def has_begun() -> bool:
             assert self.process.poll() is None, self.log

@@ -13,7 +13,7 @@
     requests    what becomes of a request       gate        what keeps a request waiting
     spooling    payloads too large for memory   routes      which routes exist, and who may write to them
     commands    all requests but PUB            background  sealing, next to the turn
-    lifecycle   signals, systemd, the journal   endpoint    metrics and health
+    lifecycle   signals, the journal            endpoint    metrics and health
     measuring   what the directory shows        fairness    who is served, and who stays
     quotas      routes that are over theirs     unread      what a group has not read of a route
 

@@ -17,7 +17,6 @@ from collections.abc import Container, Iterator
 
 from wald.config import Config
 from wald.daemon.fifos import Fifos, OpenPipe, require_other
-from wald.daemon.lifecycle import Systemd
 from wald.daemon.pipe_calls import Scratch, held_bytes
 from wald.daemon.pipes import PAUSE_MAX_SECONDS, Pipe, end_of_record
 from wald.daemon.transfers import Transfers, Unfinished, unfinished_transfers
@@ -28,6 +27,7 @@ from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.moved import destination
 from wald.store.writing.drafts import Draft, Placed, Placement, Route
+from wald.systemd import Systemd
 
 PIPES_MAX = 1024  # slots in the transfers file; the first is stdin's
 _STDIN_SLOT = 0

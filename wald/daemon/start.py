@@ -24,7 +24,7 @@ from wald.daemon.connections import Connections
 from wald.daemon.endpoint import pages
 from wald.daemon.fifos import OpenPipe, take_stdin
 from wald.daemon.intake import Intake
-from wald.daemon.lifecycle import Signals, Systemd, allow_descriptors, open_journal
+from wald.daemon.lifecycle import Signals, allow_descriptors, open_journal
 from wald.daemon.listening import Admission, check_socket, identity_of, inherited, listen
 from wald.daemon.measuring import Measuring
 from wald.daemon.quotas import Quotas
@@ -51,6 +51,7 @@ from wald.store.writing.recovery import Report, recover
 from wald.store.writing.room import Room, Sizes, sizes_for
 from wald.store.writing.sealer import Sealed, remove_temporaries
 from wald.store.writing.writer import Writer
+from wald.systemd import Systemd
 
 
 class Parts:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -34,6 +34,7 @@ class Listening:
         path: of a unix socket, or None.
         certificate, key: files in PEM; None: no TLS.
         authorities: certificates of which each client must show a descendant; None: none need.
+        inherited: sockets that systemd handed over; with them, host, port and path are not used.
     """
 
     host: str
@@ -42,18 +43,22 @@ class Listening:
     certificate: Path | None = None
     key: Path | None = None
     authorities: Path | None = None
+    inherited: Sequence[socket.socket] = ()
 
     def require_safe(self, *, has_tokens: bool, insecure: bool) -> None:
         """
         Raises:
             InvalidInput: other machines could connect, without TLS or without tokens.
         """
-        if not self.host or self.host in _LOOPBACK or insecure:
+        hosts = [each.getsockname()[0] for each in self.inherited if each.family != socket.AF_UNIX]
+        if not self.inherited and self.host:
+            hosts.append(self.host)
+        if insecure or all(host in _LOOPBACK for host in hosts):
             return
         missing = [name for name, there in (("TLS", self.certificate), ("tokens", has_tokens)) if not there]
         if missing:
             raise InvalidInput(
-                f"--listen {self.host}:{self.port}: other machines can connect there, without {' and '.join(missing)}",
+                f"{' and '.join(hosts)}: other machines can connect there, without {' and '.join(missing)}",
                 hint="--certificate FILE --key FILE --tokens FILE; --insecure, if something in front does both",
             )
 
@@ -93,6 +98,9 @@ class Server:
 
     Args:
         bounds: of the connections.
+
+    Attributes:
+        addresses: where it listens, once it does.
     """
 
     def __init__(self, application: Starlette, listening: Listening, bounds: Bounds) -> None:
@@ -111,7 +119,7 @@ class Server:
         self._config.load()
         self._state = ServerState()
         self._servers: list[asyncio.Server] = []
-        self.port: int | None = None
+        self.addresses: list[str] = []
 
     async def start(self) -> None:
         """Listen.
@@ -121,15 +129,19 @@ class Server:
         """
         loop, listening = asyncio.get_running_loop(), self._listening
         self._tick()
+        if listening.inherited:
+            await self._inherit(listening.inherited)
+            return
         try:
             if listening.host:
                 server = await loop.create_server(
                     self._connection, listening.host, listening.port, ssl=self._tls, backlog=_BACKLOG
                 )
                 self._servers.append(server)
-                self.port = server.sockets[0].getsockname()[1]
+                self.addresses.append(self._address(server.sockets[0]))
             if listening.path is not None:
                 self._servers.append(await _unix_server(self._connection, listening.path))
+                self.addresses.append(str(listening.path))
         except OSError as error:
             where = f"{listening.host}:{listening.port}" if error.errno and not self._servers else listening.path
             raise InvalidInput(
@@ -158,8 +170,35 @@ class Server:
                 task.cancel()
         for connection in list(self._state.connections):
             connection.transport.abort()
-        if self._listening.path is not None:
+        if self._listening.path is not None and not self._listening.inherited:
             self._listening.path.unlink(missing_ok=True)
+
+    async def _inherit(self, sockets: Sequence[socket.socket]) -> None:
+        """Take the connections of sockets that are systemd's, which outlive this process.
+
+        Raises:
+            InvalidInput: one takes no connections.
+        """
+        loop = asyncio.get_running_loop()
+        for each in sockets:
+            if not each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                raise InvalidInput(
+                    f"systemd handed over {each.getsockname()}, which takes no connections",
+                    hint="ListenStream=, and no Accept=yes",
+                )
+            self.addresses.append(self._address(each))
+            if each.family == socket.AF_UNIX:
+                self._servers.append(await loop.create_unix_server(self._connection, sock=each, backlog=_BACKLOG))
+            else:
+                server = await loop.create_server(self._connection, sock=each, ssl=self._tls, backlog=_BACKLOG)
+                self._servers.append(server)
+
+    def _address(self, listener: socket.socket) -> str:
+        """The address of a socket, as a client writes it."""
+        if listener.family == socket.AF_UNIX:
+            return str(listener.getsockname())
+        host, port = listener.getsockname()[:2]
+        return f"{'https' if self._tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
     def _connection(self) -> Connection:
         return self._protocol(config=self._config, server_state=self._state, app_state={})
