@@ -78,6 +78,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "wald.store.writing.lock",
         "wald.client",
         "wald.log",
+        "wald.work",
+        "wald.setting_types",
         "wald.answers",
     ),
     "wald.client": (*PURE, "wald.client"),

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wald.answers.snapshot import Activity, Amount, Inventory, Row, Snapshot
 from wald.cli.top_screen import cells, lines, plain
-from wald.cli.top_snapshot import Activity, Amount, Inventory, Row, Snapshot
 from wald.setting_types import GIB, MIB
 from wald.store.retention.conditions import Condition
 from wald.store.retention.cursors import CursorState

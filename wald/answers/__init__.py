@@ -8,5 +8,9 @@ docs/json.md says what is in each. ::
     explain      what holds back which bytes
     history      what happened to the log
     liveness     whether the daemon is alive
+    latency      where the time of an acknowledgement goes
+    status       what is wrong with a log and its daemon
+    samples      what a log does, sampled again and again
+    snapshot     rates and rows, of the last two samples
     fields       times, segments and lines of ledgers, alike in every answer
 """

@@ -10,9 +10,9 @@ import click
 
 import wald
 from wald.answers.fields import time_fields
+from wald.answers.status import Facts, Finding, Severity, findings, named, read_facts
 from wald.cli.options import duration_option, json_option, root_option, socket_option
 from wald.cli.output import aligned, json_line
-from wald.cli.status_facts import Facts, Finding, Severity, findings, named, read_facts
 from wald.errors import Unavailable, command_line
 from wald.format.times import utc
 from wald.setting_types import format_bytes, format_seconds

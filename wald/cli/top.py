@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 import click
 
 import wald
+from wald.answers.samples import HeadSource, LogSource, Sampler
+from wald.answers.snapshot import HeadSample, LogSample, Snapshot, activity, inventory
 from wald.cli.options import duration_option, root_option
-from wald.cli.top_samples import HeadSource, LogSource, Sampler
-from wald.cli.top_snapshot import HeadSample, LogSample, Snapshot, activity, inventory
 from wald.errors import InvalidInput, command_line
 from wald.log import Log
 

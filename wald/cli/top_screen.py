@@ -22,7 +22,7 @@ from itertools import accumulate
 from rich.console import Console, Group
 from rich.text import Text
 
-from wald.cli.top_snapshot import Activity, Inventory, Row, Snapshot
+from wald.answers.snapshot import Activity, Inventory, Row, Snapshot
 from wald.setting_types import format_bytes, format_seconds
 from wald.store.retention.conditions import Condition
 from wald.store.retention.cursors import CursorState

@@ -1,4 +1,4 @@
-"""The numbers of ``wald top``: the last two samples of each kind in, one snapshot out.
+"""The numbers of ``wald top`` and of the page: the last two samples of each kind in, one snapshot out.
 
     HeadSample    what moves every second: the head, the sealer, the daemon         quick, whatever the size of the log
     LogSample     what takes a walk through every segment: states, routes, disk     seconds at 10,000 segments
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from wald.store.retention.backlog import GroupBacklog, Growth
 from wald.store.retention.conditions import Condition
@@ -47,6 +48,20 @@ class Amount:
     stored_bytes: int = 0
 
 
+class SegmentSeen(NamedTuple):
+    """A segment, in little memory: there may be tens of thousands.
+
+    Attributes:
+        base: its first sequence.
+        problem: what is wrong with it; "" if nothing is.
+    """
+
+    base: int
+    condition: Condition
+    stored_bytes: int
+    problem: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class LogSample:
     """One sample of the whole log.
@@ -56,6 +71,9 @@ class LogSample:
         last_sequences: of each route; None if it is not known.
         received: records of each route since the sample before; None in the first one.
         fifo_troubles: what keeps lines that were written to a FIFO from the log.
+        segments: all of them, the released ones first.
+        problems: what is wrong with segments, and what can be done about it.
+        lost_routes: those with records whose directory is gone.
     """
 
     taken: float
@@ -67,6 +85,9 @@ class LogSample:
     free_bytes: int
     total_bytes: int
     fifo_troubles: tuple[str, ...] = ()
+    segments: tuple[SegmentSeen, ...] = ()
+    problems: tuple[tuple[str, str], ...] = ()
+    lost_routes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The samples that ``wald top`` shows, each kind taken in a thread of its own, so that the screen never waits for one.
+"""The samples that ``wald top`` and the page of the gate show, taken so that neither waits for one.
 
 A slow sample is not repeated soon: a thread rests nine times as long as it worked, and so uses a tenth of a core at
 most. The error of a failed sample is shown until one succeeds; it never ends the screen.
@@ -15,11 +15,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-from wald.cli.connect import runs
-from wald.cli.top_snapshot import Amount, HeadSample, LogSample
+from wald.answers.snapshot import Amount, HeadSample, LogSample, SegmentSeen
 from wald.errors import Damaged, WaldError
 from wald.format.names import Kind
 from wald.log import Log
+from wald.store.files.disk import Disk
 from wald.store.files.fifos import troubles
 from wald.store.files.listing import Segment
 from wald.store.retention.backlog import Backlog
@@ -28,7 +28,7 @@ from wald.store.retention.pins import sealed_index
 from wald.store.retention.progress import last_sequences
 from wald.store.segments.view import SegmentGone, View
 from wald.store.writing.lives import signed
-from wald.store.writing.lock import in_words
+from wald.store.writing.lock import in_words, is_held
 
 T = TypeVar("T")
 
@@ -148,7 +148,7 @@ class HeadSource:
         except FileNotFoundError:
             return ""
         if changed_ns != self._idle_since_ns:
-            self._idle_since_ns = None if runs(root.path) else changed_ns
+            self._idle_since_ns = None if is_held(root, Disk()) else changed_ns
         return in_words(signed(root)) if self._idle_since_ns is None else ""
 
 
@@ -172,11 +172,16 @@ class LogSource:
         counts: Counter[Condition] = Counter()
         sizes: Counter[Condition] = Counter()
         end = since or 0
+        segments: list[SegmentSeen] = []
+        problems: list[tuple[str, str]] = []
         for status in backlog.segments():
-            state = condition_of(status)
-            counts[state] += 1
-            sizes[state] += status.stored_bytes
+            seen = SegmentSeen(status.segment.base_sequence, condition_of(status), status.stored_bytes, status.problem)
+            segments.append(seen)
+            counts[seen.condition] += 1
+            sizes[seen.condition] += seen.stored_bytes
             end = max(end, status.last_sequence or 0)
+            if status.problem:
+                problems.append((status.problem, status.hint))
         log_sample = LogSample(
             now,
             {state: Amount(counts[state], sizes[state]) for state in Condition if counts[state]},
@@ -187,6 +192,9 @@ class LogSource:
             backlog.free_bytes,
             shutil.disk_usage(root.path).total,
             tuple(message for _, message in troubles(root)),
+            tuple(segments),
+            tuple(problems),
+            backlog.lost_routes(),
         )
         self._end = end
         return log_sample

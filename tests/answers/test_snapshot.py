@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from wald.cli.top_snapshot import HeadSample, LogSample, activity, inventory
+from wald.answers.snapshot import HeadSample, LogSample, activity, inventory
 from wald.format.names import Kind
 from wald.format.tables import RouteEntry, RouteTable
 from wald.store.files.listing import Segment

@@ -1,4 +1,4 @@
-"""What ``wald status`` looks at, and what it finds wrong: facts, read once, and findings about them, which are pure."""
+"""What is looked at to say how a log is, and what is found wrong: facts, read once, and findings about them, pure."""
 
 from __future__ import annotations
 
@@ -47,6 +47,16 @@ class Finding:
     severity: Severity
     message: str
     hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a walk through all segments shows; the attributes are those of :class:`Facts`."""
+
+    groups: tuple[GroupBacklog, ...] = ()
+    unreadable: tuple[tuple[str, str], ...] = ()
+    lost_routes: tuple[str, ...] = ()
+    full_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +113,14 @@ def read_facts(log: Log, *, socket: Path | None, seconds: float, now_ns: int) ->
     """
     root = log.root
     daemon = liveness(root, log.identity, socket or socket_of(root), seconds=seconds)
+    return facts_of(log, daemon, _contents(log, now_ns))
+
+
+def facts_of(log: Log, daemon: Liveness, contents: Contents) -> Facts:
+    """The facts, where the daemon has been asked already and the segments have been walked through."""
+    root = log.root
     running = daemon.epoch if daemon.life not in (Life.DEAD, Life.NEVER) else None
     head, head_damage = _head(root)
-    groups, unreadable, lost_routes, full_seconds = _backlog(log, now_ns)
     return Facts(
         root.path,
         daemon,
@@ -113,14 +128,14 @@ def read_facts(log: Log, *, socket: Path | None, seconds: float, now_ns: int) ->
         (read_life(root, daemon.epoch) if daemon.epoch is not None else None) or {},
         head,
         head_damage,
-        groups,
-        unreadable,
-        lost_routes,
+        contents.groups,
+        contents.unreadable,
+        contents.lost_routes,
         free_bytes(root.path),
-        full_seconds,
+        contents.full_seconds,
         tuple(message for _, message in troubles(root)),
         moved_routes(root),
-        tuple(_journals(log, {each.cursor.path for each in groups if each.retired})),
+        tuple(_journals(log, {each.cursor.path for each in contents.groups if each.retired})),
     )
 
 
@@ -141,18 +156,16 @@ def _head(root: Root) -> tuple[Head | None, Damaged | None]:
         return None, error
 
 
-def _backlog(
-    log: Log, now_ns: int
-) -> tuple[tuple[GroupBacklog, ...], tuple[tuple[str, str], ...], tuple[str, ...], float | None]:
-    """The groups, what cannot be read, the routes whose directories are gone, and when the disk is full."""
+def _contents(log: Log, now_ns: int) -> Contents:
+    """What the segments show; of a log without any that can be listed, why that is."""
     try:
         backlog = Backlog(log.view())
         unreadable = tuple((status.problem, status.hint) for status in backlog.segments() if status.problem)
     except Damaged as error:
-        return (), ((error.message, error.hint),), (), None
+        return Contents(unreadable=((error.message, error.hint),))
     growth = backlog.growth(now_ns=now_ns)
     full = growth.seconds_until(backlog.free_bytes) if growth else None
-    return tuple(backlog.groups.values()), unreadable, backlog.lost_routes(), full
+    return Contents(tuple(backlog.groups.values()), unreadable, backlog.lost_routes(), full)
 
 
 def findings(facts: Facts, *, now_ns: int, lag_max: float | None) -> list[Finding]:

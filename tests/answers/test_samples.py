@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logs import Built
 
-from wald.cli.top_samples import HeadSource, LogSource, Sampler, rest_seconds
-from wald.cli.top_snapshot import Amount, LogSample, inventory
+from wald.answers.samples import HeadSource, LogSource, Sampler, rest_seconds
+from wald.answers.snapshot import Amount, LogSample, inventory
 from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.log import Log
