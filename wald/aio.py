@@ -24,6 +24,7 @@ from wald.client.payloads import Time, Value
 from wald.client.producer import Durable
 from wald.format.names import DEFAULT_GROUP
 from wald.format.record import Record
+from wald.log import Log
 from wald.store.reading.batches import Batch
 from wald.store.retention.missing import OnMissing
 from wald.work.arguments import Order
@@ -234,7 +235,7 @@ class WorkGroup:
 
     def __init__(
         self,
-        at: str | os.PathLike[str],
+        at: str | os.PathLike[str] | Log,
         route: str,
         group: str = DEFAULT_GROUP,
         *,
@@ -287,6 +288,11 @@ class WorkGroup:
     def given_up(self) -> int:
         """As :attr:`wald.WorkGroup.given_up`."""
         return self._work.given_up
+
+    @property
+    def has_failed(self) -> bool:
+        """As :attr:`wald.WorkGroup.has_failed`."""
+        return self._work.has_failed
 
     async def lease(
         self,

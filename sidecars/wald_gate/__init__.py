@@ -2,6 +2,7 @@
 
     in     the body of a request goes to the daemon as it comes; 200 means that its records are on disk
     out    positions as ``wald read`` takes them; lines, JSON, Server-Sent Events, Arrow; with an end or without
+    groups leases and acknowledgements of work groups, which the gate owns
     facts  routes, cursors, the head, what became of a record, what holds back which bytes
 
 The gate writes nothing into the log itself but cursors: records, routes and CUT go through the daemon's socket, so one
@@ -19,6 +20,7 @@ The rooms, each with its modules in the docstring of its package::
     rights       who asks, and what they may
     incoming     records in: bodies, and the connection to the daemon
     outgoing     records out: positions, forms, following
+    groups       work groups: lease, ack, nack, extend, release, pending
     facts        what the log is: routes, cursors, where, explain; ROUTE ADD and CUT
     monitoring   how the gate is: health, readiness, metrics, a line about each request
     page         what a person sees in a browser

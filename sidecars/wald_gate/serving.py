@@ -16,6 +16,7 @@ from wald.log import Log
 from wald.loop import SIGNALS
 from wald.systemd import Systemd
 from wald_gate.application import application
+from wald_gate.groups.hosting import Groups
 from wald_gate.incoming.daemon import Daemon
 from wald_gate.limits import Limits
 from wald_gate.monitoring.counts import Counts
@@ -74,6 +75,7 @@ async def _serve(log: Log, listening: Listening, rights: Rights, systemd: System
             RequestLog(every=log_requests),
             Sessions(rights, log.identity.log_id),
             Watching(log),
+            Groups(log),
         )
         server = Server(application(state, (*VERBS, *PAGES)), listening, bounds)
         try:
@@ -86,8 +88,10 @@ async def _serve(log: Log, listening: Listening, rights: Rights, systemd: System
             systemd.stopping()
             following.end()
             state.watching.end()
+            state.groups.waiting.end()
             await server.stop()
         finally:
+            await state.groups.close()
             await daemon.close()
 
 

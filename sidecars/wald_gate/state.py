@@ -10,6 +10,7 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from wald.log import Log
+from wald_gate.groups.hosting import Groups
 from wald_gate.incoming.daemon import Daemon
 from wald_gate.limits import Limits
 from wald_gate.monitoring.counts import Counts
@@ -41,6 +42,7 @@ class State:
     request_log: RequestLog
     sessions: Sessions
     watching: Watching
+    groups: Groups
 
     async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Carry out what waits for the disk, without stopping the event loop."""

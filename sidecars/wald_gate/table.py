@@ -7,6 +7,8 @@ from starlette.responses import Response
 from wald_gate.call import Call
 from wald_gate.facts import cursors
 from wald_gate.facts import log as facts
+from wald_gate.groups import shapes as groups
+from wald_gate.groups import verbs as work
 from wald_gate.incoming.append import append
 from wald_gate.monitoring import pages
 from wald_gate.openapi import document
@@ -68,6 +70,43 @@ VERBS: tuple[Verb, ...] = (
         body={JSON: NewCursor},
         answers={JSON: Cursor},
         statuses=(404, 409, 413, 415),
+    ),
+    *(
+        Verb(
+            _POST,
+            f"/v1/routes/{{route}}/groups/{{group}}/{name}",
+            name,
+            summary,
+            Right.READ,
+            handle,
+            body={JSON: body},
+            answers={JSON: answer},
+            statuses=(404, 408, 410, 413, 415, 423),
+        )
+        for name, summary, handle, body, answer in (
+            (
+                "lease",
+                "Get records of a route that no other consumer of the group has.",
+                work.lease,
+                groups.Lease,
+                groups.Leased,
+            ),
+            ("ack", "Say that records are processed.", work.ack, groups.Ack, groups.Settled),
+            ("nack", "Give records back.", work.nack, groups.Nack, groups.Settled),
+            ("extend", "Keep leased records for longer.", work.extend, groups.Extend, groups.Settled),
+            ("release", "Take records back from a consumer.", work.release, groups.Release, groups.Released),
+        )
+    ),
+    Verb(
+        _GET,
+        "/v1/routes/{route}/groups/{group}/pending",
+        "pending",
+        "What of a group is with consumers, waits, or is being given up.",
+        Right.READ,
+        work.pending,
+        query=groups.PendingQuery,
+        answers={NDJSON: dict},
+        statuses=(404,),
     ),
     Verb(
         _GET,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from wald.answers.fields import time_fields
 from wald.cli.output import aligned
 from wald.format.times import utc
 from wald.format.work import Dead
@@ -62,25 +61,6 @@ def _table(
         if more := len(rows) - shown:
             lines += [f"and {more} more; -n {len(rows)} shows all"] * (more > 0)
         yield "\n".join(lines)
-
-
-def out_fields(each: Out) -> Mapping[str, object]:
-    """What a worker has, in JSON."""
-    fields = {"kind": "out", "first": each.first, "last": each.last, "consumer": each.consumer}
-    return fields | time_fields("until", each.until_ns) | {"tries": each.tries}
-
-
-def waiting_fields(each: Waiting) -> Mapping[str, object]:
-    """What waits, in JSON."""
-    fields: dict[str, object] = {"kind": "waiting", "first": each.first, "last": each.last}
-    return fields | time_fields("due", each.due_ns) | {"tries": each.tries, "reason": each.reason}
-
-
-def dead_fields(each: Dead) -> Mapping[str, object]:
-    """What is being given up, in JSON."""
-    fields: dict[str, object] = {"kind": "giving-up", "sequence": each.sequence}
-    more = {"tries": each.tries, "reason": each.reason, "dead_letter_route": each.route}
-    return fields | time_fields("since", each.at_ns) | more
 
 
 def _range(each: Out | Waiting) -> tuple[int, int]:

@@ -5,23 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 import click
 
 import wald
 from wald.answers.fields import time_fields
-from wald.cli.group_tables import (
-    SHOWN,
-    dead_fields,
-    dead_table,
-    one_line,
-    out_fields,
-    out_table,
-    waiting_fields,
-    waiting_table,
-)
+from wald.answers.pending import pending_fields
+from wald.cli.group_tables import SHOWN, dead_table, one_line, out_table, waiting_table
 from wald.cli.options import count_option, json_option, of_consumer_option, root_option, route_argument
 from wald.cli.output import aligned, json_line
 from wald.errors import Damaged, command_line
@@ -376,8 +367,7 @@ def pending(
     out = [each for each in picture.out() if consumer in (None, each.consumer)]
     waiting, dead = ([], []) if consumer else (list(picture.waiting()), picture.dead)
     if as_json:
-        objects = [*islice(map(out_fields, out), count), *islice(map(waiting_fields, waiting), count)]
-        for fields in (*objects, *islice(map(dead_fields, dead), count)):
+        for fields in pending_fields(out, waiting, dead, count):
             click.echo(json_line("group.pending", {"route": route, "group": group} | dict(fields)))
         return
     tables = [*out_table(out, now_ns, count), *waiting_table(waiting, now_ns, count), *dead_table(dead, count)]

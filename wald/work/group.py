@@ -309,6 +309,11 @@ class WorkGroup:
         """The ack floor: everything up to it is done."""
         return self._owner.floor
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the journal could not be written: all calls raise that error, until the group is opened again."""
+        return self._turns.has_failed
+
     def close(self) -> None:
         """Move the cursor to the ack floor, and let another process work for the group."""
         if self._is_inherited:

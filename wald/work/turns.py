@@ -67,6 +67,11 @@ class Turns:
             ask.wait()
         return ask.answer()
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether nothing is carried out any more."""
+        return self._failed is not None
+
     def send(self, asks: Sequence[Ask[Any]]) -> None:
         """Have asks carried out by the thread that is there for it; the answers go where each ask says."""
         self._asked.extend(asks)

@@ -1,0 +1,8 @@
+"""Work groups: this gate owns each group that is used through it.
+
+verbs       lease, ack, nack, extend, release, pending
+shapes      what they take and answer
+leased      leased records as JSON
+hosting     opens a group at its first request, and closes it when it is not used
+waiting     leases that wait for a record, until their client has gone
+"""

@@ -1,0 +1,171 @@
+"""The work groups that the gate owns: each is opened by the first request for it, and closed when it is not used.
+
+Requests that come meanwhile share the opening. A group without requests for some time, of which no consumer
+has a record, is closed, so that another process may own it. One whose journal could not be written is closed too, and
+opened again by the next request: then its journal says what is on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from wald import aio
+from wald.errors import WaldError
+from wald.log import Log
+from wald_gate.groups.waiting import Waiting
+from wald_gate.problems import RETRY_SECONDS, HttpError
+
+_IDLE_SECONDS = 30.0
+_GROUPS_MAX = 64  # each has some threads, and up to 12 MiB of records
+_log = logging.getLogger("wald_gate")
+
+
+@dataclass(eq=False)
+class _Hosted:
+    """A group from its opening to its end.
+
+    Attributes:
+        opening: done once it is open.
+        users: how many requests use it; used_at: when the last one has ended, by the clock of the loop.
+        closing: set once it is being closed; then it takes no more requests.
+    """
+
+    work: aio.WorkGroup
+    opening: asyncio.Task[aio.WorkGroup]
+    users: int = 0
+    used_at: float = 0.0
+    closing: asyncio.Task[None] | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it could not be opened, or cannot go on."""
+        if not self.opening.done():
+            return False
+        return self.opening.exception() is not None or self.work.has_failed
+
+    async def is_free(self) -> bool:
+        """Whether it is not used, and no consumer has a record of it."""
+        if self.users or not self.opening.done() or self.closing is not None:
+            return False
+        if self.has_ended:
+            return True
+        try:
+            pending = await self.work.pending()
+        except (OSError, RuntimeError):  # it has failed in this moment
+            return True
+        return not (pending or self.users)
+
+
+class Groups:
+    """The work groups of a log that go through this gate.
+
+    Args:
+        groups_max: how many are open at a time.
+        idle_seconds: after so long without a request a group is closed.
+
+    Attributes:
+        waiting: the leases that wait.
+    """
+
+    def __init__(self, log: Log, *, groups_max: int = _GROUPS_MAX, idle_seconds: float = _IDLE_SECONDS) -> None:
+        self._log = log
+        self._groups_max = groups_max
+        self._idle_seconds = idle_seconds
+        self._hosted: dict[tuple[str, str], _Hosted] = {}
+        self._looks: asyncio.Task[None] | None = None
+        self.waiting = Waiting()
+
+    @asynccontextmanager
+    async def use(self, route: str, group: str) -> AsyncIterator[aio.WorkGroup]:
+        """A group, which stays open until the block ends.
+
+        Raises:
+            HttpError: 503, too many groups are in use.
+            WaldError, OSError: as of :class:`wald.WorkGroup`; the next request tries again.
+        """
+        hosted = await self._found(route, group)
+        hosted.users += 1
+        try:
+            yield await asyncio.shield(hosted.opening)
+        finally:
+            hosted.users -= 1
+            hosted.used_at = asyncio.get_running_loop().time()
+            if hosted.has_ended:
+                self._close(route, group)
+
+    async def close(self) -> None:
+        """Close all groups."""
+        if self._looks is not None:
+            self._looks.cancel()
+        await asyncio.gather(*[self._close(*key) for key in self._hosted])
+
+    async def _found(self, route: str, group: str) -> _Hosted:
+        """The group, which is open or about to be."""
+        while True:
+            hosted = self._hosted.get((route, group))
+            if hosted is not None:
+                if hosted.closing is None:
+                    return hosted
+                await asyncio.shield(hosted.closing)
+            elif len(self._hosted) < self._groups_max:
+                return self._open(route, group)
+            elif not await self._make_room():
+                raise HttpError(
+                    503,
+                    "too-many-groups",
+                    f"this gate works for {self._groups_max} groups already",
+                    hint="try again when one of them is not used any more",
+                    headers={"Retry-After": str(RETRY_SECONDS)},
+                )
+
+    def _open(self, route: str, group: str) -> _Hosted:
+        work = aio.WorkGroup(self._log, route, group, report=_log.warning)
+        hosted = _Hosted(work, asyncio.create_task(work.__aenter__(), name=f"wald-gate-open-{route}"))
+        self._hosted[route, group] = hosted
+        if self._looks is None:
+            self._looks = asyncio.create_task(self._look(), name="wald-gate-groups")
+        return hosted
+
+    def _close(self, route: str, group: str) -> asyncio.Task[None]:
+        hosted = self._hosted[route, group]
+        if hosted.closing is None:
+            closed = self._closed(route, group, hosted)
+            hosted.closing = asyncio.create_task(closed, name=f"wald-gate-close-{route}")
+        return hosted.closing
+
+    async def _closed(self, route: str, group: str, hosted: _Hosted) -> None:
+        try:
+            if await _is_open(hosted):
+                await hosted.work.__aexit__(None, None, None)
+        except (WaldError, OSError) as error:
+            _log.warning("%s: group %s: %s", route, group, error)
+        finally:
+            del self._hosted[route, group]
+
+    async def _make_room(self) -> bool:
+        """Close the group that was not used for longest, of those that can be; False if there is none."""
+        for key, hosted in sorted(self._hosted.items(), key=lambda each: each[1].used_at):
+            if hosted.closing is not None or await hosted.is_free():
+                await asyncio.shield(self._close(*key))
+                return True
+        return False
+
+    async def _look(self) -> None:
+        """Close what is idle, as long as there is something."""
+        loop = asyncio.get_running_loop()
+        while self._hosted:
+            await asyncio.sleep(self._idle_seconds / 4)
+            for key, hosted in list(self._hosted.items()):
+                if hosted.used_at < loop.time() - self._idle_seconds and await hosted.is_free():
+                    self._close(*key)
+        self._looks = None
+
+
+async def _is_open(hosted: _Hosted) -> bool:
+    """Whether it could be opened; if not, those who have asked for it know why."""
+    await asyncio.wait([hosted.opening])
+    return hosted.opening.exception() is None

@@ -1,0 +1,46 @@
+"""Leased records as JSON: what ``wald read --format json`` says of a record, and how often it was delivered."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable
+
+import msgspec
+
+from wald.work.terms import Delivery
+from wald_gate.groups.shapes import Leased, LeasedRecord
+
+_headers = msgspec.json.Decoder(dict[str, str])
+
+
+def leased(deliveries: Iterable[Delivery]) -> Leased:
+    """What a consumer has got."""
+    return Leased([_record(delivery) for delivery in deliveries])
+
+
+def _record(delivery: Delivery) -> LeasedRecord:
+    (route, sequence, value, append_time_ns, key, event_time_ns, headers, terminated), tries = delivery
+    record = LeasedRecord(sequence, route, append_time_ns, tries)
+    try:
+        record.value = value.decode()
+    except UnicodeDecodeError:
+        record.value_base64 = b64encode(value).decode()
+    if key is not None:
+        _set_text(record, "key", key)
+    if headers is not None:
+        try:
+            record.headers = _headers.decode(headers)
+        except (msgspec.DecodeError, UnicodeDecodeError):  # not what producers are asked for
+            _set_text(record, "headers", headers)
+    if event_time_ns is not None:
+        record.event_time_ns = event_time_ns
+    if not terminated:
+        record.terminated = False
+    return record
+
+
+def _set_text(record: LeasedRecord, name: str, value: bytes) -> None:
+    try:
+        setattr(record, name, value.decode())
+    except UnicodeDecodeError:
+        setattr(record, f"{name}_base64", b64encode(value).decode())

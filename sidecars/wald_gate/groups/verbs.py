@@ -1,0 +1,92 @@
+"""Verbs of work groups: lease, ack, nack, extend, release, pending."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable
+
+from starlette.responses import Response
+
+from wald import aio
+from wald.answers.pending import pending_fields
+from wald.errors import Damaged, command_line
+from wald.work.deliveries import Refusal
+from wald.work.picture import look, work_file
+from wald.work.terms import Delivery
+from wald_gate.call import Call
+from wald_gate.groups import shapes
+from wald_gate.groups.leased import leased
+from wald_gate.shapes import encoded
+from wald_gate.verbs import JSON
+
+
+async def lease(call: Call) -> Response:
+    """Records for a consumer. If there is none, it waits for one as long as the client says, and stays connected."""
+    wanted = await call.body(shapes.Lease)
+    async with call.state.groups.use(call.route, call.group) as work:
+        deliveries = await _leased(work, wanted, wait=0.0, done=wanted.done)
+        if not deliveries and wanted.wait:
+            leasing = _leased(work, wanted, wait=wanted.wait, done=())
+            deliveries = await call.state.groups.waiting.leased(call.request, work, wanted.consumer, leasing)
+        return _answer(leased(deliveries))
+
+
+async def ack(call: Call) -> Response:
+    """Take in what a consumer has processed; on disk when it is answered."""
+    given = await call.body(shapes.Ack)
+    async with call.state.groups.use(call.route, call.group) as work:
+        return _settled(await work.ack(given.consumer, given.sequences))
+
+
+async def nack(call: Call) -> Response:
+    """Take records back from a consumer that has not processed them; a delay is on disk when it is answered."""
+    given = await call.body(shapes.Nack)
+    async with call.state.groups.use(call.route, call.group) as work:
+        return _settled(await work.nack(given.consumer, given.sequences, given.delay, given.reason))
+
+
+async def extend(call: Call) -> Response:
+    """Let a consumer have records for longer."""
+    given = await call.body(shapes.Extend)
+    async with call.state.groups.use(call.route, call.group) as work:
+        return _settled(await work.extend(given.consumer, given.sequences, given.lease_for))
+
+
+async def release(call: Call) -> Response:
+    """Take back all that a consumer has, or some of it, without the consumer being asked."""
+    given = await call.body(shapes.Release)
+    async with call.state.groups.use(call.route, call.group) as work:
+        if given.sequences is None:
+            return _answer(shapes.Released(await work.release(given.consumer)))
+        refused = await work.nack(given.consumer, given.sequences)
+        return _answer(shapes.Released(len(set(given.sequences)) - len(refused)))
+
+
+async def pending(call: Call) -> Response:
+    """What is with consumers, waits or is being given up, an object a line; also of a group of another process."""
+    query = call.query(shapes.PendingQuery)
+
+    def read() -> bytes:
+        log = call.state.log
+        file = work_file(log.root, call.route, call.group)
+        seen = look(log, file, time.time_ns())
+        if seen.damage:
+            showing = command_line(log.root.path, f"group show {file.route} {file.group}")
+            raise Damaged(f"{file.path}: {seen.damage}", hint=showing)
+        picture = seen.picture
+        found = pending_fields(picture.out(), picture.waiting(), picture.dead, query.limit)
+        return b"".join(encoded(each) + b"\n" for each in found)
+
+    return Response(await call.state.in_thread(read), media_type="application/x-ndjson")
+
+
+async def _leased(work: aio.WorkGroup, wanted: shapes.Lease, *, wait: float, done: Collection[int]) -> list[Delivery]:
+    return await work.lease(wanted.consumer, wanted.max_records, wanted.max_bytes, wanted.lease_for, wait, done=done)
+
+
+def _settled(refused: Iterable[Refusal]) -> Response:
+    return _answer(shapes.Settled([shapes.Refusal(*each) for each in sorted(refused)]))
+
+
+def _answer(found: object) -> Response:
+    return Response(encoded(found), media_type=JSON)

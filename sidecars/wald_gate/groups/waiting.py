@@ -1,0 +1,57 @@
+"""Leases that wait for a record: each until one comes, its time is over, its client has gone, or the gate ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+
+from starlette.requests import ClientDisconnect, Request
+
+from wald import aio
+from wald.work.terms import Delivery
+
+Lease = Coroutine[None, None, list[Delivery]]
+
+
+class Waiting:
+    """The leases that wait, of all groups."""
+
+    def __init__(self) -> None:
+        self._leasing: set[asyncio.Task[list[Delivery]]] = set()
+        self._is_over = False
+
+    async def leased(self, request: Request, work: aio.WorkGroup, consumer: str, lease: Lease) -> list[Delivery]:
+        """What is leased; nothing, if the gate ends meanwhile.
+
+        Raises:
+            ClientDisconnect: the client has gone, and what was leased to it is given back.
+            WaldError, OSError: as of :meth:`wald.WorkGroup.lease`.
+        """
+        leasing = asyncio.create_task(lease)
+        gone = asyncio.create_task(_gone(request))
+        self._leasing.add(leasing)
+        try:
+            if self._is_over:
+                leasing.cancel()
+            await asyncio.wait((leasing, gone), return_when=asyncio.FIRST_COMPLETED)
+            if gone.done() and leasing.done() and not leasing.cancelled() and leasing.exception() is None:
+                await work.nack(consumer, [delivery.record.sequence for delivery in leasing.result()])
+            if gone.done():
+                raise ClientDisconnect
+            return [] if leasing.cancelled() else leasing.result()
+        finally:
+            self._leasing.discard(leasing)
+            gone.cancel()
+            leasing.cancel()  # if it waits still; it is withdrawn
+
+    def end(self) -> None:
+        """Answer all leases that wait with nothing, now and from now on."""
+        self._is_over = True
+        for leasing in self._leasing:
+            leasing.cancel()
+
+
+async def _gone(request: Request) -> None:
+    """Return when the client has closed its connection; its body was read before."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
