@@ -21,6 +21,7 @@ from wald.client.session import Durable
 from wald.errors import WaldError
 from wald.format.protocol import Code, ProtocolError, Publish, encode_publish, parse_reply
 from wald_gate.monitoring.counts import Published
+from wald_gate.transport.joined import JoinedWrites
 
 _PASSES = frozenset({Code.FULL, Code.BUSY, Code.TIMEOUT, Code.FAILED})
 _PAUSE_SECONDS, _PAUSE_MAX_SECONDS = 0.02, 1.0
@@ -35,6 +36,11 @@ class _Request:
     payload: bytes | memoryview
     answer: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     trouble: OSError | ProtocolError | None = None
+
+    def give_up(self) -> None:
+        """Wait no more; it may still be carried out."""
+        if not self.answer.done():
+            self.answer.set_exception(TimeoutError())
 
 
 @dataclass(slots=True)
@@ -68,7 +74,7 @@ class Daemon:
         self._wanted = asyncio.Event()
         self._may_write = asyncio.Event()
         self._may_write.set()
-        self._transport: asyncio.WriteTransport | None = None
+        self._transport: JoinedWrites | None = None
         self._task = asyncio.create_task(self._keep_sending(), name="wald-gate-daemon")
 
     async def publish(self, route: str, payload: bytes | memoryview, *, columns: bool) -> Durable:
@@ -81,12 +87,12 @@ class Daemon:
         producer.number += 1
         line = encode_publish(Publish(route.encode(), len(payload), columns, producer.id, producer.number))
         request = _Request(line, payload)
-        request.answer.add_done_callback(lambda answer: self._release(producer, answer))
         began = time.perf_counter()
         try:
             first, last = (await self._ask(request)).split()
         finally:
             self.published.seconds.observe(time.perf_counter() - began)
+        self._idle.append(producer)  # not where the last number may be in the log or not
         return Durable(int(first), int(last))
 
     async def command(self, *words: str) -> str:
@@ -106,11 +112,18 @@ class Daemon:
             self._transport.abort()
 
     async def _ask(self, request: _Request) -> str:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._patience
         try:
-            async with asyncio.timeout(self._patience):
-                await self._may_write.wait()
+            if not self._may_write.is_set():
+                async with asyncio.timeout_at(end):
+                    await self._may_write.wait()
+            timer = loop.call_at(end, request.give_up)  # a third of what asyncio.timeout takes
+            try:
                 self._send(request)
                 return await request.answer
+            finally:
+                timer.cancel()
         except TimeoutError:
             reason = request.trouble or TimeoutError()
             raise await asyncio.to_thread(self._unreachable, reason) from None
@@ -120,18 +133,14 @@ class Daemon:
     def _unreachable(self, reason: OSError | ProtocolError) -> WaldError:
         return unreachable(reason, root=self._root, socket=self._socket)
 
-    def _release(self, producer: Producer, answer: asyncio.Future[str]) -> None:
-        """Use an id again; not one of which the last number may be in the log or not."""
-        if not answer.cancelled() and answer.exception() is None:
-            self._idle.append(producer)
-
     def _send(self, request: _Request) -> None:
         if self._transport is None or self._again:
             self._again.append(request)
             self._wanted.set()
         else:
             self._under_way.append(request)
-            self._transport.writelines((request.line, request.payload))
+            self._transport.write(request.line)
+            self._transport.write(request.payload)
 
     def take(self, line: bytes) -> None:
         """Take an answer, which is that to the oldest request under way."""
@@ -191,12 +200,12 @@ class Daemon:
                 if not request.answer.done():
                     self._send(request)
 
-    async def _connected(self) -> asyncio.WriteTransport:
+    async def _connected(self) -> JoinedWrites:
         connection = await asyncio.to_thread(connect, self._socket, seconds=self._patience)
         connection.setblocking(False)
         transport, _ = await asyncio.get_running_loop().create_connection(lambda: _Answers(self), sock=connection)
         transport.set_write_buffer_limits(high=_UNSENT_BYTES)
-        return transport
+        return JoinedWrites(transport)
 
 
 class _Answers(asyncio.Protocol):

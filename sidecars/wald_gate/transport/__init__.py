@@ -2,4 +2,5 @@
 
 server      listens, on TCP and on a unix socket, with TLS or without
 connection  one connection, with bounds on what it may take
+joined      one write for all that is sent in a round of the event loop
 """

@@ -18,6 +18,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from wald_gate.rights.clients import PEER
+from wald_gate.transport.joined import JoinedWrites
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7), SO_PEERCRED
 _UNSENT_BYTES = 256 << 10  # of a response, in the buffer of its connection
@@ -68,7 +69,7 @@ class Connection(HttpToolsProtocol):
         self._peer: int | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's
-        super().connection_made(transport)
+        super().connection_made(JoinedWrites(transport))  # type: ignore[arg-type]  # it has all of it
         transport.set_write_buffer_limits(high=_UNSENT_BYTES)
         self._peer = _peer_of(transport)
         bounds = self.bounds
@@ -89,11 +90,12 @@ class Connection(HttpToolsProtocol):
         self.bounds.idle.pop(self, None)
         if self._is_in_head:
             self._head_bytes += len(data)
-            if self._timer is None:
-                self._set_timer(self.bounds.head_seconds)
         super().data_received(data)
-        if self._is_in_head and self._head_bytes > self.bounds.head_bytes and not self.transport.is_closing():
-            self._refuse(Ended.HEAD_SIZE, b"431 Request Header Fields Too Large")
+        if self._is_in_head and self._head_bytes and not self.transport.is_closing():
+            if self._head_bytes > self.bounds.head_bytes:
+                self._refuse(Ended.HEAD_SIZE, b"431 Request Header Fields Too Large")
+            elif self._timer is None:
+                self._set_timer(self.bounds.head_seconds)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
