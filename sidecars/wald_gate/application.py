@@ -6,13 +6,15 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
+from starlette.types import Receive, Scope, Send
 
 from wald.errors import WaldError
 from wald_gate.call import Call
@@ -25,16 +27,46 @@ from wald_gate.verbs import Verb
 _CLIENT = "wald.client"  # in the scope: the name of who asks
 _NO_VERB = "none"
 _SAFE = ("GET", "HEAD", "OPTIONS")
+_KNOWN_PATHS, _KNOWN_LENGTH = 1024, 512
 _log = logging.getLogger("wald_gate")
 
 
-def application(state: State, verbs: Iterable[Verb]) -> Starlette:
-    """The ASGI application of a gate."""
-    routes = [
-        Route(verb.path, _Endpoint(verb, state, state.counts.of_verb(verb.name)), methods=[verb.method], name=verb.name)
-        for verb in verbs
-    ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: partial(_not_there, state)})
+class Application:
+    """The ASGI application of a gate.
+
+    Starlette compares a path with that of each verb, behind two layers that catch errors. What it has found for the
+    paths that were asked for last is kept.
+    """
+
+    def __init__(self, state: State, verbs: Iterable[Verb]) -> None:
+        self._routes = [
+            Route(
+                verb.path,
+                _Endpoint(verb, state, state.counts.of_verb(verb.name)),
+                methods=[verb.method],
+                name=verb.name,
+            )
+            for verb in verbs
+        ]
+        self._otherwise = Starlette(routes=self._routes, exception_handlers={HTTPException: partial(_not_there, state)})
+        self._known = lru_cache(_KNOWN_PATHS)(self._find)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        found = self._known(scope["method"], path) if len(path) <= _KNOWN_LENGTH else None
+        if found is None:
+            await self._otherwise(scope, receive, send)
+        else:
+            endpoint, scope["path_params"] = found
+            await endpoint(scope, receive, send)
+
+    def _find(self, method: str, path: str) -> tuple[_Endpoint, dict[str, Any]] | None:
+        scope = {"type": "http", "method": method, "path": path}
+        for route in self._routes:
+            match, found = route.matches(scope)
+            if match is Match.FULL:
+                return found["endpoint"], found["path_params"]
+        return None
 
 
 @dataclass(frozen=True)
@@ -45,7 +77,7 @@ class _Endpoint:
     state: State
     answered: Answered
 
-    async def __call__(self, scope, receive, send) -> None:  # type: ignore[no-untyped-def]
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
         request = Request(scope, receive)
         response = await self._answer(request)

@@ -15,7 +15,7 @@ from wald.errors import WaldError
 from wald.log import Log
 from wald.loop import SIGNALS
 from wald.systemd import Systemd
-from wald_gate.application import application
+from wald_gate.application import Application
 from wald_gate.groups.hosting import Groups
 from wald_gate.incoming.daemon import Daemon
 from wald_gate.limits import Limits
@@ -77,7 +77,7 @@ async def _serve(log: Log, listening: Listening, rights: Rights, systemd: System
             Watching(log),
             Groups(log),
         )
-        server = Server(application(state, (*VERBS, *PAGES)), listening, bounds)
+        server = Server(Application(state, (*VERBS, *PAGES)), listening, bounds)
         try:
             await server.start()
             loop.add_signal_handler(signal.SIGHUP, _reload, server, rights, systemd)

@@ -13,7 +13,7 @@ from email.utils import formatdate
 from pathlib import Path
 
 import uvicorn
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from wald.errors import InvalidInput
@@ -103,7 +103,7 @@ class Server:
         addresses: where it listens, once it does.
     """
 
-    def __init__(self, application: Starlette, listening: Listening, bounds: Bounds) -> None:
+    def __init__(self, application: ASGIApp, listening: Listening, bounds: Bounds) -> None:
         self._protocol: type[Connection] = type("BoundConnection", (Connection,), {"bounds": bounds})
         self._listening = listening
         self._tls = listening.tls()
