@@ -22,7 +22,16 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 VERSIONS = ("1.29", "1.31", "1.33", "1.35", "1.37")  # native sidecars are switched on since 1.29
 CALL = re.compile(r"(?:^|;|&|\bexec|\bdo|\bthen)\s*(wald[a-z-]* [^&;|\n]+)", re.MULTILINE)
-STOP_SECONDS = {"application": 30, "archive": 10, "drain": 60, "hold": 2, "log": 10, "reclaim": 10, "wald": 10}
+STOP_SECONDS = {
+    "application": 30,
+    "archive": 10,
+    "drain": 60,
+    "gate": 15,
+    "hold": 2,
+    "log": 10,
+    "reclaim": 10,
+    "wald": 10,
+}
 METRICS = ["metrics", "metrics-reclaim", "metrics-drain"]
 
 every_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
@@ -94,7 +103,7 @@ def test_our_programs_accept_every_command_line(overlay: str, monkeypatch: pytes
 
     assert called == {"wald", "wald-reclaim"} | ({"wald-drain"} if overlay != "node" else set()) | (
         {"wald-archive"} if overlay != "pod" else set()
-    )
+    ) | ({"wald-gate"} if overlay == "gate" else set())
 
 
 def test_a_command_line_with_an_unknown_option_is_noticed() -> None:
@@ -153,14 +162,15 @@ def test_there_is_one_writer(overlay: str) -> None:
     assert {job["spec"]["concurrencyPolicy"] for job in of_kind(overlay, "CronJob")} <= {"Forbid"}
 
 
-def test_a_claim_of_one_pod_is_mounted_by_one_pod() -> None:
+@pytest.mark.parametrize("overlay", ["gate", "single"])
+def test_a_claim_of_one_pod_is_mounted_by_one_pod(overlay: str) -> None:
     """ReadWriteOncePod would leave the pod of a CronJob waiting forever."""
-    (daemon,) = of_kind("single", "StatefulSet")
+    (daemon,) = of_kind(overlay, "StatefulSet")
 
     assert [claim["spec"]["accessModes"] for claim in daemon["spec"]["volumeClaimTemplates"]] == [
         ["ReadWriteOncePod"]
     ] * 2
-    assert [name for name, _ in pods("single")] == ["StatefulSet wald"]
+    assert [name for name, _ in pods(overlay)] == ["StatefulSet wald"]
 
 
 @every_overlay
@@ -204,20 +214,22 @@ def test_probes_ask_different_things(overlay: str) -> None:
 @every_overlay
 def test_what_surrounds_a_pod_selects_it(overlay: str) -> None:
     labels = {name: template["metadata"]["labels"] for name, template in pods(overlay)}
-    (budget,), (policy,), (service,) = (
-        of_kind(overlay, kind) for kind in ("PodDisruptionBudget", "NetworkPolicy", "Service")
-    )
+    (budget,), (policy,) = (of_kind(overlay, kind) for kind in ("PodDisruptionBudget", "NetworkPolicy"))
+    services = of_kind(overlay, "Service")
 
     assert budget["spec"]["selector"]["matchLabels"].items() <= labels["StatefulSet wald"].items()
-    assert service["spec"]["selector"].items() <= labels["StatefulSet wald"].items()
+    for each in services:
+        assert each["spec"]["selector"].items() <= labels["StatefulSet wald"].items()
     for each in labels.values():
         assert policy["spec"]["podSelector"]["matchLabels"].items() <= each.items()
     ports = {
         port["name"] for _, template in pods(overlay) for each in containers(template) for port in each.get("ports", ())
     }
     assert "metrics" in ports
-    assert policy["spec"]["ingress"] == [{"ports": [{"port": name} for name in sorted(ports, key=METRICS.index)]}]
-    assert {port["targetPort"] for port in service["spec"]["ports"]} == ports
+    measured = [{"port": name} for name in sorted(ports - {"gate"}, key=METRICS.index)]
+    gate = [{"ports": [{"port": "gate"}], "from": [{"podSelector": {}}]}] if overlay == "gate" else []
+    assert policy["spec"]["ingress"] == [{"ports": measured}, *gate]
+    assert {port["targetPort"] for each in services for port in each["spec"]["ports"]} == ports
     assert ("Egress" in policy["spec"]["policyTypes"]) == (overlay == "node"), "an application's own traffic is its own"
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +30,13 @@ LOG = "/var/lib/wald/log"
 FIFO = f"{LOG}/routes/access/in"
 LINES = 3000
 WRITE = f'i=0; while [ $i -lt {LINES} ]; do i=$((i + 1)); echo "bulk $i"; done >{FIFO}'
+STORE = """
+import ssl, sys, urllib.request as r
+trusting = ssl.create_default_context(cafile="/etc/wald-gate/tls/tls.crt")
+headers = {"Content-Type": "text/plain", "Authorization": f"Bearer {sys.argv[1]}"}
+request = r.Request("https://localhost:7700/v1/routes/access/records", sys.argv[2].encode(), headers)
+print(r.urlopen(request, context=trusting).read().decode())
+"""
 HEALTH = "from urllib.request import urlopen; print(urlopen('http://127.0.0.1:9464/healthz').read())"
 Start = Callable[..., Pod]
 
@@ -50,7 +60,7 @@ def pod(tmp_path: Path, volumes: dict[str, Path]) -> Iterator[Start]:
 
     def make(overlay: str, owner: str = "StatefulSet wald") -> Pod:
         (config,) = of_kind(overlay, "ConfigMap")
-        maps = {config["metadata"]["name"]: config["data"]}
+        maps = {config["metadata"]["name"]: config["data"]} | (secrets(tmp_path) if overlay == "gate" else {})
         template = dict(pods(overlay))[owner]
         claims = {} if overlay == "pod" else volumes
         made.append(Pod(template, tmp_path / f"pod-{len(made)}", claims=claims, maps=maps))
@@ -59,6 +69,20 @@ def pod(tmp_path: Path, volumes: dict[str, Path]) -> Iterator[Start]:
     yield make
     for each in made:
         each.__exit__(None, None, None)
+
+
+def secrets(directory: Path) -> dict[str, dict[str, str]]:
+    """What docs/kubernetes.md has an operator make for a gate: a certificate, and a token that is "secret"."""
+    key, certificate = directory / "tls.key", directory / "tls.crt"
+    openssl = programs.program("openssl", package="openssl")
+    line = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    line += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(line, check=True, capture_output=True)
+    token = {"name": "shop", "sha256": hashlib.sha256(b"secret").hexdigest(), "read": ["*"], "write": ["access"]}
+    return {
+        "wald-gate-tls": {path.name: path.read_text() for path in (key, certificate)},
+        "wald-gate-tokens": {"tokens": json.dumps(token) + "\n"},
+    }
 
 
 def numbers(lines: list[str], word: str) -> list[int]:
@@ -126,6 +150,29 @@ def test_a_log_outlives_its_pod_and_is_archived(pod: Start, volumes: dict[str, P
     archived = run(sidecar("archive", "restore", volumes["archive"], "access")).stdout.decode().splitlines()
     held = [value.decode() for value in values(volumes["root"] / "log")]
     assert lines == archived + held[len(held) - (len(lines) - len(archived)) :]
+
+
+def test_a_gate_takes_records_over_tls_with_a_token(pod: Start) -> None:
+    """It outlives the restart of the daemon, is not ready meanwhile, and ends in order."""
+    served = pod("gate")
+    served.start()
+    assert '"count":1' in served.run("gate", "python", "-c", STORE, "secret", "over https").stdout
+    eventually(lambda: "over https" in served.stdout("drain").splitlines())
+    assert "401" in served.run("gate", "python", "-c", STORE, "guess", "x").stderr
+    daemon, *_ = served.processes("wald")
+    os.kill(daemon, signal.SIGSTOP)
+    eventually(lambda: not served.probe("gate", "readiness"))
+    assert served.probe("gate", "liveness")
+    served.restart("wald")
+    eventually(lambda: served.probe("gate", "readiness"))
+    assert '"count":1' in served.run("gate", "python", "-c", STORE, "secret", "and again").stdout
+    codes = served.stop()
+
+    assert set(codes.values()) == {0}
+    assert [line for line in served.stdout("drain").splitlines() if not line.startswith("line")][:2] == [
+        "over https",
+        "and again",
+    ]
 
 
 def test_a_second_daemon_on_the_volume_is_refused(pod: Start) -> None:

@@ -44,7 +44,11 @@ echo "$MOUNTS" | while read -r source path mode; do
 done
 exec chroot root "$@"
 """
-_ASK = "import sys, urllib.request as r; r.urlopen(sys.argv[1], timeout=float(sys.argv[2])).read()"
+_ASK = """
+import ssl, sys, urllib.request as r
+unchecked = ssl._create_unverified_context()  # as the kubelet asks
+r.urlopen(sys.argv[1], timeout=float(sys.argv[2]), context=unchecked).read()
+"""
 _PROGRAMS = Path(sys.executable).parent
 # In an image every user may pass through these to the interpreter and to what it imports.
 _PASSED = [*Path(sys.executable).resolve().parents, *Path(__file__).resolve().parents]
@@ -65,7 +69,7 @@ class Pod:
         template: as the manifest has it.
         directory: an empty one, for what the pod's containers print and for its own volumes.
         claims: where the volume of each claim is, by name of the claim or of its template.
-        maps: the content of each ConfigMap.
+        maps: the content of each ConfigMap and each Secret.
     """
 
     def __init__(
@@ -183,7 +187,8 @@ class Pod:
         if "exec" in probe:
             return self.run(name, *probe["exec"]["command"]).returncode == 0
         (port,) = (each["containerPort"] for each in container["ports"] if each["name"] == probe["httpGet"]["port"])
-        url = f"http://127.0.0.1:{port}{probe['httpGet']['path']}"
+        scheme = probe["httpGet"].get("scheme", "HTTP").lower()
+        url = f"{scheme}://127.0.0.1:{port}{probe['httpGet']['path']}"
         net = ["nsenter", f"--net=/proc/{self._pause.pid}/ns/net"]
         ask = [sys.executable, "-c", _ASK, url, str(probe["timeoutSeconds"])]
         return subprocess.run([*net, *ask], capture_output=True, check=False).returncode == 0
@@ -263,6 +268,11 @@ class Pod:
         directory.mkdir(parents=True)
         for name, text in maps[volume["configMap"]["name"]].items() if "configMap" in volume else ():
             (directory / name).write_text(text)
+        for name, text in maps[volume["secret"]["secretName"]].items() if "secret" in volume else ():
+            path = directory / name
+            path.write_text(text)
+            os.chown(path, 0, self._spec["securityContext"]["fsGroup"])
+            path.chmod(volume["secret"]["defaultMode"])
         if "emptyDir" in volume:
             give(directory, self._spec["securityContext"]["fsGroup"])
         return directory

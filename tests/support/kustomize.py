@@ -19,7 +19,7 @@ import programs
 import yaml
 
 MANIFESTS = Path(__file__).parents[2] / "k8s"
-OVERLAYS = ("node", "pod", "single")
+OVERLAYS = ("gate", "node", "pod", "single")
 Object = dict[str, Any]  # as YAML has it; the published schemas say more
 
 
