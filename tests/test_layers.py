@@ -68,7 +68,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald.systemd": (),
     "wald.endpoint": ("wald.errors", "wald.exposition"),
     "wald.metrics": ("wald.exposition",),
-    "wald.config": ("wald.errors", "wald.format.names", "wald.limits", "wald.setting_types"),
+    "wald.setting_file": ("wald.errors", "wald.setting_types"),
+    "wald.config": ("wald.errors", "wald.format.names", "wald.limits", "wald.setting_file", "wald.setting_types"),
     "wald.limits": ("wald.setting_types",),
     "wald.setting_origins": ("wald.config", "wald.limits"),
     "wald.answers": (
@@ -113,7 +114,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "wald.cli": ("wald",),
     **dict.fromkeys(PROGRAMS, SIDECARS),
-    "wald_gate": (*SIDECARS, "wald.aio"),
+    "wald_gate": (*SIDECARS, "wald.aio", "wald.setting_file", "wald.systemd"),
     "wald_reclaim": (*SIDECARS, *SETTINGS),
     "wald_archive": (*SIDECARS, "wald.store.restoring"),  # makes new logs, and writes to no other
     "wald_spark": (*SIDECARS, "wald.cli.cursors", "wald_archive.api", "wald.store.reading.arrow"),

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import difflib
 import pwd
-import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -26,6 +24,7 @@ from typing import Any, ClassVar
 from wald.errors import InvalidInput
 from wald.format.names import check_route
 from wald.limits import Retention, RouteLimits, in_force
+from wald.setting_file import SettingFile, parse_setting, unknown_setting
 from wald.setting_types import (
     GIB,
     KIB,
@@ -38,13 +37,16 @@ from wald.setting_types import (
     Fraction,
     Group,
     Mode,
+    Setting,
     SettingType,
     Size,
     Text,
+    row_of,
     setting,
 )
 
 ENVIRONMENT_PREFIX = "WALD_"
+_HELP = "wald run --help"
 _NEARLY = 0.8  # as alike as this, a variable is a misspelt setting; Kubernetes sets WALD_PORT and more, which are not
 _DAY = 86400
 _GUARDED_MODE = 0o600  # of the FIFO of a route with writers
@@ -169,24 +171,6 @@ class Config:
         return in_force(self.routes.get(route, RouteLimits()), self.retention)
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One row of the table of settings; default and bounds are as they are written in the file.
-
-    Attributes:
-        type: size, duration, count, fraction, choice, flag, text, mode, table, or tables.
-        unit: in which a bare number is counted; "" if there is none.
-    """
-
-    name: str
-    type: str
-    unit: str
-    default: str
-    bounds: str
-    meaning: str
-    reloadable: bool
-
-
 def setting_types(table: type[Config | RouteLimits]) -> dict[str, SettingType]:
     """The type of each setting of a table, but of the tables in it."""
     return {each.name: each.metadata["type"] for each in fields(table) if "type" in each.metadata}
@@ -226,38 +210,25 @@ def reference(table: type[Config | RouteLimits] = Config) -> list[Setting]:
     for each in fields(table):
         if each.name in inherited or not each.metadata:
             continue
-        meaning = each.metadata["meaning"]
         reloadable = table is not Config or each.name in Config.reloadable
-        type_ = each.metadata.get("type")
-        if type_ is None:
+        if "type" not in each.metadata:
             kind = "table" if each.name == "retention" else "tables"
-            rows.append(Setting(each.name, kind, "", "", kind, meaning, reloadable))
+            rows.append(Setting(each.name, kind, "", "", kind, each.metadata["meaning"], reloadable))
         else:
-            name, default = type(type_).__name__.lower(), type_.show(each.metadata.get("default", each.default))
-            rows.append(Setting(each.name, name, type_.unit, default, type_.bounds(), meaning, reloadable))
+            rows.append(row_of(each, reloadable=reloadable))
     return rows
 
 
 def _from_file(path: Path, origins: dict[str, str]) -> dict[str, Any]:
-    try:
-        text = path.read_bytes().decode()
-        tables = tomllib.loads(text)
-    except OSError as error:
-        raise InvalidInput(f"{path}: {error.strerror}", hint=f"ls -l {path}") from error
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"{path}: not text, at offset {error.start}", hint=f"file {path}") from error
-    except tomllib.TOMLDecodeError as error:
-        is_twice = re.match("Cannot (declare|overwrite)", str(error))
-        reason = "a table and a setting may be there once" if is_twice else "in TOML text is quoted"
-        raise InvalidInput(f"{path}: not TOML: {error}", hint=f"edit {path}; {reason}") from error
+    file = SettingFile.read(path)
     values: dict[str, Any] = {}
-    for name, value in tables.items():
-        place = _place(path, text, name)
-        origins |= _origins(name, value, path, text)
+    for name, value in file.tables.items():
+        place = file.place(name)
+        origins |= _origins(name, value, file)
         if name == "routes":
-            values[name] = MappingProxyType(_routes(value, path, text))
+            values[name] = MappingProxyType(_routes(value, file))
         elif name == "retention":
-            values[name] = _retention(value, path, text)
+            values[name] = _retention(value, file)
         elif name in _TYPES:
             values[name] = _parse(name, value, place)
         else:
@@ -265,16 +236,16 @@ def _from_file(path: Path, origins: dict[str, str]) -> dict[str, Any]:
     return values
 
 
-def _origins(name: str, value: object, path: Path, text: str) -> dict[str, str]:
+def _origins(name: str, value: object, file: SettingFile) -> dict[str, str]:
     """Where a setting is in the file; of a table, every key in it, under the names of the tables and its own."""
     if not isinstance(value, dict):
-        return {name: _place(path, text, name)}
+        return {name: file.place(name)}
     found: dict[str, str] = {}
     for key, inner in value.items():
         if isinstance(inner, dict):
-            found |= {f"{name}.{key}.{each}": _place(path, text, each, after=key) for each in inner}
+            found |= {f"{name}.{key}.{each}": file.place(each, after=key) for each in inner}
         else:
-            found[f"{name}.{key}"] = _place(path, text, key, after=name)
+            found[f"{name}.{key}"] = file.place(key, after=name)
     return found
 
 
@@ -288,42 +259,42 @@ def _from_environment(environ: Mapping[str, str], origins: dict[str, str]) -> di
             values[name] = _parse(name, value, variable)
             origins[name] = variable
         elif difflib.get_close_matches(name, _TYPES, cutoff=_NEARLY):
-            raise _unknown(name, _TYPES, variable)
+            raise unknown_setting(name, _TYPES, variable, help_command=_HELP)
     return values
 
 
-def _retention(keys: object, path: Path, text: str) -> Retention:
+def _retention(keys: object, file: SettingFile) -> Retention:
     if not isinstance(keys, dict):
-        raise InvalidInput(f"{_place(path, text, 'retention')}: retention must be a table", hint="write [retention]")
+        raise InvalidInput(f"{file.place('retention')}: retention must be a table", hint="write [retention]")
     values: dict[str, Any] = {}
     for key, value in keys.items():
-        place = _place(path, text, key, after="retention")
+        place = file.place(key, after="retention")
         if key not in _RETENTION_TYPES:
             raise _misplaced(key, "[retention]", _RETENTION_TYPES, place)
         values[key] = _parse(f"retention.{key}", value, place, _RETENTION_TYPES[key])
     return Retention(**values)
 
 
-def _routes(tables: object, path: Path, text: str) -> dict[str, RouteConfig]:
+def _routes(tables: object, file: SettingFile) -> dict[str, RouteConfig]:
     if not isinstance(tables, dict):
-        raise InvalidInput(f"{_place(path, text, 'routes')}: routes must be tables", hint="write [routes.NAME]")
+        raise InvalidInput(f"{file.place('routes')}: routes must be tables", hint="write [routes.NAME]")
     routes = {}
     for name, keys in tables.items():
-        place = _place(path, text, name)
+        place = file.place(name)
         if not isinstance(keys, dict):
             raise InvalidInput(f"{place}: routes.{name} must be a table", hint=f"write [routes.{name}]")
         try:
             check_route(name)
         except InvalidInput as error:
             raise InvalidInput(f"{place}: {error.message}", hint=error.hint) from error
-        routes[name] = _route(name, keys, path, text)
+        routes[name] = _route(name, keys, file)
     return routes
 
 
-def _route(route: str, keys: dict[str, object], path: Path, text: str) -> RouteConfig:
+def _route(route: str, keys: dict[str, object], file: SettingFile) -> RouteConfig:
     values: dict[str, Any] = {}
     for key, value in keys.items():
-        place = _place(path, text, key, after=route)
+        place = file.place(key, after=route)
         name = f"routes.{route}.{key}"
         if key == "writers":
             values[key] = _writers(name, value, place)
@@ -332,7 +303,7 @@ def _route(route: str, keys: dict[str, object], path: Path, text: str) -> RouteC
         else:
             raise _misplaced(key, f"[routes.{route}]", _ROUTE_KEYS, place)
     if values.get("writers") and values.setdefault("mode", _GUARDED_MODE) & ~_GUARDED_MODE:
-        place = _place(path, text, "mode", after=route)
+        place = file.place("mode", after=route)
         message = f"{place}: routes.{route} has writers, and a FIFO admits every user that its mode does"
         raise InvalidInput(message, hint=f'mode = "{_GUARDED_MODE:04o}", or no writers')
     return RouteConfig(**values)
@@ -351,10 +322,7 @@ def _writers(name: str, users: object, place: str) -> frozenset[int]:
 
 def _parse(name: str, value: object, place: str, type_: SettingType | None = None) -> Any:
     """The checked value."""
-    try:
-        return (type_ or _TYPES[name]).parse(value)
-    except ValueError as error:
-        raise InvalidInput(f"{place}: {name} must be {error}", hint="wald run --help lists every setting") from None
+    return parse_setting(name, value, type_ or _TYPES[name], place, help_command=_HELP)
 
 
 def _misplaced(key: str, table: str, known: Iterable[str], place: str) -> InvalidInput:
@@ -365,21 +333,4 @@ def _misplaced(key: str, table: str, known: Iterable[str], place: str) -> Invali
     if key in homes:
         where = f"inside {table}, and is no setting of it" if table else "above all tables"
         return InvalidInput(f"{place}: {key!r} stands {where}", hint=homes[key])
-    return _unknown(key, known, place, table=f" in {table}" if table else "")
-
-
-def _unknown(name: str, known: Iterable[str], place: str, *, table: str = "") -> InvalidInput:
-    nearest = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else "wald run --help lists every setting"
-    return InvalidInput(f"{place}: there is no setting {name!r}{table}", hint=hint)
-
-
-def _place(path: Path, text: str, key: str, *, after: str = "") -> str:
-    """``path:line`` of ``key`` in the table of the route ``after``; the parser does not keep lines itself."""
-    start = 0
-    if after and (table := re.search(rf"""^\s*\[.*(?<![\w-]){re.escape(after)}(?![\w-]).*\]""", text, re.MULTILINE)):
-        start = table.end()
-    found = re.compile(rf"""^\s*(\[.*)?["']?(?<![\w-]){re.escape(key)}["']?\s*[]=.]""", re.MULTILINE).search(
-        text, start
-    )
-    return f"{path}:{text.count(chr(10), 0, found.end()) + 1}" if found else str(path)
+    return unknown_setting(key, known, place, table=f" in {table}" if table else "", help_command=_HELP)

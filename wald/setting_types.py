@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import grp
 import re
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar, Protocol
 
@@ -197,6 +197,28 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class Names:
+    """A list of names, in any number."""
+
+    form: str
+    pattern: str
+    unit: ClassVar[str] = ""
+
+    def parse(self, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list | tuple) or not all(
+            isinstance(each, str) and re.fullmatch(self.pattern, each) for each in value
+        ):
+            raise ValueError(f"{self.bounds()}, not {value!r}")
+        return tuple(value)
+
+    def show(self, value: tuple[str, ...]) -> str:
+        return f"[{', '.join(f'{chr(34)}{each}{chr(34)}' for each in value)}]"
+
+    def bounds(self) -> str:
+        return f"a list of {self.form}"
+
+
+@dataclass(frozen=True, slots=True)
 class Mode:
     """Permission bits."""
 
@@ -246,6 +268,32 @@ class Group:
 def setting(type_: SettingType, default: object, meaning: str) -> Any:
     """The field of a dataclass of settings; the type of its value is the annotation's."""
     return field(default=type_.parse(default), metadata={"type": type_, "meaning": meaning})
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of a table of settings; default and bounds are as they are written in the file.
+
+    Attributes:
+        type: size, duration, count, fraction, choice, flag, text, names, mode, table, or tables.
+        unit: in which a bare number is counted; "" if there is none.
+    """
+
+    name: str
+    type: str
+    unit: str
+    default: str
+    bounds: str
+    meaning: str
+    reloadable: bool
+
+
+def row_of(described: Field[Any], *, reloadable: bool) -> Setting:
+    """The row of a field that :func:`setting` has made."""
+    meta = described.metadata
+    type_: SettingType = meta["type"]
+    name, default = type(type_).__name__.lower(), type_.show(meta.get("default", described.default))
+    return Setting(described.name, name, type_.unit, default, type_.bounds(), meta["meaning"], reloadable)
 
 
 def format_bytes(count: float) -> str:

@@ -12,8 +12,10 @@ from pathlib import Path
 import click
 
 from documents.tables import table
-from wald.config import Setting, reference
+from wald.config import reference
 from wald.limits import Retention, RouteLimits
+from wald.setting_types import Setting
+from wald_gate import settings as gate
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,6 +33,21 @@ def retention() -> str:
 def limits() -> str:
     """Every limit of a route."""
     return _settings(reference(RouteLimits))
+
+
+def gate_settings() -> str:
+    """Every setting of the gate outside of tables."""
+    return _settings(gate.reference())
+
+
+def gate_limits() -> str:
+    """What clients of the gate may take."""
+    return _settings(gate.reference(gate.LimitSettings))
+
+
+def gate_groups() -> str:
+    """Every setting of a work group of the gate."""
+    return _settings(gate.reference(gate.GroupSettings))
 
 
 def _settings(settings: list[Setting]) -> str:

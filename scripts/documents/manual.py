@@ -11,8 +11,9 @@ import click
 import wald
 from documents.commands import below, described, programs, usage
 from wald.cli import entry
-from wald.config import Setting, reference
+from wald.config import reference
 from wald.limits import Retention, RouteLimits
+from wald.setting_types import Setting
 
 SETTINGS = "wald.toml"
 FILES = [

@@ -35,6 +35,7 @@ and what they share::
     openapi      the document that describes them
     call         one request: its route, query, body
     state        what all requests share
+    settings     what the command line and the file say
     limits       what a client may take
     shapes       what is sent and answered in JSON
     problems     errors, as application/problem+json

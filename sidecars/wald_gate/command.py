@@ -1,68 +1,93 @@
-"""``wald-gate``: serves a log over HTTP."""
+"""``wald-gate``: serves a log over HTTP, and names those who may use it."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import wald
 from wald.cli.entry import run
-from wald.cli.options import root_option
+from wald.cli.options import CommandWithSettings, DefaultGroup, root_option
 from wald.errors import InvalidInput
 from wald.systemd import Systemd
 
+if TYPE_CHECKING:
+    from wald.setting_types import Setting
+    from wald_gate.settings import Settings
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+_FILE = click.Path()
+
+
+def _tables() -> Iterator[tuple[str, list[Setting]]]:
+    from wald_gate.settings import GroupSettings, LimitSettings, reference
+
+    yield "Settings, in the config file; * marks what SIGHUP reloads", reference()
+    yield "In the table [limits]", reference(LimitSettings)
+    yield 'In a table [groups."ROUTE/GROUP"]', reference(GroupSettings)
+
+
+@click.group(
+    cls=DefaultGroup,
+    alone=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    subcommand_metavar="[OPTION]... | token ...",
+)
+@click.option("--root", type=click.Path(path_type=Path), help="The directory of the log.  [env: WALD_ROOT]")
+@click.version_option(wald.__version__, message="%(prog)s %(version)s")
+@click.pass_context
+def command(ctx: click.Context, root: Path | None) -> None:
+    """Serve a log over HTTP; name those who may use it.
+
+    `wald-gate --root DIR` is short for `wald-gate serve --root DIR`; see `wald-gate serve --help`.
+    """
+    ctx.obj = root
+
+
+@command.command(cls=CommandWithSettings, tables=_tables)
 @root_option
-@click.option("--listen", default="127.0.0.1:7700", show_default=True, metavar="HOST:PORT", help="'' for no TCP.")
-@click.option("--uds", type=click.Path(path_type=Path), help="Listen on a unix socket, too.")
-@click.option("--certificate", type=click.Path(path_type=Path), help="For TLS: a file in PEM. SIGHUP reads it again.")
-@click.option("--key", type=click.Path(path_type=Path), help="Its key, if it is in another file.")
-@click.option("--authorities", type=click.Path(path_type=Path), help="Each client must show a certificate of these.")
-@click.option("--tokens", type=click.Path(path_type=Path), help="Who may what. SIGHUP reads it again.")
+@click.option("--config", type=click.Path(path_type=Path), help="A TOML file of settings; options come before it.")
+@click.option("--listen", metavar="HOST:PORT", help="Listen on TCP; '' for nowhere.  [default: 127.0.0.1:7700]")
+@click.option("--uds", type=_FILE, help="Listen on a unix socket, too.")
+@click.option("--certificate", type=_FILE, help="For TLS: a file in PEM. SIGHUP reads it again.")
+@click.option("--key", type=_FILE, help="Its key, if it is in another file.")
+@click.option("--authorities", type=_FILE, help="Of these a client may show a certificate in place of a token.")
+@click.option("--tokens", type=_FILE, help="Who may do what. SIGHUP reads it again.")
+@click.option("--host", "hosts", multiple=True, metavar="NAME", help="A name by which clients may ask; again for more.")
 @click.option("--insecure", is_flag=True, help="Listen for other machines without TLS or tokens all the same.")
 @click.option("--log-requests", is_flag=True, help="A line about each request on stderr, and not of failures only.")
-@click.version_option(wald.__version__, message="%(prog)s %(version)s")
-def command(
-    root: Path,
-    listen: str,
-    uds: Path | None,
-    certificate: Path | None,
-    key: Path | None,
-    authorities: Path | None,
-    tokens: Path | None,
-    insecure: bool,
-    log_requests: bool,
-) -> None:
-    """Serve a log over HTTP until SIGTERM."""
+@click.option("--check", "only_check", is_flag=True, help="Only check the settings and the files that they name.")
+def serve(root: Path, config: Path | None, only_check: bool, **options: Any) -> None:
+    """Serve a log over HTTP until SIGTERM.
+
+    SIGHUP reads the certificates, the file of tokens and, of the config file, the limits and the hosts again. What is
+    wrong is reported, and what was there stays.
+    """
+    from wald_gate.settings import load
+
+    def settings() -> Settings:
+        return load(config, {name: value for name, value in options.items() if value or value == ""})
+
     try:
         from wald_gate import serving
-        from wald_gate.transport.server import Listening
     except ModuleNotFoundError as error:
         raise InvalidInput(
             f"{(error.name or '').partition('.')[0]}, which it needs, is not installed",
             hint="in a clone of wald: pip install '.[gate]'",
         ) from error
     systemd = Systemd(os.environ)
-    listening = Listening(*_address(listen), uds, certificate, key, authorities, systemd.take_sockets())
-    listening.require_safe(has_tokens=tokens is not None, insecure=insecure)
+    if only_check:
+        serving.check(settings())
+        return
     logging.basicConfig(format="%(message)s", level=logging.INFO)
-    serving.serve(root, listening, tokens, systemd, log_requests=log_requests)
+    serving.serve(root, settings, systemd)
 
 
 def main() -> None:
     """The console script."""
     sys.exit(run(command, "wald-gate", sys.argv[1:]))
-
-
-def _address(given: str) -> tuple[str, int]:
-    if not given:
-        return "", 0
-    host, colon, port = given.rpartition(":")
-    if not (colon and port.isascii() and port.isdecimal() and int(port) < 1 << 16):
-        raise InvalidInput(f"--listen {given}: is not HOST:PORT", hint="--listen 127.0.0.1:7700")
-    return host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port)  # noqa: S104 - --insecure is asked for

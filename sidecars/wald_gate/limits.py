@@ -9,23 +9,18 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from wald_gate.problems import HttpError
+from wald_gate.settings import LimitSettings
 
 
-@dataclass(frozen=True)
+@dataclass
 class Limits:
     """What a client may take.
 
     Attributes:
-        json_bytes: of a body of JSON.
-        body_bytes: of a body of records, decompressed.
-        record_bytes: of one record.
-        body_seconds: how long the client may send nothing of a body that it has begun.
+        settings: as they are now; SIGHUP may change them.
     """
 
-    json_bytes: int = 4 << 20
-    body_bytes: int = 1 << 30
-    record_bytes: int = 16 << 20
-    body_seconds: float = 20.0
+    settings: LimitSettings
 
     async def chunks(self, request: Request) -> AsyncIterator[bytes]:
         """The body as it comes.
@@ -37,10 +32,10 @@ class Limits:
         chunks = request.stream()
         while True:
             try:
-                async with asyncio.timeout(self.body_seconds):
+                async with asyncio.timeout(self.settings.body_timeout):
                     chunk = await anext(chunks, None)
             except TimeoutError:
-                message = f"nothing of the body came for {self.body_seconds:g} s"
+                message = f"nothing of the body came for {self.settings.body_timeout:g} s"
                 raise HttpError(408, "timeout", message, headers={"Connection": "close"}) from None
             if chunk is None:
                 return
@@ -57,6 +52,6 @@ class Limits:
         async for chunk in self.chunks(request):
             parts.append(chunk)
             size += len(chunk)
-            if size > self.json_bytes:
-                raise HttpError(413, "too-large", f"a body of JSON has at most {self.json_bytes} bytes")
+            if size > self.settings.json_max_bytes:
+                raise HttpError(413, "too-large", f"a body of JSON has at most {self.settings.json_max_bytes} bytes")
         return b"".join(parts)

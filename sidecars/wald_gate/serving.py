@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from wald_gate.page.table import PAGES
 from wald_gate.page.watching import Watching
 from wald_gate.rights.clients import Rights
 from wald_gate.rights.sessions import Sessions
+from wald_gate.settings import Settings
 from wald_gate.state import State
 from wald_gate.table import VERBS
 from wald_gate.transport.connection import Bounds
@@ -37,22 +39,33 @@ _PATIENCE_SECONDS = 15.0
 _log = logging.getLogger("wald_gate")
 
 
-def serve(root: Path, listening: Listening, tokens: Path | None, systemd: Systemd, *, log_requests: bool) -> None:
+def serve(root: Path, load: Callable[[], Settings], systemd: Systemd) -> None:
     """Serve the log in ``root`` until SIGTERM or SIGINT.
 
     Args:
-        tokens: the file of tokens; None: everyone who can connect may do everything.
-        log_requests: write a line about each request, and not about those alone that could not be carried out.
+        load: reads the settings, now and at SIGHUP.
 
     Raises:
         NotFound: there is no log in ``root``.
-        InvalidInput: it cannot listen there, or a certificate or the file of tokens is wrong.
+        InvalidInput: it cannot listen there, or a setting, a certificate or the file of tokens is wrong.
         OSError: the file of tokens cannot be read.
     """
-    uvloop.run(_serve(Log(root), listening, Rights(tokens), systemd, log_requests=log_requests))
+    uvloop.run(_serve(Log(root), load, systemd))
 
 
-async def _serve(log: Log, listening: Listening, rights: Rights, systemd: Systemd, *, log_requests: bool) -> None:
+def check(settings: Settings) -> None:
+    """Read all files that the settings name.
+
+    Raises:
+        InvalidInput, OSError: as of :func:`serve`.
+    """
+    Listening.of(settings).tls()
+    _rights(settings)
+
+
+async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> None:
+    settings = load()
+    listening = Listening.of(settings, systemd.take_sockets())
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
@@ -61,26 +74,43 @@ async def _serve(log: Log, listening: Listening, rights: Rights, systemd: System
         socket = socket_of(log.root)
         daemon = Daemon(log.root.path, socket, patience=_PATIENCE_SECONDS)
         following = Following(log)
-        bounds = Bounds()
+        limits, bounds, rights = Limits(settings.limits), Bounds(settings.limits), _rights(settings)
         state = State(
             log,
             daemon,
             rights,
-            Limits(),
+            limits,
             threads,
             following,
             bounds,
             Counts(),
             Readiness(log, socket),
-            RequestLog(every=log_requests),
+            RequestLog(every=settings.log_requests),
             Sessions(rights, log.identity.log_id),
             Watching(log),
             Groups(log),
         )
         server = Server(Application(state, (*VERBS, *PAGES)), listening, bounds)
+
+        def reload() -> None:
+            """Read what may have changed; what is wrong is reported, and what was there stays."""
+            systemd.reloading()
+            for read in (server.read_certificates, rights.read, read_settings):
+                try:
+                    read()
+                except (WaldError, OSError) as error:
+                    _log.warning("%s", error)
+            systemd.ready()
+
+        def read_settings() -> None:
+            fresh = load()
+            limits.settings = bounds.limits = fresh.limits
+            if waiting := settings.waiting(fresh):
+                _log.warning("what has changed in %s waits for a restart", ", ".join(waiting))
+
         try:
             await server.start()
-            loop.add_signal_handler(signal.SIGHUP, _reload, server, rights, systemd)
+            loop.add_signal_handler(signal.SIGHUP, reload)
             _log.info("wald-gate serves %s on %s", log.root.path, " and ".join(server.addresses))
             systemd.ready()
             _keep_alive(systemd)
@@ -95,15 +125,8 @@ async def _serve(log: Log, listening: Listening, rights: Rights, systemd: System
             await daemon.close()
 
 
-def _reload(server: Server, rights: Rights, systemd: Systemd) -> None:
-    """Read what may have changed; what is wrong is reported, and what was there stays."""
-    systemd.reloading()
-    for read in (server.read_certificates, rights.read):
-        try:
-            read()
-        except (WaldError, OSError) as error:
-            _log.warning("%s", error)
-    systemd.ready()
+def _rights(settings: Settings) -> Rights:
+    return Rights(Path(settings.tokens) if settings.tokens else None)
 
 
 def _keep_alive(systemd: Systemd) -> None:

@@ -13,9 +13,10 @@ from pages import PAGES, ROOT, blocks, rows, section, without_blocks
 from running import Daemon, output_of, run
 
 from wald import errors
-from wald.config import Setting, reference
+from wald.config import reference
 from wald.format.protocol import Code
 from wald.limits import Retention, RouteLimits
+from wald.setting_types import Setting
 
 OVERVIEW = rows("docs/cli.md", "# Commands")
 PROGRAMS = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"])

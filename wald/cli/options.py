@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ import click
 from wald.cli.entry import ROOT
 from wald.errors import InvalidInput
 from wald.format.names import DEFAULT_GROUP, check_group, check_route
-from wald.setting_types import TIB, Duration, SettingType, Size
+from wald.setting_types import TIB, Duration, Setting, SettingType, Size
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -21,14 +21,47 @@ _DAY = 86400
 
 
 class DefaultGroup(click.Group):
-    """A group whose first command may be left out: ``wald-archive ROUTE…`` is ``wald-archive pack ROUTE…``."""
+    """A group whose first command may be left out: ``wald-archive ROUTE…`` is ``wald-archive pack ROUTE…``.
+
+    Args:
+        alone: whether it may be left out where nothing follows.
+    """
+
+    def __init__(self, *args: Any, alone: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._alone = alone
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         before = 2 if args[:1] == ["--root"] else int(bool(args) and args[0].startswith("--root="))
         following = args[before : before + 1]
-        if following and following[0] not in (*self.commands, "--help", "-h", "--version"):
+        if following[0] not in (*self.commands, "--help", "-h", "--version") if following else self._alone:
             args = [*args[:before], next(iter(self.commands)), *args[before:]]
         return super().parse_args(ctx, args)
+
+
+class CommandWithSettings(click.Command):
+    """A command that has a file of settings: its help ends with them.
+
+    Args:
+        tables: titles and their settings; called only for the help, as loading them takes time.
+    """
+
+    def __init__(self, *args: Any, tables: Callable[[], Iterable[tuple[str, list[Setting]]]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._tables = tables
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, settings in self._tables():
+            with formatter.section(title):
+                formatter.write_dl([_described(setting) for setting in settings], col_max=40)
+
+
+def _described(setting: Setting) -> tuple[str, str]:
+    """A setting with its default, and its meaning."""
+    default = f" = {setting.default}" if setting.default else ""
+    unit = f", {setting.unit}" if setting.unit and setting.unit not in ("octal", "fraction") else ""
+    name = f"{setting.name}{default}{' *' if setting.reloadable else ''}"
+    return name, f"{setting.meaning} [{setting.bounds}{unit}]"
 
 
 def root_option(function: F) -> F:

@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from wald.cli.options import config_option, json_option, root_option, socket_option
+from wald.cli.options import CommandWithSettings, config_option, json_option, root_option, socket_option
 from wald.cli.output import json_line
 from wald.format.names import check_route
 
 if TYPE_CHECKING:
-    from wald.config import Setting
+    from wald.setting_types import Setting
 
 
-class _WithSettings(click.Command):
-    """Adds every setting to the help; they are loaded only for that."""
+def _tables() -> Iterator[tuple[str, list[Setting]]]:
+    from wald.config import reference
+    from wald.limits import Retention, RouteLimits
 
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from wald.config import reference
-        from wald.limits import Retention, RouteLimits
-
-        for title, table in (
-            ("Settings, in the config file or as WALD_<NAME>; * marks what SIGHUP reloads", reference()),
-            ("In the table [retention] of the config file, for wald-reclaim --config", reference(Retention)),
-            ("In [routes.NAME], or in [retention] for all routes", reference(RouteLimits)),
-        ):
-            with formatter.section(title):
-                formatter.write_dl([_described(setting) for setting in table], col_max=40)
+    yield "Settings, in the config file or as WALD_<NAME>; * marks what SIGHUP reloads", reference()
+    yield "In the table [retention] of the config file, for wald-reclaim --config", reference(Retention)
+    yield "In [routes.NAME], or in [retention] for all routes", reference(RouteLimits)
 
 
-@click.command(cls=_WithSettings)
+@click.command(cls=CommandWithSettings, tables=_tables)
 @root_option
 @config_option("A TOML file of settings.")
 @click.option("--stdin", "stdin_route", metavar="ROUTE", help="Also take lines from stdin, and stop at its end.")
@@ -92,11 +86,3 @@ def cut(root: Path, socket: Path | None, as_json: bool) -> None:
         click.echo(json_line("cut", {"cut": what == "cut", "segment": int(base)}))
     else:
         click.echo(f"{what.replace('-', ' ')}: the active segment begins with record {base}")
-
-
-def _described(setting: Setting) -> tuple[str, str]:
-    """A setting with its default, and its meaning."""
-    default = f" = {setting.default}" if setting.default else ""
-    unit = f", {setting.unit}" if setting.unit and setting.unit not in ("octal", "fraction") else ""
-    name = f"{setting.name}{default}{' *' if setting.reloadable else ''}"
-    return name, f"{setting.meaning} [{setting.bounds}{unit}]"

@@ -21,7 +21,7 @@ async def append(call: Call) -> Response:
     if cut is None:
         raise HttpError(415, "media-type", f"{call.media_type or 'no media type'}: {' or '.join(BODIES)} is taken here")
     limits, counts = call.state.limits, call.state.counts
-    sizes = Sizes(limits.body_bytes, limits.record_bytes)
+    sizes = Sizes(limits.settings.body_max_bytes, limits.settings.record_max_bytes)
     encoding = call.request.headers.get("content-encoding", "").strip().lower()
     stored: Stored | None = None
     try:

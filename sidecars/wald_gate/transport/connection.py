@@ -18,6 +18,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from wald_gate.rights.clients import PEER
+from wald_gate.settings import LimitSettings
 from wald_gate.transport.joined import JoinedWrites
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7), SO_PEERCRED
@@ -40,17 +41,12 @@ class Bounds:
     """What connections may take; shared by all of them.
 
     Attributes:
-        connections_max: beyond it, idle ones make way, and without an idle one new ones are closed.
-        head_bytes: of a request line and its headers.
-        head_seconds: until they have come.
-        send_seconds: for how long a client may take nothing of a response.
+        limits: as they are now; beyond ``connections_max`` idle ones make way, and without an idle one new ones are
+            closed.
         ended: how many connections were ended for which reason.
     """
 
-    connections_max: int = 4096
-    head_bytes: int = 64 << 10
-    head_seconds: float = 10.0
-    send_seconds: float = 30.0
+    limits: LimitSettings
     open: set[Connection] = field(default_factory=set)
     idle: OrderedDict[Connection, None] = field(default_factory=OrderedDict)
     ended: Counter[Ended] = field(default_factory=Counter)
@@ -74,7 +70,7 @@ class Connection(HttpToolsProtocol):
         self._peer = _peer_of(transport)
         bounds = self.bounds
         bounds.open.add(self)
-        if len(bounds.open) > bounds.connections_max:
+        if len(bounds.open) > bounds.limits.connections_max:
             found = next(iter(bounds.idle), self)
             bounds.ended[Ended.NO_PLACE if found is self else Ended.MADE_WAY] += 1
             found.transport.abort()
@@ -92,10 +88,10 @@ class Connection(HttpToolsProtocol):
             self._head_bytes += len(data)
         super().data_received(data)
         if self._is_in_head and self._head_bytes and not self.transport.is_closing():
-            if self._head_bytes > self.bounds.head_bytes:
+            if self._head_bytes > self.bounds.limits.head_max_bytes:
                 self._refuse(Ended.HEAD_SIZE, b"431 Request Header Fields Too Large")
             elif self._timer is None:
-                self._set_timer(self.bounds.head_seconds)
+                self._set_timer(self.bounds.limits.head_timeout)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -118,7 +114,7 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._set_timer(self.bounds.send_seconds)
+        self._set_timer(self.bounds.limits.send_timeout)
 
     def resume_writing(self) -> None:
         self._set_timer(None)

@@ -10,16 +10,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import formatdate
+from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from wald.errors import InvalidInput
+from wald_gate.settings import Settings
 from wald_gate.transport.connection import Bounds, Connection
 
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _BACKLOG = 1024
 _GRACE_SECONDS = 10  # for requests under way, at the end
 _SOCKET_MODE = 0o666  # each user may connect; what they may do is theirs to prove
@@ -33,7 +35,7 @@ class Listening:
         host, port: of TCP; host "" for none.
         path: of a unix socket, or None.
         certificate, key: files in PEM; None: no TLS.
-        authorities: certificates of which each client must show a descendant; None: none need.
+        authorities: certificates of which a client may show a descendant; None: none is asked for.
         inherited: sockets that systemd handed over; with them, host, port and path are not used.
     """
 
@@ -45,22 +47,37 @@ class Listening:
     authorities: Path | None = None
     inherited: Sequence[socket.socket] = ()
 
-    def require_safe(self, *, has_tokens: bool, insecure: bool) -> None:
+    @classmethod
+    def of(cls, settings: Settings, inherited: Sequence[socket.socket] = ()) -> Listening:
         """
         Raises:
-            InvalidInput: other machines could connect, without TLS or without tokens.
+            InvalidInput: an address is none; settings do not fit together; or other machines could connect, without TLS
+                or without tokens.
         """
-        hosts = [each.getsockname()[0] for each in self.inherited if each.family != socket.AF_UNIX]
-        if not self.inherited and self.host:
-            hosts.append(self.host)
-        if insecure or all(host in _LOOPBACK for host in hosts):
-            return
-        missing = [name for name, there in (("TLS", self.certificate), ("tokens", has_tokens)) if not there]
-        if missing:
+        named = (settings.uds, settings.certificate, settings.key, settings.authorities)
+        path, certificate, key, authorities = (Path(each) if each else None for each in named)
+        found = cls(*_address(settings.listen), path, certificate, key, authorities, inherited)
+        if found.authorities is not None and not (found.certificate and settings.tokens):
             raise InvalidInput(
-                f"{' and '.join(hosts)}: other machines can connect there, without {' and '.join(missing)}",
+                "--authorities: certificates of clients need TLS, and a file that says who may do what",
+                hint='--certificate FILE --tokens FILE, with lines as {"name": "shop", "certificate": "shop.example"}',
+            )
+        if not (found.host or found.path or inherited):
+            raise InvalidInput("there is nothing to listen on", hint="--listen 127.0.0.1:7700, or --uds PATH")
+        missing = [name for name, there in (("TLS", found.certificate), ("tokens", settings.tokens)) if not there]
+        if missing and not settings.insecure and not all(map(_is_loopback, found.hosts)):
+            raise InvalidInput(
+                f"{' and '.join(found.hosts)}: other machines can connect there, without {' and '.join(missing)}",
                 hint="--certificate FILE --key FILE --tokens FILE; --insecure, if something in front does both",
             )
+        return found
+
+    @property
+    def hosts(self) -> list[str]:
+        """The names or addresses of TCP."""
+        if self.inherited:
+            return [str(each.getsockname()[0]) for each in self.inherited if each.family != socket.AF_UNIX]
+        return [self.host] if self.host else []
 
     def tls(self) -> ssl.SSLContext | None:
         """The certificates, read now.
@@ -73,24 +90,15 @@ class Listening:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
-        self.load(context)
-        return context
-
-    def load(self, context: ssl.SSLContext) -> None:
-        """Read the certificates again, for connections from now on.
-
-        Raises:
-            InvalidInput: as of :meth:`tls`.
-        """
-        assert self.certificate is not None
         try:
-            context.load_cert_chain(self.certificate, self.key)
+            context.load_cert_chain(self.certificate, self.key, password=_no_password)
             if self.authorities is not None:
                 context.load_verify_locations(self.authorities)
-                context.verify_mode = ssl.CERT_REQUIRED
+                context.verify_mode = ssl.CERT_OPTIONAL
         except (OSError, ssl.SSLError) as error:
             files = ", ".join(str(path) for path in (self.certificate, self.key, self.authorities) if path is not None)
             raise InvalidInput(f"{files}: {error}", hint="openssl x509 -noout -text -in FILE") from None
+        return context
 
 
 class Server:
@@ -105,8 +113,11 @@ class Server:
 
     def __init__(self, application: ASGIApp, listening: Listening, bounds: Bounds) -> None:
         self._protocol: type[Connection] = type("BoundConnection", (Connection,), {"bounds": bounds})
+        self._bounds = bounds
         self._listening = listening
-        self._tls = listening.tls()
+        self._tls = self._tls_now = listening.tls()
+        if self._tls is not None:
+            self._tls.sni_callback = self._choose_certificates
         self._config = uvicorn.Config(
             application,
             http=self._protocol,
@@ -135,7 +146,11 @@ class Server:
         try:
             if listening.host:
                 server = await loop.create_server(
-                    self._connection, listening.host, listening.port, ssl=self._tls, backlog=_BACKLOG
+                    self._connection,
+                    listening.host,
+                    listening.port,
+                    backlog=_BACKLOG,
+                    **self._tls_options(),
                 )
                 self._servers.append(server)
                 self.addresses.append(self._address(server.sockets[0]))
@@ -154,9 +169,15 @@ class Server:
         Raises:
             InvalidInput: they cannot be read; the old ones stay.
         """
-        if self._tls is not None:
-            self._listening.tls()  # first, as a context that has failed is of no use
-            self._listening.load(self._tls)
+        self._tls_now = self._listening.tls()
+
+    def _tls_options(self) -> dict[str, Any]:
+        return {"ssl": self._tls, "ssl_handshake_timeout": self._bounds.limits.head_timeout} if self._tls else {}
+
+    def _choose_certificates(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        """Give a new connection what was read last: what was loaded into a context does not leave it again."""
+        assert self._tls_now is not None
+        connection.context = self._tls_now
 
     async def stop(self) -> None:
         """Take no more connections, and end when the requests under way are answered, or after some seconds."""
@@ -190,7 +211,7 @@ class Server:
             if each.family == socket.AF_UNIX:
                 self._servers.append(await loop.create_unix_server(self._connection, sock=each, backlog=_BACKLOG))
             else:
-                server = await loop.create_server(self._connection, sock=each, ssl=self._tls, backlog=_BACKLOG)
+                server = await loop.create_server(self._connection, sock=each, backlog=_BACKLOG, **self._tls_options())
                 self._servers.append(server)
 
     def _address(self, listener: socket.socket) -> str:
@@ -207,6 +228,37 @@ class Server:
         """Keep the Date of answers."""
         self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
         asyncio.get_running_loop().call_later(1.0, self._tick)
+
+
+def _address(given: str) -> tuple[str, int]:
+    if not given:
+        return "", 0
+    host, colon, port = given.rpartition(":")
+    if not (colon and port.isascii() and port.isdecimal() and int(port) < 1 << 16):
+        raise InvalidInput(f"--listen {given}: is not HOST:PORT", hint="--listen 127.0.0.1:7700")
+    return host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port)  # noqa: S104 - --insecure is asked for
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine can connect there, by all addresses that the name has now.
+
+    Raises:
+        InvalidInput: the name has no address.
+    """
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError as error:
+        raise InvalidInput(f"--listen {host}: {error.strerror}", hint="--listen 127.0.0.1:7700") from None
+    return all(ip_address(address.partition("%")[0]).is_loopback for address in found)
+
+
+def _no_password() -> str:
+    """In place of a question on the terminal, which would wait there at a reload.
+
+    Raises:
+        OSError: always.
+    """
+    raise OSError("the key has a password; openssl pkey -in KEY -out NEW takes it off")
 
 
 async def _unix_server(connection: Callable[[], asyncio.Protocol], path: Path) -> asyncio.Server:

@@ -1,0 +1,92 @@
+"""The file of settings of a gate: what it says holds, the command line comes first, and what is wrong is named."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from gating import Gate
+from running import Daemon, eventually, refused, run, sidecar
+
+from wald.errors import InvalidInput
+from wald_gate.settings import GroupSettings, Settings, load
+
+ORDERS = "/v1/routes/orders/records"
+
+
+def written(directory: Path, text: str) -> Path:
+    path = directory / "gate.toml"
+    path.write_text(text)
+    return path
+
+
+def test_the_command_line_comes_before_the_file_and_the_file_before_the_defaults(tmp_path: Path) -> None:
+    path = written(tmp_path, 'uds = "a.sock"\nlisten = "127.0.0.1:1"\n[limits]\nbody_max_bytes = "64MiB"\n')
+
+    found = load(path, {"listen": "127.0.0.1:2", "hosts": ("log.example",)})
+
+    assert (found.listen, found.uds, found.hosts, found.key) == ("127.0.0.1:2", "a.sock", ("log.example",), "")
+    assert (found.limits.body_max_bytes, found.limits.json_max_bytes) == (64 << 20, 4 << 20)
+    assert load(None, {}) == Settings()
+
+
+def test_each_work_group_has_a_table_of_its_own(tmp_path: Path) -> None:
+    path = written(tmp_path, '[groups."orders/billing"]\norder = "key"\nmax_tries = 5\nwindow = 10\n')
+
+    found = load(path, {})
+
+    assert found.group("orders", "billing") == GroupSettings("key", 5, "dead_letter", 10)
+    assert found.group("orders", "other") == GroupSettings("log", 0, "dead_letter", 1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("\nlistn = 'a'", "gate.toml:2: there is no setting 'listn'", "did you mean 'listen'?"),
+        ("listen = 7700", "listen must be HOST:PORT", "lists every setting"),
+        ("body_max_bytes = 1", "stands above all tables", "move body_max_bytes to [limits]"),
+        ("[limits]\ntokens = 'a'", "gate.toml:2: 'tokens' stands inside [limits]", "above the first table"),
+        ("[limits]\nhead_timeout = '2d'", "gate.toml:2: limits.head_timeout must be", "lists every setting"),
+        ("limits = 1", "limits must be a table", "write [limits]"),
+        ('[groups."orders"]', "names no route and group", "ROUTE/GROUP"),
+        ('[groups."../billing"]', "gate.toml:1: ", "letters"),
+        ('[groups."a/b"]\n\nordr = "key"', "gate.toml:3: there is no setting 'ordr'", "did you mean 'order'?"),
+        ('[groups."a/b"]\ndead_letter = "a"\nmax_tries = 2', "its own dead-letter route", "dead_letter = ROUTE"),
+        ("hosts = 'a b'", "hosts must be a list of host names", "lists every setting"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, text: str, message: str, hint: str) -> None:
+    path = written(tmp_path, text)
+
+    with pytest.raises(InvalidInput) as error:
+        load(path, {})
+
+    assert message in error.value.message
+    assert hint in error.value.hint
+
+
+def test_check_reads_the_files_that_the_settings_name(tmp_path: Path, root: Path) -> None:
+    """And serves nothing; the log need not be there."""
+    line = sidecar("gate", "--root", root, "--check", "--config", written(tmp_path, "tokens = 'none'"))
+    assert run(line).returncode != 0
+
+    line[-1] = str(written(tmp_path, "[limits]\nconnections_max = 0"))
+    assert refused(run(line))[0] == InvalidInput.exit_code
+    line[-1] = str(written(tmp_path, "[limits]\nconnections_max = 9"))
+    assert run(line).returncode == 0
+
+
+def test_sighup_changes_limits_and_reports_what_waits_for_a_restart(daemon: Daemon, tmp_path: Path) -> None:
+    path = written(tmp_path, "")
+    with Gate(daemon.root, "--config", path) as gate:
+        assert gate.post(ORDERS, b"x" * 5000, "application/octet-stream").status == 200
+        written(tmp_path, 'uds = "a.sock"\n[limits]\nbody_max_bytes = 1024\n')
+        gate.process.send_signal(signal.SIGHUP)
+        eventually(lambda: "what has changed in uds waits for a restart" in gate.log)
+        assert gate.post(ORDERS, b"x" * 5000, "application/octet-stream").status == 413
+
+        written(tmp_path, "[limits]\nbody_max_byts = 1\n")
+        gate.process.send_signal(signal.SIGHUP)
+        eventually(lambda: "did you mean" in gate.log or "body_max_byts" in gate.log)
+        assert gate.post(ORDERS, b"x" * 5000, "application/octet-stream").status == 413
