@@ -16,6 +16,7 @@ from wald_gate.monitoring.counts import Counts as GateCounts
 from wald_gate.monitoring.counts import Published
 from wald_gate.monitoring.exported import of_gate
 from wald_gate.monitoring.readiness import Word
+from wald_gate.settings import LimitSettings
 from wald_gate.transport.connection import Bounds
 from wald_reclaim.counts import Counts as ReclaimCounts
 from wald_reclaim.counts import of_reclaim
@@ -31,7 +32,7 @@ def _gate() -> Iterable[Metric]:
     """With what a metric without values would be left out for."""
     counts = GateCounts()
     counts.of_verb("head").count(200, 0.0)
-    return of_gate(counts, Bounds(), Published(), Word.READY, "")
+    return of_gate(counts, Bounds(LimitSettings()), Published(), Word.READY, "", groups=0, leases=0)
 
 
 PROGRAMS: dict[str, Callable[[], Iterable[Metric]]] = {

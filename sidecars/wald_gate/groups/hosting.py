@@ -97,6 +97,11 @@ class Groups:
             if hosted.has_ended:
                 self._close(route, group)
 
+    @property
+    def count(self) -> int:
+        """How many are open."""
+        return len(self._hosted)
+
     async def close(self) -> None:
         """Close all groups."""
         if self._looks is not None:

@@ -44,6 +44,11 @@ class Waiting:
             gone.cancel()
             leasing.cancel()  # if it waits still; it is withdrawn
 
+    @property
+    def count(self) -> int:
+        """How many leases wait."""
+        return len(self._leasing)
+
     def end(self) -> None:
         """Answer all leases that wait with nothing, now and from now on."""
         self._is_over = True
