@@ -35,6 +35,7 @@ _STATUSES = {
     410: "Records of it were reclaimed.",
     413: "There is too much of it.",
     415: "The media type is not taken here.",
+    422: "Another body was sent with this Idempotency-Key.",
     423: "Another process works for this group.",
     500: "Something is damaged, or the gate has failed.",
     503: "The daemon does not answer, or the disk is full; Retry-After says when to try again.",

@@ -19,6 +19,7 @@ from wald.systemd import Systemd
 from wald_gate.application import Application
 from wald_gate.groups.hosting import Groups
 from wald_gate.incoming.daemon import Daemon
+from wald_gate.incoming.repeats import Repeats
 from wald_gate.limits import Limits
 from wald_gate.monitoring.counts import Counts
 from wald_gate.monitoring.readiness import Readiness
@@ -89,6 +90,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
             Sessions(rights, log.identity.log_id),
             Watching(log),
             Groups(log),
+            Repeats(log, daemon),
         )
         server = Server(Application(state, (*VERBS, *PAGES)), listening, bounds)
 
@@ -122,6 +124,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
             await server.stop()
         finally:
             await state.groups.close()
+            await state.repeats.close()
             await daemon.close()
 
 

@@ -12,6 +12,7 @@ from typing import ParamSpec, TypeVar
 from wald.log import Log
 from wald_gate.groups.hosting import Groups
 from wald_gate.incoming.daemon import Daemon
+from wald_gate.incoming.repeats import Repeats
 from wald_gate.limits import Limits
 from wald_gate.monitoring.counts import Counts
 from wald_gate.monitoring.readiness import Readiness
@@ -43,6 +44,7 @@ class State:
     sessions: Sessions
     watching: Watching
     groups: Groups
+    repeats: Repeats
 
     async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Carry out what waits for the disk, without stopping the event loop."""

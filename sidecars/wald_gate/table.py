@@ -37,7 +37,7 @@ VERBS: tuple[Verb, ...] = (
         append,
         body={"text/plain": None, NDJSON: None, "application/octet-stream": None},
         answers={JSON: Stored},
-        statuses=(404, 408, 409, 413, 415),
+        statuses=(404, 408, 409, 413, 415, 422),
     ),
     Verb(
         _GET,

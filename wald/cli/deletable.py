@@ -43,6 +43,8 @@ _ALWAYS = {
     FileKind.LEDGER_PART: (False, "it proves what was deleted and why; without it, missing records count as lost"),
     FileKind.QUARANTINE: (True, "no program reads it; but it is the only copy of these bytes"),
     FileKind.RECOVERY: (True, "only what it says is lost; the daemon keeps the last 32 by itself"),
+    FileKind.KEYS: (False, "a request that is repeated would be stored twice if its records are reclaimed already"),
+    FileKind.KEYS_LOCK: (False, "two gates could write the table of keys at a time; it is empty"),
     FileKind.FOREIGN: (True, "no program of wald made it or reads it; whether another needs it is not known"),
 }
 _ARCHIVED = {FileKind.ARCHIVED_ROUTE, FileKind.BAG, FileKind.BUNDLE, FileKind.DIGEST, FileKind.BAG_PART}

@@ -16,7 +16,7 @@ from wald.format.protocol import Publish, parse_request
 from wald.format.times import nanoseconds
 
 FRAME_MAX_BYTES = 128 << 10  # of whole records in one request; a unix socket holds about twice that
-_FIXED_BYTES = 128  # of columns besides their records: count, last offsets, padding; at most
+_FIXED_BYTES = 256  # of columns besides their records: count, last offsets, padding, and what the gate may add; at most
 _RECORD_BYTES = 24  # of a record besides its bytes: a time, three offsets, its bits
 _TIME_LIMIT_NS = 1 << 63
 

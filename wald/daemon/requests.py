@@ -8,10 +8,7 @@ and a pipe may have begun a long line on its route. One that cannot be taken now
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
-from functools import lru_cache
-from hashlib import blake2b
 from pathlib import Path
 
 from stringzilla import count as count_bytes
@@ -25,6 +22,7 @@ from wald.errors import DISK_FULL
 from wald.format.columns import BadColumns
 from wald.format.columns import decode as decode_columns
 from wald.format.peers import Peer
+from wald.format.producer_ids import id_in_log
 from wald.format.protocol import Code, ProtocolError, Publish, encode_err
 from wald.format.state import Written
 from wald.store.writing.drafts import Route
@@ -35,7 +33,6 @@ QUICK = frozenset({"PING", "HEAD"})  # answered after the commit of what came be
 QUICK_MAX = 32  # of one connection in one turn
 ANSWERS_MAX = 512  # to one connection in one turn
 _NEWLINE = ord("\n")
-_OWNED = struct.Struct("<IQ")
 
 
 class Requests:
@@ -200,17 +197,6 @@ class Requests:
             self._promise(connection.spooling, -connection.spooling.promised_bytes)
             connection.spooling.close()
             connection.spooling = None
-
-
-@lru_cache(maxsize=1024)
-def id_in_log(user_id: int, producer_id: int) -> int:
-    """The producer id that the log has for a user's ``producer_id`` (0: none).
-
-    Every reader of segments can see it. It does not reveal what it was made of, and another user cannot make it.
-    """
-    if not producer_id:
-        return 0
-    return int.from_bytes(blake2b(_OWNED.pack(user_id, producer_id), digest_size=8).digest()) or 1
 
 
 def ok(first: int, last: int) -> bytes:

@@ -86,7 +86,37 @@ def encode(
             present |= column
             parts += _binary([entry if entry is not None else b"" for entry in entries], _bitmap(entries))
     parts += _binary(values, None)
-    return PREFIX.pack(count, present) + b"".join(part + bytes(padded(len(part)) - len(part)) for part in parts)
+    return PREFIX.pack(count, present) + _padded(parts)
+
+
+def with_first_headers(payload: bytes, headers: bytes) -> bytes:
+    """The payload of the same records, of which the first one has these headers in the place of its own."""
+    columns = decode(payload)
+    entries: list[bytes | None] = [None] * columns.count if columns.headers is None else columns.headers.to_list()
+    entries[0] = headers
+    present = Column.HEADERS
+    parts: list[bytes | memoryview] = []
+    if columns.times is not None:
+        present |= Column.TIMES
+        parts.append(columns.times)
+    if columns.keys is not None and columns.keys.validity is not None:
+        present |= Column.KEYS
+        parts += [columns.keys.validity, columns.keys.offsets, columns.keys.data]
+    parts += _binary([entry or b"" for entry in entries], _bitmap(entries))
+    parts += [columns.values.offsets, columns.values.data]
+    return PREFIX.pack(columns.count, present) + _padded(parts)
+
+
+def first_headers(payload: bytes | memoryview) -> bytes | None:
+    """The headers of the first record; None if it has none.
+
+    Raises:
+        BadColumns: as of :func:`decode`.
+    """
+    headers = decode(payload).headers
+    if headers is None or headers.validity is None or not headers.validity[0] & 1:
+        return None
+    return bytes(headers.data[: headers.offsets.cast("i")[1]])
 
 
 def decode(payload: bytes | memoryview) -> Columns:
@@ -145,6 +175,10 @@ def _growing(ends: memoryview) -> bool:
         if sorted(piece) != piece:
             return False
     return True
+
+
+def _padded(parts: Iterable[bytes | memoryview]) -> bytes:
+    return b"".join(buffer for part in parts for buffer in (part, bytes(padded(len(part)) - len(part))))
 
 
 def _bitmap(entries: Iterable[bytes | None]) -> bytes:

@@ -3,4 +3,8 @@
 append      POST of records
 bodies      a body as payloads: decompressed, cut into records
 daemon      requests to the daemon, sent again when its connection is lost
+keys        Idempotency-Key: the name of a request
+marks       what a key leaves in the log
+remembered  the table of keys, made from the log
+repeats     requests with a key, stored once
 """

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import zstandard
 
 from wald.client.json_records import json_payloads
-from wald.client.payloads import FRAME_MAX_BYTES, encode_columns, frames
+from wald.client.payloads import FRAME_MAX_BYTES, encode_columns
 from wald.errors import InvalidInput
 from wald_gate.problems import HttpError
 
@@ -33,7 +33,7 @@ class Payload(NamedTuple):
         columns: whether it is columns, and not lines.
     """
 
-    data: bytes | memoryview
+    data: bytes
     columns: bool
 
 
@@ -86,8 +86,7 @@ async def text_payloads(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncItera
         HttpError: 413, a line is too long.
     """
     async for lines in _lines(parts, sizes):
-        for frame in frames(lines):
-            yield Payload(frame, columns=False)
+        yield Payload(lines, columns=False)
 
 
 async def json_object_payloads(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncIterator[Payload]:
@@ -128,17 +127,23 @@ BODIES: Mapping[str, Callable[[AsyncIterator[bytes], Sizes], AsyncIterator[Paylo
 
 
 async def _lines(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncIterator[bytes]:
-    """Whole lines, some 128 KiB of them at a time."""
+    """Whole lines, at most 128 KiB of them at a time, or one that is longer; the body alone decides where it is cut."""
     held = bytearray()
     searched = 0
     async for part in parts:
         held += part
-        if len(held) >= FRAME_MAX_BYTES and (end := held.rfind(b"\n", searched) + 1):
-            yield bytes(held[:end])
-            del held[:end]
+        start = 0
+        while len(held) - start >= FRAME_MAX_BYTES:
+            within = start + FRAME_MAX_BYTES
+            end = held.rfind(b"\n", start, within) + 1 or held.find(b"\n", max(searched, within)) + 1
+            if (end or len(held)) - start > max(sizes.record + 1, FRAME_MAX_BYTES):
+                raise _too_large("a line", sizes.record)
+            if not end:
+                break
+            yield bytes(held[start:end])
+            start = end
+        del held[:start]
         searched = len(held)
-        if searched > max(sizes.record, FRAME_MAX_BYTES) and held.find(b"\n", 0, sizes.record + 1) < 0:
-            raise _too_large("a line", sizes.record)
     if held:
         yield bytes(held) if held.endswith(b"\n") else bytes(held) + b"\n"
 

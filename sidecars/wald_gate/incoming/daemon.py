@@ -18,14 +18,19 @@ from pathlib import Path
 from wald.client.connection import connect
 from wald.client.refusals import refused, unreachable
 from wald.client.session import Durable
-from wald.errors import WaldError
+from wald.errors import Refused, WaldError
 from wald.format.protocol import Code, ProtocolError, Publish, encode_publish, parse_reply
 from wald_gate.monitoring.counts import Published
 from wald_gate.transport.joined import JoinedWrites
 
 _PASSES = frozenset({Code.FULL, Code.BUSY, Code.TIMEOUT, Code.FAILED})
+_OVERTAKEN = frozenset({Code.GAP, Code.FORGOTTEN, Code.CONFLICT})
 _PAUSE_SECONDS, _PAUSE_MAX_SECONDS = 0.02, 1.0
 _UNSENT_BYTES = 4 << 20  # in the buffer of the connection, from which on new requests wait
+
+
+class Overtaken(Refused):
+    """The number of a request is not the next one of its producer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +38,7 @@ class _Request:
     """A request, until it is answered."""
 
     line: bytes
-    payload: bytes | memoryview
+    payload: bytes
     answer: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     trouble: OSError | ProtocolError | None = None
 
@@ -45,7 +50,7 @@ class _Request:
 
 @dataclass(slots=True)
 class Producer:
-    """An id under which records are stored, and the number of its last request."""
+    """An id under which records are stored, and the number of its request."""
 
     id: int = field(default_factory=lambda: int.from_bytes(os.urandom(8)) >> 1 or 1)
     number: int = 0
@@ -77,7 +82,7 @@ class Daemon:
         self._transport: JoinedWrites | None = None
         self._task = asyncio.create_task(self._keep_sending(), name="wald-gate-daemon")
 
-    async def publish(self, route: str, payload: bytes | memoryview, *, columns: bool) -> Durable:
+    async def publish(self, route: str, payload: bytes, *, columns: bool) -> Durable:
         """Store records; they are on disk when this returns.
 
         Raises:
@@ -85,15 +90,19 @@ class Daemon:
         """
         producer = self._idle.pop() if self._idle else Producer()
         producer.number += 1
-        line = encode_publish(Publish(route.encode(), len(payload), columns, producer.id, producer.number))
-        request = _Request(line, payload)
-        began = time.perf_counter()
-        try:
-            first, last = (await self._ask(request)).split()
-        finally:
-            self.published.seconds.observe(time.perf_counter() - began)
+        request = _publishing(route, payload, producer, columns=columns)
+        durable = await self._publish(request)
         self._idle.append(producer)  # not where the last number may be in the log or not
-        return Durable(int(first), int(last))
+        return durable
+
+    async def publish_as(self, producer: Producer, route: str, payload: bytes) -> Durable:
+        """Store columns under an id and a number that the caller has chosen.
+
+        Raises:
+            Overtaken: something else is stored under this number, or it is not the next one.
+            WaldError: as of :meth:`publish`.
+        """
+        return await self._publish(_publishing(route, payload, producer, columns=True))
 
     async def command(self, *words: str) -> str:
         """Carry out what is no PUB; the text behind OK.
@@ -110,6 +119,14 @@ class Daemon:
             await self._task
         if self._transport is not None:
             self._transport.abort()
+
+    async def _publish(self, request: _Request) -> Durable:
+        began = time.perf_counter()
+        try:
+            first, last = (await self._ask(request)).split()
+        finally:
+            self.published.seconds.observe(time.perf_counter() - began)
+        return Durable(int(first), int(last))
 
     async def _ask(self, request: _Request) -> str:
         loop = asyncio.get_running_loop()
@@ -128,6 +145,8 @@ class Daemon:
             reason = request.trouble or TimeoutError()
             raise await asyncio.to_thread(self._unreachable, reason) from None
         except ProtocolError as error:
+            if error.code in _OVERTAKEN:
+                raise Overtaken(error.message) from None
             raise refused(error, request.line, root=self._root, socket=self._socket) from None
 
     def _unreachable(self, reason: OSError | ProtocolError) -> WaldError:
@@ -206,6 +225,11 @@ class Daemon:
         transport, _ = await asyncio.get_running_loop().create_connection(lambda: _Answers(self), sock=connection)
         transport.set_write_buffer_limits(high=_UNSENT_BYTES)
         return JoinedWrites(transport)
+
+
+def _publishing(route: str, payload: bytes, producer: Producer, *, columns: bool) -> _Request:
+    line = encode_publish(Publish(route.encode(), len(payload), columns, producer.id, producer.number))
+    return _Request(line, payload)
 
 
 class _Answers(asyncio.Protocol):

@@ -64,6 +64,11 @@ class Counts:
     sent_bytes: int = 0
     streams: int = 0
 
+    def count_stored(self, records: int, size: int) -> None:
+        """Count what is on disk since a request."""
+        self.stored_records += records
+        self.stored_bytes += size
+
     def of_verb(self, name: str) -> Answered:
         """The answers of the verb of that name."""
         return self.answered.setdefault(name, Answered())

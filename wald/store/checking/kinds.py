@@ -48,6 +48,8 @@ class FileKind(Enum):
     LEDGER_LOCK = "the lock of a program that writes a ledger"
     QUARANTINE = "bytes that a start has cut away or found bad"
     RECOVERY = "the report of one life of the daemon"
+    KEYS = "what wald-gate remembers of Idempotency-Keys, made from the log"
+    KEYS_LOCK = "the lock of the gate that writes what is remembered of Idempotency-Keys"
     DIRECTORY = "a directory of the log"
     ARCHIVED_ROUTE = "the bags of a route"
     BAG = "a bag: what one run of wald-archive has packed"
@@ -90,8 +92,10 @@ _BY_PATH = tuple(
         (r"ledger/[a-z.]+\.lock", FileKind.LEDGER_LOCK),
         (r"quarantine/.+", FileKind.QUARANTINE),
         (r"recovery/[0-9]{10}\.json", FileKind.RECOVERY),
+        (r"gate/keys\.db(?:-wal|-shm)?", FileKind.KEYS),
+        (r"gate/keys\.lock", FileKind.KEYS_LOCK),
         (rf"archive/{_NAME}", FileKind.ARCHIVED_ROUTE),
-        (r"segments|routes|ledger|quarantine|recovery|archive", FileKind.DIRECTORY),
+        (r"segments|routes|ledger|quarantine|recovery|archive|gate", FileKind.DIRECTORY),
     )
 )
 _BY_END = tuple(  # an archive may be anywhere

@@ -87,6 +87,11 @@ class Root:
     def recovery(self) -> Path:
         return self.path / "recovery"
 
+    @property
+    def gate(self) -> Path:
+        """What wald-gate remembers."""
+        return self.path / "gate"
+
     def segment(self, base_sequence: int, kind: Kind) -> Path:
         return self.segments / segment_name(base_sequence, kind)
 

@@ -21,7 +21,7 @@ _OF_ROOT = {
     "lost+found",
     *(path.name for path in (_ANY.identity, _ANY.unfinished_identity, _ANY.lock, _ANY.head)),
     *(path.name for path in (_ANY.transfers, _ANY.socket, _ANY.archive)),
-    *(path.name for path in (_ANY.segments, _ANY.routes, _ANY.ledger, _ANY.quarantine, _ANY.recovery)),
+    *(path.name for path in (_ANY.segments, _ANY.routes, _ANY.ledger, _ANY.quarantine, _ANY.recovery, _ANY.gate)),
 }
 _OF_LEDGER = {*LEDGERS, *(str(Path(name).with_suffix(".lock")) for name in LEDGERS)}
 _OF_ROUTE = {at("any").name for at in (_ANY.fifo, _ANY.retired, _ANY.moved, _ANY.consumers)}

@@ -1,0 +1,225 @@
+"""Requests with a key: what of one is stored already is answered with the sequences that it got, and not stored again.
+
+A body is cut into parts by its content alone, so a request that is repeated has the same parts. A part that is
+remembered is compared with the log and answered; any other is sent to the daemon under the id of its slot and the
+next number of that. The daemon stores a number once. So if something else was stored in the slot that is not
+remembered, such as the same part by another gate or by one that was killed, the number is refused. Then the log is
+read to its end and the part is looked for again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from wald.client.payloads import encode_columns
+from wald.client.session import Durable
+from wald.errors import Unavailable
+from wald.log import Log
+from wald_gate.incoming.bodies import Payload
+from wald_gate.incoming.daemon import Daemon, Overtaken, Producer
+from wald_gate.incoming.marks import Part, Slots, digest_of, marked
+from wald_gate.incoming.remembered import Remembered
+from wald_gate.problems import HttpError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_READING_SECONDS = 10.0  # for which a request waits until the log is read
+_SAVING_SECONDS = 10.0  # between two times that the log is read on, so that little is left to read at a start
+_PAUSE_SECONDS, _OVERTAKEN_SECONDS = 0.005, 15.0
+
+
+@dataclass(slots=True)
+class _Slot:
+    """An id, the number of its last batch, and whose turn it is."""
+
+    id: int
+    number: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Repeats:
+    """The requests with a key. The log is not read before there is one."""
+
+    def __init__(self, log: Log, daemon: Daemon) -> None:
+        self._log = log
+        self._daemon = daemon
+        self._ids = Slots(log.identity.log_id)
+        self._slots = [_Slot(producer_id) for producer_id in self._ids.ids]
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="wald-gate-keys")
+        self._opening: asyncio.Task[Remembered] | None = None
+        self._saving: asyncio.Task[None] | None = None
+        self._under_way: set[bytes] = set()
+
+    @asynccontextmanager
+    async def request(self, key: bytes) -> AsyncIterator[Request]:
+        """A request with this key.
+
+        Raises:
+            HttpError: 409, another one with the same key is under way.
+            Unavailable: what is remembered is being read, which takes longer.
+        """
+        if key in self._under_way:
+            raise HttpError(
+                409,
+                "under-way",
+                "the first request with this Idempotency-Key is not answered yet",
+                hint="send it again",
+                headers={"Retry-After": "1"},
+            )
+        self._under_way.add(key)
+        try:
+            remembered = await self._remembered()
+            request = Request(self, key, await self.in_thread(remembered.parts, key))
+            try:
+                yield request
+            finally:
+                if request.stored:
+                    await self.in_thread(remembered.add, key, request.stored)
+                    self._save_soon(remembered)
+        finally:
+            self._under_way.discard(key)
+
+    async def is_true(self, key: bytes, number: int, part: Part) -> bool:
+        """Whether the log still has a part where it is remembered."""
+        return await self.in_thread((await self._remembered()).is_true, key, number, part)
+
+    async def begin_again(self, key: bytes) -> dict[int, Part]:
+        """Read the log from its beginning: it is not the one that is remembered. Returns the parts of a key."""
+        remembered = await self._remembered()
+        await self.in_thread(remembered.begin_again)
+        return await self.in_thread(remembered.parts, key)
+
+    async def store(self, key: bytes, number: int, route: str, payload: bytes) -> Durable | Part:
+        """Store a part; one that is found in the log meanwhile is returned as it is there."""
+        slot_number = self._ids.of_key(key)
+        slot = self._slots[slot_number]
+        remembered = await self._remembered()
+        until = asyncio.get_running_loop().time() + _OVERTAKEN_SECONDS
+        async with slot.lock:
+            if not slot.number:
+                slot.number = remembered.numbers.get(slot_number, 0)
+            while True:
+                try:
+                    durable = await self._daemon.publish_as(Producer(slot.id, slot.number + 1), route, payload)
+                except Overtaken as overtaken:
+                    if asyncio.get_running_loop().time() > until:
+                        raise Unavailable(overtaken.message, hint="send it again") from None
+                    await asyncio.sleep(_PAUSE_SECONDS)  # what has taken the number may not be durable yet
+                    await self.in_thread(remembered.read_on)
+                    slot.number = remembered.numbers.get(slot_number, 0)
+                    if (found := (await self.in_thread(remembered.parts, key)).get(number)) is not None:
+                        return found
+                else:
+                    slot.number += 1
+                    return durable
+
+    async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Carry out what waits for the disk, one at a time."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, partial(call, *args, **kwargs))
+
+    async def close(self) -> None:
+        """Save how far the log is read."""
+        if self._saving is not None:
+            self._saving.cancel()
+        if self._opening is not None and self._opening.done() and not self._opening.exception():
+            await self.in_thread(self._opening.result().close)
+        self._thread.shutdown(wait=True)
+
+    async def _remembered(self) -> Remembered:
+        if self._opening is None or (self._opening.done() and self._opening.exception()):
+            self._opening = asyncio.create_task(self.in_thread(Remembered, self._log, self._ids))
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._opening), _READING_SECONDS)
+        except TimeoutError:
+            raise Unavailable("the keys of the last day are being read from the log", hint="send it again") from None
+
+    def _save_soon(self, remembered: Remembered) -> None:
+        if self._saving is None or self._saving.done():
+            self._saving = asyncio.create_task(self._save_later(remembered))
+
+    async def _save_later(self, remembered: Remembered) -> None:
+        await asyncio.sleep(_SAVING_SECONDS)
+        await self.in_thread(remembered.read_on)
+
+
+class Request:
+    """One request with a key.
+
+    Attributes:
+        stored: the parts that are in the log since this request, by their numbers.
+        is_replay: whether all of it was in the log before.
+    """
+
+    def __init__(self, repeats: Repeats, key: bytes, parts: dict[int, Part]) -> None:
+        self._repeats = repeats
+        self._key = key
+        self._parts = parts
+        self._number = 0
+        self.stored: dict[int, Part] = {}
+
+    @property
+    def is_replay(self) -> bool:
+        return not self.stored
+
+    async def publish(self, route: str, payload: bytes, *, is_last: bool) -> tuple[Durable, bool]:
+        """Store the next part, or find it stored; returns where it is, and whether it was stored now.
+
+        Raises:
+            HttpError: 422, under this key something else is stored; 409, the beginning of it is forgotten.
+            WaldError: as of :meth:`wald_gate.incoming.daemon.Daemon.publish`.
+        """
+        self._number += 1
+        payload = marked(payload, self._key, self._number, is_last=is_last)
+        digest = digest_of(payload)
+        part = await self._remembered()
+        if part is None:
+            found = await self._repeats.store(self._key, self._number, route, payload)
+            if isinstance(found, Durable):
+                self.stored[self._number] = Part(found.first, found.last, digest)
+                return found, True
+            part = found
+        if part.digest != digest:
+            raise HttpError(
+                422,
+                "other-body",
+                f"part {self._number} of the body is not what is stored under this Idempotency-Key",
+                hint="a new key for each new body",
+            )
+        return Durable(part.first, part.last), False
+
+    async def _remembered(self) -> Part | None:
+        part = self._parts.get(self._number)
+        if part is not None and not await self._repeats.is_true(self._key, self._number, part):
+            self._parts = await self._repeats.begin_again(self._key)
+            part = self._parts.get(self._number)
+        if part is None and any(number > self._number for number in self._parts):
+            raise HttpError(
+                409,
+                "forgotten",
+                f"part {self._number} of the first request is forgotten, and later parts of it are not",
+                hint="wald read shows what is stored; a new key for what is to be stored again",
+            )
+        return part
+
+
+async def parts_of(payloads: AsyncIterator[Payload]) -> AsyncIterator[tuple[bytes, bool]]:
+    """The parts of a body, as columns, and whether each is the last one.
+
+    A part is held back until the next has come. So what comes before a line that is wrong is not stored in a part that
+    a body without the mistake would not have.
+    """
+    held: bytes | None = None
+    async for payload in payloads:
+        for part in [payload.data] if payload.columns else encode_columns(payload.data.split(b"\n")[:-1]):
+            if held is not None:
+                yield held, False
+            held = part
+    if held is not None:
+        yield held, True
