@@ -175,7 +175,9 @@ class LogSource:
         segments: list[SegmentSeen] = []
         problems: list[tuple[str, str]] = []
         for status in backlog.segments():
-            seen = SegmentSeen(status.segment.base_sequence, condition_of(status), status.stored_bytes, status.problem)
+            seen = SegmentSeen(
+                status.segment.base_sequence, condition_of(status), status.stored_bytes, bool(status.problem)
+            )
             segments.append(seen)
             counts[seen.condition] += 1
             sizes[seen.condition] += seen.stored_bytes

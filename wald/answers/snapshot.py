@@ -53,13 +53,13 @@ class SegmentSeen(NamedTuple):
 
     Attributes:
         base: its first sequence.
-        problem: what is wrong with it; "" if nothing is.
+        is_damaged: whether something is wrong with it, which the problems of the sample say.
     """
 
     base: int
     condition: Condition
     stored_bytes: int
-    problem: str = ""
+    is_damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

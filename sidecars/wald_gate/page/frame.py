@@ -176,9 +176,13 @@ _ENVIRONMENT = Environment(
 _ENVIRONMENT.filters |= {
     "bytes": format_bytes,
     "count": "{:,}".format,
+    "lag_in": lambda name, lags: lags.get(name, 0),
     "marked": marked,
     "seconds": format_seconds,
     "utc": utc,
     "visible": visible,
 }
-_ENVIRONMENT.globals |= {"command_line": command_line}
+_ENVIRONMENT.globals["command_line"] = command_line
+_ENVIRONMENT.globals |= {  # not imported by templates, as parts are made without what stands outside of their blocks
+    name: macro for name, macro in vars(_ENVIRONMENT.get_template("parts.html").module).items() if name[0] != "_"
+}

@@ -1,18 +1,81 @@
-"""The log at a glance: how far it is, what goes in and out, what is left of the disk, and what is wrong."""
+"""The log at a glance: the strip of its segments, what goes in and out, what is left of the disk, and what is wrong."""
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from starlette.responses import Response
 
 from wald_gate.call import Call
 from wald_gate.page.frame import Facts, live_page
 from wald_gate.page.picture import Picture
+from wald_gate.page.strip import Look, Piece, strip
+
+_NAMES = 3  # of the groups of a mark
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Segments that are drawn alike."""
+
+    look: Look
+    segments: int
+    stored_bytes: int
 
 
 async def overview(call: Call) -> Response:
-    """The view at ``/``."""
-    return await live_page(call, "overview.html", _facts)
+    """The view at ``/``; who may not administer the log sees how far it is, and nothing of others' routes."""
+    return await live_page(call, "overview.html", lambda picture: _facts(picture, may_see=call.client.admin))
 
 
-def _facts(picture: Picture) -> Facts:
-    return {"head": picture.head}
+def _facts(picture: Picture, *, may_see: bool) -> Facts:
+    if not may_see:
+        return {"may_see": False, "picture": picture}
+    walk = picture.walk
+    lags = {
+        f"{each.cursor.route}/{each.cursor.group}": each.lag.records
+        for each in (walk.groups if walk else ())
+        if not each.retired
+    }
+    cursors = [
+        (f"{each.cursor.route}/{each.cursor.group}", each.cursor.effective)
+        for each in (walk.groups if walk else ())
+        if not each.retired
+    ]
+    seen = picture.activity
+    drawn = strip(picture.pieces, seen.sequence if seen else None, cursors)
+    rows = walk.inventory.rows if walk and walk.inventory else ()
+    out = [row.processed_per_second for row in rows if row.processed_per_second is not None]
+    return {
+        "may_see": True,
+        "picture": picture,
+        "strip": drawn,
+        "named": _NAMES,
+        "kinds": _kinds(picture.pieces),
+        "held": Kind(Look.SEALED, *_sums([piece for piece in picture.pieces if piece.is_held])),
+        "lags": lags,
+        "out": sum(out) if out else None,
+        "spark": _spark(picture.rates),
+    }
+
+
+def _kinds(pieces: Sequence[Piece]) -> list[Kind]:
+    counts: Counter[Look] = Counter()
+    sizes: Counter[Look] = Counter()
+    for piece in pieces:
+        counts[piece.look] += piece.segments
+        sizes[piece.look] += piece.stored_bytes
+    return [Kind(look, counts[look], sizes[look]) for look in Look if counts[look]]
+
+
+def _sums(pieces: Sequence[Piece]) -> tuple[int, int]:
+    return sum(piece.segments for piece in pieces), sum(piece.stored_bytes for piece in pieces)
+
+
+def _spark(rates: Sequence[float | None]) -> str:
+    """The points of a line in a box of 120 × 24, the newest at its right."""
+    most = max((rate for rate in rates if rate), default=0.0) or 1.0
+    shift = 120 - len(rates)
+    return " ".join(f"{shift + at},{23 - 21 * (rate or 0.0) / most:.1f}" for at, rate in enumerate(rates))

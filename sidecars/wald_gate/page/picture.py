@@ -1,16 +1,59 @@
-"""The log at one moment, as all pages show it."""
+"""The log at one moment, as all pages show it, and the camera that takes such pictures.
+
+A picture has two parts. What moves every second is quick to read: the head, the daemon, the names of the segments. What
+takes a walk through all segments, such as what each group holds back, is read beside it and less often the longer it
+takes; a picture has the newest there is, and says how old that is.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
+from wald.answers.latency import measured
 from wald.answers.liveness import Life, Liveness, liveness, socket_of
+from wald.answers.samples import HeadSource, LogSource, Sampler
+from wald.answers.snapshot import Activity, HeadSample, Inventory, LogSample, activity, inventory
+from wald.answers.status import Contents, Facts, Finding, facts_of, findings
 from wald.errors import WaldError
-from wald.format.head import Head
 from wald.log import Log
+from wald.store.retention.backlog import GroupBacklog
+from wald.store.retention.conditions import Condition
+from wald.store.segments.view import State, View
+from wald_gate.page.strip import Look, Piece
 
 _ASK_SECONDS = 1.0  # how long the daemon may take to answer STAT
+_SPREAD_SECONDS = 10.0  # over which the time of syncs is shown
+_RATES = 120
+_LOOKS = {
+    State.ACTIVE: Look.ACTIVE,
+    State.CUT: Look.CUT,
+    State.SEALED: Look.SEALED,
+    State.RELEASED: Look.DOOMED,
+}
+Spread = Mapping[str, Any]
+"""Of a histogram: count, mean, p50, p90, p99; ``Any``: numbers, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """What a walk through all segments has found.
+
+    Attributes:
+        findings: what is wrong with the log and its daemon, the worst first.
+        facts: that they were found in.
+        trouble: why it could not be done; the rest is empty then.
+    """
+
+    inventory: Inventory | None
+    groups: tuple[GroupBacklog, ...]
+    facts: Facts
+    findings: tuple[Finding, ...]
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +63,24 @@ class Picture:
     Attributes:
         number: of the picture; each has a larger one.
         at_ns: when it was taken, ns since 1970.
-        head: None if there is none, or none that can be read; ``trouble`` says why.
+        daemon: whether it runs.
+        activity: how far the log is; None if that cannot be read, and ``trouble`` says why.
+        pieces: the segments, oldest first.
+        rates: records a second, of the pictures before and of this one; None where that is not known.
+        syncs: how long they have taken; None if no daemon says so.
+        is_lately: whether that is of the last seconds, and not since the daemon has started.
+        walk: None before the first one.
     """
 
     number: int
     at_ns: int
     daemon: Liveness
-    head: Head | None
+    activity: Activity | None
+    pieces: tuple[Piece, ...]
+    rates: tuple[float | None, ...]
+    syncs: Spread | None
+    is_lately: bool
+    walk: Walk | None
     trouble: str = ""
 
     @property
@@ -35,20 +89,95 @@ class Picture:
 
 
 class Camera:
-    """Takes pictures of a log; in one thread at a time."""
+    """Takes pictures of a log: :meth:`look` in one thread, :meth:`walk` in another."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._number = 0
+        self._head: Sampler[HeadSample] = Sampler(HeadSource(log).sample)
+        self._all: Sampler[LogSample] = Sampler(LogSource(log).sample)
+        self._answers: deque[tuple[float, Mapping[str, Any]]] = deque()
+        self._rates: deque[float | None] = deque(maxlen=_RATES)
+        self._walked: tuple[Facts, tuple[Finding, ...]] | None = None
+        self._daemon: Liveness | None = None
 
-    def take(self) -> Picture:
-        """A picture, now. What goes wrong is part of it."""
+    def look(self) -> Picture:
+        """A picture with what can be read quickly, now. What goes wrong is part of it."""
         log = self._log
-        daemon = liveness(log.root, log.identity, socket_of(log.root), seconds=_ASK_SECONDS)
-        head, trouble = None, ""
+        daemon = self._daemon = liveness(log.root, log.identity, socket_of(log.root), seconds=_ASK_SECONDS)
+        self._head.take()
+        now, now_ns = time.monotonic(), time.time_ns()
+        seen = activity(self._head.samples, now_ns=now_ns)
+        self._rates.append(seen.records_per_second if seen else None)
+        trouble, pieces = self._head.trouble, tuple[Piece, ...]()
         try:
-            head = log.head()
+            pieces = tuple(self._pieces(log.view(), daemon, seen.sequence if seen else 0))
         except WaldError as error:
-            trouble = error.message
+            trouble = trouble or error.message
+        syncs = self._syncs(now, daemon)
         self._number += 1
-        return Picture(self._number, time.time_ns(), daemon, head, trouble)
+        is_lately = len(self._answers) > 1
+        walk = self._newest_walk(now, now_ns)
+        return Picture(self._number, now_ns, daemon, seen, pieces, tuple(self._rates), syncs, is_lately, walk, trouble)
+
+    def walk(self) -> None:
+        """Walk through all segments; the next picture shows what there is."""
+        log, daemon = self._log, self._daemon
+        self._all.take()
+        if daemon is None:
+            daemon = liveness(log.root, log.identity, socket_of(log.root), seconds=_ASK_SECONDS)
+        now_ns = time.time_ns()
+        contents = Contents(unreadable=((self._all.trouble, ""),) if self._all.trouble else ())
+        for newest in self._all.samples[-1:]:
+            full = newest.growth.seconds_until(newest.free_bytes) if newest.growth else None
+            contents = Contents(tuple(newest.groups), newest.problems, newest.lost_routes, full)
+        facts = facts_of(log, daemon, contents)
+        self._walked = facts, tuple(findings(facts, now_ns=now_ns, lag_max=None))
+
+    def _newest_walk(self, now: float, now_ns: int) -> Walk | None:
+        if self._walked is None:
+            return None
+        facts, found = self._walked
+        seen = inventory(self._all.samples, now=now, now_ns=now_ns)
+        return Walk(seen, facts.groups, facts, found, self._all.trouble)
+
+    def _pieces(self, view: View, daemon: Liveness, head: int) -> list[Piece]:
+        """The segments by their names, with what the newest walk knows of each."""
+        known = {each.base: each for sample in self._all.samples[-1:] for each in sample.segments}
+        listed = view.including_released().segments
+        pieces = []
+        for segment, following in pairwise((*listed, None)):
+            assert segment is not None
+            base = segment.base_sequence
+            look = _LOOKS[view.state(segment)]
+            last = following.base_sequence - 1 if following is not None else max(head, base - 1)
+            walked = known.get(base)
+            if walked is not None and walked.is_damaged:
+                look = Look.DAMAGED
+            is_held = walked is not None and walked.condition is Condition.HELD_BACK
+            fill = _fill(daemon) if look is Look.ACTIVE else 1.0
+            stored_bytes = walked.stored_bytes if walked is not None else 0
+            pieces.append(Piece(base, last, look, is_held, stored_bytes=stored_bytes, fill=fill))
+        return pieces
+
+    def _syncs(self, now: float, daemon: Liveness) -> Spread | None:
+        """How long syncs have taken in the last seconds; a new daemon counts from 0."""
+        answer = daemon.answer
+        if self._answers and self._answers[-1][1].get("epoch") != answer.get("epoch"):
+            self._answers.clear()
+        if "histograms" not in answer:
+            return None
+        self._answers.append((now, answer))
+        while len(self._answers) > 1 and self._answers[1][0] <= now - _SPREAD_SECONDS:
+            self._answers.popleft()
+        before = self._answers[0][1] if len(self._answers) > 1 else {}
+        found: Spread = measured(before, answer, self._log.root.path)["sync_seconds"]
+        return found
+
+
+def _fill(daemon: Liveness) -> float:
+    """How full the active segment is; 1 if no daemon says so."""
+    match daemon.answer:
+        case {"position": int(position), "segment_max_bytes": int(size)} if size > 0:
+            return min(1.0, max(0.02, position / size))
+    return 1.0
