@@ -117,6 +117,12 @@ class Partial(WaldError):
     exit_code = 12
 
 
+class NotProcessed(WaldError):
+    """The records are durable, and a group has not processed them in the time that was given."""
+
+    exit_code = 15
+
+
 class Interrupted(WaldError):
     """Ctrl-C, while there is something to report."""
 

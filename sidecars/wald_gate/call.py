@@ -11,11 +11,13 @@ from starlette.requests import Request
 
 from wald.errors import InvalidInput
 from wald.format.names import check_group, check_route
+from wald.setting_types import Duration
 from wald_gate.problems import HttpError
 from wald_gate.rights.clients import Client
 from wald_gate.state import State
 
 T = TypeVar("T")
+_WAIT = Duration(0, 300)
 
 
 @dataclass
@@ -89,3 +91,15 @@ class Call:
             return msgspec.json.decode(data, type=shape)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidInput(f"the body: {error}", hint="/openapi.json says what may be there") from None
+
+
+def wait_seconds(given: str) -> float:
+    """How long a client wants to wait, as ``wait=30s`` says it.
+
+    Raises:
+        InvalidInput: it is no such time, or too long.
+    """
+    try:
+        return _WAIT.parse(given)
+    except ValueError as error:
+        raise InvalidInput(f"wait must be {error}", hint="wait=30s") from None

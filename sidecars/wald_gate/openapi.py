@@ -38,6 +38,7 @@ _STATUSES = {
     422: "Another body was sent with this Idempotency-Key.",
     423: "Another process works for this group.",
     500: "Something is damaged, or the gate has failed.",
+    504: "The records are stored, and the group has not processed them in time.",
     503: "The daemon does not answer, or the disk is full; Retry-After says when to try again.",
 }
 _ANY_VERB = (400, 405, 500, 503)

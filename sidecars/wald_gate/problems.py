@@ -22,6 +22,7 @@ from wald.errors import (
     Locked,
     NotFound,
     NotPermitted,
+    NotProcessed,
     Partial,
     Refused,
     Unavailable,
@@ -42,6 +43,7 @@ _STATUS: tuple[tuple[type[WaldError], int, str], ...] = (
     (Locked, 423, "locked"),
     (Damaged, 500, "damaged"),
     (UnsupportedFormat, 500, "newer-wald"),
+    (NotProcessed, 504, "not-processed"),
     (DiskFailure, 503, "disk"),
     (Unavailable, 503, "unavailable"),
 )

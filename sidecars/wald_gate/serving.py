@@ -18,6 +18,7 @@ from wald.loop import SIGNALS
 from wald.systemd import Systemd
 from wald_gate.application import Application
 from wald_gate.groups.hosting import Groups
+from wald_gate.groups.processed import Processed
 from wald_gate.incoming.daemon import Daemon
 from wald_gate.incoming.repeats import Repeats
 from wald_gate.limits import Limits
@@ -89,8 +90,9 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
             RequestLog(every=settings.log_requests),
             Sessions(rights, log.identity.log_id),
             Watching(log),
-            Groups(log),
+            Groups(log, settings.group),
             Repeats(log, daemon),
+            Processed(log, threads),
         )
         server = Server(Application(state, (*VERBS, *PAGES)), listening, bounds)
 
@@ -121,6 +123,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
             following.end()
             state.watching.end()
             state.groups.waiting.end()
+            state.processed.end()
             await server.stop()
         finally:
             await state.groups.close()

@@ -11,6 +11,7 @@ from typing import ParamSpec, TypeVar
 
 from wald.log import Log
 from wald_gate.groups.hosting import Groups
+from wald_gate.groups.processed import Processed
 from wald_gate.incoming.daemon import Daemon
 from wald_gate.incoming.repeats import Repeats
 from wald_gate.limits import Limits
@@ -45,6 +46,7 @@ class State:
     watching: Watching
     groups: Groups
     repeats: Repeats
+    processed: Processed
 
     async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Carry out what waits for the disk, without stopping the event loop."""

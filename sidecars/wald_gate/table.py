@@ -9,6 +9,7 @@ from wald_gate.facts import cursors
 from wald_gate.facts import log as facts
 from wald_gate.groups import shapes as groups
 from wald_gate.groups import verbs as work
+from wald_gate.incoming.append import Query as AppendQuery
 from wald_gate.incoming.append import append
 from wald_gate.monitoring import pages
 from wald_gate.openapi import document
@@ -35,9 +36,10 @@ VERBS: tuple[Verb, ...] = (
         "Store records; the answer comes once they are on disk.",
         Right.WRITE,
         append,
+        query=AppendQuery,
         body={"text/plain": None, NDJSON: None, "application/octet-stream": None},
         answers={JSON: Stored},
-        statuses=(404, 408, 409, 413, 415, 422),
+        statuses=(404, 408, 409, 413, 415, 422, 504),
     ),
     Verb(
         _GET,

@@ -20,6 +20,7 @@ from wald.format.protocol import REQUEST_MAX_BYTES
 
 if TYPE_CHECKING:
     from wald.cli.line_formats import Due, Encode
+    from wald.cli.processed import Awaited
     from wald.client.producer import Durable, Producer
 
 _READ_BYTES = 128 << 10  # one request's worth
@@ -40,6 +41,8 @@ _STDIN = "-"
 @duration_option(
     "--retry-for", "30s", "How long to wait for a daemon; at the start only if given, else 2s if none runs."
 )
+@click.option("--wait-processed", "group", metavar="GROUP", help="Wait until this group has processed all of it.")
+@duration_option("--processed-within", "30s", "With --wait-processed: for how long, once all is durable.")
 def append(
     root: Path,
     socket: Path | None,
@@ -50,6 +53,8 @@ def append(
     delay: float | None,
     at: int | None,
     retry_for: float,
+    group: str | None,
+    processed_within: float,
 ) -> None:
     """Send the lines of stdin, or of each FILE, to ROUTE; each line is a record, the last one even without a newline.
 
@@ -64,6 +69,10 @@ def append(
     --delay and --at are for work groups (`wald.WorkGroup`), which deliver a record once it is due; all else reads it at
     once. The time is kept as the header wald.not-before. With --jsonl, not_before is that of one object, written like
     time, and counts instead of the option; if the object has the header already, the later one counts.
+
+    With --wait-processed the command ends once the group has processed all of it: its cursor has passed it, or its
+    workers have acknowledged it; what became a dead letter is processed, too. If that does not happen in time, all of
+    it is durable all the same, and the exit code is 15. If the route has no such group, nothing is sent (3).
     """
     if jsonl and key_separator is not None:
         raise InvalidInput("--jsonl and --key-separator exclude each other", hint="wald append --help")
@@ -75,7 +84,8 @@ def append(
     names = files or (_STDIN,)
     for name in names:
         _check_readable(name)
-    durable = _Durable()
+    awaited = _awaited(root, route, group)
+    durable = _Durable(awaited)
     wrong: InvalidInput | None = None
     with producer_at(root, socket, route, retry_for=retry_for, insists=_is_given("retry_for")) as producer:
         try:
@@ -103,12 +113,19 @@ def append(
     if wrong is not None:
         sent = f"{durable} before it, and no line after it is sent" if durable.count else "nothing was sent"
         raise InvalidInput(f"{wrong.message}; {sent}", hint=wrong.hint)
+    if awaited is not None:
+        awaited.wait(processed_within)
 
 
 @dataclass(slots=True)
 class _Durable:
-    """The range of sequences that became durable, and how many records in it were sent by this command."""
+    """The range of sequences that became durable, and how many records in it were sent by this command.
 
+    Attributes:
+        awaited: what is to be processed of it, if that is waited for.
+    """
+
+    awaited: Awaited | None
     first: int = 0
     last: int = 0
     count: int = 0
@@ -118,6 +135,8 @@ class _Durable:
             self.first = self.first or acknowledged[0].first
             self.last = acknowledged[-1].last
             self.count += sum(last - first + 1 for first, last in acknowledged)
+            if self.awaited is not None:
+                self.awaited.extend(acknowledged)
 
     def __str__(self) -> str:
         if not self.count:
@@ -134,6 +153,14 @@ def _given_up(error: WaldError, durable: _Durable, unanswered: int, *, reading: 
         first = f"{error.hint}; then " if error.hint else ""
         return type(error)(message, hint=f"{first}{reading} shows which of them are there")
     return type(error)(message, hint=error.hint)
+
+
+def _awaited(root: Path, route: str, group: str | None) -> Awaited | None:
+    if group is None:
+        return None
+    from wald.cli.processed import Awaited  # imported here: other appends need less
+
+    return Awaited(root, route, group)
 
 
 def _is_given(option: str) -> bool:

@@ -10,6 +10,7 @@ A module knows nothing of those below it. ::
     journal      the file in which that outlives a crash
     replay       its lines carried out again, and written anew
     picture      what a group looks like from outside: by its journal and its cursor
+    processed    whether a group has processed records, looked at again and again
     commands     the commands of wald-drain that run for a group
     checking     whether the journals of a log are whole
     kept         records that were taken in before, by their numbers

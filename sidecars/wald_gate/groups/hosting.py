@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -18,6 +18,7 @@ from wald.errors import WaldError
 from wald.log import Log
 from wald_gate.groups.waiting import Waiting
 from wald_gate.problems import RETRY_SECONDS, HttpError
+from wald_gate.settings import GroupSettings
 
 _IDLE_SECONDS = 30.0
 _GROUPS_MAX = 64  # each has some threads, and up to 12 MiB of records
@@ -64,6 +65,7 @@ class Groups:
     """The work groups of a log that go through this gate.
 
     Args:
+        settings: of a route and a group: how it gives out records.
         groups_max: how many are open at a time.
         idle_seconds: after so long without a request a group is closed.
 
@@ -71,8 +73,16 @@ class Groups:
         waiting: the leases that wait.
     """
 
-    def __init__(self, log: Log, *, groups_max: int = _GROUPS_MAX, idle_seconds: float = _IDLE_SECONDS) -> None:
+    def __init__(
+        self,
+        log: Log,
+        settings: Callable[[str, str], GroupSettings],
+        *,
+        groups_max: int = _GROUPS_MAX,
+        idle_seconds: float = _IDLE_SECONDS,
+    ) -> None:
         self._log = log
+        self._settings = settings
         self._groups_max = groups_max
         self._idle_seconds = idle_seconds
         self._hosted: dict[tuple[str, str], _Hosted] = {}
@@ -96,11 +106,6 @@ class Groups:
             hosted.used_at = asyncio.get_running_loop().time()
             if hosted.has_ended:
                 self._close(route, group)
-
-    @property
-    def count(self) -> int:
-        """How many are open."""
-        return len(self._hosted)
 
     async def close(self) -> None:
         """Close all groups."""
@@ -128,7 +133,17 @@ class Groups:
                 )
 
     def _open(self, route: str, group: str) -> _Hosted:
-        work = aio.WorkGroup(self._log, route, group, report=_log.warning)
+        settings = self._settings(route, group)
+        work = aio.WorkGroup(
+            self._log,
+            route,
+            group,
+            order="key" if settings.order == "key" else "log",
+            window=settings.window,
+            max_tries=settings.max_tries or None,
+            dead_letter=settings.dead_letter,
+            report=_log.warning,
+        )
         hosted = _Hosted(work, asyncio.create_task(work.__aenter__(), name=f"wald-gate-open-{route}"))
         self._hosted[route, group] = hosted
         if self._looks is None:

@@ -28,26 +28,21 @@ class Waiting:
             WaldError, OSError: as of :meth:`wald.WorkGroup.lease`.
         """
         leasing = asyncio.create_task(lease)
-        gone = asyncio.create_task(_gone(request))
+        leaving = asyncio.create_task(gone(request))
         self._leasing.add(leasing)
         try:
             if self._is_over:
                 leasing.cancel()
-            await asyncio.wait((leasing, gone), return_when=asyncio.FIRST_COMPLETED)
-            if gone.done() and leasing.done() and not leasing.cancelled() and leasing.exception() is None:
+            await asyncio.wait((leasing, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if leaving.done() and leasing.done() and not leasing.cancelled() and leasing.exception() is None:
                 await work.nack(consumer, [delivery.record.sequence for delivery in leasing.result()])
-            if gone.done():
+            if leaving.done():
                 raise ClientDisconnect
             return [] if leasing.cancelled() else leasing.result()
         finally:
             self._leasing.discard(leasing)
-            gone.cancel()
+            leaving.cancel()
             leasing.cancel()  # if it waits still; it is withdrawn
-
-    @property
-    def count(self) -> int:
-        """How many leases wait."""
-        return len(self._leasing)
 
     def end(self) -> None:
         """Answer all leases that wait with nothing, now and from now on."""
@@ -56,7 +51,7 @@ class Waiting:
             leasing.cancel()
 
 
-async def _gone(request: Request) -> None:
+async def gone(request: Request) -> None:
     """Return when the client has closed its connection; its body was read before."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -3,29 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Annotated
 
+from msgspec import Meta
 from starlette.responses import Response
 
 from wald.client.session import Durable
 from wald.errors import InvalidInput, WaldError
-from wald_gate.call import Call
+from wald.work.processed import Unprocessed
+from wald_gate.call import Call, wait_seconds
 from wald_gate.incoming import keys
 from wald_gate.incoming.bodies import BODIES, Payload, Sizes, expanded
 from wald_gate.incoming.repeats import parts_of
 from wald_gate.problems import HttpError, problem
-from wald_gate.shapes import Stored, encoded
+from wald_gate.shapes import Shape, Stored, encoded
 from wald_gate.verbs import JSON
 
 
+class Query(Shape):
+    """Whether the answer waits until a group has processed the records.
+
+    Attributes:
+        wait_processed: that group.
+        wait: for how long, once the records are durable.
+    """
+
+    wait_processed: Annotated[str, Meta(max_length=127)] | None = None
+    wait: Annotated[str, Meta(max_length=20)] = "30s"
+
+
+@dataclass
+class _Storing:
+    """The records of a request.
+
+    Attributes:
+        stored: what is durable of them.
+        unprocessed: what of that a group has still to process, if the client waits for one.
+    """
+
+    unprocessed: Unprocessed | None
+    stored: Stored | None = None
+
+    def take(self, durable: Durable) -> None:
+        """Take in that some of them are durable."""
+        count = durable.last - durable.first + 1 + (self.stored.count if self.stored else 0)
+        self.stored = Stored(self.stored.first if self.stored else durable.first, durable.last, count)
+        if self.unprocessed is not None:
+            self.unprocessed.add(*durable)
+
+
 async def append(call: Call) -> Response:
-    """Store the records of a body; 200 once all of them are on disk.
+    """Store the records of a body; 200 once all of them are on disk, and processed if the client says by which group.
 
     An error says what is stored of those before it.
     """
+    query, processed = call.query(Query), call.state.processed
+    seconds, group = wait_seconds(query.wait), query.wait_processed
+    storing = _Storing(None if group is None else await processed.expected(call.route, group))
+    try:
+        headers = await _store(call, storing)
+        if storing.unprocessed is not None:
+            await processed.wait(call.request, storing.unprocessed, seconds)
+    except WaldError as error:
+        return problem(error, stored=storing.stored)
+    return Response(encoded(storing.stored), headers=headers, media_type=JSON)
+
+
+async def _store(call: Call, storing: _Storing) -> dict[str, str]:
+    """Store the records; returns headers of the answer."""
     payloads = _payloads(call)
     key = keys.key_of(call.request.headers.getlist(keys.HEADER), call.client.name, call.route)
     if key is None:
-        return await _answer(call, _stored(call, payloads))
+        await _take(call, storing, _stored(call, payloads))
+        return {}
     async with call.state.repeats.request(key) as request:
 
         async def stored() -> AsyncIterator[Durable]:
@@ -35,10 +86,8 @@ async def append(call: Call) -> Response:
                     call.state.counts.count_stored(durable.last - durable.first + 1, len(part))
                 yield durable
 
-        answer = await _answer(call, stored())
-        if answer.status_code == 200 and request.is_replay:
-            answer.headers[keys.REPLAYED] = "true"
-        return answer
+        await _take(call, storing, stored())
+        return {keys.REPLAYED: "true"} if request.is_replay else {}
 
 
 def _payloads(call: Call) -> AsyncIterator[Payload]:
@@ -58,15 +107,9 @@ async def _stored(call: Call, payloads: AsyncIterator[Payload]) -> AsyncIterator
         yield durable
 
 
-async def _answer(call: Call, durables: AsyncIterator[Durable]) -> Response:
-    stored: Stored | None = None
-    try:
-        async for durable in durables:
-            call.state.following.move(durable.last)
-            count = durable.last - durable.first + 1 + (stored.count if stored else 0)
-            stored = Stored(stored.first if stored else durable.first, durable.last, count)
-    except WaldError as error:
-        return problem(error, stored=stored)
-    if stored is None:
+async def _take(call: Call, storing: _Storing, durables: AsyncIterator[Durable]) -> None:
+    async for durable in durables:
+        call.state.following.move(durable.last)
+        storing.take(durable)
+    if storing.stored is None:
         raise InvalidInput("the body has no record", hint="curl --data-binary @FILE; --data drops newlines")
-    return Response(encoded(stored), media_type=JSON)

@@ -9,17 +9,14 @@ from msgspec import Meta
 from starlette.responses import Response, StreamingResponse
 
 from wald.cli.times import position
-from wald.errors import InvalidInput
 from wald.format.names import DEFAULT_GROUP, check_group
-from wald.setting_types import Duration
 from wald.store.reading.selection import Start
-from wald_gate.call import Call
+from wald_gate.call import Call, wait_seconds
 from wald_gate.outgoing.forms import BY_MEDIA_TYPE, FORMS, Events
 from wald_gate.outgoing.reading import Reading, Wanted
 from wald_gate.problems import HttpError
 from wald_gate.shapes import Shape
 
-_WAIT = Duration(0, 300)
 _SILENT_SECONDS = 15.0  # after which an event stream says that it goes on
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _ALIVE = b": nothing new\n\n"
@@ -53,7 +50,7 @@ async def records(call: Call) -> Response:
     follow = query.follow == "1" or (isinstance(form, Events) and query.to is None and query.limit is None)
     reading = Reading(call.state, _wanted(call, query, is_events=isinstance(form, Events)), form)
     first = await reading.chunk()  # so that what is wrong with the request is its answer
-    if not first and not follow and await reading.more(_seconds(query.wait)):
+    if not first and not follow and await reading.more(wait_seconds(query.wait)):
         first = await reading.chunk()
     chunks = reading.chunks(first, follow=follow, silent_seconds=_SILENT_SECONDS)
     if isinstance(form, Events):
@@ -91,10 +88,3 @@ def _accepted(call: Call) -> str:
         if media_type in BY_MEDIA_TYPE:
             return BY_MEDIA_TYPE[media_type]
     raise HttpError(406, "not-acceptable", f"Accept: {given[:80]}: none of {', '.join(BY_MEDIA_TYPE)}")
-
-
-def _seconds(given: str) -> float:
-    try:
-        return _WAIT.parse(given)
-    except ValueError as error:
-        raise InvalidInput(f"wait must be {error}", hint="wait=30s") from None

@@ -1,0 +1,171 @@
+"""Answers that come once a group has processed what was stored: over HTTP, and from ``wald append``."""
+
+from __future__ import annotations
+
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gating import Answer, Gate
+from running import Daemon, eventually, wald
+
+import wald as library
+
+RECORDS = "/v1/routes/orders/records"
+GROUP = "/v1/routes/orders/groups/billing"
+CURSOR = "/v1/routes/orders/cursors/billing"
+
+
+def put_cursor(gate: Gate, sequence: int) -> None:
+    answer = gate.ask("PUT", CURSOR, json.dumps({"sequence": sequence}).encode())
+    assert answer.status == 200, answer.body
+
+
+def verb(gate: Gate, name: str, **fields: Any) -> Any:
+    answer = gate.post(f"{GROUP}/{name}", {"consumer": "w1", **fields})
+    assert answer.status == 200, answer.body
+    return answer.json()
+
+
+def post(gate: Gate, body: bytes, wait: str = "60s") -> Answer:
+    return gate.post(f"{RECORDS}?wait_processed=billing&wait={wait}", body)
+
+
+def stored(gate: Gate) -> int:
+    """How many records the route has."""
+    return len(gate.get(RECORDS).lines())
+
+
+def test_the_answer_comes_when_the_cursor_of_a_stream_group_has_passed(gate: Gate) -> None:
+    put_cursor(gate, 0)
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(post, gate, b"one\ntwo\n")
+        eventually(lambda: stored(gate) == 2)
+        put_cursor(gate, 1)
+        assert not waiting.done()
+        put_cursor(gate, 2)
+        assert (waiting.result().status, waiting.result().json()) == (200, {"first": 1, "last": 2, "count": 2})
+
+
+def test_the_answer_comes_when_workers_have_acknowledged_above_the_floor(gate: Gate) -> None:
+    gate.post(RECORDS, b"stays open\n")
+    assert len(verb(gate, "lease", max_records=1)["records"]) == 1
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(post, gate, b"two\nthree\n")
+        got = verb(gate, "lease", wait=60)["records"]
+        while len(got) < 2:
+            got += verb(gate, "lease", wait=60)["records"]
+        verb(gate, "ack", sequences=[3])
+        assert not waiting.done()
+        verb(gate, "ack", sequences=[2])
+        assert waiting.result().status == 200
+    assert gate.get(CURSOR).json()["sequence"] == 0
+
+
+def test_the_owner_may_be_another_process(gate: Gate) -> None:
+    with library.WorkGroup(gate.root, "orders", "billing") as work, ThreadPoolExecutor() as threads:
+        waiting = threads.submit(post, gate, b"one\n")
+        [(record, _)] = work.lease("w1", wait=60)
+        work.ack("w1", [record.sequence])
+        assert waiting.result().status == 200
+
+
+def test_what_is_not_processed_in_time_is_stored_all_the_same(gate: Gate) -> None:
+    put_cursor(gate, 0)
+    answer = post(gate, b"one\n", "0.2s")
+    problem = answer.json()
+    assert (answer.status, problem["code"]) == (504, "not-processed")
+    assert problem["stored"] == {"first": 1, "last": 1, "count": 1}
+    assert "1 of 1 records" in problem["detail"]
+    assert stored(gate) == 1
+
+
+def test_nothing_is_stored_for_a_group_that_has_not_begun(gate: Gate) -> None:
+    answer = post(gate, b"one\n")
+    assert (answer.status, answer.json()["code"]) == (404, "not-found")
+    assert stored(gate) == 0
+    assert wald("--root", gate.root, "append", "orders", "--wait-processed", "billing", stdin=b"x\n").returncode == 3
+    assert stored(gate) == 0
+
+
+@pytest.mark.parametrize("query", ["wait_processed=", "wait_processed=../x", "wait_processed=billing&wait=-1s"])
+def test_nothing_is_stored_for_a_wrong_query(gate: Gate, query: str) -> None:
+    put_cursor(gate, 0)
+    assert gate.post(f"{RECORDS}?{query}", b"one\n").status == 400
+    assert stored(gate) == 0
+
+
+def test_a_group_that_is_removed_meanwhile_is_an_error_that_says_what_is_stored(gate: Gate) -> None:
+    put_cursor(gate, 0)
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(post, gate, b"one\n")
+        eventually(lambda: stored(gate) == 1)
+        removed = wald("--root", gate.root, "cursor", "remove", "orders", "--group", "billing")
+        assert removed.returncode == 0, removed.stderr
+        answer = waiting.result()
+        assert (answer.status, answer.json()["stored"]["last"]) == (404, 1)
+
+
+def test_records_of_a_moved_route_are_awaited_where_they_are_stored(gate: Gate, daemon: Daemon) -> None:
+    gate.post(RECORDS, b"before\n")
+    put_cursor(gate, 1)
+    moved = wald("--root", gate.root, "route", "rename", "orders", "sales")
+    assert moved.returncode == 0, moved.stderr
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(post, gate, b"two\n")
+        eventually(lambda: len(gate.get("/v1/routes/sales/records").lines()) == 1)
+        assert gate.ask("PUT", "/v1/routes/sales/cursors/billing", b'{"sequence": 2}').status == 200
+        assert waiting.result().status == 200
+
+
+def test_a_hundred_producers_wait_without_a_thread_each(gate: Gate) -> None:
+    put_cursor(gate, 0)
+    before = threads_of(gate)
+    body = b"one\n"
+    head = f"POST {RECORDS}?wait_processed=billing HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\n".encode()
+    waiting = []
+    for _ in range(100):
+        connection = socket.create_connection(("127.0.0.1", gate.port))
+        connection.sendall(head + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        waiting.append(connection)
+    eventually(lambda: stored(gate) == 100)
+    assert threads_of(gate) < before + 30
+    put_cursor(gate, 100)
+    for connection in waiting:
+        with connection, connection.makefile("rb") as answer:
+            assert b" 200 " in answer.readline()
+
+
+def test_the_gate_ends_while_producers_wait(gate: Gate) -> None:
+    put_cursor(gate, 0)
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(post, gate, b"one\n")
+        eventually(lambda: stored(gate) == 1)
+        assert gate.stop() == 0
+        assert (waiting.result().status, waiting.result().json()["stored"]["count"]) == (504, 1)
+
+
+def test_append_ends_once_the_group_has_processed_all_of_it(daemon: Daemon) -> None:
+    log = library.open(daemon.root)
+    log.set_cursor("orders", 0, "billing")
+    late = wald(
+        "--root", daemon.root, "append", "orders", "--wait-processed", "billing", "--processed-within", "0.2",
+        stdin=b"one\ntwo\n",
+    )  # fmt: skip
+    assert (late.returncode, late.stdout) == (15, b"1 2\n")
+    assert b"has not processed 2 of 2 records" in late.stderr
+    with library.WorkGroup(daemon.root, "orders", "billing") as work, ThreadPoolExecutor() as threads:
+        arguments = ("--root", daemon.root, "append", "orders", "--wait-processed", "billing")
+        appended = threads.submit(wald, *arguments, stdin=b"three\n")
+        got: list[int] = []
+        while len(got) < 3:
+            got += [record.sequence for record, _ in work.lease("w1", wait=60)]
+        work.ack("w1", [3])
+        assert (appended.result().returncode, appended.result().stdout) == (0, b"3 3\n")
+
+
+def threads_of(gate: Gate) -> int:
+    return len(list(Path(f"/proc/{gate.process.pid}/task").iterdir()))

@@ -1,0 +1,175 @@
+"""Whether a group has processed records: by its cursor, and of a work group by its journal, as any process writes them.
+
+A program looks again and again, so only what has changed since its last look is read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from wald.errors import Damaged, NotFound, NotProcessed, command_line
+from wald.format.names import CONSUMERS, check_group
+from wald.log import Log
+from wald.store.files.moved import destination, moved
+from wald.store.retention.cursors import CursorState
+from wald.work.picture import Picture, WorkFile, read_of_group
+from wald.work.window import Run
+
+_FIRST_SECONDS, _LAST_SECONDS = 0.001, 0.050  # between two looks
+_PAUSES = 10  # a look that takes long is followed by a pause of so many times that
+_SETTLED_NS = 50_000_000  # what was written after a look, in the same tick of the clock of files, would look the same
+_Seen = tuple[int, int, int] | None
+
+
+class Progress:
+    """How far ``group`` has processed ``route``.
+
+    Raises:
+        InvalidInput: an illegal name.
+        NotFound: there is no such route.
+    """
+
+    def __init__(self, log: Log, route: str, group: str) -> None:
+        log.root.require_route(route)
+        self.log, self.route, self.group = log, route, check_group(group)
+        paths = log.root.cursors(route)[0].get(group, [])
+        self._of_consumer = [path.parent.name for path in paths] == [CONSUMERS]
+        self._cursor_path = log.root.cursor(route, group, of_consumer=self._of_consumer)
+        self._file = WorkFile(log.root, route, group, self._of_consumer)
+        self._cursor_seen: _Seen = None
+        self._journal_seen: _Seen = None
+        self._floor = 0
+        self._picture: Picture | None = None
+
+    def look(self) -> None:
+        """Take in what the group has processed by now.
+
+        Raises:
+            NotFound: there is no such group.
+            OSError: its files may not be read.
+        """
+        if (seen := _seen(self._cursor_path)) != self._cursor_seen or seen is None:
+            cursor = self.log.cursor(self.route, self.group, of_consumer=self._of_consumer)
+            if cursor.state is CursorState.ABSENT:
+                listing = command_line(self.log.root.path, f"cursor list {self.route}")
+                raise NotFound(
+                    f"group {self.group} has no cursor on route {self.route}, so it has not begun",
+                    hint=f"{listing} shows those that have",
+                )
+            self._floor, self._cursor_seen = cursor.effective, _settled(seen)
+        if (seen := _seen(self._file.path)) != self._journal_seen:
+            self._picture = self._read_journal()
+            self._journal_seen = _settled(seen)
+
+    def left(self, runs: Iterable[Run]) -> list[Run]:
+        """What of some records it had not processed at the last look.
+
+        Args:
+            runs: of records of the route.
+        """
+        left = [Run(max(run.first, self._floor + 1), run.last) for run in runs if run.last > self._floor]
+        if self._picture is None:
+            return left
+        return [open_run for run in left for open_run in _open_in(self._picture, run)]
+
+    def _read_journal(self) -> Picture | None:
+        try:
+            _, lines, _ = read_of_group(self._file, self.log.identity.log_id)  # also what stands before a damage
+            return Picture(self._file.path, lines, self._floor, time.time_ns())
+        except (FileNotFoundError, Damaged):
+            return None
+
+
+class Unprocessed:
+    """Records that were sent to ``route``, and that ``group`` has still to process; in several routes, if it was moved.
+
+    A thread may look at it while another one takes something in.
+
+    Raises:
+        NotFound: there is no such route.
+        Damaged: a mark says wrongly where the route was moved.
+    """
+
+    def __init__(self, log: Log, route: str, group: str) -> None:
+        self._log = log
+        self._sent_to = route
+        self._left: dict[str, list[Run]] = {}
+        self.group = check_group(group)
+        self.route = destination(log.root, route)
+
+    def add(self, first: int, last: int) -> None:
+        """Take in records that are stored, all of them of one route."""
+        runs = self._left.setdefault(self._route_of(last), [])
+        if runs and runs[-1].last + 1 == first:
+            first = runs.pop().first
+        runs.append(Run(first, last))
+
+    @property
+    def routes(self) -> list[str]:
+        """Where there are some."""
+        return list(self._left)
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return sum(run.size for runs in list(self._left.values()) for run in runs)
+
+    def take_in(self, progress: Progress) -> None:
+        """Take in what was processed of one route."""
+        if left := progress.left(self._left.get(progress.route, ())):
+            self._left[progress.route] = left
+        else:
+            self._left.pop(progress.route, None)
+
+    def _route_of(self, sequence: int) -> str:
+        route = self._sent_to
+        while (mark := moved(self._log.root, route)) is not None and sequence > mark.after:
+            route = mark.to
+        return route
+
+
+def pause(before: float, look: float) -> float:
+    """How long to wait until the next look, in seconds.
+
+    Args:
+        before: how long it was before this look; 0: it was the first.
+        look: how long this look has taken.
+    """
+    return max(min(max(2 * before, _FIRST_SECONDS), _LAST_SECONDS), _PAUSES * look)
+
+
+def not_processed(log: Log, unprocessed: Unprocessed, sent: int, seconds: float) -> NotProcessed:
+    """The error for records that were not processed for so many seconds.
+
+    Args:
+        sent: how many records were to be processed.
+    """
+    route, group = unprocessed.route, unprocessed.group
+    return NotProcessed(
+        f"group {group} has not processed {unprocessed.count} of {sent} records on route {route} for {seconds:g} s; "
+        f"all of them are durable",
+        hint=f"{command_line(log.root.path, f'cursor show {route} --group {group}')}; do not send them again",
+    )
+
+
+def _open_in(picture: Picture, run: Run) -> Iterator[Run]:
+    """What of a run is not done: it is open, or was not taken in."""
+    yield from picture.open_in(*run)
+    if run.last >= picture.end:
+        yield Run(max(run.first, picture.end), run.last)
+
+
+def _seen(path: Path) -> _Seen:
+    """What changes with a file; None: it is not there."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _settled(seen: _Seen) -> _Seen:
+    """The same, if it would have changed with what is written from now on; else None, so that it is read again."""
+    return None if seen is None or time.time_ns() - seen[2] < _SETTLED_NS else seen
