@@ -89,6 +89,11 @@ class Groups:
         self._looks: asyncio.Task[None] | None = None
         self.waiting = Waiting()
 
+    @property
+    def count(self) -> int:
+        """How many are open."""
+        return len(self._hosted)
+
     @asynccontextmanager
     async def use(self, route: str, group: str) -> AsyncIterator[aio.WorkGroup]:
         """A group, which stays open until the block ends.

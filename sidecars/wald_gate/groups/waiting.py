@@ -20,6 +20,11 @@ class Waiting:
         self._leasing: set[asyncio.Task[list[Delivery]]] = set()
         self._is_over = False
 
+    @property
+    def count(self) -> int:
+        """How many leases wait."""
+        return len(self._leasing)
+
     async def leased(self, request: Request, work: aio.WorkGroup, consumer: str, lease: Lease) -> list[Delivery]:
         """What is leased; nothing, if the gate ends meanwhile.
 

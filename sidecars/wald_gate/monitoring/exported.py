@@ -18,8 +18,14 @@ _COUNTERS = {
 }
 
 
-def of_gate(counts: Counts, bounds: Bounds, published: Published, word: Word, log_id: str) -> Iterator[Metric]:
-    """The metrics of ``wald-gate``; each is a copy, so that another thread may write the text."""
+def of_gate(
+    counts: Counts, bounds: Bounds, published: Published, word: Word, log_id: str, *, groups: int, leases: int
+) -> Iterator[Metric]:
+    """The metrics of ``wald-gate``; each is a copy, so that another thread may write the text.
+
+    Args:
+        groups: that are open; ``leases``: that wait.
+    """
     requests: Samples = {
         (verb, str(status)): number
         for verb, each in counts.answered.items()
@@ -33,6 +39,8 @@ def of_gate(counts: Counts, bounds: Bounds, published: Published, word: Word, lo
     for name, meaning in _COUNTERS.items():
         yield counter(f"wald_gate_{name}_total", meaning, getattr(counts, name))
     yield gauge("wald_gate_streams", "Answers under way that go on with what is appended later", counts.streams)
+    yield gauge("wald_gate_groups", "Work groups that the gate owns now", groups)
+    yield gauge("wald_gate_waiting_leases", "Requests of workers that wait for a record", leases)
     meaning = "Time from a request to the daemon until its records were on disk, or until it was given up"
     yield histogram("wald_gate_publish_seconds", meaning, published.seconds.copy())
     meaning = "Requests that were sent to the daemon again, as it was restarted or had no room"

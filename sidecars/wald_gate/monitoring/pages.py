@@ -39,7 +39,10 @@ async def metrics(call: Call) -> Response:
     state = call.state
     word = (await state.readiness.now()).word
     log_id = state.log.identity.log_id.hex()
-    counted = list(of_gate(state.counts, state.bounds, state.daemon.published, word, log_id))
+    groups, leases = state.groups.count, state.groups.waiting.count
+    counted = list(
+        of_gate(state.counts, state.bounds, state.daemon.published, word, log_id, groups=groups, leases=leases)
+    )
     return Response(await state.in_thread(_text, counted), media_type=TEXT_FORMAT)
 
 

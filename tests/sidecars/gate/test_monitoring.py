@@ -61,6 +61,19 @@ def test_streams_are_counted_while_they_last(gate: Gate) -> None:
     eventually(lambda: samples(gate)["wald_gate_streams",] == 0)
 
 
+def test_groups_and_leases_that_wait_are_counted(gate: Gate) -> None:
+    group = "/v1/routes/orders/groups/billing"
+    body = json.dumps({"consumer": "ann", "wait": 60}).encode()
+    with ThreadPoolExecutor() as asking:
+        leased = asking.submit(gate.ask, "POST", f"{group}/lease", body, {"Content-Type": "application/json"})
+        eventually(lambda: samples(gate)["wald_gate_waiting_leases",] == 1)
+        assert samples(gate)["wald_gate_groups",] == 1
+        gate.post(ORDERS, b"one\n")
+        assert len(leased.result().json()["records"]) == 1
+
+    assert samples(gate)["wald_gate_waiting_leases",] == 0
+
+
 def test_requests_that_the_daemon_gets_again_are_counted(gate: Gate, daemon: Daemon) -> None:
     gate.post(ORDERS, b"first\n")
     daemon.process.send_signal(signal.SIGSTOP)
