@@ -168,6 +168,22 @@ def test_a_daemon_that_cannot_start_is_reported_and_holds_no_other_package_up(sy
     system.machine.sh("systemctl restart wald")
 
 
+def test_the_gate_runs_once_it_is_switched_on_and_outlives_an_upgrade(
+    system: System, package: Path, tmp_path: Path
+) -> None:
+    """It is for the network, so installing it does not start it."""
+    assert system.machine.sh("systemctl is-enabled wald-gate.service || true").strip() == "disabled"
+    ask = "curl -sS --fail --unix-socket /run/wald/gate.sock http://log/readyz"
+    system.machine.sh("systemctl enable --now wald-gate")
+    gate = system.machine.sh("systemctl show --property=MainPID wald-gate")
+    assert system.machine.sh(ask) == '{"status":"ready"}'
+    system.install(packages.newer(package, tmp_path))
+
+    assert system.machine.sh("systemctl show --property=MainPID wald-gate") != gate
+    assert system.machine.sh(ask) == '{"status":"ready"}'
+    system.machine.sh("systemctl disable --now wald-gate.service wald-gate.socket")
+
+
 def test_after_a_removal_it_starts_again_with_what_was_enabled(system: System) -> None:
     units = "wald.service wald.socket wald-reclaim.service wald-fifo@kept.socket"
     system.machine.sh("systemctl stop wald.service; systemctl enable --now wald-reclaim wald-fifo@kept.socket")
@@ -186,7 +202,7 @@ def test_every_user_may_enter_the_directory_of_sockets(system: System) -> None:
     assert system.machine.sh("stat -c '%U %a' /run/wald").strip() == "root 755"
 
 
-@pytest.mark.parametrize("page", ["wald", "wald-audit", "wald-drain", "wald.toml"])
+@pytest.mark.parametrize("page", ["wald", "wald-audit", "wald-drain", "wald-gate", "wald.toml"])
 def test_manual_pages_open(system: System, page: str) -> None:
     assert system.machine.sh(f"man {page}").split()[0].startswith(f"{page.upper()}(")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -44,6 +45,50 @@ def test_the_daemon_takes_input_seals_and_serves_metrics(host: Machine, root: Pa
     journal = host.journal("wald.service")
     assert "not permitted" not in journal
     assert "SYS" not in journal
+
+
+def test_a_gate_serves_whom_it_knows(host: Machine) -> None:
+    """Root and the log's user on its socket; by TCP those with a token; and none is refused during a restart."""
+    token = {"name": "shop", "sha256": hashlib.sha256(b"secret").hexdigest(), "read": ["access"]}
+    host.path("/etc/wald/tokens").write_text(json.dumps(token) + "\n")
+    with host.path("/etc/wald/gate.toml").open("a") as settings:
+        settings.write('tokens = "/etc/wald/tokens"\n')
+    units.drop_in(host, "wald-gate.socket", "[Socket]\nListenStream=127.0.0.1:7700\n")
+    host.run("systemctl", "start", "wald-gate.service")
+    at_socket = "curl -sS --unix-socket /run/wald/gate.sock"
+    by_tcp = "curl -sS -H 'Authorization: Bearer secret'"
+
+    assert host.sh(f"{at_socket} http://log/readyz") == '{"status":"ready"}'
+    assert host.sh(f"{at_socket} 'http://log/v1/routes/access/records?limit=1&format=raw'", user="wald") == "1\n"
+    assert "no right here" in host.sh(f"{at_socket} http://log/v1/head", user="daemon")
+    assert host.sh(f"{by_tcp} 'http://127.0.0.1:7700/v1/routes/access/records?limit=1&format=raw'") == "1\n"
+    host.sh("sed -i s/shop/store/ /etc/wald/tokens; systemctl reload wald-gate")
+    host.sh(f"systemctl kill --signal=KILL wald-gate; {by_tcp} --fail http://127.0.0.1:7700/v1/head")
+    assert "token is not known" in host.sh("curl -sS -H 'Authorization: Bearer x' http://127.0.0.1:7700/v1/head")
+    cursor = "-X PUT --json '{\"sequence\": 0}' http://log/v1/routes/access/cursors/gate"
+    assert '"state":"valid"' in host.sh(f"{at_socket} {cursor}", user="wald")
+    host.sh(f"wald --root {ROOT} cursor remove access --group gate")
+    host.run("systemctl", "stop", "wald-gate.service")
+    assert _result(host, "wald-gate.service") == "success"
+    journal = host.journal("wald-gate.service")
+    assert "Traceback" not in journal
+    assert "not permitted" not in journal
+
+
+def test_a_gate_speaks_tls_with_a_key_of_its_group(host: Machine) -> None:
+    host.sh(
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
+        " -keyout /etc/wald/gate.key -out /etc/wald/gate.pem"
+    )
+    host.sh("chown root:wald /etc/wald/gate.key; chmod 640 /etc/wald/gate.key")
+    with host.path("/etc/wald/gate.toml").open("a") as settings:
+        settings.write('certificate = "/etc/wald/gate.pem"\nkey = "/etc/wald/gate.key"\n')
+    units.drop_in(host, "wald-gate.socket", "[Socket]\nListenStream=127.0.0.1:7701\n")
+    host.sh("systemctl stop wald-gate.socket; systemctl start wald-gate.service")
+
+    ask = "curl -sS --fail --cacert /etc/wald/gate.pem https://localhost:7701/healthz"
+    assert host.sh(ask) == '{"status":"ok"}'
+    host.run("systemctl", "stop", "wald-gate.service", "wald-gate.socket")
 
 
 def test_a_program_is_fed(host: Machine) -> None:

@@ -11,7 +11,7 @@ from machine import Machine
 CHECKOUT = Path(__file__).parents[2]
 UNITS = CHECKOUT / "systemd"
 SERVICES = sorted(path.name for path in UNITS.glob("*.service"))
-PROGRAMS = ("wald", "wald-archive", "wald-audit", "wald-drain", "wald-reclaim")
+PROGRAMS = ("wald", "wald-archive", "wald-audit", "wald-drain", "wald-gate", "wald-reclaim")
 PYTHON = "/usr/lib/wald/bin/python3"  # which imports wald
 _PLACES = {
     "*.service": "/lib/systemd/system",
@@ -20,7 +20,7 @@ _PLACES = {
     "sysusers.d/*.conf": "/usr/lib/sysusers.d",
     "tmpfiles.d/*.conf": "/usr/lib/tmpfiles.d",
     "sysctl.d/*.conf": "/usr/lib/sysctl.d",
-    "wald.toml": "/etc/wald",
+    "*.toml": "/etc/wald",
 }
 
 
