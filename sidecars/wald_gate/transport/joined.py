@@ -44,4 +44,5 @@ class JoinedWrites:
     def _flush(self) -> None:
         if self._kept:
             kept, self._kept, self._kept_bytes = self._kept, [], 0
-            self._transport.writelines(kept)
+            if not self._transport.is_closing():  # it may have been lost in this round
+                self._transport.writelines(kept)
