@@ -81,8 +81,13 @@ class Gate:
 
     def start(self) -> None:
         """Start it, on the port that it had, and return once it takes connections."""
+        self.spawn()
+        self.await_ready()
+
+    def spawn(self) -> None:
+        """As :meth:`start`, without waiting until it takes connections."""
         listen = f"127.0.0.1:{self.port}"
-        before = len(self.log) if self.log_path.exists() else 0
+        self._before = len(self.log) if self.log_path.exists() else 0
         with self.log_path.open("ab") as log:
             line = sidecar("gate", "--root", self.root, "--listen", listen, *self._arguments)
             numbers = [each.fileno() for each in self._sockets]
@@ -90,12 +95,15 @@ class Gate:
                 line = [sys.executable, "-c", _HAND_OVER, ",".join(map(str, numbers)), *line]
             self.process = subprocess.Popen(line, stderr=log, env=self._env, pass_fds=numbers)
 
+    def await_ready(self) -> None:
+        """Return once it takes connections."""
+
         def has_begun() -> bool:
             assert self.process.poll() is None, self.log
-            return _SERVES.search(self.log, before) is not None
+            return _SERVES.search(self.log, self._before) is not None
 
         eventually(has_begun)
-        found = _SERVES.search(self.log, before)
+        found = _SERVES.search(self.log, self._before)
         assert found
         self.port = int(found[1])
 

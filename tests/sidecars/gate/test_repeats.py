@@ -10,22 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from gating import Answer, Gate
+from gating import Gate
+from repeating import ORDERS, outcome, send
 from running import Daemon, eventually
 from tracing import traced
 
 import wald as library
 
-ORDERS = "/v1/routes/orders/records"
 LINES = b"".join(b"line %d\n" % number for number in range(40_000))  # several parts
-
-
-def send(gate: Gate, key: str, body: bytes = b"one\ntwo\n", media_type: str = "text/plain", **headers: str) -> Answer:
-    return gate.ask("POST", ORDERS, body, {"Content-Type": media_type, "Idempotency-Key": key, **headers})
-
-
-def outcome(answer: Answer) -> tuple[int, bool, bytes]:
-    return answer.status, answer.headers.get("idempotency-replayed") == "true", answer.body
 
 
 def values(root: Path) -> list[bytes]:

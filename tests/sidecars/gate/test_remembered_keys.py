@@ -1,0 +1,239 @@
+"""What is remembered of keys: it outlives RECLAIM, and where it is wrong the log is right."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from gating import Gate
+from repeating import ORDERS, outcome, send
+from running import Daemon, eventually, reclaim
+from tracing import traced
+
+import wald as library
+
+PARTS = b"".join(b"line %d\n" % number for number in range(100_000))  # about nine
+
+
+def values(root: Path) -> list[bytes]:
+    return [record.value for record in library.open(root).records("orders")]
+
+
+def release(daemon: Daemon) -> None:
+    """Let RECLAIM take all there is."""
+    log = library.open(daemon.root)
+    head = log.head()
+    assert head
+    log.set_cursor("orders", head.sequence)
+    assert daemon.ask("CUT").startswith("OK cut")
+    reclaim(daemon.root, "--grace", "0")
+
+
+def copy(daemon: Daemon, root: Path, to: Path) -> None:
+    """A copy of the log, while its daemon does not run."""
+    daemon.stop()
+    shutil.copytree(root, to, ignore=shutil.ignore_patterns("gate", "wald.sock"))
+    daemon.start_again()
+
+
+def copy_back(daemon: Daemon, root: Path, source: Path) -> None:
+    """The log as it was; what the gate has stays."""
+    daemon.stop()
+    for path in root.iterdir():
+        if path.name != "gate":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.copytree(source, root, dirs_exist_ok=True)
+    daemon.start_again()
+
+
+def begun(gate: Gate, key: str, body: bytes, *, length: int) -> socket.socket:
+    """A request of which only the beginning of the body is sent."""
+    connection = socket.create_connection(("127.0.0.1", gate.port))
+    head = f"POST {ORDERS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nContent-Length: {length}\r\n"
+    connection.sendall(f"{head}Idempotency-Key: {key}\r\n\r\n".encode() + body)
+    return connection
+
+
+def table(root: Path) -> Path:
+    return root / "gate/keys.db"
+
+
+def take_away(root: Path) -> None:
+    shutil.rmtree(table(root).parent)
+
+
+def truncate(root: Path) -> None:
+    path = table(root)
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+def write_nonsense(root: Path) -> None:
+    path = table(root)
+    path.write_bytes(b"nonsense" * (path.stat().st_size // 8))
+
+
+def give_to_another_log(root: Path) -> None:
+    with sqlite3.connect(table(root)) as of_this_log:
+        of_this_log.execute("update origin set log_id = x'00'")
+    of_this_log.close()
+
+
+def forbid(root: Path) -> None:
+    take_away(root)
+    table(root).parent.write_bytes(b"")
+
+
+@pytest.mark.parametrize("spoil", [take_away, truncate, write_nonsense, give_to_another_log, forbid])
+@pytest.mark.parametrize("end", [Gate.stop, Gate.kill])
+def test_without_its_table_a_key_is_found_in_the_log(
+    gate: Gate, root: Path, spoil: Callable[[Path], None], end: Callable[[Gate], None]
+) -> None:
+    first = send(gate, "k", PARTS)
+    end(gate)
+    spoil(root)
+    gate.start()
+
+    assert outcome(send(gate, "k", PARTS)) == (200, True, first.body)
+    assert len(values(root)) == 100_000
+    assert "Traceback" not in gate.log
+
+
+def test_a_key_outlives_its_records(gate: Gate, daemon: Daemon, root: Path) -> None:
+    first = send(gate, "k", PARTS)
+    release(daemon)
+    assert outcome(send(gate, "k", PARTS)) == (200, True, first.body)
+    gate.kill()
+    gate.start()
+
+    assert values(root) == []
+    assert outcome(send(gate, "k", PARTS)) == (200, True, first.body)
+    assert send(gate, "k", b"other\n").status == 422
+    assert send(gate, "new").json()["first"] == 100_001
+
+
+def test_a_key_whose_records_and_table_are_gone_is_new(gate: Gate, daemon: Daemon, root: Path) -> None:
+    """And its slot goes on with the next number, which only the newest segment has."""
+    send(gate, "k", b"x\n")
+    release(daemon)
+    gate.stop()
+    take_away(root)
+    gate.start()
+
+    assert outcome(send(gate, "k", b"x\n")) == (200, False, b'{"first":2,"last":2,"count":1}')
+
+
+def test_a_key_that_is_forgotten_in_part_is_refused(gate: Gate, daemon: Daemon, root: Path) -> None:
+    """The first parts are reclaimed and the table is lost: nothing is stored in front of what is there."""
+    send(gate, "k", PARTS)
+    gate.stop()
+    with sqlite3.connect(table(root)) as parts:
+        parts.execute("delete from parts where number = 1")
+    parts.close()
+    gate.start()
+
+    answer = send(gate, "k", PARTS)
+
+    assert (answer.status, answer.json()["code"]) == (409, "forgotten")
+    assert len(values(root)) == 100_000
+
+
+def test_a_log_that_is_copied_back_has_not_what_came_after_the_copy(
+    gate: Gate, daemon: Daemon, root: Path, tmp_path: Path
+) -> None:
+    """The gate runs on, and remembers what the log has no more."""
+    kept = send(gate, "kept")
+    copy(daemon, root, tmp_path / "copy")
+    lost = send(gate, "lost", b"three\n")
+    copy_back(daemon, root, tmp_path / "copy")
+
+    assert outcome(send(gate, "lost", b"three\n")) == (200, False, lost.body)
+    assert outcome(send(gate, "kept")) == (200, True, kept.body)
+    assert values(root) == [b"one", b"two", b"three"]
+
+
+def test_a_table_of_another_past_of_the_log_is_not_believed(
+    gate: Gate, daemon: Daemon, root: Path, tmp_path: Path
+) -> None:
+    send(gate, "kept")
+    copy(daemon, root, tmp_path / "copy")
+    for number in range(3):
+        send(gate, f"lost {number}".replace(" ", "-"))
+    gate.stop()
+    shutil.copytree(root / "gate", tmp_path / "table")
+    copy_back(daemon, root, tmp_path / "copy")
+    gate.start()
+    bodies = [send(gate, f"new-{number}", b"%d\n" % number * 3).body for number in range(4)]
+    gate.stop()
+    take_away(root)
+    shutil.copytree(tmp_path / "table", root / "gate")
+    gate.start()
+
+    for number, body in enumerate(bodies):
+        assert outcome(send(gate, f"new-{number}", b"%d\n" % number * 3)) == (200, True, body)
+    assert outcome(send(gate, "lost-0"))[:2] == (200, False)
+    assert len(values(root)) == 2 + 4 * 3 + 2
+
+
+def test_a_body_that_was_stored_in_part_is_completed(gate: Gate, root: Path) -> None:
+    """The client leaves in the middle, without a word."""
+    connection = begun(gate, "k", PARTS[:600_000], length=len(PARTS))
+    eventually(lambda: values(root))
+    connection.close()
+    while (answer := send(gate, "k", PARTS)).status == 409:
+        pass
+
+    assert outcome(answer) == (200, False, b'{"first":1,"last":100000,"count":100000}')
+    assert b"".join(value + b"\n" for value in values(root)) == PARTS
+
+
+@pytest.mark.parametrize("when", [1, 3, 8])
+def test_a_body_is_completed_after_a_kill_at_the_nth_sync(
+    gate: Gate, daemon: Daemon, root: Path, tmp_path: Path, when: int
+) -> None:
+    """The daemon dies in front of a sync, and then the gate."""
+    with traced(daemon.process.pid, tmp_path / "calls", f"inject=fdatasync:signal=KILL:when={when}"):
+        with ThreadPoolExecutor() as threads:
+            lost = threads.submit(send, gate, "k", PARTS)
+            daemon.process.wait()
+            gate.kill()
+        assert isinstance(lost.exception(), ConnectionError)
+    daemon.start_again()
+    gate.start()
+
+    assert send(gate, "k", PARTS).json()["count"] == 100_000
+    assert b"".join(value + b"\n" for value in values(root)) == PARTS
+
+
+def test_two_gates_store_a_key_once(gate: Gate, root: Path) -> None:
+    """Both get the same requests at the same time, some of which have the same slot."""
+    with Gate(root) as other, ThreadPoolExecutor(32) as threads:
+
+        def at_last(number: int) -> bytes:
+            body = b"%d\n" % (number // 2)
+            while (answer := send((gate, other)[number % 2], f"k{number // 2}", body)).status == 409:
+                pass
+            assert answer.status == 200, answer.body
+            return answer.body
+
+        bodies = list(threads.map(at_last, range(600)))
+
+    assert bodies[::2] == bodies[1::2]
+    assert sorted(values(root)) == sorted(b"%d" % number for number in range(300))
+
+
+def test_a_mark_of_a_producer_is_not_believed(gate: Gate, root: Path) -> None:
+    """Records that were read with their headers may be stored again, and mean nothing to keys."""
+    first = send(gate, "k", b'{"value": "a"}\n', "application/x-ndjson")
+    copied = gate.get(ORDERS).body
+    gate.post(ORDERS, copied, "application/x-ndjson")
+    gate.stop()
+    take_away(root)
+    gate.start()
+
+    assert outcome(send(gate, "k", b'{"value": "a"}\n', "application/x-ndjson")) == (200, True, first.body)
+    assert send(gate, "copy", copied, "application/x-ndjson").json()["count"] == 1

@@ -1,0 +1,451 @@
+"""Kill a gate and its daemon again and again under load over HTTP, then count what became of what was answered.
+
+The producers repeat each request with its Idempotency-Key until it is answered with 200; the workers lease,
+acknowledge, give back and extend. None of them knows of the kills. docs/http.md and docs/work.md say what must hold:
+
+- what got 200 is in the log once, in its order, from the sequence ``first`` to the sequence ``last``; and a request
+  that is repeated behind its 200 gets the same answer
+- what a worker gets is what the log has at that sequence
+- a record of which the acknowledgement was answered is in no lease that is asked for later
+- each record is acknowledged, and the cursor gets to the end
+- a gate ends with 0 at SIGTERM, and no process writes a traceback
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import http.client
+import json
+import random
+import signal
+import subprocess
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from contents import errors, records
+from full_disk import fill
+from gating import Gate
+from running import Daemon, eventually
+from threads import started
+
+import wald
+
+ROUTE, GROUP = "orders", "billing"
+PRODUCERS, WORKERS = 8, 8
+SETTINGS = {"WALD_SEGMENT_MAX_BYTES": "1MiB", "WALD_LOG_LEVEL": "error"}  # a cut every few requests
+STUCK_SECONDS = 90.0
+_TEXT, _NDJSON, _BYTES = "text/plain", "application/x-ndjson", "application/octet-stream"
+_BODIES = [
+    (_TEXT, "", 1),
+    (_TEXT, "", 50),
+    (_TEXT, "gzip", 3000),
+    (_NDJSON, "", 40),
+    (_NDJSON, "gzip", 500),
+    (_BYTES, "", 1),
+]
+_AGAIN = (408, 409, 429, 503)  # docs/http.md: send it again
+_FAULTS = {
+    "gate killed": 6,
+    "daemon killed": 5,
+    "both killed": 5,
+    "gate killed while it starts": 2,
+    "gate stopped for a while": 2,
+    "daemon stopped for a while": 2,
+    "gate ended": 2,
+    "daemon ended": 1,
+    "cut": 2,
+}
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What was done, and in ``wrong`` which promises were broken."""
+
+    kills: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    requests: int = 0
+    sent: int = 0
+    replayed: int = 0
+    attempts: int = 0
+    cut_off: int = 0
+    leases: int = 0
+    delivered: int = 0
+    acknowledged: int = 0
+    read: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        shown = ("kills", "requests", "attempts", "cut_off", "replayed", "sent", "read", "leases", "delivered")
+        lines = [f"{name.replace('_', ' '):>30}  {getattr(self, name):,}" for name in (*shown, "acknowledged")]
+        lines += [f"{name:>30}  {count:,}" for name, count in sorted(self.faults.items())]
+        return "\n".join([*lines, *(f"{'FAULT':>30}  {fault}" for fault in self.wrong)])
+
+
+class _Posted(NamedTuple):
+    """A request that was answered with 200."""
+
+    values: list[str]
+    first: int
+    last: int
+
+
+class _Leased(NamedTuple):
+    """A record in a lease that was asked for at a moment, in seconds on the monotonic clock."""
+
+    sequence: int
+    value: str
+    asked_at: float
+
+
+def torture_gate(
+    root: Path, *, kills: int, seed: int, small_disk: bool = False, tell: Callable[[int], None] = lambda _: None
+) -> Outcome:
+    """One log with a daemon and a gate, which are stopped afterwards.
+
+    Args:
+        seed: of the moments and of the records; what the machine does in between is its own.
+        small_disk: whether ``root`` is on a disk of its own, which may be filled.
+        tell: called after each kill with how many there were.
+    """
+    with Daemon(root, env=SETTINGS, anew=True) as daemon:
+        daemon.ask(f"ROUTE ADD {ROUTE}")
+        with Gate(root) as gate:
+            scene = _Scene(daemon, gate, random.Random(seed), small_disk=small_disk)
+            try:
+                scene.begin()
+                while scene.outcome.kills < kills and not scene.outcome.wrong:
+                    scene.let_work()
+                    scene.disturb()
+                    tell(scene.outcome.kills)
+                scene.finish()
+            finally:
+                scene.abandon()
+            if (code := gate.stop()) != 0:
+                scene.outcome.wrong.append(f"the gate ended with {code}")
+        if (code := daemon.stop()) != 0:
+            scene.outcome.wrong.append(f"the daemon ended with {code}")
+        return scene.judge()
+
+
+class _Scene:
+    """The daemon, the gate, and their clients, which are threads."""
+
+    def __init__(self, daemon: Daemon, gate: Gate, chance: random.Random, *, small_disk: bool) -> None:
+        self.outcome = Outcome()
+        self._daemon = daemon
+        self._gate = gate
+        self._chance = chance
+        self._port = gate.port
+        self._faults = _FAULTS | ({"disk full for a while": 2} if small_disk else {})
+        self._stopping, self._over = threading.Event(), threading.Event()
+        self._producers: list[threading.Thread] = []
+        self._workers: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._posted: list[_Posted] = []
+        self._leased: list[_Leased] = []
+        self._acknowledged: dict[int, float] = {}  # when it was answered
+        self._unanswered: set[int] = set()  # acknowledgements that may have counted or not
+
+    def begin(self) -> None:
+        wrong = self.outcome.wrong
+        for number in range(PRODUCERS):
+            produce = partial(self._produce, number, random.Random(self._chance.random()))
+            self._producers.append(started(f"producer {number}", produce, wrong, hushed=self._over))
+        for number in range(WORKERS):
+            work = partial(self._work, f"worker-{number}", random.Random(self._chance.random()))
+            self._workers.append(started(f"worker {number}", work, wrong, hushed=self._over))
+
+    def let_work(self) -> None:
+        """Return at a random moment: of a start, or of the work that follows it."""
+        if self._chance.random() < 0.25:
+            self._pause(0.6)
+            return
+        before = len(self._posted), len(self._acknowledged)
+        eventually(
+            lambda: self.outcome.wrong or (len(self._posted) > before[0] and len(self._acknowledged) > before[1]),
+            timeout=STUCK_SECONDS,
+        )
+        self._pause(0.5)
+
+    def disturb(self) -> None:
+        name = self._chance.choices(list(self._faults), list(self._faults.values()))[0]
+        self.outcome.faults[name] += 1
+        verbs: dict[str, Callable[[], None]] = {
+            "gate killed": lambda: self._killed(gate=True),
+            "daemon killed": lambda: self._killed(daemon=True),
+            "both killed": lambda: self._killed(gate=True, daemon=True),
+            "gate killed while it starts": self._kill_starting_gate,
+            "gate stopped for a while": lambda: self._stop(self._gate.process),
+            "daemon stopped for a while": lambda: self._stop(self._daemon.process),
+            "gate ended": self._end_gate,
+            "daemon ended": self._end_daemon,
+            "cut": lambda: self._ask_daemon("CUT"),
+            "disk full for a while": self._fill_disk,
+        }
+        verbs[name]()
+
+    def finish(self) -> None:
+        """All that was sent is answered and processed."""
+        self._daemon.await_ready()
+        self._stopping.set()
+        for thread in self._producers:
+            thread.join(STUCK_SECONDS)
+            if thread.is_alive():
+                self.outcome.wrong.append(f"{thread.name} is stuck")
+        last = max((posted.last for posted in self._posted), default=0)
+        log = wald.open(self._daemon.root)
+        try:
+            eventually(lambda: self.outcome.wrong or log.cursor(ROUTE, GROUP).sequence >= last, timeout=STUCK_SECONDS)
+        except TimeoutError:
+            self.outcome.wrong.append(f"the cursor is {log.cursor(ROUTE, GROUP).sequence}, and does not reach {last}")
+
+    def abandon(self) -> None:
+        """No client goes on."""
+        self._stopping.set()
+        self._over.set()
+        for thread in (*self._producers, *self._workers):
+            thread.join(STUCK_SECONDS)
+
+    def judge(self) -> Outcome:
+        outcome, wrong = self.outcome, self.outcome.wrong
+        found = {record.sequence: record.value.decode() for record in records(self._daemon.root, ROUTE)}
+        times = Counter(found.values())
+        at = {value: sequence for sequence, value in found.items()}
+        sent = [value for posted in self._posted for value in posted.values]
+        outcome.read, outcome.sent, outcome.requests = len(found), len(sent), len(self._posted)
+        outcome.delivered, outcome.acknowledged = len(self._leased), len(self._acknowledged)
+        wrong += [f"{value} is in the log {times[value]} times" for value in sent if times[value] != 1][:5]
+        if len(found) != len(sent):
+            wrong.append(f"the log has {len(found)} records; {len(sent)} were sent")
+        for posted in self._posted:
+            places = [at.get(value, 0) for value in posted.values]
+            if (places[0], places[-1]) != (posted.first, posted.last) or places != sorted(places):
+                wrong.append(f"answered {posted.first} to {posted.last}; the log has it at {places[0]} to {places[-1]}")
+        for leased in self._leased:
+            if found.get(leased.sequence) != leased.value:
+                wrong.append(
+                    f"a worker got {leased.value} as {leased.sequence}; the log has {found.get(leased.sequence)}"
+                )
+            if leased.asked_at > self._acknowledged.get(leased.sequence, float("inf")):
+                wrong.append(f"{leased.sequence} came again after its acknowledgement was answered")
+        lost = found.keys() - self._acknowledged.keys() - self._unanswered
+        wrong += [f"{sequence} was never processed" for sequence in sorted(lost)[:5]]
+        for name, text in (("gate", self._gate.log), ("daemon", self._daemon.log)):
+            if "Traceback" in text:
+                wrong.append(f"{name}: {text[text.index('Traceback') :][:2000]}")
+        wrong += errors(self._daemon.root)
+        return outcome
+
+    # What goes wrong.
+
+    def _killed(self, *, gate: bool = False, daemon: bool = False) -> None:
+        for process in self._chance.sample(
+            [each.process for each, is_meant in ((self._gate, gate), (self._daemon, daemon)) if is_meant], gate + daemon
+        ):
+            process.kill()
+            process.wait()
+            self.outcome.kills += 1
+        self._pause(0.3)
+        if daemon:
+            self._daemon.spawn()
+        if gate:
+            self._gate.spawn()
+
+    def _kill_starting_gate(self) -> None:
+        self._killed(gate=True)
+        self._pause(0.8)
+        self._killed(gate=True)
+
+    def _stop(self, process: subprocess.Popen[bytes]) -> None:
+        process.send_signal(signal.SIGSTOP)
+        self._pause(2.0)
+        process.send_signal(signal.SIGCONT)
+
+    def _end_gate(self) -> None:
+        self._gate.await_ready()
+        if (code := self._gate.stop()) != 0:
+            self.outcome.wrong.append(f"the gate ended with {code}: {self._gate.log[-1000:]}")
+        self._gate.spawn()
+
+    def _end_daemon(self) -> None:
+        self._daemon.await_ready()
+        if (code := self._daemon.stop()) != 0:
+            self.outcome.wrong.append(f"the daemon ended with {code}: {self._daemon.log[-1000:]}")
+        self._pause(0.3)
+        self._daemon.spawn()
+
+    def _ask_daemon(self, words: str) -> None:
+        with suppress(OSError):  # it has not started yet
+            self._daemon.ask(words)
+
+    def _fill_disk(self) -> None:
+        path = self._daemon.root.parent / "ballast"
+        fill(path)
+        self._pause(2.0)
+        path.unlink()
+
+    def _pause(self, seconds: float) -> None:
+        self._over.wait(self._chance.uniform(0, seconds))
+
+    # The producers.
+
+    def _produce(self, number: int, chance: random.Random) -> None:
+        with closing(_Client(self._port)) as client:
+            self._keep_sending(client, number, chance)
+
+    def _keep_sending(self, client: _Client, number: int, chance: random.Random) -> None:
+        sent = 0
+        while not self._stopping.is_set():
+            media_type, encoding, count = chance.choice(_BODIES)
+            width = chance.choice((8, 8, 200))
+            values = [f"{number}-{sent + each}-{'x' * chance.randrange(width)}" for each in range(count)]
+            sent += count
+            plain = _body(values, media_type)
+            headers = {"Content-Type": media_type, "Idempotency-Key": str(uuid.uuid4())}
+            answer = self._posted_at_last(client, chance, headers, plain, encoding)
+            if answer is None:
+                return
+            if answer["count"] != count:
+                self.outcome.wrong.append(f"{count} records were sent, {answer['count']} were counted")
+            if chance.random() < 0.1:
+                again = self._posted_at_last(client, chance, headers, plain, chance.choice(("", "gzip")))
+                self.outcome.replayed += 1
+                if again is not None and again != answer:
+                    self.outcome.wrong.append(f"{answer} became {again} when it was sent again")
+            with self._lock:
+                self._posted.append(_Posted(values, answer["first"], answer["last"]))
+            self._stopping.wait(chance.uniform(0, 0.1))
+
+    def _posted_at_last(
+        self, client: _Client, chance: random.Random, headers: dict[str, str], plain: bytes, encoding: str
+    ) -> Any:
+        """The answer 200; None if the torture is over."""
+        while not self._over.is_set():
+            self.outcome.attempts += 1
+            body = gzip.compress(plain, 1) if encoding else plain
+            packed = {"Content-Encoding": "gzip"} if encoding else {}
+            if chance.random() < 0.03:
+                client.cut_off(f"/v1/routes/{ROUTE}/records", body, headers | packed, chance.randrange(len(body)))
+                self.outcome.cut_off += 1
+            answer = client.post(f"/v1/routes/{ROUTE}/records", body, headers | packed)
+            if answer is not None and answer[0] == 200:
+                return json.loads(answer[1])
+            if answer is not None and answer[0] not in _AGAIN:
+                self.outcome.wrong.append(f"a producer was answered {answer[0]}: {answer[1].decode()}")
+                return None
+            encoding = chance.choice((encoding, "", "gzip"))
+            self._over.wait(chance.uniform(0, 0.3))
+        return None
+
+    # The workers.
+
+    def _work(self, name: str, chance: random.Random) -> None:
+        with closing(_Client(self._port)) as client:
+            self._keep_working(client, name, chance)
+
+    def _keep_working(self, client: _Client, name: str, chance: random.Random) -> None:
+        while not self._over.is_set():
+            asked_at = time.monotonic()
+            wanted = {
+                "consumer": name,
+                "max_records": chance.choice((1, 20, 500)),
+                "lease_for": chance.choice((0.5, 5.0)),
+                "wait": 0.5,
+            }
+            given = self._asked(client, "lease", wanted)
+            if given is None:
+                self._over.wait(chance.uniform(0, 0.3))
+                continue
+            leased = [_Leased(each["sequence"], _value(each), asked_at) for each in given["records"]]
+            with self._lock:
+                self.outcome.leases += 1
+                self._leased += leased
+            sequences = [each.sequence for each in leased]
+            if sequences and chance.random() < 0.1:
+                self._asked(client, "extend", {"consumer": name, "sequences": sequences, "lease_for": 5.0})
+            back = [each for each in sequences if chance.random() < 0.02]
+            if back:
+                delay = chance.choice((0.0, 0.5))
+                self._asked(client, "nack", {"consumer": name, "sequences": back, "delay": delay, "reason": "chance"})
+            if done := sorted(set(sequences) - set(back)):
+                self._acknowledge(client, name, done)
+
+    def _acknowledge(self, client: _Client, name: str, done: list[int]) -> None:
+        with self._lock:
+            self._unanswered.update(done)
+        answer = self._asked(client, "ack", {"consumer": name, "sequences": done})
+        if answer is None:
+            return
+        answered_at = time.monotonic()
+        refused = {each["sequence"] for each in answer["refused"]}
+        with self._lock:
+            for sequence in done:
+                if sequence not in refused:
+                    self._acknowledged.setdefault(sequence, answered_at)
+
+    def _asked(self, client: _Client, verb: str, what: dict[str, Any]) -> Any:
+        """The answer; None if there is none, or it is to be asked again."""
+        path = f"/v1/routes/{ROUTE}/groups/{GROUP}/{verb}"
+        answer = client.post(path, json.dumps(what).encode(), {"Content-Type": "application/json"})
+        if answer is None or answer[0] in (*_AGAIN, 423):
+            return None
+        if answer[0] != 200:
+            self.outcome.wrong.append(f"{verb} was answered {answer[0]}: {answer[1].decode()}")
+            return None
+        return json.loads(answer[1])
+
+
+class _Client:
+    """A connection that is kept, and made anew after it broke."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._connection = self._new()
+
+    def post(self, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes] | None:
+        """Status and body; None if there is no answer."""
+        try:
+            self._connection.request("POST", path, body, headers)
+            response = self._connection.getresponse()
+            return response.status, response.read()
+        except (OSError, http.client.HTTPException):
+            self._connection.close()
+            self._connection = self._new()
+            return None
+
+    def cut_off(self, path: str, body: bytes, headers: dict[str, str], length: int) -> None:
+        """Send the beginning of a body on a connection of its own, and leave."""
+        connection = self._new()
+        with suppress(OSError, http.client.HTTPException):
+            connection.putrequest("POST", path)
+            for name, value in (headers | {"Content-Length": str(len(body))}).items():
+                connection.putheader(name, value)
+            connection.endheaders(body[:length])
+        connection.close()
+
+    def close(self) -> None:
+        """Leave."""
+        self._connection.close()
+
+    def _new(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self._port, timeout=STUCK_SECONDS)
+
+
+def _body(values: list[str], media_type: str) -> bytes:
+    if media_type == _BYTES:
+        return values[0].encode()
+    lines = values if media_type == _TEXT else [json.dumps({"value": value, "key": value[:1]}) for value in values]
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _value(record: dict[str, Any]) -> str:
+    return record["value"] if "value" in record else base64.b64decode(record["value_base64"]).decode()

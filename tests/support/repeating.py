@@ -1,0 +1,17 @@
+"""Requests with an Idempotency-Key, and what they are answered."""
+
+from __future__ import annotations
+
+from gating import Answer, Gate
+
+ORDERS = "/v1/routes/orders/records"
+
+
+def send(gate: Gate, key: str, body: bytes = b"one\ntwo\n", media_type: str = "text/plain", **headers: str) -> Answer:
+    """Records for ``orders`` under a key."""
+    return gate.ask("POST", ORDERS, body, {"Content-Type": media_type, "Idempotency-Key": key, **headers})
+
+
+def outcome(answer: Answer) -> tuple[int, bool, bytes]:
+    """The status, whether it says that it is a replay, and the body."""
+    return answer.status, answer.headers.get("idempotency-replayed") == "true", answer.body
