@@ -14,7 +14,7 @@ RUN    := PATH="$(abspath $(BIN)):$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup check fix test test-slow test-wheel test-spark test-spark-4.2 docs demo bench bench-spark torture manual deb lock clean
+.PHONY: help setup check fix test test-slow test-wheel test-spark test-spark-4.2 docs screenshots demo bench bench-spark torture manual deb lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ docs: $(READY) ## the documents as a site in docs/_build; a broken link or refer
 
 manual: $(READY) ## manual pages and completion for bash, zsh and fish, in dist/share
 	$(BIN)/python scripts/make-manual dist/share
+
+screenshots: $(READY) ## pictures of the gate's page, by Debian's Chromium, in dist/screenshots
+	$(RUN) scripts/screenshots dist/screenshots
 
 # So that equal commits make equal packages.
 deb: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || date +%s)

@@ -122,6 +122,11 @@ class Gate:
         """What it has said on stderr, over all its lives."""
         return self.log_path.read_text()
 
+    @property
+    def origin(self) -> str:
+        """Its address for a browser."""
+        return f"http://127.0.0.1:{self.port}"
+
     def ask(
         self,
         method: str,

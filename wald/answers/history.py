@@ -96,15 +96,21 @@ def _of_lives(root: Root, before: Mapping[str, int]) -> Iterator[Event]:
 
 
 def sentence(event: Event) -> str:
-    """An event in a sentence, as ``wald history`` writes it."""
+    """An event in a sentence, as ``wald history`` writes it: what happened, and of a deletion why it was legal."""
+    judged = event.entry.get("event") in ("reclaimed", "relieved")
+    return f"{deed(event)}; {_legality(event)}" if judged else deed(event)
+
+
+def deed(event: Event) -> str:
+    """What happened."""
     entry = event.entry
     match entry:
         case {"event": "reclaimed"}:
-            return f"{_segment(entry)}{_of_routes(entry)}; {_legality(event)}"
+            return f"{_segment(entry)}{_of_routes(entry)}"
         case {"event": "relieved"}:
             dropped = entry | {"routes": entry.get("dropped")}
             sizes = f"{entry.get('was_bytes')} bytes became {entry.get('bytes')}"
-            return f"{_segment(entry)}, without{_of_routes(dropped)}: {sizes}; {_legality(event)}"
+            return f"{_segment(entry)}, without{_of_routes(dropped)}: {sizes}"
         case {"event": "sealed"}:
             return f"{_segment(entry)}{_of_routes(entry)}; {entry.get('raw_bytes')} bytes became {entry.get('bytes')}"
         case {"event": "kept"}:

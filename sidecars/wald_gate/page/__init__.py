@@ -20,4 +20,8 @@ and a handler that ends with ``await page(call, template, facts)``, or ``await l
     picture      the log at one moment, as pages show it
     watching     takes pictures while there are viewers
     overview     the log at a glance
+    records      records of a route from a position on, or the newest, live
+    record       the page of one sequence
+    values       bytes of a record as text, JSON or hexadecimal
+    history      what happened to the log
 """

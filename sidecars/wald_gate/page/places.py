@@ -21,7 +21,9 @@ class Place:
 
 
 OVERVIEW = Place("Overview", "/")
-PLACES: tuple[Place, ...] = (OVERVIEW,)
+RECORDS = Place("Records", "/records")
+HISTORY = Place("History", "/history", Right.ADMIN)
+PLACES: tuple[Place, ...] = (OVERVIEW, RECORDS, HISTORY)
 
 
 def places_of(client: Client) -> list[Place]:

@@ -9,8 +9,11 @@ from functools import partial
 
 from wald_gate.page.assets import asset
 from wald_gate.page.frame import HTML, failed, only_frame
+from wald_gate.page.history import history
 from wald_gate.page.login import form, log_in, log_out
 from wald_gate.page.overview import overview
+from wald_gate.page.record import record, value
+from wald_gate.page.records import find, records
 from wald_gate.rights.clients import Right
 from wald_gate.verbs import Verb
 
@@ -20,6 +23,11 @@ _page = partial(Verb, answers={HTML: None}, failed=failed)
 
 PAGES: tuple[Verb, ...] = (
     _page(_GET, "/", "overview", "The log at a glance.", Right.KNOWN, overview),
+    _page(_GET, "/records", "browse", "Records of a route.", Right.KNOWN, records),
+    _page(_GET, "/record", "find_record", "From a sequence that was typed to its page.", Right.KNOWN, find),
+    _page(_GET, "/records/{sequence}", "record", "A record, or what became of it.", Right.KNOWN, record),
+    _page(_GET, "/records/{sequence}/value", "value", "The bytes of a record, as a file.", Right.KNOWN, value),
+    _page(_GET, "/history", "history", "What happened to the log.", Right.ADMIN, history),
     _page(_GET, "/live", "live", "What changes in the frame of every page.", Right.KNOWN, only_frame),
     _page(_GET, "/login", "login", "Where a token is typed.", Right.NONE, form),
     _page(_POST, "/login", "log_in", "A session for a token.", Right.NONE, log_in),

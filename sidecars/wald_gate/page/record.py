@@ -1,0 +1,106 @@
+"""The page of one sequence: the record, or what became of it. There is an answer for every number from 1 on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.responses import Response
+
+from wald.answers.positions import where_fields
+from wald.errors import InvalidInput, NotFound, WaldError
+from wald.format.record import Record
+from wald.log import Log
+from wald.store.reading.lookup import Whereabouts
+from wald.store.reading.senders import Sender
+from wald.store.segments.view import State
+from wald_gate.call import Call
+from wald_gate.page.frame import page
+from wald_gate.page.records import require_readable
+from wald_gate.page.values import FORMS, Form, headers, line, shown
+from wald_gate.shapes import Shape
+
+_Sequence = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+_DOWNLOAD = {"Cache-Control": "no-store", "Content-Security-Policy": "sandbox", "X-Content-Type-Options": "nosniff"}
+
+
+class Query(Shape, rename={"form": "as"}):
+    """In which form the value is wanted."""
+
+    form: Form | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is known of a sequence.
+
+    Attributes:
+        record: None if the log does not have it, or if it cannot be read; ``trouble`` says why then.
+    """
+
+    where: Whereabouts
+    record: Record | None = None
+    sender: Sender | None = None
+    trouble: str = ""
+
+
+async def record(call: Call) -> Response:
+    """The view at ``/records/{sequence}``."""
+    query = call.query(Query)
+    found = await call.state.in_thread(_find, call.state.log, _sequence(call))
+    _require(call, found)
+    facts: dict[str, Any] = {"found": found, "forms": FORMS, "where": where_fields(found.where)}
+    if found.record is not None:
+        names, count = headers(found.record.headers)
+        facts |= {
+            "headers": names,
+            "headers_left": count - len(names),
+            "key": None if found.record.key is None else line(found.record.key),
+            "value": await call.state.in_thread(shown, found.record.value, query.form),
+        }
+    return await page(call, "record.html", facts)
+
+
+async def value(call: Call) -> Response:
+    """The bytes of a value, to be kept as a file; no browser may take them for a page.
+
+    Raises:
+        NotFound: the log does not have the record.
+    """
+    sequence = _sequence(call)
+    found = await call.state.in_thread(_find, call.state.log, sequence)
+    _require(call, found)
+    if found.record is None:
+        message = f"record {sequence}: {found.trouble or found.where.message}"
+        raise NotFound(message, hint=f"/records/{sequence} says what became of it")
+    disposition = {"Content-Disposition": f'attachment; filename="record-{sequence}"'}
+    return Response(found.record.value, 200, _DOWNLOAD | disposition, "application/octet-stream")
+
+
+def _sequence(call: Call) -> int:
+    given = call.request.path_params["sequence"]
+    try:
+        return msgspec.convert(given, _Sequence, strict=False)
+    except msgspec.ValidationError:
+        raise InvalidInput(f"{given[:40]!r} is no sequence", hint="/records/250") from None
+
+
+def _find(log: Log, sequence: int) -> Found:
+    where = log.where(sequence)
+    if not where.durable:
+        return Found(where)
+    try:
+        batch = next(log.batches(start=sequence, stop=sequence, on_missing="skip"), None)
+        if batch is None:
+            return Found(where)
+        return Found(where, next(batch.records()), log.sender(batch))
+    except WaldError as error:
+        return Found(where, trouble=error.message)
+
+
+def _require(call: Call, found: Found) -> None:
+    """Refuse who may not read its route; if that is not known, only who may read all may know the rest, too."""
+    if found.where.state is not State.NEVER_ISSUED:
+        require_readable(call.client, found.where.route)

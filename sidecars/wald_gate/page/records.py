@@ -1,0 +1,209 @@
+"""The view of records: some of a route from a position on, with links to older and newer ones; or the newest, live."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from markupsafe import Markup
+from msgspec import Meta
+from starlette.responses import RedirectResponse, Response
+
+from wald.cli.times import position
+from wald.format.names import check_route
+from wald.format.record import Record
+from wald.log import Log
+from wald.store.reading.batches import Batch
+from wald.store.reading.latest import start_of_latest
+from wald.store.reading.selection import Start
+from wald.store.segments.seeking import end_of
+from wald_gate.call import Call
+from wald_gate.page.frame import HEADERS, Facts, live_page, page
+from wald_gate.page.picture import Picture
+from wald_gate.page.values import line
+from wald_gate.problems import HttpError
+from wald_gate.rights.clients import Client, Right
+from wald_gate.shapes import Shape
+
+COUNT = 50
+"""Of records on a page."""
+_NAMED = ("earliest", "end")
+_NOTES = 5
+
+
+class Query(Shape, rename={"from_": "from"}):
+    """Which records.
+
+    Attributes:
+        route: "": every route.
+        from_: earliest, end, a sequence or a time; "": the newest records.
+        before: the newest ones below this sequence, in place of ``from``.
+        follow: whether to go on with the newest ones.
+    """
+
+    route: Annotated[str, Meta(max_length=127)] = ""
+    from_: Annotated[str, Meta(max_length=64)] = ""
+    before: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)] | None = None
+    follow: Literal["0", "1"] = "0"
+
+
+async def records(call: Call) -> Response:
+    """The view at ``/records``."""
+    query = call.query(Query)
+    route = check_route(query.route) if query.route else None
+    known = await call.state.in_thread(_readable, call)
+    facts: dict[str, Any] = {"query": query, "route": route, "routes": known, "count": COUNT}
+    if route is None and not call.client.admin:
+        return await page(call, "records.html", facts | {"excerpt": None})
+    require_readable(call.client, route)
+    log = call.state.log
+    if query.follow == "1":
+        newest = Newest(log, route)
+
+        def live(_: Picture) -> Facts:
+            return facts | {"excerpt": newest.read_on()}
+
+        return await live_page(call, "records.html", live)
+    excerpt = await call.state.in_thread(_excerpt, log, route, query)
+    return await page(call, "records.html", facts | {"excerpt": excerpt})
+
+
+async def find(call: Call) -> Response:
+    """From the number that was typed to the page of that record."""
+    return RedirectResponse(f"/records/{call.query(Find).sequence}", 303, HEADERS)
+
+
+class Find(Shape):
+    """A number that was typed into a form."""
+
+    sequence: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+
+
+def require_readable(client: Client, route: str | None) -> None:
+    """Refuse who may not read a route; None: any route.
+
+    Raises:
+        HttpError: 403.
+    """
+    if not (client.admin if route is None else client.may_read(route)):
+        what = f"{Right.READ.value} {route}" if route else Right.ADMIN.value
+        raise HttpError(403, "not-permitted", f"{client.name} may not see this: it needs the right {what}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A record in a line of the table: the beginnings of its key and its value."""
+
+    sequence: int
+    route: str
+    append_time_ns: int
+    key: Markup | None
+    value: Markup
+    size: int
+
+    @classmethod
+    def of(cls, record: Record) -> Row:
+        key = None if record.key is None else line(record.key)
+        return cls(record.sequence, record.route, record.append_time_ns, key, line(record.value), len(record.value))
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """Some consecutive records of a route.
+
+    Attributes:
+        rows: in the order of the log; of those that are followed, the newest first.
+        notes: what is missing of them, and why.
+        has_older: whether there may be any in front of these, has_newer: behind them.
+        arrived: of those that are followed, how many have come since the excerpt before.
+    """
+
+    rows: list[Row]
+    notes: list[str] = field(default_factory=list)
+    has_older: bool = True
+    has_newer: bool = True
+    arrived: int = 0
+
+    @property
+    def first(self) -> int:
+        return min((row.sequence for row in self.rows), default=0)
+
+    @property
+    def last(self) -> int:
+        return max((row.sequence for row in self.rows), default=0)
+
+
+class Newest:
+    """The newest records of a route, read on again and again."""
+
+    def __init__(self, log: Log, route: str | None) -> None:
+        self._log = log
+        self._route = route
+        self._next = 0
+        self._rows: deque[Row] = deque(maxlen=COUNT)
+
+    def read_on(self) -> Excerpt:
+        """Take in what is durable now. Of many records the last ones are decoded, and the others counted."""
+        view, notes, arrived = self._log.view(), list[str](), 0
+        end = end_of(view)
+        if self._next < end:
+            first = self._next or start_of_latest(view, self._route, COUNT, last=end - 1)
+            last = deque[Batch]()  # with the last records
+            held = 0
+            for batch in _batches(self._log, self._route, first, end - 1, None, notes):
+                last.append(batch)
+                held += batch.count
+                arrived += batch.count
+                while held - last[0].count >= COUNT:
+                    held -= last.popleft().count
+            self._rows.extend(Row.of(record) for batch in last for record in _newest_of(batch))
+            arrived = arrived if self._next else 0
+            self._next = end
+        return Excerpt([*reversed(self._rows)], notes, has_newer=False, arrived=arrived)
+
+
+def _newest_of(batch: Batch) -> Iterator[Record]:
+    newest = batch.between(batch.last_sequence - COUNT + 1, batch.last_sequence)
+    return iter(()) if newest is None else newest.records()
+
+
+def _excerpt(log: Log, route: str | None, query: Query) -> Excerpt:
+    notes: list[str] = []
+    if query.from_ in ("", "end") or query.before is not None:
+        view = log.view()
+        last = end_of(view) - 1 if query.before is None else min(query.before, end_of(view)) - 1
+        first = start_of_latest(view, route, COUNT, last=last)
+        rows = _rows(log, route, first, last, notes) if last > 0 else []
+        return Excerpt(rows, notes, has_older=len(rows) == COUNT, has_newer=query.before is not None)
+    start: Start = "earliest" if query.from_ == "earliest" else position("from", query.from_, _NAMED)
+    rows = _rows(log, route, start, None, notes)
+    return Excerpt(rows, notes, has_older=start != "earliest", has_newer=len(rows) == COUNT)
+
+
+def _rows(log: Log, route: str | None, start: Start, last: int | None, notes: list[str]) -> list[Row]:
+    return [Row.of(each) for batch in _batches(log, route, start, last, COUNT, notes) for each in batch.records()]
+
+
+def _batches(
+    log: Log, route: str | None, start: Start, last: int | None, limit: int | None, notes: list[str]
+) -> Iterator[Batch]:
+    """What can be read; the first things that cannot are noted."""
+
+    def note(message: str) -> None:
+        if len(notes) < _NOTES:
+            notes.append(message)
+
+    return log.batches(
+        route,
+        start,
+        last,
+        limit=limit,
+        on_missing=lambda missing: note(missing.message()),
+        on_damage=lambda error: note(error.message),
+    )
+
+
+def _readable(call: Call) -> list[str]:
+    return [route for route in call.state.log.routes() if call.client.may_read(route)]

@@ -1,0 +1,94 @@
+"""The view of history shows every event of the ledgers, page by page, and what made each deletion legal."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+
+import pytest
+from gating import Answer, Gate
+from running import Daemon, eventually, reclaim, wald
+
+from wald_gate.page.history import COUNT
+
+CUTS = COUNT  # so that there are some pages
+
+
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
+    """A gate on a log that was cut a hundred times, of which half was read and deleted, and whose daemon was killed."""
+    root = tmp_path_factory.mktemp("history") / "log"
+    with Daemon(root) as daemon:
+        daemon.ask("ROUTE ADD orders")
+        with Gate(root) as gate:
+            for number in range(CUTS):
+                assert gate.post("/v1/routes/orders/records", b"%d\n" % number).status == 200
+                assert gate.post("/v1/cut").json()["cut"]
+            assert wald("cursor", "set", "orders", CUTS // 2, "--group", "billing", "--root", root).returncode == 0
+            reclaim(root, "--grace", 0)
+            sealed = root / "ledger" / "segments.jsonl"
+            eventually(lambda: sealed.read_text().count('"event":"sealed"') == CUTS)
+            daemon.kill()
+            daemon.start_again()
+            yield gate
+
+
+def events(answer: Answer) -> list[tuple[str, str]]:
+    """Of each event its id and its name, as they stand."""
+    assert answer.status == 200, answer.body
+    return re.findall(r'<li id="(e-[^"]*)".*?<span class="what">(.*?)</span>', answer.body.decode(), re.DOTALL)
+
+
+def pages(gate: Gate, query: str = "") -> list[Answer]:
+    """The pages that follow each other by the link to older events."""
+    found = [gate.get(f"/history?{query}")]
+    while older := re.search(r'<a href="([^"]*)" rel="next">Older</a>', found[-1].body.decode()):
+        found.append(gate.get(html.unescape(older[1])))
+    return found
+
+
+def test_every_event_is_shown_once_the_newest_first(gate: Gate) -> None:
+    found = pages(gate)
+    shown = [event for page in found for event in events(page)]
+    names = [name for _, name in shown]
+    assert len(found) > 2
+    assert len(set(shown)) == len(shown)
+    counts = {name: names.count(name) for name in set(names)}
+    assert counts == {"cut": CUTS, "sealed": CUTS, "reclaimed": CUTS // 2, "started": 2}
+    assert names[0] == "started"
+    assert names[-1] == "started"
+    cuts = [int(each.rpartition("-")[2]) for each, name in shown if name == "cut"]
+    assert cuts == sorted(cuts, reverse=True)
+
+
+def test_a_start_says_what_it_found_and_a_deletion_which_cursors_made_it_legal(gate: Gate) -> None:
+    (first, *_) = pages(gate)
+    page = first.body.decode()
+    assert "epoch 2: wald" in page
+    assert "was not stopped: it was killed" in page
+    deletion = page[page.index(">reclaimed<") :]
+    assert re.search(r"segment 50: records 50 to 50 \(orders 1\)", deletion)
+    assert re.search(r"<dt>orders/billing</dt><dd>at 50, its last record there 50</dd>", deletion)
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("what=deletions", {"reclaimed"}),
+        ("what=cuts", {"cut", "sealed"}),
+        ("what=lives", {"started"}),
+        ("what=all&route=orders", {"sealed", "reclaimed"}),
+        ("what=losses", set()),
+        ("route=nosuch", set()),
+    ],
+)
+def test_a_kind_or_a_route_leaves_out_the_rest(gate: Gate, query: str, names: set[str]) -> None:
+    assert {name for page in pages(gate, query) for _, name in events(page)} == names
+
+
+@pytest.mark.parametrize(
+    "query", ["what=gossip", "before=segments", "before=other:1", "before=segments:x", "route=%2e%2e", "before=a:1,"]
+)
+def test_what_is_no_place_in_the_history_is_an_error(gate: Gate, query: str) -> None:
+    assert gate.get(f"/history?{query}").status == 400
