@@ -1,0 +1,228 @@
+"""In a real browser nothing that a stranger has written is ever carried out, and all of it can be seen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import hostile
+import pytest
+from browsing import PHONE, Chromium
+from gating import Gate
+from running import Daemon, eventually, wald
+
+from wald_gate.page.places import PLACES
+
+RECORDS = hostile.records()
+VALUES = [*hostile.MARKUP, *hostile.CONTROLS, *hostile.SHAPES]
+_STATE = """() => ({
+    title: document.title,
+    elements: [...new Set([...document.querySelectorAll("main *")].map((each) => each.localName))],
+    handlers: [...document.querySelectorAll("*")].flatMap((each) => [...each.attributes])
+        .filter((each) => /^on|^style$|^srcdoc$/.test(each.name)).map((each) => each.name),
+    links: [...document.querySelectorAll("[href], [src], [action]")]
+        .map((each) => each.href || each.src || each.action).filter((each) => !each.startsWith(location.origin)),
+    polluted: {}.polluted,
+})"""
+OURS = {
+    *(
+        "a",
+        "abbr",
+        "b",
+        "bdi",
+        "button",
+        "caption",
+        "code",
+        "datalist",
+        "dd",
+        "details",
+        "div",
+        "dl",
+        "dt",
+        "form",
+        "h1",
+    ),
+    *(
+        "h2",
+        "h3",
+        "input",
+        "label",
+        "li",
+        "nav",
+        "ol",
+        "option",
+        "p",
+        "path",
+        "pre",
+        "section",
+        "select",
+        "small",
+        "span",
+    ),
+    *(
+        "summary",
+        "svg",
+        "table",
+        "tbody",
+        "td",
+        "th",
+        "thead",
+        "time",
+        "tr",
+        "ul",
+        "rect",
+        "line",
+        "text",
+        "g",
+        "title",
+    ),
+    *(
+        "polyline",
+        "circle",
+        "desc",
+        "figure",
+        "figcaption",
+        "strong",
+        "em",
+        "kbd",
+        "th",
+        "tfoot",
+        "defs",
+        "pattern",
+        "use",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
+    """A gate on a log that is full of it."""
+    root = tmp_path_factory.mktemp("hostile") / "log"
+    with Daemon(root) as daemon:
+        for name in ("hostile", *hostile.EDGE_NAMES):
+            assert daemon.ask(f"ROUTE ADD {name}").startswith("OK"), name
+            cursor = wald("cursor", "set", name, 0, "--group", name, "--root", root)
+            assert cursor.returncode == 0, cursor.stderr
+            append(root, name, {"value": "<script>alert(0)</script>", "key": "<b>"})
+        append(root, "hostile", *RECORDS)
+        with Gate(root) as running:
+            yield running
+
+
+def append(root: Path, route: str, *records: dict[str, object]) -> None:
+    lines = b"".join(json.dumps(record).encode() + b"\n" for record in records)
+    done = wald("append", route, "--root", root, "--jsonl", stdin=lines)
+    assert done.returncode == 0, done.stderr
+
+
+def first_of(gate: Gate) -> int:
+    """The sequence of the first hostile record."""
+    return int(gate.get("/v1/head").json()["sequence"]) - len(RECORDS) + 1
+
+
+@pytest.mark.parametrize("javascript", [True, False], ids=["with JavaScript", "without JavaScript"])
+@pytest.mark.parametrize("query", ["route=hostile", "route=hostile&from=20", "route=hostile&follow=1", "from=1"])
+def test_no_record_in_a_table_is_carried_out(chromium: Chromium, gate: Gate, query: str, javascript: bool) -> None:
+    with chromium.visit(gate.origin, javascript=javascript) as visit:
+        visit.page.goto(f"/records?{query}")
+        state = visit.page.evaluate(_STATE)
+        assert set(state["elements"]) <= OURS
+        assert (state["handlers"], state["links"]) == ([], [])
+
+
+def test_no_value_key_or_header_is_carried_out_in_any_form(chromium: Chromium, gate: Gate) -> None:
+    first = first_of(gate)
+    with chromium.visit(gate.origin) as visit:
+        for sequence in range(first, first + len(RECORDS)):
+            for form in ("", "?as=text", "?as=json", "?as=hex"):
+                visit.page.goto(f"/records/{sequence}{form}")
+                state = visit.page.evaluate(_STATE)
+                assert state["title"].startswith(f"Record {sequence}"), sequence
+                assert set(state["elements"]) <= OURS, sequence
+                assert (state["handlers"], state["links"], state.get("polluted")) == ([], [], None), sequence
+
+
+def test_markup_is_seen_as_it_was_sent(chromium: Chromium, gate: Gate) -> None:
+    first = first_of(gate)
+    with chromium.visit(gate.origin) as visit:
+        for number, value in enumerate(hostile.MARKUP[:14]):
+            visit.page.goto(f"/records/{first + number}?as=text")
+            assert visit.page.locator("pre.value").text_content() == value.decode()
+        visit.page.goto("/records?route=hostile&from=earliest")
+        table = visit.page.locator("table.records").inner_text()
+        assert all(value.decode() in table for value in hostile.MARKUP[:10] if len(value) < 100)
+
+
+def test_what_does_not_print_is_written_out(chromium: Chromium, gate: Gate) -> None:
+    at = {value: first_of(gate) + number for number, value in enumerate(VALUES)}
+    seen = {
+        hostile.CONTROLS[0]: r"\x1b[2J\x1b[31mred\x1b]0;title\x07\x9b1m",
+        hostile.CONTROLS[4]: r"user\u202egnp.exe \u2066isolated\u2069 \u200e\u200f\u061c",
+        hostile.CONTROLS[5]: r"zero\u200bwidth\u200cjoin\u200der\u2060\ufeff\xad",
+    }
+    with chromium.visit(gate.origin) as visit:
+        for value, text in seen.items():
+            visit.page.goto(f"/records/{at[value]}?as=text")
+            assert visit.page.locator("pre.value").text_content() == text
+            assert visit.page.locator("pre.value .escape").count() > 0
+        visit.page.goto(f"/records/{at[hostile.TYPED]}?as=text")
+        assert visit.page.locator("pre.value .escape").count() == 0
+
+
+def test_text_from_right_to_left_moves_nothing_around_it(chromium: Chromium, gate: Gate) -> None:
+    at = first_of(gate) + VALUES.index(hostile.CONTROLS[10])
+    with chromium.visit(gate.origin) as visit:
+        visit.page.goto(f"/records?route=hostile&from={at}")
+        row = visit.page.locator(f"#r{at}")
+        left = [cell.bounding_box() for cell in row.locator("th, td").all()]
+        places = [box["x"] for box in left if box]
+        assert places == sorted(places)
+        assert row.locator("bdi").last.evaluate("each => getComputedStyle(each).unicodeBidi") == "isolate"
+
+
+def test_ten_thousand_headers_and_a_line_of_a_megabyte_make_small_pages(chromium: Chromium, gate: Gate) -> None:
+    last = first_of(gate) + len(RECORDS) - 1
+    with chromium.visit(gate.origin, size=PHONE) as visit:
+        for sequence in (last - 1, last):
+            answer = visit.page.goto(f"/records/{sequence}")
+            assert answer
+            assert len(answer.body()) < 300_000
+            assert visit.page.evaluate("document.querySelectorAll('*').length") < 1500
+            assert visit.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+        with visit.page.expect_download() as download:
+            visit.page.get_by_role("link", name="The bytes, as a file").click()
+        assert download.value.path().read_bytes() == hostile.LONG
+
+
+def test_a_value_that_is_opened_in_the_browser_becomes_a_file(chromium: Chromium, gate: Gate) -> None:
+    with chromium.visit(gate.origin) as visit:
+        visit.page.goto("/records")
+        with visit.page.expect_download() as download:
+            visit.page.evaluate(f"location = '/records/{first_of(gate)}/value'")
+        assert download.value.path().read_bytes() == hostile.MARKUP[0]
+
+
+@pytest.mark.parametrize("name", hostile.EDGE_NAMES)
+def test_names_at_the_ends_of_the_grammar_are_only_names(chromium: Chromium, gate: Gate, name: str) -> None:
+    with chromium.visit(gate.origin, size=PHONE) as visit:
+        for path in (f"/records?route={name}", f"/history?route={name}", *(place.path for place in PLACES)):
+            visit.page.goto(path)
+            assert visit.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"], path
+        visit.page.goto(f"/records?route={name}")
+        assert visit.page.locator("select[name=route]").input_value() == name
+        assert visit.page.locator("table.records td.value").inner_text() == "<script>alert(0)</script>"
+
+
+def test_hostile_records_that_arrive_while_a_page_follows_are_only_shown(chromium: Chromium, gate: Gate) -> None:
+    with chromium.visit(gate.origin) as visit:
+        visit.page.goto("/records?route=x..&follow=1")
+        records: list[dict[str, object]] = [{"value_hex": value.hex()} for value in hostile.MARKUP]
+        append(gate.root, "x..", *records)
+        rows = visit.page.locator("table.records tbody tr")
+        eventually(lambda: rows.count() == len(records) + 1)
+        state = visit.page.evaluate(_STATE)
+        assert set(state["elements"]) <= OURS
+        assert (state["handlers"], state["links"]) == ([], [])
+        texts = visit.page.locator("td.value").all_text_contents()
+        assert texts[: len(hostile.MARKUP)][::-1][0] == hostile.MARKUP[0].decode()
