@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from wald.errors import WaldError
 from wald_gate.call import Call
 from wald_gate.monitoring.counts import Answered
+from wald_gate.page.frame import HTML, failed
 from wald_gate.problems import HttpError, problem
 from wald_gate.rights.clients import PEER, Client, Right
 from wald_gate.state import State
@@ -140,13 +141,10 @@ async def _not_there(state: State, request: Request, error: Exception) -> Respon
 
 
 def _nothing(request: Request, error: HTTPException) -> Response:
+    """An error for a program, or a page for a person."""
+    path = request.url.path
+    found = HttpError(404, "no-such-path", f"there is no {path}", hint="/openapi.json says what there is")
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        return problem(
-            HttpError(
-                405, "method", f"{request.method} is not for {request.url.path}", hint=allowed, headers=error.headers
-            )
-        )
-    return problem(
-        HttpError(404, "no-such-path", f"there is no {request.url.path}", hint="/openapi.json says what there is")
-    )
+        found = HttpError(405, "method", f"{request.method} is not for {path}", hint=allowed, headers=error.headers)
+    return failed(request, found) if HTML in request.headers.get("accept", "") else problem(found)

@@ -12,6 +12,7 @@ docs/json.md says what is in each. ::
     latency      where the time of an acknowledgement goes
     status       what is wrong with a log and its daemon
     samples      what a log does, sampled again and again
+    work         how many records of work groups are where
     snapshot     rates and rows, of the last two samples
     fields       times, segments and lines of ledgers, alike in every answer
 """

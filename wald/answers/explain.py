@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from wald.answers.fields import time_fields
 from wald.answers.liveness import over_quota
+from wald.errors import command_line
+from wald.format.names import is_route
 from wald.log import Log
 from wald.store.files.disk import Disk
 from wald.store.files.fifos import troubles
 from wald.store.files.moved import moved_routes
 from wald.store.retention.backlog import Backlog, GroupBacklog, Growth, SegmentStatus
+from wald.store.retention.cursors import Cursor, CursorState
 from wald.store.segments.view import State
 from wald.store.writing.lives import no_daemon
 
@@ -63,6 +67,38 @@ def state_of(status: SegmentStatus) -> str:
     if status.state in (State.SEALED, State.CUT):
         return "newest" if status.newest else "free"
     return str(status.state.value)
+
+
+def advice(root: Path, cursor: Cursor) -> Iterator[tuple[str, str]]:
+    """What the operator should know of a cursor that counts, each with the command that helps; "" if there is none."""
+    wald_ = command_line(root)
+    if cursor.of_work_group:
+        yield (
+            (
+                f"Group {cursor.group} of {cursor.route} is a work group: of what it lags, some may be done. What its "
+                "oldest record waits for"
+            ),
+            f"{wald_} group show {cursor.route} {cursor.group}",
+        )
+    if cursor.other is not None:
+        yield (
+            (
+                f"Group {cursor.group} of {cursor.route} has two cursors, of the log's owner and of a consumer. The "
+                f"one that holds back more is shown:\n  {cursor.path}\nTo remove the consumer's"
+            ),
+            f"{wald_} cursor remove {cursor.route} --group {cursor.group} --of-consumer",
+        )
+    if not is_route(cursor.group):
+        yield f"{cursor.message}. Until then everything {cursor.route} ever received is kept", ""
+    elif cursor.state not in (CursorState.VALID, CursorState.ABSENT):
+        yield (
+            (
+                f"{cursor.message}.\n"
+                f"It counts as nothing processed, so everything {cursor.route} ever received is kept. To set how far "
+                f"{cursor.group} has got"
+            ),
+            f"{wald_} cursor set {cursor.route} SEQUENCE {cursor.options} --rewind",
+        )
 
 
 def _by_key(counts: Counter[str]) -> dict[str, int]:

@@ -11,13 +11,12 @@ from pathlib import Path
 import click
 
 import wald
-from wald.answers.explain import ASK_SECONDS, counted, explanation, state_of
+from wald.answers.explain import ASK_SECONDS, advice, counted, explanation, state_of
 from wald.answers.liveness import over_quota
 from wald.cli.options import json_option, root_option
 from wald.cli.output import aligned, json_line
 from wald.cli.positions import warn_without_daemon
 from wald.errors import command_line
-from wald.format.names import is_route
 from wald.log import Log
 from wald.setting_types import format_bytes, format_seconds
 from wald.store.files.fifos import troubles
@@ -200,26 +199,8 @@ def _advice(log: Log, groups: list[GroupBacklog]) -> Iterator[str]:
             f"  {wald_} route retire {absent[0]}"
         )
     for cursor in gating:
-        if cursor.of_work_group:
-            yield (
-                f"Group {cursor.group} of {cursor.route} is a work group: of what it lags, some may be done. What its "
-                f"oldest record waits for:\n  {wald_} group show {cursor.route} {cursor.group}"
-            )
-        if cursor.other is not None:
-            yield (
-                f"Group {cursor.group} of {cursor.route} has two cursors, of the log's owner and of a consumer. The "
-                f"one that holds back more is shown:\n  {cursor.path}\nTo remove the consumer's:\n"
-                f"  {wald_} cursor remove {cursor.route} --group {cursor.group} --of-consumer"
-            )
-        if not is_route(cursor.group):
-            yield f"{cursor.message}. Until then everything {cursor.route} ever received is kept."
-        elif cursor.state not in (CursorState.VALID, CursorState.ABSENT):
-            yield (
-                f"{cursor.message}.\n"
-                f"It counts as nothing processed, so everything {cursor.route} ever received is kept. To set how far "
-                f"{cursor.group} has got:\n"
-                f"  {wald_} cursor set {cursor.route} SEQUENCE {cursor.options} --rewind"
-            )
+        for said, command in advice(log.root.path, cursor):
+            yield f"{said}:\n  {command}" if command else f"{said}."
 
 
 def _names(routes: list[str]) -> str:

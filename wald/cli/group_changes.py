@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 
 import wald
-from wald.cli.groups import count_of, group, group_argument, group_line
+from wald.answers.work import count_of
+from wald.cli.groups import group, group_argument, group_line
 from wald.cli.options import duration_option, json_option, of_consumer_option, root_option, route_argument
 from wald.cli.output import json_line
 from wald.cli.unprocessed import skips

@@ -12,6 +12,7 @@ import click
 import wald
 from wald.answers.fields import time_fields
 from wald.answers.pending import pending_fields
+from wald.answers.work import count_of
 from wald.cli.group_tables import SHOWN, dead_table, one_line, out_table, waiting_table
 from wald.cli.options import count_option, json_option, of_consumer_option, root_option, route_argument
 from wald.cli.output import aligned, json_line
@@ -25,7 +26,7 @@ from wald.store.retention.backlog import Backlog, GroupBacklog
 from wald.store.retention.cursors import Cursor, CursorState
 from wald.store.retention.progress import Lag, lags
 from wald.work.commands import RunningCommand, commands_of
-from wald.work.picture import Out, Seen, Waiting, WorkFile, look, work_file, work_files
+from wald.work.picture import Seen, WorkFile, look, work_file, work_files
 
 _NS = 10**9
 _COLUMNS = ("ROUTE", "GROUP", "OWNER", "DONE TO", "READ TO", "OPEN", "OUT", "WAITING", "GIVING UP", "BEHIND", "OLDEST")
@@ -381,11 +382,6 @@ def group_line(log: Log, command: str, file: WorkFile, rest: str = "") -> str:
     """A command of ``wald group`` for a hint."""
     option = " --of-consumer" if file.of_consumer else ""
     return command_line(log.root.path, f"group {command} {file.route} {file.group} {rest}".rstrip() + option)
-
-
-def count_of(runs: Iterable[Out | Waiting]) -> int:
-    """How many records these are."""
-    return sum(each.last - each.first + 1 for each in runs)
 
 
 def _records(count: int) -> str:

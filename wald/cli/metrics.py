@@ -17,8 +17,9 @@ from typing import Any
 import click
 
 import wald
+from wald.answers.work import WorkCounts, work_counts
 from wald.cli.options import root_option, size_option
-from wald.cli.work_metrics import WorkCounts, of_work_groups, work_counts
+from wald.cli.work_metrics import of_work_groups
 from wald.exposition import Metric, Samples, gauge, render
 from wald.format.names import VERIFIED
 from wald.log import Log

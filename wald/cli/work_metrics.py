@@ -2,38 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from typing import NamedTuple
 
-from wald.cli.groups import count_of
-from wald.errors import Damaged, InvalidInput, NotFound
+from wald.answers.work import WorkCounts
 from wald.exposition import Metric, Samples
-from wald.log import Log
-from wald.work.picture import look, work_file
 
 _LABELS = ("route", "group")
-
-
-class WorkCounts(NamedTuple):
-    """How many records of a work group are where."""
-
-    leased: int
-    waiting: int
-    giving_up: int
-    unusable: bool
-
-
-def work_counts(log: Log, groups: list[tuple[str, str]]) -> dict[tuple[str, str], WorkCounts]:
-    """Those of the groups that are work groups; each costs as much as its journal is long."""
-    found = {}
-    for route, group in groups:
-        with suppress(NotFound, InvalidInput, OSError, Damaged):  # no work group, or removed meanwhile
-            seen = look(log, work_file(log.root, route, group), time.time_ns())
-            out, waiting = count_of(seen.picture.out()), count_of(seen.picture.waiting())
-            found[route, group] = WorkCounts(out, waiting, len(seen.picture.dead), bool(seen.damage))
-    return found
 
 
 def of_work_groups(counts: Mapping[tuple[str, str], WorkCounts]) -> Iterator[Metric]:

@@ -19,9 +19,11 @@ and a handler that ends with ``await page(call, template, facts)``, or ``await l
     visible      text of strangers, so that all of it can be seen
     picture      the log at one moment, as pages show it
     watching     takes pictures while there are viewers
+    strip        the log as a strip of segments, and where on it head and cursors are
     overview     the log at a glance
     records      records of a route from a position on, or the newest, live
     record       the page of one sequence
     values       bytes of a record as text, JSON or hexadecimal
     history      what happened to the log
+    routes       routes and their groups, and why they hold back what
 """

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from starlette.responses import Response
 
+from wald.store.retention.backlog import GroupBacklog
 from wald_gate.call import Call
 from wald_gate.page.frame import Facts, live_page
 from wald_gate.page.picture import Picture
@@ -34,16 +35,9 @@ def _facts(picture: Picture, *, may_see: bool) -> Facts:
     if not may_see:
         return {"may_see": False, "picture": picture}
     walk = picture.walk
-    lags = {
-        f"{each.cursor.route}/{each.cursor.group}": each.lag.records
-        for each in (walk.groups if walk else ())
-        if not each.retired
-    }
-    cursors = [
-        (f"{each.cursor.route}/{each.cursor.group}", each.cursor.effective)
-        for each in (walk.groups if walk else ())
-        if not each.retired
-    ]
+    counting = [each for each in walk.by_name.values() if not each.retired] if walk else []
+    lags = {_name(each): each.lag.records for each in counting}
+    cursors = [(_name(each), each.cursor.effective) for each in counting]
     seen = picture.activity
     drawn = strip(picture.pieces, seen.sequence if seen else None, cursors)
     rows = walk.inventory.rows if walk and walk.inventory else ()
@@ -59,6 +53,10 @@ def _facts(picture: Picture, *, may_see: bool) -> Facts:
         "out": sum(out) if out else None,
         "spark": _spark(picture.rates),
     }
+
+
+def _name(group: GroupBacklog) -> str:
+    return f"{group.cursor.route}/{group.cursor.group}"
 
 
 def _kinds(pieces: Sequence[Piece]) -> list[Kind]:

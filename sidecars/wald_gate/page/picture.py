@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -19,6 +19,7 @@ from wald.answers.liveness import Life, Liveness, liveness, socket_of
 from wald.answers.samples import HeadSource, LogSource, Sampler
 from wald.answers.snapshot import Activity, HeadSample, Inventory, LogSample, activity, inventory
 from wald.answers.status import Contents, Facts, Finding, facts_of, findings
+from wald.answers.work import WorkCounts, work_counts
 from wald.errors import WaldError
 from wald.log import Log
 from wald.store.retention.backlog import GroupBacklog
@@ -44,13 +45,16 @@ class Walk:
     """What a walk through all segments has found.
 
     Attributes:
+        by_name: the groups, by route and name.
+        work: where the records of work groups are, by the same.
         findings: what is wrong with the log and its daemon, the worst first.
         facts: that they were found in.
         trouble: why it could not be done; the rest is empty then.
     """
 
     inventory: Inventory | None
-    groups: tuple[GroupBacklog, ...]
+    by_name: Mapping[tuple[str, str], GroupBacklog]
+    work: Mapping[tuple[str, str], WorkCounts]
     facts: Facts
     findings: tuple[Finding, ...]
     trouble: str = ""
@@ -98,7 +102,7 @@ class Camera:
         self._all: Sampler[LogSample] = Sampler(LogSource(log).sample)
         self._answers: deque[tuple[float, Mapping[str, Any]]] = deque()
         self._rates: deque[float | None] = deque(maxlen=_RATES)
-        self._walked: tuple[Facts, tuple[Finding, ...]] | None = None
+        self._walked: Callable[[float, int], Walk] | None = None
         self._daemon: Liveness | None = None
 
     def look(self) -> Picture:
@@ -117,7 +121,7 @@ class Camera:
         syncs = self._syncs(now, daemon)
         self._number += 1
         is_lately = len(self._answers) > 1
-        walk = self._newest_walk(now, now_ns)
+        walk = self._walked(now, now_ns) if self._walked is not None else None
         return Picture(self._number, now_ns, daemon, seen, pieces, tuple(self._rates), syncs, is_lately, walk, trouble)
 
     def walk(self) -> None:
@@ -132,14 +136,15 @@ class Camera:
             full = newest.growth.seconds_until(newest.free_bytes) if newest.growth else None
             contents = Contents(tuple(newest.groups), newest.problems, newest.lost_routes, full)
         facts = facts_of(log, daemon, contents)
-        self._walked = facts, tuple(findings(facts, now_ns=now_ns, lag_max=None))
+        by_name = {(each.cursor.route, each.cursor.group): each for each in facts.groups}
+        work = work_counts(log, [name for name, each in by_name.items() if each.cursor.of_work_group])
+        samples, trouble = self._all.samples, self._all.trouble
+        found = tuple(findings(facts, now_ns=now_ns, lag_max=None))
 
-    def _newest_walk(self, now: float, now_ns: int) -> Walk | None:
-        if self._walked is None:
-            return None
-        facts, found = self._walked
-        seen = inventory(self._all.samples, now=now, now_ns=now_ns)
-        return Walk(seen, facts.groups, facts, found, self._all.trouble)
+        def walk(now: float, now_ns: int) -> Walk:
+            return Walk(inventory(samples, now=now, now_ns=now_ns), by_name, work, facts, found, trouble)
+
+        self._walked = walk
 
     def _pieces(self, view: View, daemon: Liveness, head: int) -> list[Piece]:
         """The segments by their names, with what the newest walk knows of each."""

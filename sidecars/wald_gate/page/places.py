@@ -21,9 +21,10 @@ class Place:
 
 
 OVERVIEW = Place("Overview", "/")
+ROUTES = Place("Routes", "/routes")
 RECORDS = Place("Records", "/records")
 HISTORY = Place("History", "/history", Right.ADMIN)
-PLACES: tuple[Place, ...] = (OVERVIEW, RECORDS, HISTORY)
+PLACES: tuple[Place, ...] = (OVERVIEW, ROUTES, RECORDS, HISTORY)
 
 
 def places_of(client: Client) -> list[Place]:

@@ -14,6 +14,7 @@ from wald_gate.page.login import form, log_in, log_out
 from wald_gate.page.overview import overview
 from wald_gate.page.record import record, value
 from wald_gate.page.records import find, records
+from wald_gate.page.routes import route, routes
 from wald_gate.rights.clients import Right
 from wald_gate.verbs import Verb
 
@@ -28,6 +29,8 @@ PAGES: tuple[Verb, ...] = (
     _page(_GET, "/records/{sequence}", "record", "A record, or what became of it.", Right.KNOWN, record),
     _page(_GET, "/records/{sequence}/value", "value", "The bytes of a record, as a file.", Right.KNOWN, value),
     _page(_GET, "/history", "history", "What happened to the log.", Right.ADMIN, history),
+    _page(_GET, "/routes", "route_table", "The routes, and how far behind they are.", Right.KNOWN, routes),
+    _page(_GET, "/routes/{route}", "route", "A route with its groups, and why it holds back what.", Right.READ, route),
     _page(_GET, "/live", "live", "What changes in the frame of every page.", Right.KNOWN, only_frame),
     _page(_GET, "/login", "login", "Where a token is typed.", Right.NONE, form),
     _page(_POST, "/login", "log_in", "A session for a token.", Right.NONE, log_in),

@@ -1,0 +1,241 @@
+"""Routes and their groups: how far behind, what they hold back and why, and the command that would free it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
+
+from msgspec import Meta
+from starlette.responses import Response
+
+from wald.answers.explain import advice
+from wald.answers.snapshot import Row
+from wald.answers.work import WorkCounts
+from wald.errors import NotFound, command_line
+from wald.store.retention.backlog import GroupBacklog
+from wald.store.retention.cursors import CursorState
+from wald_gate.call import Call
+from wald_gate.page.frame import Facts, live_page
+from wald_gate.page.picture import Picture, Walk
+from wald_gate.shapes import Shape
+
+_ROWS = 100  # on one page: as many as can be read
+_NO_WORK = WorkCounts(0, 0, 0, False)
+_CURSOR_WORDS = {
+    CursorState.ABSENT: "no cursor",
+    CursorState.UNREADABLE: "cursor unreadable",
+    CursorState.LINKED: "cursor is a link",
+    CursorState.FOREIGN: "cursor of another log",
+    CursorState.BEYOND: "cursor beyond the head",
+}
+Sort = Literal["route", "last", "in", "groups", "lag", "oldest", "out", "held", "leased", "waiting", "dead"]
+
+
+class Query(Shape):
+    """Which routes, and in which order.
+
+    Attributes:
+        find: a part of the name of the route or of one of its groups.
+        page: of so many routes.
+    """
+
+    find: Annotated[str, Meta(max_length=127)] = ""
+    sort: Sort = "held"
+    page: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A route, summed up over its groups.
+
+    Attributes:
+        lag, oldest: those of the group that is furthest behind.
+        held: bytes that its groups hold back, those of the group that holds back most.
+        leased, waiting, dead: records of its work groups: with workers; not due; being given up.
+        signs: what is special about it.
+    """
+
+    route: str
+    groups: tuple[str, ...]
+    last: int | None
+    received: float | None
+    processed: float | None
+    lag: int
+    oldest: float | None
+    held: int
+    leased: int
+    waiting: int
+    dead: int
+    signs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What a group holds back, and what can be done.
+
+    Attributes:
+        said: why.
+        command: "" if there is none.
+    """
+
+    said: str
+    command: str = ""
+
+
+_KEYS: Mapping[str, Callable[[Line], Any]] = {
+    "route": lambda line: line.route,
+    "last": lambda line: -(line.last or 0),
+    "in": lambda line: -(line.received or 0.0),
+    "groups": lambda line: -len(line.groups),
+    "lag": lambda line: -line.lag,
+    "oldest": lambda line: -(line.oldest or 0.0),
+    "out": lambda line: -(line.processed or 0.0),
+    "held": lambda line: (-line.held, -line.lag),
+    "leased": lambda line: -line.leased,
+    "waiting": lambda line: -line.waiting,
+    "dead": lambda line: -line.dead,
+}
+
+
+async def routes(call: Call) -> Response:
+    """The view at ``/routes``, of the routes that the client may read."""
+    query = call.query(Query)
+
+    def facts(picture: Picture) -> Facts:
+        every = lines(picture, call.client.may_read)
+        found = [line for line in every if _is_found(line, query.find.lower())]
+        found.sort(key=lambda line: (_KEYS[query.sort](line), line.route))
+        pages = max(1, -(-len(found) // _ROWS))
+        page = min(query.page, pages)
+        return {
+            "query": query,
+            "count": len(every),
+            "found": len(found),
+            "page": page,
+            "pages": pages,
+            "lines": found[(page - 1) * _ROWS : page * _ROWS],
+            "address": lambda **changed: _address(query, changed),
+            "is_counted": picture.walk is not None,
+        }
+
+    return await live_page(call, "routes.html", facts)
+
+
+async def route(call: Call) -> Response:
+    """One route, with its groups."""
+    name, log = call.route, call.state.log
+    if not await call.state.in_thread(log.root.has_route, name):
+        raise NotFound(f"there is no route {name}", hint="/routes shows those that there are")
+
+    def facts(picture: Picture) -> Facts:
+        walk = picture.walk
+        rows = [row for row in _rows(walk) if row.route == name]
+        (line,) = _lines(rows, walk) or (None,)
+        groups = [(row, *_of_group(walk, row)) for row in rows]
+        return {
+            "name": name,
+            "line": line,
+            "groups": groups,
+            "ways": [way for row, group, _ in groups if group for way in ways(call, row, group)],
+            "is_counted": walk is not None,
+        }
+
+    return await live_page(call, "route.html", facts)
+
+
+def lines(picture: Picture, may_read: Callable[[str], bool]) -> list[Line]:
+    """A line for each route that may be read."""
+    return _lines([row for row in _rows(picture.walk) if may_read(row.route)], picture.walk)
+
+
+def ways(call: Call, row: Row, group: GroupBacklog) -> Iterator[Way]:
+    """Why a group holds back what it does, and what can be done; nothing if it holds back nothing."""
+    root, cursor = call.state.log.root.path, group.cursor
+    if group.retired:
+        return
+    for said, command in advice(root, cursor):
+        yield Way(said, command)
+    if not group.pinned_segments:
+        return
+    what = f"{group.pinned_segments} segment{'s' * (group.pinned_segments != 1)}"
+    if cursor.state is CursorState.ABSENT:
+        yield Way(
+            f"No group has a cursor on {cursor.route}, so everything it ever received is kept: {what}. After it has "
+            "been read up to a record, say so",
+            command_line(root, f"cursor set {cursor.route} SEQUENCE"),
+        )
+        yield Way("If nothing will read it", command_line(root, f"route retire {cursor.route}"))
+        return
+    yield Way(
+        f"{cursor.group} has processed {cursor.route} up to record {cursor.effective}, and {what} hold records behind "
+        "that. If they need not be processed, declare them processed; they may be deleted then",
+        command_line(root, f"cursor set {cursor.route} {row.last_sequence or 'SEQUENCE'} {cursor.options}"),
+    )
+
+
+def _rows(walk: Walk | None) -> Sequence[Row]:
+    return walk.inventory.rows if walk is not None and walk.inventory is not None else ()
+
+
+def _of_group(walk: Walk | None, row: Row) -> tuple[GroupBacklog | None, WorkCounts | None]:
+    if walk is None:
+        return None, None
+    key = row.route, row.group
+    return walk.by_name.get(key), walk.work.get(key)
+
+
+def _lines(rows: Iterable[Row], walk: Walk | None) -> list[Line]:
+    of_route: dict[str, list[Row]] = {}
+    for row in rows:
+        of_route.setdefault(row.route, []).append(row)
+    return [_line(name, found, walk) for name, found in of_route.items()]
+
+
+def _line(name: str, rows: Sequence[Row], walk: Walk | None) -> Line:
+    assert walk is not None
+    work = [walk.work.get((name, row.group), _NO_WORK) for row in rows]
+    processed = [row.processed_per_second for row in rows if row.processed_per_second is not None]
+    oldest = [row.oldest_seconds for row in rows if row.oldest_seconds is not None]
+    return Line(
+        name,
+        tuple(row.group for row in rows if row.state is not CursorState.ABSENT),
+        rows[0].last_sequence,
+        rows[0].received_per_second,
+        sum(processed) if processed else None,
+        max(row.lag_records for row in rows),
+        max(oldest, default=None),
+        max(row.held_bytes for row in rows),
+        sum(each.leased for each in work),
+        sum(each.waiting for each in work),
+        sum(each.giving_up for each in work),
+        tuple(_signs(name, rows, walk)),
+    )
+
+
+def _signs(name: str, rows: Sequence[Row], walk: Walk) -> Iterator[str]:
+    if rows[0].retired:
+        yield "retired"
+    if (moved := walk.facts.moved.get(name)) is not None:
+        yield f"moved to {moved.to}"
+    for over in walk.facts.daemon.answer.get("over_quota") or ():
+        if over.get("route") == name:
+            yield "over its quota"
+    for row in rows:
+        if not row.retired and row.state in _CURSOR_WORDS:
+            yield _CURSOR_WORDS[row.state]
+        if (name, row.group) in walk.work:
+            yield "work group" if not walk.work[name, row.group].unusable else "journal damaged"
+
+
+def _is_found(line: Line, wanted: str) -> bool:
+    return not wanted or wanted in line.route.lower() or any(wanted in group.lower() for group in line.groups)
+
+
+def _address(query: Query, changed: Mapping[str, object]) -> str:
+    """Of the same view, with what has changed in the query."""
+    parameters = {"find": query.find, "sort": query.sort, "page": query.page, **changed}
+    defaults = {"find": "", "sort": Query().sort, "page": 1}
+    kept = {name: value for name, value in parameters.items() if value != defaults[name]}
+    return f"/routes?{urlencode(kept)}" if kept else "/routes"

@@ -1,0 +1,37 @@
+"""How many records of work groups are where: by their journals, read beside their owners and without a lock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import NamedTuple
+
+from wald.errors import Damaged, InvalidInput, NotFound
+from wald.log import Log
+from wald.work.picture import Out, Waiting, look, work_file
+
+
+class WorkCounts(NamedTuple):
+    """How many records of a work group are where."""
+
+    leased: int
+    waiting: int
+    giving_up: int
+    unusable: bool
+
+
+def work_counts(log: Log, groups: list[tuple[str, str]]) -> dict[tuple[str, str], WorkCounts]:
+    """Those of the groups that are work groups; each costs as much as its journal is long."""
+    found = {}
+    for route, group in groups:
+        with suppress(NotFound, InvalidInput, OSError, Damaged):  # no work group, or removed meanwhile
+            seen = look(log, work_file(log.root, route, group), time.time_ns())
+            out, waiting = count_of(seen.picture.out()), count_of(seen.picture.waiting())
+            found[route, group] = WorkCounts(out, waiting, len(seen.picture.dead), bool(seen.damage))
+    return found
+
+
+def count_of(runs: Iterable[Out | Waiting]) -> int:
+    """How many records these are."""
+    return sum(each.last - each.first + 1 for each in runs)
