@@ -37,7 +37,7 @@ from wald_gate.incoming.marks import Part, Slots, mark_in
 
 KEPT = timedelta(days=1)
 KEPT_PARTS = 1_000_000
-_PORTION = 256
+_PORTION = 256  # batches, which are read and saved at a time; some ten milliseconds
 _VERSION = 1
 _TABLES = """
 create table parts (
@@ -47,7 +47,8 @@ create index parts_by_time on parts (time_ns);
 create table origin (log_id blob);
 create table upto (sequence integer, time_ns integer, checksum integer);
 """
-_Row = tuple[bytes, int, int, int, bytes, int]
+_KEPT_NS = int(KEPT.total_seconds()) * 10**9
+_Upto = tuple[int, int, int]  # the sequence of the last record that was read, and what is known of its batch
 _log = logging.getLogger("wald_gate")
 
 
@@ -63,25 +64,35 @@ class Remembered:
         self._slots = slots
         self._lock: int | None = None
         self._path = self._own_file()
-        self._unsaved: dict[tuple[bytes, int], Part] = {}
+        self._unsaved: dict[tuple[bytes, int], tuple[Part, int]] = {}
         self.numbers: dict[int, int] = {}
         self._table = self._opened()
+        self._upto: _Upto | None = self._table.execute("select sequence, time_ns, checksum from upto").fetchone()
         if not self._follows():
-            self._begin_again()
+            self._forget_all()
         self._read_numbers()
         self.read_on()
 
     def parts(self, key: bytes) -> dict[int, Part]:
-        """The parts that are stored under a key, by their numbers."""
-        rows = self._table.execute("select number, first, last, digest from parts where key = ?", (key,))
+        """The parts that are stored under a key, by their numbers.
+
+        Raises:
+            Damaged: the table was damaged, and the head of the log is lost.
+        """
+        try:
+            rows = self._table.execute("select number, first, last, digest from parts where key = ?", (key,)).fetchall()
+        except sqlite3.DatabaseError as error:
+            _log.warning("%s: %s; it is made again from the log", self._path, error)
+            self.begin_again()
+            return self.parts(key)
         found = {number: Part(first, last, digest) for number, first, last, digest in rows}
-        return found | {number: part for (of, number), part in self._unsaved.items() if of == key}
+        return found | {number: part for (of, number), (part, _) in self._unsaved.items() if of == key}
 
     def add(self, key: bytes, parts: Mapping[int, Part]) -> None:
         """Remember parts that are stored; what the disk has no room for is kept here until it has."""
-        self._unsaved |= {(key, number): part for number, part in parts.items()}
-        with suppress(sqlite3.OperationalError):
-            self._save([], time.time_ns(), None)
+        now_ns = time.time_ns()
+        self._unsaved |= {(key, number): (part, now_ns) for number, part in parts.items()}
+        self._save()
 
     def read_on(self) -> None:
         """Take in what the log has got since.
@@ -90,9 +101,34 @@ class Remembered:
             Damaged: the head of the log is lost.
         """
         if not self._follows():
-            self._begin_again()
+            self._forget_all()
+            self._read_numbers()
+        while self.read_portion():
+            pass
+
+    def read_portion(self) -> bool:
+        """Take in some of what the log has got since; whether there is more.
+
+        Raises:
+            Damaged: the head of the log is lost.
+        """
         view = self._log.view()
-        self._read(view, self._upto() + 1 or self._beginning(view))
+        if view.bound.lost:
+            raise lost_head(self._log.root, view.bound)
+        first = self._beginning(view) if self._upto is None else self._upto[0] + 1
+        last = (1 << 64) - 1 if view.bound.sequence is None else view.bound.sequence
+        if first > last:
+            return False
+        read = 0
+        for batch in islice(_span(view, first, last), _PORTION):
+            read += 1
+            header = batch.header
+            is_ours = self._number(header.producer_id, header.producer_sequence) is not None
+            if is_ours and (mark := mark_in(batch)) is not None:
+                self._unsaved[mark.key, mark.number] = mark.part, batch.append_time_ns
+            self._upto = batch.last_sequence, batch.append_time_ns, header.body_checksum
+        self._save()
+        return read == _PORTION
 
     def is_true(self, key: bytes, number: int, part: Part) -> bool:
         """Whether the log has this part where it is remembered, or does not have that place any more."""
@@ -104,14 +140,13 @@ class Remembered:
 
     def begin_again(self) -> None:
         """Forget everything, and read what the log has."""
-        self._begin_again()
+        self._forget_all()
         self._read_numbers()
         self.read_on()
 
     def close(self) -> None:
-        """Save how far the log is read."""
-        with closing(self._table), suppress(Damaged, OSError, sqlite3.Error):
-            self.read_on()
+        """Give the table to the next gate."""
+        self._table.close()
         if self._lock is not None:
             os.close(self._lock)
 
@@ -172,28 +207,23 @@ class Remembered:
             table.execute("insert into origin values (?)", (self._log.identity.log_id,))
         return table
 
-    def _begin_again(self) -> None:
+    def _forget_all(self) -> None:
         self._table.close()
         self._unsaved.clear()
         self.numbers.clear()
+        self._upto = None
         self._table = self._new(":memory:") if self._path is None else self._made_again()
-
-    def _upto(self) -> int:
-        """Up to which record the log is read; -1: none of it."""
-        row = self._table.execute("select sequence from upto").fetchone()
-        return -1 if row is None else int(row[0])
 
     def _follows(self) -> bool:
         """Whether the batch that was read last is still the one at its place."""
-        row = self._table.execute("select sequence, time_ns, checksum from upto").fetchone()
-        if row is None or not row[0]:
+        if self._upto is None:
             return True
-        sequence, *before = row
+        sequence, time_ns, checksum = self._upto
         view = self._log.view()
         if view.bound.sequence is not None and sequence > view.bound.sequence:
             return False
         found = list(_span(view, sequence, sequence))
-        return not found or [found[0].append_time_ns, found[0].header.body_checksum] == before
+        return not found or (found[0].append_time_ns, found[0].header.body_checksum) == (time_ns, checksum)
 
     def _beginning(self, view: View) -> int:
         return sequence_since(view, int((datetime.now(UTC) - KEPT).timestamp() * 1e9))
@@ -218,46 +248,33 @@ class Remembered:
     def _number(self, producer_id: int, number: int) -> int | None:
         slot = self._slots.of_producer(producer_id)
         if slot is not None:
-            self.numbers[slot] = number
+            self.numbers[slot] = max(number, self.numbers.get(slot, 0))
         return slot
 
-    def _read(self, view: View, first: int) -> None:
-        if view.bound.lost:
-            raise lost_head(self._log.root, view.bound)
-        if view.bound.sequence is not None and first > view.bound.sequence:
-            return
-        last = (1 << 64) - 1 if view.bound.sequence is None else view.bound.sequence
-        with suppress(sqlite3.OperationalError):  # a full disk: it is read again
-            for batches in _portions(_span(view, first, last)):
-                rows = []
-                for batch in batches:
-                    header = batch.header
-                    is_ours = self._number(header.producer_id, header.producer_sequence) is not None
-                    if is_ours and (mark := mark_in(batch)) is not None:
-                        rows.append((mark.key, mark.number, *mark.part, batch.append_time_ns))
-                self._save(rows, batches[-1].append_time_ns, batches[-1])
+    def _save(self) -> None:
+        """Save what is not saved yet, and up to where the log is read; on a full disk it is kept."""
+        rows = [(key, number, *part, time_ns) for (key, number), (part, time_ns) in self._unsaved.items()]
+        try:
+            with self._table:
+                self._table.executemany("insert or replace into parts values (?, ?, ?, ?, ?, ?)", rows)
+                if self._upto is not None:
+                    self._table.execute("delete from upto")
+                    self._table.execute("insert into upto values (?, ?, ?)", self._upto)
+                    self._forget_old(self._upto[1])
+        except sqlite3.DatabaseError as error:
+            _log.warning("%s: %s", self._path, error)
+        else:
+            self._unsaved.clear()
 
-    def _save(self, rows: list[_Row], now_ns: int, newest: Batch | None) -> None:
-        """Save rows, what was not saved before, and with ``newest`` up to which batch the log is read."""
-        unsaved = [(key, number, *part, now_ns) for (key, number), part in self._unsaved.items()]
-        with self._table:
-            self._table.executemany("insert or replace into parts values (?, ?, ?, ?, ?, ?)", unsaved + rows)
-            if newest is not None:
-                end = newest.last_sequence, newest.append_time_ns, newest.header.body_checksum
-                self._table.execute("delete from upto")
-                self._table.execute("insert into upto values (?, ?, ?)", end)
-                self._forget(now_ns)
-        self._unsaved.clear()
-
-    def _forget(self, now_ns: int) -> None:
+    def _forget_old(self, now_ns: int) -> None:
         """Forget the keys of which the last part is old, or not among the last million."""
-        limit_ns = now_ns - int(KEPT.total_seconds() * 1e9)
-        row = self._table.execute(
+        behind = self._table.execute(
             "select time_ns from parts order by time_ns desc limit 1 offset ?", (KEPT_PARTS,)
         ).fetchone()
-        limit_ns = max(limit_ns, row[0] if row else limit_ns)
+        limit_ns = max(now_ns - _KEPT_NS, *behind) if behind else now_ns - _KEPT_NS
         self._table.execute(
-            "delete from parts where time_ns < ?1 and key not in (select key from parts where time_ns >= ?1)",
+            "delete from parts where time_ns < ?1"
+            " and not exists (select 1 from parts as other where other.key = parts.key and other.time_ns >= ?1)",
             (limit_ns,),
         )
 
@@ -268,12 +285,6 @@ def _connected(path: Path | str) -> sqlite3.Connection:
     table.execute("pragma journal_mode = wal")
     table.execute("pragma synchronous = normal")
     return table
-
-
-def _portions(batches: Iterator[Batch]) -> Iterator[list[Batch]]:
-    """As many batches as are saved at once; they hold on to their bytes, so not too many."""
-    while portion := list(islice(batches, _PORTION)):
-        yield portion
 
 
 def _span(view: View, first: int, last: int) -> Iterator[Batch]:

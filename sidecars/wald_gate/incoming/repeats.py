@@ -12,14 +12,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ParamSpec, TypeVar
 
 from wald.client.payloads import encode_columns
 from wald.client.session import Durable
-from wald.errors import Unavailable
+from wald.errors import Unavailable, WaldError
 from wald.log import Log
 from wald_gate.incoming.bodies import Payload
 from wald_gate.incoming.daemon import Daemon, Overtaken, Producer
@@ -125,7 +125,7 @@ class Repeats:
         return await loop.run_in_executor(self._thread, partial(call, *args, **kwargs))
 
     async def close(self) -> None:
-        """Save how far the log is read."""
+        """Give the table to the next gate; the requests have ended."""
         if self._saving is not None:
             self._saving.cancel()
         if self._opening is not None and self._opening.done() and not self._opening.exception():
@@ -146,7 +146,9 @@ class Repeats:
 
     async def _save_later(self, remembered: Remembered) -> None:
         await asyncio.sleep(_SAVING_SECONDS)
-        await self.in_thread(remembered.read_on)
+        with suppress(WaldError, OSError):  # the next request with a key reports it
+            while await self.in_thread(remembered.read_portion):
+                pass
 
 
 class Request:

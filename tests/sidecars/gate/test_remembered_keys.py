@@ -127,19 +127,33 @@ def test_a_key_whose_records_and_table_are_gone_is_new(gate: Gate, daemon: Daemo
     assert outcome(send(gate, "k", b"x\n")) == (200, False, b'{"first":2,"last":2,"count":1}')
 
 
-def test_a_key_that_is_forgotten_in_part_is_refused(gate: Gate, daemon: Daemon, root: Path) -> None:
-    """The first parts are reclaimed and the table is lost: nothing is stored in front of what is there."""
-    send(gate, "k", PARTS)
-    gate.stop()
-    with sqlite3.connect(table(root)) as parts:
-        parts.execute("delete from parts where number = 1")
-    parts.close()
-    gate.start()
+def test_a_key_that_is_forgotten_in_part_is_refused(root: Path) -> None:
+    """Its first parts are reclaimed and the table is lost: they are not stored behind its last ones."""
+    with Daemon(root, env={"WALD_SEGMENT_MAX_BYTES": "256KiB"}) as daemon, Gate(root) as gate:
+        daemon.ask("ROUTE ADD orders")
+        send(gate, "k", PARTS)
+        library.open(root).set_cursor("orders", 50_000)
+        reclaim(root, "--grace", "0")
+        left = values(root)
+        gate.stop()
+        take_away(root)
+        gate.start()
 
-    answer = send(gate, "k", PARTS)
+        answer = send(gate, "k", PARTS)
 
-    assert (answer.status, answer.json()["code"]) == (409, "forgotten")
-    assert len(values(root)) == 100_000
+        assert (answer.status, answer.json()["code"]) == (409, "forgotten")
+        assert values(root) == left
+        assert 50_000 <= len(left) < 100_000
+
+
+def test_a_table_that_is_damaged_while_the_gate_runs_is_made_again(gate: Gate, root: Path) -> None:
+    first = send(gate, "k")
+    for path in table(root).parent.glob("keys.db*"):
+        with path.open("r+b") as file:
+            file.write(b"x" * path.stat().st_size)
+
+    assert outcome(send(gate, "k")) == (200, True, first.body)
+    assert send(gate, "new").json()["first"] == 3
 
 
 def test_a_log_that_is_copied_back_has_not_what_came_after_the_copy(
@@ -161,8 +175,10 @@ def test_a_table_of_another_past_of_the_log_is_not_believed(
 ) -> None:
     send(gate, "kept")
     copy(daemon, root, tmp_path / "copy")
-    for number in range(3):
-        send(gate, f"lost {number}".replace(" ", "-"))
+    lost = [send(gate, f"lost-{number}").body for number in range(3)]
+    gate.stop()
+    gate.start()
+    assert outcome(send(gate, "lost-2")) == (200, True, lost[2])  # so the table is read to the end of the log
     gate.stop()
     shutil.copytree(root / "gate", tmp_path / "table")
     copy_back(daemon, root, tmp_path / "copy")
@@ -183,6 +199,8 @@ def test_a_body_that_was_stored_in_part_is_completed(gate: Gate, root: Path) -> 
     """The client leaves in the middle, without a word."""
     connection = begun(gate, "k", PARTS[:600_000], length=len(PARTS))
     eventually(lambda: values(root))
+    busy = send(gate, "k", PARTS)
+    assert (busy.status, busy.json()["code"], busy.headers["retry-after"]) == (409, "under-way", "1")
     connection.close()
     while (answer := send(gate, "k", PARTS)).status == 409:
         pass
