@@ -36,10 +36,16 @@ _PAUSE_SECONDS, _OVERTAKEN_SECONDS = 0.005, 15.0
 
 @dataclass(slots=True)
 class _Slot:
-    """An id, the number of its last batch, and whose turn it is."""
+    """An id, the number of its last batch, and whose turn it is.
+
+    Attributes:
+        readings: how often the number was taken from the log. What was looked up before that may lack a part that is
+            stored under a number up to this one.
+    """
 
     id: int
     number: int = 0
+    readings: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -75,7 +81,7 @@ class Repeats:
         self._under_way.add(key)
         try:
             remembered = await self._remembered()
-            request = Request(self, key, await self.in_thread(remembered.parts, key))
+            request = Request(self, key, *await self.look_up(key))
             try:
                 yield request
             finally:
@@ -89,35 +95,46 @@ class Repeats:
         """Whether the log still has a part where it is remembered."""
         return await self.in_thread((await self._remembered()).is_true, key, number, part)
 
-    async def begin_again(self, key: bytes) -> dict[int, Part]:
-        """Read the log from its beginning: it is not the one that is remembered. Returns the parts of a key."""
-        remembered = await self._remembered()
-        await self.in_thread(remembered.begin_again)
-        return await self.in_thread(remembered.parts, key)
+    async def look_up(self, key: bytes) -> tuple[dict[int, Part], int]:
+        """The parts of a key, and the readings of its slot before they were looked up."""
+        readings = self._slots[self._ids.of_key(key)].readings
+        return await self.in_thread((await self._remembered()).parts, key), readings
 
-    async def store(self, key: bytes, number: int, route: str, payload: bytes) -> Durable | Part:
-        """Store a part; one that is found in the log meanwhile is returned as it is there."""
-        slot_number = self._ids.of_key(key)
-        slot = self._slots[slot_number]
-        remembered = await self._remembered()
+    async def begin_again(self) -> None:
+        """Read the log from its beginning: it is not the one that is remembered."""
+        await self.in_thread((await self._remembered()).begin_again)
+
+    async def store(self, key: bytes, number: int, route: str, payload: bytes, readings: int) -> Durable | Part:
+        """Store a part; one that is found in the log meanwhile is returned as it is there.
+
+        Args:
+            readings: those at which it was looked up.
+        """
+        slot = self._slots[self._ids.of_key(key)]
         until = asyncio.get_running_loop().time() + _OVERTAKEN_SECONDS
         async with slot.lock:
-            if not slot.number:
-                slot.number = remembered.numbers.get(slot_number, 0)
             while True:
+                if readings != slot.readings:
+                    parts, readings = await self.look_up(key)
+                    if number in parts:
+                        return parts[number]
                 try:
                     durable = await self._daemon.publish_as(Producer(slot.id, slot.number + 1), route, payload)
                 except Overtaken as overtaken:
                     if asyncio.get_running_loop().time() > until:
                         raise Unavailable(overtaken.message, hint="send it again") from None
                     await asyncio.sleep(_PAUSE_SECONDS)  # what has taken the number may not be durable yet
-                    await self.in_thread(remembered.read_on)
-                    slot.number = remembered.numbers.get(slot_number, 0)
-                    if (found := (await self.in_thread(remembered.parts, key)).get(number)) is not None:
-                        return found
+                    await self._take_number(slot, self._ids.of_key(key))
                 else:
                     slot.number += 1
                     return durable
+
+    async def _take_number(self, slot: _Slot, number: int) -> None:
+        """Take the number of a slot, and all that is stored under those before it, from the log."""
+        remembered = await self._remembered()
+        await self.in_thread(remembered.read_on)
+        slot.number = remembered.numbers.get(number, 0)
+        slot.readings += 1
 
     async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Carry out what waits for the disk, one at a time."""
@@ -134,11 +151,18 @@ class Repeats:
 
     async def _remembered(self) -> Remembered:
         if self._opening is None or (self._opening.done() and self._opening.exception()):
-            self._opening = asyncio.create_task(self.in_thread(Remembered, self._log, self._ids))
+            self._opening = asyncio.create_task(self._open())
         try:
             return await asyncio.wait_for(asyncio.shield(self._opening), _READING_SECONDS)
         except TimeoutError:
             raise Unavailable("the keys of the last day are being read from the log", hint="send it again") from None
+
+    async def _open(self) -> Remembered:
+        """Read the log; the numbers of the slots are those at its end, before any key is looked up."""
+        remembered = await self.in_thread(Remembered, self._log, self._ids)
+        for number, slot in enumerate(self._slots):
+            slot.number = remembered.numbers.get(number, 0)
+        return remembered
 
     def _save_soon(self, remembered: Remembered) -> None:
         if self._saving is None or self._saving.done():
@@ -159,10 +183,11 @@ class Request:
         is_replay: whether all of it was in the log before.
     """
 
-    def __init__(self, repeats: Repeats, key: bytes, parts: dict[int, Part]) -> None:
+    def __init__(self, repeats: Repeats, key: bytes, parts: dict[int, Part], readings: int) -> None:
         self._repeats = repeats
         self._key = key
         self._parts = parts
+        self._readings = readings
         self._number = 0
         self.stored: dict[int, Part] = {}
 
@@ -182,7 +207,7 @@ class Request:
         digest = digest_of(payload)
         part = await self._remembered()
         if part is None:
-            found = await self._repeats.store(self._key, self._number, route, payload)
+            found = await self._repeats.store(self._key, self._number, route, payload, self._readings)
             if isinstance(found, Durable):
                 self.stored[self._number] = Part(found.first, found.last, digest)
                 return found, True
@@ -199,7 +224,8 @@ class Request:
     async def _remembered(self) -> Part | None:
         part = self._parts.get(self._number)
         if part is not None and not await self._repeats.is_true(self._key, self._number, part):
-            self._parts = await self._repeats.begin_again(self._key)
+            await self._repeats.begin_again()
+            self._parts, self._readings = await self._repeats.look_up(self._key)
             part = self._parts.get(self._number)
         if part is None and any(number > self._number for number in self._parts):
             raise HttpError(

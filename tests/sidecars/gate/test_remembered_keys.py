@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 import socket
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count, islice
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from running import Daemon, eventually, reclaim
 from tracing import traced
 
 import wald as library
+from wald_gate.incoming.keys import key_of
 
 PARTS = b"".join(b"line %d\n" % number for number in range(100_000))  # about nine
 
@@ -32,6 +34,14 @@ def release(daemon: Daemon) -> None:
     log.set_cursor("orders", head.sequence)
     assert daemon.ask("CUT").startswith("OK cut")
     reclaim(daemon.root, "--grace", "0")
+
+
+def keys_of_slot(slot: int, route: str = "orders") -> Iterator[str]:
+    """Keys that share a slot: a byte of the hash of client, route and key."""
+    for number in count():
+        key = key_of([f"k{number}"], "anyone", route)
+        if key is not None and key[0] == slot:
+            yield f"k{number}"
 
 
 def copy(daemon: Daemon, root: Path, to: Path) -> None:
@@ -228,20 +238,55 @@ def test_a_body_is_completed_after_a_kill_at_the_nth_sync(
 
 
 def test_two_gates_store_a_key_once(gate: Gate, root: Path) -> None:
-    """Both get the same requests at the same time, some of which have the same slot."""
+    """Both get the same requests at the same time, and all of these have one slot."""
+    keys = list(islice(keys_of_slot(0), 100))
     with Gate(root) as other, ThreadPoolExecutor(32) as threads:
 
         def at_last(number: int) -> bytes:
-            body = b"%d\n" % (number // 2)
-            while (answer := send((gate, other)[number % 2], f"k{number // 2}", body)).status == 409:
+            key = keys[number // 2]
+            while (answer := send((gate, other)[number % 2], key, key.encode())).status == 409:
                 pass
             assert answer.status == 200, answer.body
             return answer.body
 
-        bodies = list(threads.map(at_last, range(600)))
+        bodies = list(threads.map(at_last, range(200)))
 
     assert bodies[::2] == bodies[1::2]
-    assert sorted(values(root)) == sorted(b"%d" % number for number in range(300))
+    assert sorted(values(root)) == sorted(key.encode() for key in keys)
+
+
+def test_a_slot_goes_on_behind_a_number_that_only_the_state_of_the_log_has(
+    gate: Gate, daemon: Daemon, root: Path
+) -> None:
+    """Its last batch is reclaimed, and an older one is not, as another group has not read its route."""
+    daemon.ask("ROUTE ADD others")
+    in_orders, in_others = keys_of_slot(7), keys_of_slot(7, "others")
+    older = gate.ask(
+        "POST", "/v1/routes/others/records", b"x", {"Content-Type": "text/plain", "Idempotency-Key": next(in_others)}
+    )
+    assert daemon.ask("CUT").startswith("OK cut")
+    send(gate, next(in_orders))
+    send(gate, next(in_orders))
+    release(daemon)
+    gate.stop()
+    take_away(root)
+    gate.start()
+
+    assert older.json()["first"] == 1
+    assert values(root) == []
+    assert send(gate, next(in_orders)).json() == {"first": 6, "last": 7, "count": 2}
+
+
+def test_a_long_log_is_read_to_its_end(gate: Gate, root: Path) -> None:
+    """Before the first key is looked for; it is saved in portions."""
+    for number in range(300):
+        gate.post(ORDERS, b"%d" % number)
+    first = send(gate, "k")
+    gate.stop()
+    take_away(root)
+    gate.start()
+
+    assert outcome(send(gate, "k")) == (200, True, first.body)
 
 
 def test_a_mark_of_a_producer_is_not_believed(gate: Gate, root: Path) -> None:
