@@ -9,6 +9,7 @@ from wald.errors import WaldError
 from wald.log import Log
 
 _FIRST_SECONDS, _LAST_SECONDS = 0.001, 0.050  # between two looks, as of readers of a log; each takes some 10 µs
+_SHARE = 1 / 16  # of the time that nothing has come for: so much later a record may be seen
 
 
 class Following:
@@ -71,12 +72,15 @@ class Following:
 
     async def _look(self) -> None:
         """Look at the head for as long as there are clients that wait for it."""
-        seconds = _FIRST_SECONDS
+        loop = asyncio.get_running_loop()
+        moved_at = loop.time()
         while self._waiting:
             before = self._head
             with suppress(WaldError, OSError):  # who reads reports it
                 if (head := self._log.head()) is not None:
                     self.move(head.sequence)
-            seconds = _FIRST_SECONDS if self._head > before else min(2 * seconds, _LAST_SECONDS)
-            await asyncio.sleep(seconds)
+            if self._head > before:
+                moved_at = loop.time()
+            silent = loop.time() - moved_at
+            await asyncio.sleep(min(max(_FIRST_SECONDS, silent * _SHARE), _LAST_SECONDS))
         self._looks = None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from wald.format.names import DEFAULT_GROUP
 from wald.format.times import nanoseconds
 from wald.store.reading.batches import Batch
+from wald.store.reading.reader import read_onward
 from wald.store.reading.selection import Start, Stop
-from wald.store.segments.seeking import end_of
 from wald_gate.outgoing.forms import Form
 from wald_gate.state import State
 
@@ -42,9 +42,11 @@ class Reading:
         self._state = state
         self._wanted = wanted
         self._form = form
-        self._pass: Iterator[Batch] | None = None  # one way to the end of the log, as it was at its beginning
-        self._next = 1  # of the log, what comes behind that
-        self._last = 0  # that was read
+        self._found: Iterator[Batch | int] | None = None  # one way through the log
+        self._left = wanted.limit
+        self._is_at_end = False  # of the log, as it was when it was looked at last
+        self._is_over = False  # nothing more can be wanted
+        self._last = 0  # record up to which all was read
         self._records = 0
 
     async def chunk(self) -> bytes:
@@ -61,9 +63,9 @@ class Reading:
 
     async def more(self, seconds: float | None) -> bool:
         """Wait at the end of the log; False if nothing came for so many seconds, or if nothing more is wanted."""
-        if self._is_complete():
+        if self._is_complete() or (seconds is not None and seconds <= 0):
             return False
-        return await self._state.following.beyond(max(self._next - 1, self._last), seconds)
+        return await self._state.following.beyond(self._last, seconds)
 
     async def chunks(self, first: bytes, *, follow: bool, silent_seconds: float) -> AsyncIterator[bytes]:
         """All that is wanted, beginning with ``first``; b"" each time that nothing has come for so many seconds.
@@ -78,7 +80,7 @@ class Reading:
             while True:
                 while chunk:
                     yield chunk
-                    chunk = await self.chunk()
+                    chunk = b"" if self._is_at_end else await self.chunk()
                 if not follow or self._is_complete() or self._state.following.is_over:
                     break
                 if not await self.more(silent_seconds):
@@ -89,38 +91,43 @@ class Reading:
             counts.streams -= follow
 
     def _read(self) -> bytes:
-        if self._pass is None:
-            self._pass = self._begin()
+        if self._found is None:
+            self._found = self._begin()
         batches: list[Batch] = []
         size = records = 0
-        for batch in self._pass:
-            batches.append(batch)
-            self._last = max(self._last, batch.last_sequence)
-            size += len(batch.payload)
-            records += batch.count
-            if size >= _CHUNK_BYTES or records >= _CHUNK_RECORDS:
+        self._is_at_end = False
+        while size < _CHUNK_BYTES and records < _CHUNK_RECORDS and self._left != records:
+            found = next(self._found, None)
+            if not isinstance(found, Batch):
+                self._is_at_end, self._is_over = True, found is None
+                self._last = max(self._last, found or 0)
                 break
-        else:
-            self._pass = None
+            if self._left is not None:
+                found = found.between(found.first_sequence, found.first_sequence + self._left - records - 1)
+                assert found is not None
+            batches.append(found)
+            self._last = max(self._last, found.last_sequence)
+            size += len(found.payload)
+            records += found.count
         self._records += records
-        if self._wanted.limit is not None:
-            self._wanted = replace(self._wanted, limit=self._wanted.limit - records)
+        if self._left is not None:
+            self._left -= records
         return self._form.write(batches) if batches else b""
 
-    def _begin(self) -> Iterator[Batch]:
+    def _begin(self) -> Iterator[Batch | int]:
         wanted = self._wanted
-        start = max(self._next, self._last + 1) if self._next > 1 else wanted.start
-        self._next = end_of(self._state.log.view())  # asked first: what is read may be more
-        batches = self._state.log.batches(wanted.route, start, wanted.stop, group=wanted.group, limit=wanted.limit)
-        return (part for batch in batches for part in _parts(batch))
+        onward = read_onward(
+            self._state.log.view(), route=wanted.route, start=wanted.start, stop=wanted.stop, group=wanted.group
+        )
+        return (part for found in onward for part in ((found,) if isinstance(found, int) else _parts(found)))
 
     def _is_complete(self) -> bool:
-        wanted = self._wanted
-        if wanted.limit == 0:
+        stop = self._wanted.stop
+        if self._left == 0 or self._is_over:
             return True
-        if isinstance(wanted.stop, datetime):
-            return time.time_ns() > nanoseconds(wanted.stop) + _LATE_NS
-        return wanted.stop is not None and max(self._next - 1, self._last) >= wanted.stop
+        if isinstance(stop, datetime):
+            return time.time_ns() > nanoseconds(stop) + _LATE_NS
+        return stop is not None and self._last >= stop
 
 
 def _parts(batch: Batch) -> Iterator[Batch]:

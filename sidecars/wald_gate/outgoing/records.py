@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 
@@ -50,8 +51,9 @@ async def records(call: Call) -> Response:
     follow = query.follow == "1" or (isinstance(form, Events) and query.to is None and query.limit is None)
     reading = Reading(call.state, _wanted(call, query, is_events=isinstance(form, Events)), form)
     first = await reading.chunk()  # so that what is wrong with the request is its answer
-    if not first and not follow and await reading.more(wait_seconds(query.wait)):
-        first = await reading.chunk()
+    end = time.monotonic() + wait_seconds(query.wait)
+    while not first and not follow and await reading.more(end - time.monotonic()):
+        first = await reading.chunk()  # what has moved the head may be another route's
     chunks = reading.chunks(first, follow=follow, silent_seconds=_SILENT_SECONDS)
     if isinstance(form, Events):
         chunks = _kept_alive(chunks)

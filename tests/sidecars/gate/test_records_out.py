@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -69,6 +70,28 @@ def test_following_goes_on_without_an_end(filled: Gate, root: Path) -> None:
         for number in range(3):
             output_of("append", "orders", "--root", root, stdin=b"later %d\n" % number)
             assert lines.readline() == b"later %d\n" % number
+
+
+def test_who_follows_from_the_end_of_an_empty_log_gets_the_first_record(gate: Gate) -> None:
+    with gate.asked("GET", f"{ORDERS}?from=end&format=events") as events:
+        assert events.readline() == b": nothing new\n"
+        gate.post(ORDERS, b"first\n")
+        assert events.readline() == b"\n"
+        assert events.readline() == b"id: 1\n"
+
+
+def test_records_of_another_route_end_no_wait(gate: Gate, daemon: Daemon) -> None:
+    daemon.ask("ROUTE ADD other")
+    gate.post(ORDERS, b"first\n")
+    answers: list[bytes] = []
+    waiting = threading.Thread(target=lambda: answers.append(gate.get(f"{ORDERS}?from=2&format=raw&wait=60s").body))
+    waiting.start()
+    for _ in range(20):  # one of them comes while it waits
+        gate.post("/v1/routes/other/records", b"another\n")
+    gate.post(ORDERS, b"second\n")
+    waiting.join()
+
+    assert answers == [b"second\n"]
 
 
 def test_a_request_that_waits_gets_the_next_record(filled: Gate, root: Path) -> None:

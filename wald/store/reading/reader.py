@@ -28,6 +28,7 @@ from wald.store.retention.history import History
 from wald.store.retention.missing import Missing, OnMissing, ReclaimedSegment, RouteRange, Wanted, count, policy
 from wald.store.segments.head import lost_head, readable_head
 from wald.store.segments.opened import SkippedBatches
+from wald.store.segments.seeking import end_of
 from wald.store.segments.view import View, read_view
 
 POLL_FIRST_SECONDS = 0.001
@@ -105,6 +106,17 @@ def read_portion(
     return reading.batches(follow=False, cancel=threading.Event(), renewed=False)
 
 
+def read_onward(
+    view: View, *, route: str | None, start: Start, stop: Stop | None, group: str
+) -> Generator[Batch | int]:
+    """Batches as of :func:`read_batches`, and in the place of waiting the number of the last record that is durable.
+
+    All that is wanted up to it has come then. Who asks for the next batch again gets what is durable by that time,
+    from where reading had ended. It ends when nothing more can be wanted.
+    """
+    return _Reading(view, select(view, route, start, stop, group), None, policy(None)).onward()
+
+
 class _Reading:
     """One way through the log for one consumer."""
 
@@ -117,6 +129,7 @@ class _Reading:
         absent: Callable[[bytes], bool] | None = None,
     ) -> None:
         self._root = view.root
+        self._walk: Walk | None = None
         # What is released is still there for a reader that needs it.
         self._view = view if selection.earliest else view.including_released()
         self._selection = selection
@@ -140,31 +153,58 @@ class _Reading:
         Args:
             renewed: whether records count that are appended before the first batch is taken.
         """
-        selection = self._selection
-        if renewed and _moved(self._view):
-            self._view = self._view.renewed()
-        lowest = min([selection.first, *selection.floors.values()])
-        walk = self._walk(lowest)
-        try:
+        if renewed:
+            self.renew()
+        with closing(self):
             while True:
-                again = yield from self._advance(walk)
+                yield from self.to_end()
                 if self._complete:
                     return
-                if again is not None:
-                    walk.close()
-                    walk = self._walk(again)
-                    continue
-                bound = self._view.bound
-                if not follow and bound.lost and selection.last > (bound.sequence or 0):
-                    self._report(lost_head(self._root, bound))
-                if not follow or not self._await_change(cancel, on_wait):
+                if not follow:
+                    self.require_head()
+                    return
+                if not self._await_change(cancel, on_wait):
                     return
                 follow = not self._is_over()  # asked first: what is wanted is in the view that is taken then
                 self._view = self._view.renewed()
-        finally:
-            walk.close()
 
-    def _walk(self, sequence: int) -> Walk:
+    def onward(self) -> Generator[Batch | int]:
+        """The same without waiting; see :func:`read_onward`."""
+        with closing(self):
+            while not self._complete:
+                self.renew()
+                yield from self.to_end()
+                self.require_head()
+                yield end_of(self._view) - 1
+
+    def renew(self) -> None:
+        """Take in what has become durable."""
+        if _moved(self._view):
+            self._view = self._view.renewed()
+
+    def to_end(self) -> Generator[Batch]:
+        """Go on to the end of the view, or of what is wanted."""
+        begin: int | None = min([self._selection.first, *self._selection.floors.values()])
+        while begin is not None and not self._complete:
+            if self._walk is None:
+                self._walk = self._walk_from(begin)
+            begin = yield from self._advance(self._walk)
+            if begin is not None:
+                self.close()
+
+    def require_head(self) -> None:
+        """Report that the head is lost, if what is wanted may be behind the place where reading has ended."""
+        bound = self._view.bound
+        if bound.lost and not self._complete and self._selection.last > (bound.sequence or 0):
+            self._report(lost_head(self._root, bound))
+
+    def close(self) -> None:
+        """Close the segment that is read."""
+        if self._walk is not None:
+            self._walk.close()
+            self._walk = None
+
+    def _walk_from(self, sequence: int) -> Walk:
         absent = self._absent
 
         def passable(data: bytes, at: int) -> bool:
