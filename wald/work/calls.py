@@ -33,14 +33,14 @@ class Calls:
         wait: float,
         done: Collection[int],
     ) -> LeaseAsk:
-        max_records, max_bytes, lease_ns = index(max_records), index(max_bytes), nanoseconds(lease_for)
+        max_records, max_bytes, lease_ns = index(max_records), index(max_bytes), nanoseconds("lease_for", lease_for)
         if max_records < 1 or max_bytes < 1 or not lease_ns:
             raise InvalidInput(
-                "a lease of no records, of no bytes, or for no time",
-                hint="max_records, max_bytes and lease_for are above 0",
+                f"max_records {max_records}, max_bytes {max_bytes}, lease_for {lease_for!r}: each must be above 0",
+                hint="max_records 100, max_bytes 1048576, lease_for 30",
             )
         wanted = Wanted(consumer, max_records, max_bytes, lease_ns)
-        until_ns = self._clock.monotonic_ns() + nanoseconds(wait)
+        until_ns = self._clock.monotonic_ns() + nanoseconds("wait", wait)
         return LeaseAsk(wanted, (consumer, named_by(consumer, done)), until_ns=until_ns)
 
     def ack(self, consumer: str, sequences: Collection[int]) -> AckAsk:
@@ -49,7 +49,7 @@ class Calls:
     def nack(
         self, consumer: str, sequences: Collection[int], delay: float, reason: str, tries: int | None
     ) -> Ask[list[Refusal]]:
-        named, delay_ns, reason = named_by(consumer, sequences), nanoseconds(delay), text_of(reason)
+        named, delay_ns, reason = named_by(consumer, sequences), nanoseconds("delay", delay), text_of(reason)
         count = 0 if tries is None else index(tries)
         return Ask(
             lambda: self._owner.give_back(consumer, named, delay_ns, reason, count), durable=delay_ns > 0 or count > 0
@@ -65,7 +65,7 @@ class Calls:
         return Ask(lambda: self._owner.give_up(consumer, named, reason, count, durable), durable=True)
 
     def extend(self, consumer: str, sequences: Collection[int], lease_for: float) -> Ask[list[Refusal]]:
-        named, lease_ns = named_by(consumer, sequences), nanoseconds(lease_for)
+        named, lease_ns = named_by(consumer, sequences), nanoseconds("lease_for", lease_for)
         return Ask(lambda: self._owner.extend(consumer, named, lease_ns))
 
     def release(self, consumer: str) -> Ask[int]:
@@ -73,7 +73,7 @@ class Calls:
         return Ask(lambda: self._owner.release(consumer))
 
     def claim(self, min_idle: float) -> Ask[int]:
-        idle_ns = nanoseconds(min_idle)
+        idle_ns = nanoseconds("min_idle", min_idle)
         return Ask(lambda: self._owner.claim(idle_ns))
 
     def pending(self) -> Ask[list[Pending]]:

@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct, field
 
 from wald.format.work import TRIES_MAX
+from wald.work.arguments import CONSUMER_MAX
 from wald_gate.shapes import Shape
 
 RECORDS_MAX = 10_000
@@ -14,7 +15,7 @@ BYTES_MAX = 16 << 20
 LEASE_SECONDS_MAX = 12 * 3600
 WAIT_SECONDS_MAX = 300
 
-Consumer = Annotated[str, Meta(min_length=1, max_length=200)]
+Consumer = Annotated[str, Meta(min_length=1, max_length=CONSUMER_MAX)]
 Sequence = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
 Sequences = Annotated[list[Sequence], Meta(max_length=100_000)]
 LeaseSeconds = Annotated[float, Meta(gt=0, le=LEASE_SECONDS_MAX)]

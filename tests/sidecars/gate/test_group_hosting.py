@@ -1,0 +1,232 @@
+"""Which process owns a work group: the gate from the first request on, until it has ended or nothing is left to do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from full_disk import fill, small_file_system
+from gating import Answer, Gate
+from logs import Built
+from running import Daemon, eventually, run, sidecar
+
+import wald
+from wald.errors import Locked, NotFound
+from wald_gate.groups.hosting import Groups
+from wald_gate.problems import HttpError
+from wald_gate.settings import GroupSettings
+
+GROUP = "/v1/routes/orders/groups/billing"
+RECORDS = "/v1/routes/orders/records"
+
+
+def post(gate: Gate, verb: str, **fields: Any) -> Answer:
+    return gate.post(f"{GROUP}/{verb}", {"consumer": "w1", **fields})
+
+
+def leased(gate: Gate, **fields: Any) -> list[int]:
+    answer = post(gate, "lease", **fields)
+    assert answer.status == 200, answer.body
+    return [record["sequence"] for record in answer.json()["records"]]
+
+
+def test_a_killed_gate_delivers_again_what_was_leased_and_never_what_was_acknowledged(gate: Gate) -> None:
+    gate.post(RECORDS, b"".join(b"%d\n" % number for number in range(100)))
+    assert leased(gate) == list(range(1, 101))
+    done = list(range(1, 101, 2))
+    assert post(gate, "ack", sequences=done).json() == {"refused": []}
+    gate.kill()
+    gate.start()
+    assert post(gate, "ack", sequences=[2]).json() == {"refused": []}  # late, and no other consumer has it
+    again = post(gate, "lease").json()["records"]
+    assert [(record["sequence"], record["tries"]) for record in again] == [(n, 2) for n in range(4, 101, 2)]
+
+
+def test_a_second_gate_and_a_drain_are_refused_while_a_gate_owns_the_group(gate: Gate, tmp_path: Path) -> None:
+    gate.post(RECORDS, b"1\n")
+    assert leased(gate) == [1]
+    linked = tmp_path / "other"
+    linked.symlink_to(gate.root)
+    with Gate(linked) as other:
+        refused = post(other, "lease")
+        assert (refused.status, refused.json()["code"]) == (423, "locked")
+        drain = sidecar("drain", "--root", gate.root, "orders", "--group", "billing", "--workers", "1", "--exit-at-end")
+        assert run([*drain, "--", "true"]).returncode == 5
+        assert [each["consumer"] for each in other.get(f"{GROUP}/pending").lines()] == ["w1"]
+        gate.kill()
+        assert leased(other) == [1]
+
+
+def test_a_group_of_another_process_is_taken_over_when_that_has_ended(gate: Gate) -> None:
+    gate.post(RECORDS, b"1\n")
+    with wald.WorkGroup(gate.root, "orders", "billing") as work:
+        assert len(work.lease("elsewhere", wait=60)) == 1
+        assert post(gate, "lease").status == 423
+        [entry] = gate.get(f"{GROUP}/pending").lines()
+        assert (entry["kind"], entry["consumer"]) == ("out", "elsewhere")
+    assert leased(gate) == [1]
+
+
+def test_requests_at_the_same_time_share_the_opening_of_a_group(gate: Gate) -> None:
+    gate.post(RECORDS, b"".join(b"%d\n" % number for number in range(32)))
+    with ThreadPoolExecutor(32) as threads:
+        asked = [threads.submit(leased, gate, consumer=f"w{n}", max_records=1) for n in range(32)]
+        assert sorted(sequence for each in asked for sequence in each.result()) == list(range(1, 33))
+
+
+def test_at_its_end_the_gate_moves_the_cursor_and_leaves_the_group(gate: Gate) -> None:
+    gate.post(RECORDS, b"1\n2\n")
+    assert leased(gate) == [1, 2]
+    assert post(gate, "ack", sequences=[1, 2]).json() == {"refused": []}
+    assert gate.stop() == 0
+    assert wald.open(gate.root).cursor("orders", "billing").sequence == 2
+    with wald.WorkGroup(gate.root, "orders", "billing") as work:
+        assert work.floor == 2
+
+
+def test_a_damaged_journal_is_an_error_until_it_is_gone(gate: Gate) -> None:
+    gate.post(RECORDS, b"1\n")
+    assert leased(gate) == [1]
+    gate.kill()
+    journal = gate.root / "routes" / "orders" / "billing.work"
+    whole = journal.read_bytes()
+    journal.write_bytes(b"x" + whole[1:])
+    gate.start()
+    for _ in range(2):
+        answer = post(gate, "lease")
+        assert (answer.status, answer.json()["code"]) == (500, "damaged")
+    journal.write_bytes(whole)
+    assert leased(gate) == [1]
+
+
+def test_a_group_of_a_route_that_is_not_there_is_not_found(gate: Gate) -> None:
+    for verb in ("lease", "release"):
+        answer = gate.post(f"/v1/routes/nowhere/groups/billing/{verb}", {"consumer": "w1"})
+        assert (answer.status, answer.json()["code"]) == (404, "not-found")
+    assert gate.get(f"{GROUP}/pending").status == 404
+
+
+def test_a_retired_route_is_worked_on_to_its_end(gate: Gate, daemon: Daemon) -> None:
+    gate.post(RECORDS, b"1\n2\n")
+    assert leased(gate, max_records=1) == [1]
+    daemon.ask("ROUTE RETIRE orders")
+    assert leased(gate) == [2]
+    assert post(gate, "ack", sequences=[1, 2]).json() == {"refused": []}
+
+
+def test_a_full_disk_is_said_and_the_group_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    with (
+        small_file_system(tmp_path / "disk", 100 << 20) as disk,
+        Daemon(disk / "log") as daemon,
+        Gate(daemon.root) as gate,
+    ):
+        daemon.ask("ROUTE ADD orders")
+        gate.post(RECORDS, b"".join(b"%d\n" % number for number in range(20_000)))
+        assert leased(gate, max_records=1) == [1]
+        fill(disk / "fill")
+        acknowledged: set[int] = set()
+
+        def is_full() -> bool:
+            """Many lines are needed until those that stand ready are used up."""
+            got = post(gate, "lease", max_records=10)
+            if got.status == 200:
+                sequences = [record["sequence"] for record in got.json()["records"]][::2]
+                answer = post(gate, "ack", sequences=sequences)
+                if answer.status == 200:
+                    acknowledged.update(sequences)
+                    return False
+                got = answer
+            assert (got.status, got.json()["code"], "retry-after" in got.headers) == (503, "disk", True), got.body
+            return True
+
+        eventually(is_full)
+        (disk / "fill").unlink()
+        eventually(lambda: post(gate, "lease", max_records=1).status == 200)
+        again = set(leased(gate, consumer="w2", max_records=10_000))
+        assert again
+        assert not again & acknowledged
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    """A log without a daemon."""
+    return Built(tmp_path / "built")
+
+
+def hosting(
+    built: Built, main: Callable[[Groups], Coroutine[Any, Any, None]], *, groups_max: int = 64, idle: float = 600
+) -> None:
+    """Run ``main`` with the groups of a gate."""
+
+    async def begin() -> None:
+        groups = Groups(built.log, lambda _route, _group: GroupSettings(), groups_max=groups_max, idle_seconds=idle)
+        try:
+            await main(groups)
+        finally:
+            await groups.close()
+
+    asyncio.run(asyncio.wait_for(begin(), 120))
+
+
+def is_free(built: Built, group: str) -> bool:
+    """Whether another process may own a group."""
+    try:
+        with wald.WorkGroup(built.root.path, "a", group):
+            return True
+    except Locked:
+        return False
+
+
+def test_a_group_that_is_idle_is_closed_once_no_consumer_has_a_record(built: Built) -> None:
+    built.lines("a", [b"1", b"2"])
+
+    async def main(groups: Groups) -> None:
+        async with groups.use("a", "g") as work:
+            assert len(await work.lease("w1", wait=60)) == 2
+        await asyncio.sleep(0.3)  # many times the idle time
+        assert groups.count == 1
+        async with groups.use("a", "g") as work:
+            assert await work.ack("w1", [1, 2]) == []
+        while groups.count:
+            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(is_free, built, "g")
+        async with groups.use("a", "g") as work:
+            assert work.floor == 2
+
+    hosting(built, main, idle=0.05)
+
+
+def test_a_group_in_use_makes_no_room_and_an_idle_one_does(built: Built) -> None:
+    built.lines("a", [b"1"])
+
+    async def main(groups: Groups) -> None:
+        async with groups.use("a", "g1"):
+            with pytest.raises(HttpError) as refused:
+                async with groups.use("a", "g2"):
+                    pass
+            assert (refused.value.status, refused.value.code) == (503, "too-many-groups")
+        async with groups.use("a", "g2"):
+            assert groups.count == 1
+            assert await asyncio.to_thread(is_free, built, "g1")
+
+    hosting(built, main, groups_max=1)
+
+
+def test_a_group_that_cannot_be_opened_is_tried_again_by_the_next_request(built: Built) -> None:
+    built.lines("a", [b"1"])
+
+    async def main(groups: Groups) -> None:
+        async def use() -> None:
+            async with groups.use("b", "g"):
+                pass
+
+        found = await asyncio.gather(*(use() for _ in range(8)), return_exceptions=True)
+        assert [type(each) for each in found] == [NotFound] * 8
+        built.lines("b", [b"1"])
+        await use()
+
+    hosting(built, main)
