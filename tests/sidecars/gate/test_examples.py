@@ -1,0 +1,121 @@
+"""The programs of examples/http lose nothing while the gate is killed and restarted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import programs
+import pytest
+from contents import values
+from gating import Gate
+from running import TIMEOUT_SECONDS, eventually
+
+EXAMPLES = Path(__file__).parents[3] / "examples/http"
+BEFORE, LINES = 150, 400
+Begin = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture(scope="module")
+def go_program(tmp_path_factory: pytest.TempPathFactory) -> str:
+    go = programs.program("go", package="golang-go")
+    built = tmp_path_factory.mktemp("go") / "gate"
+    environment = os.environ | {"GOCACHE": str(built.with_name("cache")), "GOFLAGS": "-mod=mod", "GO111MODULE": "off"}
+    for verb in (["vet"], ["build", "-o", str(built)]):
+        subprocess.run([go, *verb, str(EXAMPLES / "gate.go")], env=environment, check=True)
+    return str(built)
+
+
+@pytest.fixture(params=["python", "node", *(pytest.param(each, marks=pytest.mark.slow) for each in ("shell", "go"))])
+def line(request: pytest.FixtureRequest) -> list[str]:
+    """How the program of a language begins."""
+    match request.param:
+        case "python":
+            return [sys.executable, str(EXAMPLES / "gate.py")]
+        case "node":
+            return [programs.program("node", package="nodejs"), str(EXAMPLES / "gate.mjs")]
+        case "shell":
+            programs.program("jq", package="jq")
+            return [programs.program("bash", package="bash"), str(EXAMPLES / "gate.sh")]
+    return [request.getfixturevalue("go_program")]
+
+
+@pytest.fixture
+def begin(line: list[str], gate: Gate, tmp_path: Path) -> Iterator[Begin]:
+    """Starts the program with a verb; its output goes to a file of that name."""
+    environment = os.environ | {"WALD_GATE": f"http://127.0.0.1:{gate.port}"}
+    with ExitStack() as files:
+
+        def start(verb: str, *words: object) -> subprocess.Popen[bytes]:
+            output = files.enter_context((tmp_path / verb).open("ab"))
+            called = [*line, verb, *map(str, words)]
+            process = subprocess.Popen(
+                called, stdin=subprocess.PIPE, stdout=output, env=environment, start_new_session=True
+            )
+            started.append(process)
+            return process
+
+        started: list[subprocess.Popen[bytes]] = []
+        yield start
+        for process in started:
+            end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM to a program, and to what it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    process.wait(TIMEOUT_SECONDS)
+    assert process.stdin is not None
+    process.stdin.close()
+
+
+def printed(tmp_path: Path, verb: str) -> list[bytes]:
+    return (tmp_path / verb).read_bytes().splitlines()
+
+
+def test_a_program_outlives_the_gate(begin: Begin, gate: Gate, root: Path, tmp_path: Path) -> None:
+    """What it stores is there once; what follows has each record once and in order; a worker has each at least once."""
+    lines = [b"line %d" % number for number in range(LINES)]
+    last = tmp_path / "last"
+    begin("work", "orders", "billing")
+    following = begin("follow", "orders", last)
+    storing = begin("store", "orders")
+    assert storing.stdin is not None
+    storing.stdin.write(b"".join(each + b"\n" for each in lines[:BEFORE]))
+    storing.stdin.flush()
+    eventually(lambda: printed(tmp_path, "store"))
+    gate.kill()
+    storing.stdin.write(b"".join(each + b"\n" for each in lines[BEFORE:]))
+    storing.stdin.close()
+    gate.start()
+    eventually(lambda: len(printed(tmp_path, "follow")) >= 2)
+    assert gate.stop() == 0
+    gate.start()
+    assert storing.wait(TIMEOUT_SECONDS) == 0
+    eventually(lambda: len(printed(tmp_path, "follow")) >= LINES)
+    eventually(lambda: set(printed(tmp_path, "work")) == set(lines))
+    eventually(lambda: last.read_text().strip() == str(LINES))
+    end(following)
+    gate.post("/v1/routes/orders/records", b"later\n")
+    begin("follow", "orders", last)
+    eventually(lambda: printed(tmp_path, "follow")[-1] == b"later")
+
+    assert values(root) == [*lines, b"later"]
+    assert printed(tmp_path, "follow") == [*lines, b"later"]
+    eventually(lambda: gate.get("/v1/routes/orders/groups/billing/pending").body == b"")
+    assert Counter(printed(tmp_path, "work")).total() >= LINES
+
+
+def test_what_does_not_pass_is_reported_and_ends_a_program(begin: Begin, tmp_path: Path) -> None:
+    storing = begin("store", "nowhere")
+    storing.communicate(b"lost\n", timeout=TIMEOUT_SECONDS)
+
+    assert storing.returncode != 0
+    assert printed(tmp_path, "store") == []
