@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 from benchmarks import brokers
@@ -25,7 +26,8 @@ _LATENCY = "The gate: from an append to the event of a client that follows"
 _BATCH = 1000
 _PIPELINED = 64
 _SERVES = re.compile(r"serves .* on http://(\S+)")
-_UNSYNCED = "NATS JetStream, no sync"
+_SYNCED, _UNSYNCED = "NATS JetStream", "NATS JetStream, no sync"
+_LEASED_PER_SECOND = 200_000  # of a worker that is faster the time ends earlier
 
 
 def measure(stage: Stage) -> tuple[list[Row], list[str]]:
@@ -36,6 +38,15 @@ def measure(stage: Stage) -> tuple[list[Row], list[str]]:
             producer.command("ROUTE", "ADD", FOLLOWED)
         address = stack.enter_context(gate(daemon.root))
         clients = partial(_requests, seconds=seconds)
+        records = min(int(_LEASED_PER_SECOND * seconds), stage.lines)
+        names = (f"g{number}" for number in count())
+
+        def worker(address: object, kind: str) -> float:
+            return float(in_python("workers", address, kind, "hundred", next(names), records, seconds))
+
+        values = stage.lines_file(records)
+        daemon.feed(values, records)
+        leased: dict[str, Callable[[], float]] = {"wald": partial(worker, address, "gate")}
         many: dict[str, Callable[[], float]] = {
             "wald": lambda: _BATCH * clients(address, "http", 8, _BATCH),
             "the daemon's socket": lambda: _BATCH * clients(daemon.socket, "wald", 8, _BATCH),
@@ -46,15 +57,24 @@ def measure(stage: Stage) -> tuple[list[Row], list[str]]:
         }
         if shutil.which("redis-server"):
             redis = stack.enter_context(brokers.redis(stage.fresh(stage.disk)))
+            in_python("workers", redis, "redis", "fill", values, records)
+            leased["Redis Streams"] = partial(worker, redis, "redis")
             many["Redis Streams, 64 a time"] = lambda: _PIPELINED * clients(redis, "redis", 8, _PIPELINED)
             one["Redis Streams"] = partial(clients, redis, "redis", 64, 1)
         if shutil.which("nats-server"):
             folder = stage.fresh(stage.disk)
             synced = brokers.nats_can_sync(folder)
-            nats = stack.enter_context(brokers.nats(folder, synced=synced))
-            in_python("workers", brokers.text_of(nats), "nats", "fill", stage.data, 1)
-            one["NATS JetStream" if synced else _UNSYNCED] = partial(clients, brokers.text_of(nats), "nats", 64, 1)
+            nats = brokers.text_of(stack.enter_context(brokers.nats(folder, synced=synced)))
+            in_python("workers", nats, "nats", "fill", values, records)
+            leased[_SYNCED if synced else _UNSYNCED] = partial(worker, nats, "nats")
+            one[_SYNCED if synced else _UNSYNCED] = partial(clients, nats, "nats", 64, 1)
         rows = [
+            *Samples.alternate(leased, stage.repeat).rows(
+                _GROUP,
+                "records/s",
+                ("wald", "lease and acknowledge, 100 each"),
+                dict.fromkeys(["Redis Streams", _SYNCED, _UNSYNCED], Goal(1)),
+            ),
             *Samples.alternate(many, stage.repeat).rows(
                 _GROUP,
                 "records/s",
@@ -65,7 +85,7 @@ def measure(stage: Stage) -> tuple[list[Row], list[str]]:
                 _GROUP,
                 "acks/s",
                 ("wald", "64 clients × 1 record"),
-                dict.fromkeys(["Redis Streams", "NATS JetStream", _UNSYNCED, "the daemon's socket"]),
+                dict.fromkeys(["Redis Streams", _SYNCED, _UNSYNCED, "the daemon's socket"]),
             ),
             *_latencies(stage, address, daemon, seconds),
         ]

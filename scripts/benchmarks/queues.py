@@ -9,9 +9,13 @@ it is there as ``bytes``, an acknowledgement when the server has answered it.
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
 
 from benchmarks.brokers import Address, connected
 from benchmarks.stage import ROUTE
@@ -20,6 +24,7 @@ BATCH = 100
 _ROUTE = ROUTE.encode()
 _FILLED_AT_ONCE = 1000
 _CHUNK = 1 << 18
+_LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n(?:[^\r]+\r\n)*\r\n")
 _PULL = b'{"batch":%d}' % BATCH
 
 Step = Callable[[], int]
@@ -150,6 +155,48 @@ class Beanstalkd:
             assert _replies(self._connection, BATCH) == [b"DELETED"] * BATCH
 
         return _steps(self._connection, left, reserve, take, BATCH, confirm)
+
+
+class Gate:
+    """A route behind a gate; each worker has a work group of its own. JSON is read by msgspec, as clients do that care.
+
+    One request acknowledges a batch and asks for the next one, as one write does to the others.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._connection = connected(address)
+
+    def worker(self, group: str, left: int) -> Step:
+        path = f"/v1/routes/{ROUTE}/groups/{group}"
+        done: list[int] = []
+
+        def step() -> int:
+            nonlocal done, left
+            if left < BATCH:
+                return 0
+            asking = {"consumer": "worker-1", "max_records": BATCH, "wait": 5, "done": done}
+            records = self._ask(f"{path}/lease", asking)["records"]
+            values = [record["value"].encode() for record in records]
+            assert len(values) == BATCH, records
+            done = [record["sequence"] for record in records]
+            left -= BATCH
+            if left < BATCH:
+                assert self._ask(f"{path}/ack", {"consumer": "worker-1", "sequences": done}) == {"refused": []}
+            return BATCH
+
+        return step
+
+    def _ask(self, path: str, asked: object) -> Any:
+        body = msgspec.json.encode(asked)
+        head = "POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        self._connection.sendall((head % (path, len(body))).encode() + body)
+        data = b""
+        while not (found := _LENGTH.search(data)) or len(data) < found.end() + int(found[1]):
+            more = self._connection.recv(_CHUNK)
+            assert more, data[-200:]
+            data += more
+        assert data.startswith(b"HTTP/1.1 200 "), data[:400]
+        return msgspec.json.decode(data[found.end() :])
 
 
 def new_group(connection: socket.socket, group: str) -> None:

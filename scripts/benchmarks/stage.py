@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Self
 
@@ -50,6 +50,13 @@ class Stage:
         """A new directory below ``where``."""
         path = where / f"{next(self._numbers)}"
         path.mkdir()
+        return path
+
+    def lines_file(self, lines: int) -> Path:
+        """A file of the first lines of the data."""
+        path = self.fresh(self.fast) / "lines"
+        with self.data.open("rb") as data, path.open("wb") as file:
+            file.writelines(islice(data, lines))
         return path
 
     @property

@@ -45,7 +45,7 @@ def measure(stage: Stage) -> tuple[list[Row], list[str]]:
 def _beside(stage: Stage) -> tuple[list[Row], list[str]]:
     seconds = 0.5 if stage.quick else 3.0
     records = int(_LONGEST_PER_SECOND * seconds)
-    data = _lines(stage, min(records, stage.lines))
+    data = stage.lines_file(min(records, stage.lines))
     records = min(records, stage.lines)
     names = (f"g{number}" for number in count())
 
@@ -105,13 +105,6 @@ def _beanstalkd(tube: Path, data: Path, records: int, seconds: float) -> float:
     """An acknowledged job is gone, so there have to be new ones each time."""
     in_python("workers", tube, "beanstalkd", "fill", data, records)
     return float(in_python("workers", tube, "beanstalkd", "hundred", "-", records, seconds))
-
-
-def _lines(stage: Stage, records: int) -> Path:
-    path = stage.fresh(stage.fast) / "lines"
-    with stage.data.open("rb") as lines, path.open("wb") as file:
-        file.writelines(islice(lines, records))
-    return path
 
 
 def _half(stage: Stage, order: str) -> list[Row]:

@@ -9,7 +9,7 @@ on the interpreter lock. Run as a program:
     workers ADDRESS KIND loop NAME LEFT SECONDS       64 tasks; of Redis 64 connections
     workers ADDRESS KIND fill FILE RECORDS            puts the first lines of FILE there
 
-KIND is wald, redis, nats or beanstalkd; NAME that of a new group. ADDRESS is a root, a socket, or HOST:PORT.
+KIND is wald, gate, redis, nats or beanstalkd; NAME that of a new group. ADDRESS is a root, a socket, or HOST:PORT.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from benchmarks.brokers import Address, address_of, connected
 from benchmarks.queues import (
     BATCH,
     Beanstalkd,
+    Gate,
     Nats,
     Redis,
     Step,
@@ -42,6 +43,7 @@ from wald import aio
 
 WORKERS = 64
 QUEUES = {"redis": Redis, "nats": Nats, "beanstalkd": Beanstalkd}
+SERVERS = {**QUEUES, "gate": Gate}
 _PATIENCE_SECONDS = 5.0
 _ACK_AND_RECORD = 1 + 5 + 8  # lines of Redis
 
@@ -176,7 +178,7 @@ def _in_threads(steps: list[Step], seconds: float) -> float:
 
 
 def _hundred(kind: str, address: Address, name: str, left: int, seconds: float) -> float:
-    return records_per_second(QUEUES[kind](address).worker(name, left), seconds)
+    return records_per_second(SERVERS[kind](address).worker(name, left), seconds)
 
 
 def main(address: str, kind: str, what: str, *words: str) -> None:
