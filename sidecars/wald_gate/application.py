@@ -6,10 +6,11 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -70,6 +71,34 @@ class Application:
         return None
 
 
+class _Request(Request):
+    """A request whose headers are looked up in a dict; Starlette goes through all of them for each look-up."""
+
+    @cached_property
+    def headers(self) -> Headers:
+        return _Headers(scope=self.scope)
+
+
+class _Headers(Headers):
+    """Of several with one name, the first one is found, as Starlette does."""
+
+    def __init__(self, scope: Scope) -> None:
+        super().__init__(scope=scope)
+        self._first = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(self._list)}
+
+    def __getitem__(self, key: str) -> str:
+        return self._first[key.lower()]
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and key.lower() in self._first
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._first.get(key.lower(), default)
+
+    def getlist(self, key: str) -> list[str]:
+        return super().getlist(key) if key in self else []
+
+
 @dataclass(frozen=True)
 class _Endpoint:
     """Answers the requests for one verb, and counts them."""
@@ -80,7 +109,7 @@ class _Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
-        request = Request(scope, receive)
+        request = _Request(scope, receive)
         response = await self._answer(request)
         seconds = time.perf_counter() - began
         self.answered.count(response.status_code, seconds)
@@ -107,7 +136,11 @@ class _Endpoint:
     def _client(self, request: Request) -> tuple[Client, bool]:
         """Who asks, and whether a session says so; what is said in the request itself comes first."""
         authorization = request.headers.get("authorization")
-        if authorization is None and (client := self.state.sessions.client(request)) is not None:
+        if (
+            authorization is None
+            and "cookie" in request.headers
+            and (client := self.state.sessions.client(request)) is not None
+        ):
             return client, True
         return self.state.rights.client(authorization, request.scope.get(PEER)), False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -66,7 +66,8 @@ class Call:
             InvalidInput: one is unknown, is there twice, or is no such value.
         """
         given: dict[str, Any] = {}
-        for name, value in self.request.query_params.multi_items():
+        has_query = bool(self.request.scope["query_string"])
+        for name, value in self.request.query_params.multi_items() if has_query else ():
             if name in given:
                 raise InvalidInput(f"{name} is there twice in the query", hint=f"?{name}={value}")
             given[name] = value
@@ -93,6 +94,7 @@ class Call:
             raise InvalidInput(f"the body: {error}", hint="/openapi.json says what may be there") from None
 
 
+@lru_cache(64)
 def wait_seconds(given: str) -> float:
     """How long a client wants to wait, as ``wait=30s`` says it.
 

@@ -11,6 +11,9 @@ from starlette.requests import Request
 from wald_gate.problems import HttpError
 from wald_gate.settings import LimitSettings
 
+COMPLETE = "wald.complete"
+"""In the scope once the whole body has come, so that no timer has to run for it."""
+
 
 @dataclass
 class Limits:
@@ -31,15 +34,18 @@ class Limits:
         """
         chunks = request.stream()
         while True:
-            try:
-                async with asyncio.timeout(self.settings.body_timeout):
-                    chunk = await anext(chunks, None)
-            except TimeoutError:
-                message = f"nothing of the body came for {self.settings.body_timeout:g} s"
-                raise HttpError(408, "timeout", message, headers={"Connection": "close"}) from None
+            chunk = await (anext(chunks, None) if COMPLETE in request.scope else self._in_time(chunks))
             if chunk is None:
                 return
             yield chunk
+
+    async def _in_time(self, chunks: AsyncIterator[bytes]) -> bytes | None:
+        try:
+            async with asyncio.timeout(self.settings.body_timeout):
+                return await anext(chunks, None)
+        except TimeoutError:
+            message = f"nothing of the body came for {self.settings.body_timeout:g} s"
+            raise HttpError(408, "timeout", message, headers={"Connection": "close"}) from None
 
     async def read(self, request: Request) -> bytes:
         """A body of JSON.

@@ -17,6 +17,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from wald_gate.limits import COMPLETE
 from wald_gate.rights.clients import PEER
 from wald_gate.settings import LimitSettings
 from wald_gate.transport.joined import JoinedWrites
@@ -105,6 +106,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
+        self.scope[COMPLETE] = True  # type: ignore[literal-required]
         self._is_in_head = True
 
     def on_response_complete(self) -> None:
