@@ -295,8 +295,16 @@ def test_holes_outlive_a_journal_that_is_written_anew(built: Built) -> None:
 def test_a_lease_of_nothing_is_refused(built: Built) -> None:
     built.lines("a", [b"1"])
     with group(built) as work:
-        for consumer, count, seconds in (("x", 0, 1), ("x", 1, 0), ("", 1, 1)):
-            with pytest.raises(InvalidInput):
+        for consumer, count, seconds, allowed in (
+            ("x", 0, 1, "max_records 0, .* must be above 0"),
+            ("x", 1, 0, "lease_for 0: each must be above 0"),
+            ("x", 1, -1, "lease_for -1: must be 0 or more, in seconds"),
+            ("x", 1, float("nan"), "lease_for nan: must be 0 or more"),
+            ("", 1, 1, "consumer '': must be text of 1 to 200 letters"),
+            ("a\nb", 1, 1, "consumer 'a.*b': must be text of .* on one line"),
+            ("x" * 201, 1, 1, "must be text of 1 to 200 letters"),
+        ):
+            with pytest.raises(InvalidInput, match=allowed):
                 work.lease(consumer, count, lease_for=seconds)
 
 
