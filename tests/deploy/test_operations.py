@@ -344,6 +344,17 @@ def silent(site: Site) -> Iterator[None]:
     assert site.read() == ["one", "two"]
 
 
+@trouble("The gate answers 503, or not at all")
+def not_ready(site: Site) -> Iterator[None]:
+    """Its daemon was stopped by a signal."""
+    site.start("wald-gate")
+    site.append(["one"])
+    site.sh("systemctl kill --kill-who=main --signal=STOP wald")
+    yield
+    assert site.sh("curl -sS --fail --unix-socket /run/wald/gate.sock http://log/readyz") == '{"status":"ready"}'
+    assert site.read() == ["one"]
+
+
 @trouble("A FIFO misbehaves")
 def fifo(site: Site) -> Iterator[None]:
     """A file has taken its place, and another writer holds half a line in the new one."""
