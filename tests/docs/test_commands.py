@@ -19,6 +19,7 @@ from typed import fits, type_page, typed
 from wald.config import load
 from wald_archive.codecs import Codec
 from wald_archive.sizes import Records
+from wald_gate.settings import load as load_gate
 
 TYPED = [
     page
@@ -102,16 +103,29 @@ def test_a_page_can_be_typed(page: str, tmp_path: Path) -> None:
         type_page(page, at=tmp_path, root=tmp_path / "log")
 
 
-SETTINGS = [page for page in PAGES if any(block.language == "toml" for block in blocks(page))]
+def settings(page: str, mode: str) -> str:
+    """All settings of a page: with the mode "gate" those of the gate, without one those of the daemon."""
+    return "".join(block.text for block in blocks(page) if (block.language, block.mode) == ("toml", mode))
+
+
+SETTINGS = [page for page in PAGES if settings(page, "")]
 
 
 @pytest.mark.parametrize("page", [page for page in SETTINGS if page != "docs/users.md"])
 def test_settings_can_be_loaded(page: str, tmp_path: Path) -> None:
     """Those of docs/users.md name groups that only the machine of tests/deploy/test_users.py has."""
     path = tmp_path / "wald.toml"
-    path.write_text("".join(block.text for block in blocks(page) if block.language == "toml"))
+    path.write_text(settings(page, ""))
 
     assert load(path, {}).routes
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if settings(page, "gate")])
+def test_settings_of_the_gate_can_be_loaded(page: str, tmp_path: Path) -> None:
+    path = tmp_path / "gate.toml"
+    path.write_text(settings(page, "gate"))
+
+    assert load_gate(path, {}).groups
 
 
 def shell_lines(page: str, number: int) -> list[str]:

@@ -56,7 +56,7 @@ def test_every_block_says_what_it_is(page: str) -> None:
     """Nothing is run that nobody has marked to be run, and no block is left out by a misspelt word."""
     opened = re.findall(r"^ *```(\S.*)$", PAGES[page], re.MULTILINE)
     modes = {f"{language}{mode}" for language in ("sh", "python") for mode in ("", " spark", " not-run")}
-    known = modes | {"console", "toml", "text", "{toctree}", "{eval-rst}"}
+    known = modes | {"console", "toml", "toml gate", "text", "{toctree}", "{eval-rst}"}
 
     assert set(opened) <= known
 

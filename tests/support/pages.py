@@ -26,7 +26,7 @@ class Block:
     Attributes:
         language: what stands behind the fence: sh, console, python, toml, text.
         mode: nothing: tests/docs executes it; "spark": a test that starts Spark does; "not-run": only its words are
-            checked, as it needs what no machine of ours has.
+            checked, as it needs what no machine of ours has; of toml, "gate": settings of the gate.
         line: of the page, on which its first line stands.
         heading: of the section (`##`) that it is in; "" above the first.
     """
