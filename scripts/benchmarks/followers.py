@@ -43,7 +43,9 @@ def latencies(gate: Address, address: Address, seconds: float) -> list[float]:
 def _following(gate: Address) -> socket.socket:
     events = connected(gate)
     events.settimeout(_PATIENCE_SECONDS)
-    events.sendall(b"GET /v1/routes/%s/records?from=end&format=events HTTP/1.1\r\nHost: a\r\n\r\n" % FOLLOWED.encode())
+    events.sendall(
+        b"GET /v1/routes/%s/records?from=end&format=events HTTP/1.1\r\nHost: [::]\r\n\r\n" % FOLLOWED.encode()
+    )
     _wait_for(events, b"nothing new")  # what it says as soon as it follows
     return events
 
@@ -51,7 +53,7 @@ def _following(gate: Address) -> socket.socket:
 def _request(value: bytes, *, over_http: bool) -> bytes:
     if not over_http:
         return b"PUB %s %d\n%s\n" % (FOLLOWED.encode(), len(value) + 1, value)
-    head = "POST /v1/routes/%s/records HTTP/1.1\r\nHost: a\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n"
+    head = "POST /v1/routes/%s/records HTTP/1.1\r\nHost: [::]\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n"
     return (head % (FOLLOWED, len(value))).encode() + value
 
 

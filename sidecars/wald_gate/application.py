@@ -19,16 +19,17 @@ from starlette.types import Receive, Scope, Send
 
 from wald.errors import WaldError
 from wald_gate.call import Call
+from wald_gate.limits import ALLOWANCE
 from wald_gate.monitoring.counts import Answered
 from wald_gate.page.frame import HTML, failed
 from wald_gate.problems import HttpError, problem
-from wald_gate.rights.clients import PEER, Client, Right
+from wald_gate.rights.clients import ANYONE, CERTIFICATE, PEER, Client, Right
+from wald_gate.rights.origins import require_own_name, require_own_page
 from wald_gate.state import State
 from wald_gate.verbs import Verb
 
 _CLIENT = "wald.client"  # in the scope: the name of who asks
 _NO_VERB = "none"
-_SAFE = ("GET", "HEAD", "OPTIONS")
 _KNOWN_PATHS, _KNOWN_LENGTH = 1024, 512
 _log = logging.getLogger("wald_gate")
 
@@ -110,19 +111,25 @@ class _Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
         request = _Request(scope, receive)
-        response = await self._answer(request)
-        seconds = time.perf_counter() - began
-        self.answered.count(response.status_code, seconds)
-        self.state.request_log.note(scope["method"], scope["path"], scope.get(_CLIENT, ""), response, seconds)
-        await response(scope, receive, send)
+        try:
+            response = await self._answer(request)
+            seconds = time.perf_counter() - began
+            self.answered.count(response.status_code, seconds)
+            self.state.request_log.note(scope["method"], scope["path"], scope.get(_CLIENT, ""), response, seconds)
+            await response(scope, receive, send)
+        finally:
+            if ALLOWANCE in scope:
+                scope[ALLOWANCE].end()
 
     async def _answer(self, request: Request) -> Response:
         try:
-            _require_own_page(request)
+            require_own_page(request)
             client, has_session = Client("anyone"), False
             if self.verb.right is not Right.NONE:
+                require_own_name(request, self.state.limits.hosts, guarded=self.state.rights.are_asked_for)
                 client, has_session = self._client(request)
                 request.scope[_CLIENT] = client.name
+                request.scope[ALLOWANCE] = self.state.allowances.begin(_paying(client, request))
                 self._require(client, request.path_params.get("route"))
             return await self.verb.handle(Call(request, client, self.state, has_session))
         except (WaldError, OSError) as error:
@@ -142,7 +149,8 @@ class _Endpoint:
             and (client := self.state.sessions.client(request)) is not None
         ):
             return client, True
-        return self.state.rights.client(authorization, request.scope.get(PEER)), False
+        scope = request.scope
+        return self.state.rights.client(authorization, scope.get(PEER), scope.get(CERTIFICATE)), False
 
     def _require(self, client: Client, route: str | None) -> None:
         if not client.may(self.verb.right, route):
@@ -155,13 +163,9 @@ class _Endpoint:
             )
 
 
-def _require_own_page(request: Request) -> None:
-    """Refuse what the page of another site has let a browser send, which has the rights of its user."""
-    origin = request.headers.get("origin")
-    if request.method not in _SAFE and origin is not None:
-        host = request.headers.get("host", "")
-        if origin.partition("://")[2] != host:
-            raise HttpError(403, "other-origin", f"a page of {origin} may not do this on {host}")
+def _paying(client: Client, request: Request) -> str:
+    """Whose limits a request counts against: those who need not show who they are have one name, and an address."""
+    return request.client.host if client is ANYONE and request.client is not None else client.name
 
 
 async def _not_there(state: State, request: Request, error: Exception) -> Response:

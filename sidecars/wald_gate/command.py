@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from wald.setting_types import Setting
     from wald_gate.settings import Settings
 
+F = TypeVar("F", bound=Callable[..., Any])
 _FILE = click.Path()
 
 
@@ -86,6 +87,74 @@ def serve(root: Path, config: Path | None, only_check: bool, **options: Any) -> 
         return
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     serving.serve(root, settings, systemd)
+
+
+@command.group()
+def token() -> None:
+    """Say who may use the gate: the lines of its file of tokens.
+
+    A running gate reads the file again at SIGHUP.
+    """
+
+
+def _tokens_option(function: F) -> F:
+    return click.option("--tokens", type=click.Path(path_type=Path), required=True, help="The file.")(function)
+
+
+@token.command("add")
+@click.argument("name")
+@_tokens_option
+@click.option("--read", multiple=True, metavar="ROUTE", help="A route that it may read, or app.* for more; again.")
+@click.option("--write", multiple=True, metavar="ROUTE", help="A route that it may store records in; again for more.")
+@click.option("--admin", is_flag=True, help="It may do everything.")
+@click.option("--user", default="", help="Not by a token, but as this user on the unix socket.")
+@click.option("--certificate", default="", metavar="NAME", help="Not by a token, but by a certificate of this name.")
+def add_token(
+    name: str, tokens: Path, read: tuple[str, ...], write: tuple[str, ...], admin: bool, user: str, certificate: str
+) -> None:
+    """Add a client, and print its token, which is kept nowhere: the file has its SHA-256.
+
+    A new file has the mode 0600; one that is there keeps owner, group and mode, so that the user that the gate runs as
+    can read it.
+    """
+    from wald_gate.rights.tokens import add
+
+    if user and certificate:
+        raise InvalidInput("a client has a token, a user or a certificate", hint="--user USER, or --certificate NAME")
+    if not (read or write or admin):
+        raise InvalidInput(f"{name} could do nothing", hint="--read ROUTE --write ROUTE, or --admin")
+    if made := add(tokens, name, user=user, certificate=certificate, read=read, write=write, admin=admin):
+        click.echo(made)
+    _remind()
+
+
+@token.command("list")
+@_tokens_option
+def list_tokens(tokens: Path) -> None:
+    """Say who may do what."""
+    from wald_gate.rights.tokens import entries
+
+    for each in entries(tokens):
+        way = "token" if each.way == "sha256" else f"{each.way} {each.known_by}"
+        rights = [
+            f"{what} {' '.join(routes)}" for what, routes in (("read", each.reads), ("write", each.writes)) if routes
+        ]
+        click.echo(f"{each.name}: {way}: {'; '.join(['admin'] * each.admin + rights) or 'nothing'}")
+
+
+@token.command("remove")
+@click.argument("name")
+@_tokens_option
+def remove_token(name: str, tokens: Path) -> None:
+    """Remove a client."""
+    from wald_gate.rights.tokens import remove
+
+    remove(tokens, name)
+    _remind()
+
+
+def _remind() -> None:
+    click.echo("wald-gate: a gate that runs reads the file at SIGHUP: systemctl reload wald-gate", err=True)
 
 
 def main() -> None:

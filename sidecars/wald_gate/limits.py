@@ -13,6 +13,9 @@ from wald_gate.settings import LimitSettings
 
 COMPLETE = "wald.complete"
 """In the scope once the whole body has come, so that no timer has to run for it."""
+ALLOWANCE = "wald.allowance"
+"""In the scope of a request: what its client may take over time."""
+_STEP_BYTES = 64 << 10
 
 
 @dataclass
@@ -20,31 +23,39 @@ class Limits:
     """What a client may take.
 
     Attributes:
-        settings: as they are now; SIGHUP may change them.
+        settings, hosts: as they are now; SIGHUP may change them.
     """
 
     settings: LimitSettings
+    hosts: tuple[str, ...] = ()
 
     async def chunks(self, request: Request) -> AsyncIterator[bytes]:
         """The body as it comes.
 
         Raises:
-            HttpError: 408, nothing of it comes.
+            HttpError: 408, the next 64 KiB of it do not come in time.
             ClientDisconnect: the client has gone.
         """
-        chunks = request.stream()
+        chunks, allowance = request.stream(), request.scope.get(ALLOWANCE)
+        loop = asyncio.get_running_loop()
+        deadline, came = loop.time() + self.settings.body_timeout, 0
         while True:
-            chunk = await (anext(chunks, None) if COMPLETE in request.scope else self._in_time(chunks))
+            chunk = await (anext(chunks, None) if COMPLETE in request.scope else self._in_time(chunks, deadline))
             if chunk is None:
                 return
+            came += len(chunk)
+            if came >= _STEP_BYTES:
+                deadline, came = loop.time() + self.settings.body_timeout, 0
+            if allowance is not None:
+                allowance.take_bytes(len(chunk))
             yield chunk
 
-    async def _in_time(self, chunks: AsyncIterator[bytes]) -> bytes | None:
+    async def _in_time(self, chunks: AsyncIterator[bytes], deadline: float) -> bytes | None:
         try:
-            async with asyncio.timeout(self.settings.body_timeout):
+            async with asyncio.timeout_at(deadline):
                 return await anext(chunks, None)
         except TimeoutError:
-            message = f"nothing of the body came for {self.settings.body_timeout:g} s"
+            message = f"in {self.settings.body_timeout:g} s less than {_STEP_BYTES} bytes of the body came"
             raise HttpError(408, "timeout", message, headers={"Connection": "close"}) from None
 
     async def read(self, request: Request) -> bytes:

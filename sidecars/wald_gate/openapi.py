@@ -37,6 +37,8 @@ _STATUSES = {
     415: "The media type is not taken here.",
     422: "Another body was sent with this Idempotency-Key.",
     423: "Another process works for this group.",
+    421: "The request is for another host.",
+    429: "The client asks for too much, or the daemon is busy; Retry-After says when to try again.",
     500: "Something is damaged, or the gate has failed.",
     504: "The records are stored, and the group has not processed them in time.",
     503: "The daemon does not answer, or the disk is full; Retry-After says when to try again.",
@@ -104,7 +106,7 @@ def _in_query(shape: type[Struct] | None) -> Iterator[dict[str, Any]]:
 
 
 def _responses(verb: Verb) -> dict[str, Any]:
-    secured = () if verb.right is Right.NONE else (401, 403)
+    secured = () if verb.right is Right.NONE else (401, 403, 421, 429)
     statuses = sorted({*_ANY_VERB, *secured, *verb.statuses})
     found: dict[str, Any] = {"200": {"description": "It is done.", "content": _content(verb.answers)}}
     for status in statuses:

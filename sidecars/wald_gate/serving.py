@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import resource
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ from wald_gate.monitoring.requests import RequestLog
 from wald_gate.outgoing.following import Following
 from wald_gate.page.table import PAGES
 from wald_gate.page.watching import Watching
+from wald_gate.rights.allowances import Allowances
 from wald_gate.rights.clients import Rights
 from wald_gate.rights.sessions import Sessions
 from wald_gate.settings import Settings
@@ -53,6 +55,7 @@ def serve(root: Path, load: Callable[[], Settings], systemd: Systemd) -> None:
         InvalidInput: it cannot listen there, or a setting, a certificate or the file of tokens is wrong.
         OSError: the file of tokens cannot be read.
     """
+    _raise_descriptors()
     uvloop.run(_serve(Log(root), load, systemd))
 
 
@@ -77,12 +80,13 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
         socket = socket_of(log.root)
         daemon = Daemon(log.root.path, socket, patience=_PATIENCE_SECONDS)
         following = Following(log)
-        limits, bounds, rights = Limits(settings.limits), Bounds(settings.limits), _rights(settings)
+        limits, bounds, rights = Limits(settings.limits, settings.hosts), Bounds(settings.limits), _rights(settings)
         state = State(
             log,
             daemon,
             rights,
             limits,
+            Allowances(limits),
             threads,
             following,
             bounds,
@@ -110,6 +114,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
         def read_settings() -> None:
             fresh = load()
             limits.settings = bounds.limits = fresh.limits
+            limits.hosts = fresh.hosts
             if waiting := settings.waiting(fresh):
                 _log.warning("what has changed in %s waits for a restart", ", ".join(waiting))
 
@@ -132,6 +137,12 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
             await state.groups.close()
             await state.repeats.close()
             await daemon.close()
+
+
+def _raise_descriptors() -> None:
+    """Let this process have as many files as it may: each connection is one, and many systems begin with 1024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _rights(settings: Settings) -> Rights:

@@ -76,7 +76,7 @@ class LimitSettings:
     body_max_bytes: int = setting(Size(KIB, 1024 * GIB), "1GiB", "the largest body of records, decompressed")
     record_max_bytes: int = setting(Size(1, 512 * MIB), "16MiB", "the longest record")
     head_timeout: float = setting(Duration(0.1, _HOUR), "10s", "the time for a request line and its headers to come")
-    body_timeout: float = setting(Duration(0.1, _HOUR), "20s", "how long nothing of a body may come")
+    body_timeout: float = setting(Duration(0.1, _HOUR), "20s", "the time for the next 64 KiB of a body to come")
     send_timeout: float = setting(Duration(0.1, _HOUR), "30s", "how long a client may take nothing of an answer")
     idle_timeout: float = setting(Duration(0.1, 24 * _HOUR), "1m", "how long a connection may be without a request")
 

@@ -20,6 +20,7 @@ from wald_gate.monitoring.readiness import Readiness
 from wald_gate.monitoring.requests import RequestLog
 from wald_gate.outgoing.following import Following
 from wald_gate.page.watching import Watching
+from wald_gate.rights.allowances import Allowances
 from wald_gate.rights.clients import Rights
 from wald_gate.rights.sessions import Sessions
 from wald_gate.transport.connection import Bounds
@@ -36,6 +37,7 @@ class State:
     daemon: Daemon
     rights: Rights
     limits: Limits
+    allowances: Allowances
     threads: ThreadPoolExecutor
     following: Following
     bounds: Bounds

@@ -19,7 +19,7 @@ from wald_gate.problems import HttpError
 from wald_gate.shapes import Shape
 
 _SILENT_SECONDS = 15.0  # after which an event stream says that it goes on
-_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+_HEADERS = {"Cache-Control": "no-store"}
 _ALIVE = b": nothing new\n\n"
 _Position = Annotated[str, Meta(max_length=64)]
 

@@ -21,5 +21,5 @@ async def asset(call: Call) -> Response:
     name = call.request.path_params["name"]
     if name not in _CONTENT:
         raise HttpError(404, "no-such-path", f"there is no {call.request.url.path}")
-    headers = {"Cache-Control": "public, max-age=31536000, immutable", "X-Content-Type-Options": "nosniff"}
+    headers = {"Cache-Control": "public, max-age=31536000, immutable"}
     return Response(_CONTENT[name], 200, headers, _TYPES[name])

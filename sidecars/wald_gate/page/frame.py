@@ -33,11 +33,8 @@ HEADERS: Mapping[str, str] = {
     ),
     "Cache-Control": "no-store",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
-    "Referrer-Policy": "no-referrer",
     "Vary": "Accept, Authorization, Cookie",
-    "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
 Facts = Mapping[str, Any]

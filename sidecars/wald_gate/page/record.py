@@ -23,7 +23,7 @@ from wald_gate.page.values import FORMS, Form, headers, line, shown
 from wald_gate.shapes import Shape
 
 _Sequence = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
-_DOWNLOAD = {"Cache-Control": "no-store", "Content-Security-Policy": "sandbox", "X-Content-Type-Options": "nosniff"}
+_DOWNLOAD = {"Cache-Control": "no-store", "Content-Security-Policy": "sandbox"}
 
 
 class Query(Shape, rename={"form": "as"}):

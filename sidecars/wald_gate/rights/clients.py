@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
-from wald.errors import InvalidInput, user_name
+from wald.errors import user_name
 from wald_gate.problems import HttpError
+from wald_gate.rights.tokens import digest_of, entries
 
+CERTIFICATE = "wald.certificate"  # in the scope of a request: the common name of the client's
 PEER = "wald.peer"  # in the scope of a request: the number of the user at the other end of a unix socket
 _SCHEME = "bearer "
-_EXAMPLE = '{"name": "shop", "sha256": "…", "read": ["orders"], "write": ["orders"]}'
 
 
 class Right(Enum):
@@ -77,7 +75,13 @@ class Rights:
         self._path = path
         self._tokens: dict[bytes, Client] = {}
         self._users: dict[str, Client] = {}
+        self._certificates: dict[str, Client] = {}
         self.read()
+
+    @property
+    def are_asked_for(self) -> bool:
+        """Whether a client has to show who it is."""
+        return self._path is not None
 
     def read(self) -> None:
         """Read the file again; if it is wrong, what was known goes on.
@@ -88,26 +92,19 @@ class Rights:
         """
         if self._path is None:
             return
-        tokens: dict[bytes, Client] = {}
-        users: dict[str, Client] = {}
-        for number, line in enumerate(self._path.read_text().splitlines(), start=1):
-            try:
-                entry = json.loads(line)
-                client = _client(entry)
-                if "user" in entry:
-                    users[entry["user"]] = client
-                else:
-                    tokens[bytes.fromhex(entry["sha256"])] = client
-            except (ValueError, TypeError, KeyError) as error:
-                raise InvalidInput(f"{self._path}:{number}: no token of wald-gate ({error!r})", hint=_EXAMPLE) from None
-        self._tokens, self._users = tokens, users
+        found: dict[str, dict[str, Client]] = {"sha256": {}, "user": {}, "certificate": {}}
+        for each in entries(self._path):
+            found[each.way][each.known_by] = Client(each.name, each.reads, each.writes, each.admin)
+        self._tokens = {bytes.fromhex(known): client for known, client in found["sha256"].items()}
+        self._users, self._certificates = found["user"], found["certificate"]
 
-    def client(self, authorization: str | None, user: int | None) -> Client:
+    def client(self, authorization: str | None, user: int | None, certificate: str | None = None) -> Client:
         """Who asks.
 
         Args:
-            authorization: the header of that name.
+            authorization: the header of that name; it comes first.
             user: the number of the user at the other end of a unix socket.
+            certificate: the common name of the one that the client has shown, which an authority has signed.
 
         Raises:
             HttpError: 401, it is not said, or the token is not known.
@@ -118,6 +115,8 @@ class Rights:
             return self._of_user(user)
         if self._path is None:
             return ANYONE
+        if certificate is not None:
+            return self._of_certificate(certificate)
         raise _unknown("there is no token in the request")
 
     def _of_token(self, authorization: str) -> Client:
@@ -131,6 +130,14 @@ class Rights:
         if found is None:
             raise _unknown("the token is not known")
         return found
+
+    def _of_certificate(self, name: str) -> Client:
+        if name in self._certificates:
+            return self._certificates[name]
+        raise _unknown(
+            f"the certificate of {name} gives no right here",
+            hint='{"name": …, "certificate": COMMON NAME, "read": ["ROUTE"]} in the file of --tokens',
+        )
 
     def _of_user(self, user: int) -> Client:
         name = user_name(user)
@@ -146,27 +153,15 @@ class Rights:
         )
 
 
-def digest_of(token: str) -> bytes:
-    """What is kept of a token. It has 256 random bits, so no slow hash is needed."""
-    return hashlib.sha256(token.encode()).digest()
-
-
-def _client(entry: Mapping[str, Any]) -> Client:
-    reads, writes, admin = entry.get("read", []), entry.get("write", []), entry.get("admin", False)
-    if not isinstance(admin, bool) or not all(isinstance(each, str) for each in (*reads, *writes)):
-        raise TypeError("read and write are lists of routes, admin is true or false")
-    return Client(str(entry["name"]), tuple(reads), tuple(writes), admin)
-
-
 def _matches(patterns: Iterable[str], route: str) -> bool:
     return any(fnmatchcase(route, pattern) for pattern in patterns)
 
 
-def _unknown(why: str) -> HttpError:
+def _unknown(why: str, *, hint: str = "Authorization: Bearer TOKEN") -> HttpError:
     return HttpError(
         401,
         "unauthorized",
         why,
-        hint="Authorization: Bearer TOKEN",
+        hint=hint,
         headers={"WWW-Authenticate": 'Bearer realm="wald"'},
     )

@@ -18,7 +18,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from wald_gate.limits import COMPLETE
-from wald_gate.rights.clients import PEER
+from wald_gate.rights.clients import CERTIFICATE, PEER
 from wald_gate.settings import LimitSettings
 from wald_gate.transport.joined import JoinedWrites
 
@@ -44,12 +44,14 @@ class Bounds:
     Attributes:
         limits: as they are now; beyond ``connections_max`` idle ones make way, and without an idle one new ones are
             closed.
+        open_from: how many of them are of which address, or of which user on the unix socket.
         ended: how many connections were ended for which reason.
     """
 
     limits: LimitSettings
     open: set[Connection] = field(default_factory=set)
     idle: OrderedDict[Connection, None] = field(default_factory=OrderedDict)
+    open_from: Counter[str] = field(default_factory=Counter)
     ended: Counter[Ended] = field(default_factory=Counter)
 
 
@@ -64,22 +66,35 @@ class Connection(HttpToolsProtocol):
         self._is_in_head = True
         self._timer: asyncio.TimerHandle | None = None
         self._peer: int | None = None
+        self._certificate: str | None = None
+        self._from = ""
+        self.timeout_keep_alive = self.bounds.limits.idle_timeout  # type: ignore[assignment]  # it takes fractions
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's
         super().connection_made(JoinedWrites(transport))  # type: ignore[arg-type]  # it has all of it
         transport.set_write_buffer_limits(high=_UNSENT_BYTES)
-        self._peer = _peer_of(transport)
+        self._peer, self._certificate = _peer_of(transport), _certificate_of(transport)
+        self._from = f"user {self._peer}" if self._peer is not None else str((self.client or ("",))[0])
         bounds = self.bounds
         bounds.open.add(self)
+        bounds.open_from[self._from] += 1
+        if bounds.open_from[self._from] > (bounds.limits.connections_per_address or bounds.limits.connections_max):
+            bounds.ended[Ended.NO_PLACE] += 1
+            transport.abort()
+            return
         if len(bounds.open) > bounds.limits.connections_max:
             found = next(iter(bounds.idle), self)
             bounds.ended[Ended.NO_PLACE if found is self else Ended.MADE_WAY] += 1
             found.transport.abort()
         self._wait_for_head()
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._set_timer(None)
         self.bounds.open.discard(self)
+        self.bounds.open_from[self._from] -= 1
+        if not self.bounds.open_from[self._from]:
+            del self.bounds.open_from[self._from]
         self.bounds.idle.pop(self, None)
         super().connection_lost(exc)
 
@@ -98,6 +113,8 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         if self._peer is not None:
             self.scope[PEER] = self._peer  # type: ignore[literal-required]
+        if self._certificate is not None:
+            self.scope[CERTIFICATE] = self._certificate  # type: ignore[literal-required]
 
     def on_headers_complete(self) -> None:
         self._is_in_head, self._head_bytes = False, 0
@@ -153,3 +170,11 @@ def _peer_of(transport: asyncio.Transport) -> int | None:
         return None
     _, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return int(user)
+
+
+def _certificate_of(transport: asyncio.Transport) -> str | None:
+    """The common name of the certificate that the client has shown; None: none is shown, or it has none."""
+    connection = transport.get_extra_info("ssl_object")
+    shown = connection.getpeercert() if connection is not None else None
+    names = [value for part in (shown or {}).get("subject", ()) for key, value in part if key == "commonName"]
+    return str(names[0]) if len(names) == 1 else None

@@ -23,6 +23,11 @@ from wald_gate.settings import Settings
 from wald_gate.transport.connection import Bounds, Connection
 
 _BACKLOG = 1024
+_HEADERS = (  # of every answer
+    (b"x-content-type-options", b"nosniff"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"referrer-policy", b"no-referrer"),
+)
 _GRACE_SECONDS = 10  # for requests under way, at the end
 _SOCKET_MODE = 0o666  # each user may connect; what they may do is theirs to prove
 
@@ -226,7 +231,7 @@ class Server:
 
     def _tick(self) -> None:
         """Keep the Date of answers."""
-        self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+        self._state.default_headers = [(b"date", formatdate(usegmt=True).encode()), *_HEADERS]
         asyncio.get_running_loop().call_later(1.0, self._tick)
 
 

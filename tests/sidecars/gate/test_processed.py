@@ -125,7 +125,7 @@ def test_a_hundred_producers_wait_without_a_thread_each(gate: Gate) -> None:
     put_cursor(gate, 0)
     before = threads_of(gate)
     body = b"one\n"
-    head = f"POST {RECORDS}?wait_processed=billing HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\n".encode()
+    head = f"POST {RECORDS}?wait_processed=billing HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\n".encode()
     waiting = []
     for _ in range(100):
         connection = socket.create_connection(("127.0.0.1", gate.port))

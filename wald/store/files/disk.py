@@ -189,13 +189,20 @@ class Disk:
         os.unlink(path)
 
     def replace(
-        self, path: Path, data: bytes, *, exclusive: bool = False, mode: int = FILE_MODE, owner: int = -1
+        self,
+        path: Path,
+        data: bytes,
+        *,
+        exclusive: bool = False,
+        mode: int = FILE_MODE,
+        owner: int = -1,
+        group: int = -1,
     ) -> None:
         """Give ``path`` the content ``data`` in one step: a reader sees the old or the new, and the new survives.
 
         Args:
             exclusive: raise FileExistsError if there is an old one, even if it is made at the same moment.
-            owner: the user to give the new one to, which only root may; -1: as what :meth:`create` makes.
+            owner, group: to give the new one to, which only root may; -1: as what :meth:`create` makes.
 
         Raises:
             OSError: with ``path`` as its file name; the old content stays.
@@ -206,8 +213,8 @@ class Disk:
         try:
             descriptor = self.create(temporary)
             try:
-                if owner >= 0:
-                    os.fchown(descriptor, owner, -1)
+                if (owner, group) != (-1, -1):
+                    os.fchown(descriptor, owner, group)
                 if mode != FILE_MODE:
                     os.fchmod(descriptor, mode)
                 self.write(descriptor, [data], 0)

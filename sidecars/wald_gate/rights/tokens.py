@@ -1,0 +1,193 @@
+"""The file of tokens: who may do what, an object of JSON a line; read as a whole, and replaced as a whole.
+
+    {"name": "shop", "sha256": "…", "write": ["orders"]}
+    {"name": "reports", "certificate": "reports.example", "read": ["orders", "app.*"]}
+    {"name": "ann", "user": "ann", "admin": true}
+
+This imports nothing that the extra ``gate`` brings.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wald.errors import InvalidInput, NotFound
+from wald.store.files.disk import Disk
+
+_EXAMPLE = '{"name": "shop", "sha256": "…", "read": ["orders"], "write": ["orders"]}'
+_PREFIX = "wald_"  # so that a program that looks for secrets in texts knows it
+_SECRET_BYTES = 32
+_MODE = 0o600  # of a new file
+_WAYS = ("sha256", "user", "certificate")
+_KEYS = ("name", *_WAYS, "read", "write", "admin")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,126}")
+_PATTERN = re.compile(r"[A-Za-z0-9*?][A-Za-z0-9._*?-]{0,126}")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One client.
+
+    Attributes:
+        way: how it shows who it is: sha256, with a token of this digest; user, as this user at the other end of the
+            unix socket; certificate, by one with this common name.
+        known_by: the digest in hexadecimal, the user, or the name.
+        reads, writes: patterns of routes, as ``orders`` or ``app.*``.
+        admin: whether it may do everything, such as make routes and cut.
+    """
+
+    name: str
+    way: str
+    known_by: str
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    admin: bool = False
+
+    def line(self) -> str:
+        """As it stands in the file."""
+        fields: dict[str, Any] = {"name": self.name, self.way: self.known_by}
+        for key, patterns in (("read", self.reads), ("write", self.writes)):
+            if patterns:
+                fields[key] = list(patterns)
+        if self.admin:
+            fields["admin"] = True
+        return json.dumps(fields) + "\n"
+
+
+def entries(path: Path) -> list[Entry]:
+    """All that a file has.
+
+    Raises:
+        InvalidInput: a line is wrong, or says what another one has said.
+        OSError: the file cannot be read.
+    """
+    return _parsed(path, path.read_bytes())
+
+
+def add(
+    path: Path, name: str, *, user: str, certificate: str, read: tuple[str, ...], write: tuple[str, ...], admin: bool
+) -> str:
+    """Add a client to a file, which is made if it is missing; on disk when this returns.
+
+    Args:
+        user, certificate: "": the client gets a token.
+
+    Returns:
+        The token, which is kept nowhere; "" if there is none.
+
+    Raises:
+        InvalidInput: a name is there already, a pattern can be of no route, or the file is wrong.
+        OSError: the file cannot be read or written.
+    """
+    token = "" if user or certificate else _PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
+    way = "sha256" if token else "user" if user else "certificate"
+    added = Entry(name, way, digest_of(token).hex() if token else user or certificate, read, write, admin)
+    with _changing(path) as found:
+        if any(each.name == name for each in found):
+            raise InvalidInput(
+                f"{path}: there is a client {name!r} already", hint=f"wald-gate token remove {name} --tokens {path}"
+            )
+        data = b"".join(each.line().encode() for each in (*found, added))
+        _parsed(path, data)
+        _replace(path, data)
+    return token
+
+
+def remove(path: Path, name: str) -> None:
+    """Take a client out of a file; on disk when this returns.
+
+    Raises:
+        NotFound: there is none of that name.
+        InvalidInput, OSError: as of :func:`add`.
+    """
+    with _changing(path) as found:
+        kept = [each for each in found if each.name != name]
+        if len(kept) == len(found):
+            raise NotFound(f"{path}: there is no client {name!r}", hint=f"wald-gate token list --tokens {path}")
+        _replace(path, b"".join(each.line().encode() for each in kept))
+
+
+def digest_of(token: str) -> bytes:
+    """What is kept of a token. It has 256 random bits, so no slow hash is needed."""
+    return hashlib.sha256(token.encode()).digest()
+
+
+@contextmanager
+def _changing(path: Path) -> Iterator[list[Entry]]:
+    """What the file has, while no other process changes a file in its directory."""
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield entries(path) if path.exists() else []
+    finally:
+        os.close(directory)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Owner, group and mode stay, so that the user of a service can still read it."""
+    if path.exists():
+        status = path.stat()
+        Disk().replace(path, data, mode=status.st_mode & 0o777, owner=status.st_uid, group=status.st_gid)
+    else:
+        Disk().replace(path, data, mode=_MODE)
+
+
+def _parsed(path: Path, data: bytes) -> list[Entry]:
+    found: list[Entry] = []
+    seen: set[tuple[str, str]] = set()
+    for number, line in enumerate(data.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = _entry(json.loads(line))
+            for key in (("name", entry.name), (entry.way, entry.known_by)):
+                if key in seen:
+                    raise ValueError(f"{key[0]} {key[1]!r} is there already")
+                seen.add(key)
+        except ValueError as error:
+            raise InvalidInput(f"{path}:{number}: no token of wald-gate: {error}", hint=_EXAMPLE) from None
+        found.append(entry)
+    return found
+
+
+def _entry(fields: object) -> Entry:
+    """
+    Raises:
+        ValueError: it is no entry.
+    """
+    if not isinstance(fields, dict):
+        raise ValueError("a line is an object")
+    if unknown := fields.keys() - set(_KEYS):
+        raise ValueError(f"there is no key {min(unknown)!r}, only {', '.join(_KEYS)}")
+    ways = [way for way in _WAYS if way in fields]
+    if len(ways) != 1:
+        raise ValueError(f"it has one of {', '.join(_WAYS)}")
+    name, known_by, admin = fields.get("name"), fields[ways[0]], fields.get("admin", False)
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(f"the name is {name!r}, and has letters, digits, '.', '_', '@', '-'")
+    if not isinstance(known_by, str) or not known_by:
+        raise ValueError(f"{ways[0]} is text")
+    if ways[0] == "sha256":
+        known_by = known_by.lower()
+        if not re.fullmatch("[0-9a-f]{64}", known_by):
+            raise ValueError("sha256 has 64 hexadecimal digits")
+    if not isinstance(admin, bool):
+        raise ValueError("admin is true or false")
+    return Entry(name, ways[0], known_by, _patterns(fields, "read"), _patterns(fields, "write"), admin)
+
+
+def _patterns(fields: dict[str, Any], key: str) -> tuple[str, ...]:
+    given = fields.get(key, [])
+    if not isinstance(given, list) or not all(isinstance(each, str) and _PATTERN.fullmatch(each) for each in given):
+        raise ValueError(f'{key} is a list of routes, as ["orders", "app.*"], not {given!r}')
+    return tuple(given)

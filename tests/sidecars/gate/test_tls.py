@@ -1,0 +1,196 @@
+"""TLS as clients see it: which versions, which certificates, and new ones while connections go on."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import ssl
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from gating import Gate
+from running import TIMEOUT_SECONDS, Daemon, eventually, run, sidecar
+
+from wald.errors import InvalidInput
+from wald_gate.settings import Settings
+from wald_gate.transport.server import Listening
+
+ORDERS = "/v1/routes/orders/records"
+
+
+def openssl(*arguments: object) -> None:
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+
+
+@dataclass(frozen=True)
+class Authority:
+    """Makes certificates, as files with their keys."""
+
+    directory: Path
+    name: str
+
+    def __post_init__(self) -> None:
+        openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", 2,
+                "-subj", f"/CN={self.name}", "-keyout", self._file("key"), "-out", self.certificate)  # fmt: skip
+
+    @property
+    def certificate(self) -> Path:
+        return self._file("pem")
+
+    def sign(self, common_name: str, *, days: int = 2) -> Path:
+        """A file with a certificate for localhost and its key."""
+        request, made = self._file("csr"), self.directory / f"{self.name}-{common_name}-{days}.pem"
+        openssl("req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
+                "-subj", f"/CN={common_name}", "-addext", "subjectAltName=DNS:localhost",
+                "-keyout", f"{made}.key", "-out", request)  # fmt: skip
+        openssl("x509", "-req", "-in", request, "-CA", self.certificate, "-CAkey", self._file("key"), "-days", days,
+                "-copy_extensions", "copy", "-out", made)  # fmt: skip
+        made.write_text(made.read_text() + Path(f"{made}.key").read_text())
+        return made
+
+    def _file(self, kind: str) -> Path:
+        return self.directory / f"{self.name}.{kind}"
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path, "ours")
+
+
+@pytest.fixture
+def gate(daemon: Daemon, authority: Authority, tmp_path: Path) -> Iterator[Gate]:
+    """A gate with TLS, of which a client by the name of shop may read orders."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text(json.dumps({"name": "shop", "certificate": "shop.example", "read": ["orders"]}) + "\n")
+    served = tmp_path / "gate.pem"
+    served.write_bytes(authority.sign("gate").read_bytes())
+    authorities = tmp_path / "authorities.pem"
+    authorities.write_bytes(authority.certificate.read_bytes())
+    with Gate(daemon.root, "--certificate", served, "--tokens", tokens, "--authorities", authorities) as running:
+        yield running
+
+
+def trusting(authority: Authority, certificate: Path | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=authority.certificate)
+    if certificate is not None:
+        context.load_cert_chain(certificate)
+    return context
+
+
+def connected(gate: Gate, context: ssl.SSLContext) -> http.client.HTTPSConnection:
+    return http.client.HTTPSConnection("localhost", gate.port, context=context, timeout=TIMEOUT_SECONDS)
+
+
+def status(connection: http.client.HTTPSConnection, path: str = ORDERS) -> int:
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    answer.read()
+    return answer.status
+
+
+def asked(gate: Gate, context: ssl.SSLContext, path: str = ORDERS) -> int:
+    """The status of a request over a connection of its own."""
+    with closing(connected(gate, context)) as connection:
+        return status(connection, path)
+
+
+def is_refused(gate: Gate, context: ssl.SSLContext) -> bool:
+    """Whether there is no connection: TLS 1.3 says so with the first answer."""
+    try:
+        asked(gate, context)
+    except (ssl.SSLError, ConnectionError, http.client.RemoteDisconnected):
+        return True
+    return False
+
+
+def test_only_tls_1_2_and_above_is_spoken(gate: Gate, authority: Authority) -> None:
+    for version, taken in ((ssl.TLSVersion.TLSv1_1, False), (ssl.TLSVersion.TLSv1_2, True)):
+        context = trusting(authority)
+        context.set_ciphers("ALL:@SECLEVEL=0")
+        with pytest.warns(DeprecationWarning, match="TLSv1_1") if not taken else nullcontext():
+            context.minimum_version = context.maximum_version = version
+        assert is_refused(gate, context) is not taken
+
+
+def test_a_certificate_says_who_asks_in_place_of_a_token(gate: Gate, authority: Authority) -> None:
+    shop = trusting(authority, authority.sign("shop.example"))
+
+    assert asked(gate, shop) == 200
+    assert asked(gate, shop, "/v1/routes/other/records") == 403
+    assert asked(gate, trusting(authority, authority.sign("nobody"))) == 401
+    assert asked(gate, trusting(authority)) == 401
+
+
+def test_a_certificate_of_a_stranger_or_of_the_past_is_refused(
+    gate: Gate, authority: Authority, tmp_path: Path
+) -> None:
+    stranger = Authority(tmp_path, "theirs").sign("shop.example")
+
+    assert is_refused(gate, trusting(authority, stranger))
+    assert is_refused(gate, trusting(authority, authority.sign("shop.example", days=-1)))
+    assert asked(gate, trusting(authority)) == 401
+
+
+def test_sighup_takes_new_certificates_while_connections_go_on(
+    gate: Gate, authority: Authority, tmp_path: Path
+) -> None:
+    other = Authority(tmp_path, "other")
+    old = connected(gate, trusting(authority, authority.sign("shop.example")))
+    assert status(old) == 200
+
+    (tmp_path / "gate.pem").write_bytes(other.sign("gate").read_bytes())
+    (tmp_path / "authorities.pem").write_bytes(other.certificate.read_bytes())
+    gate.process.send_signal(signal.SIGHUP)
+    new = trusting(other, other.sign("shop.example"))
+    eventually(lambda: not is_refused(gate, new))
+
+    assert asked(gate, new) == 200
+    assert status(old) == 200
+    assert is_refused(gate, trusting(other, authority.sign("shop.example")))  # an authority that was removed
+
+    (tmp_path / "gate.pem").write_bytes(authority.certificate.read_bytes())
+    gate.process.send_signal(signal.SIGHUP)
+    eventually(lambda: "gate.pem" in gate.log)
+    assert asked(gate, new) == 200
+    old.close()
+
+
+def test_a_key_of_another_certificate_is_refused_at_the_start(authority: Authority, root: Path) -> None:
+    line = sidecar("gate", "--root", root, "--check", "--certificate", authority.sign("a"), "--key")
+    authority.sign("b")
+
+    done = run([*line, str(authority.directory / "ours-b-2.pem.key")])
+
+    assert done.returncode == InvalidInput.exit_code
+    assert b"ours-b-2.pem.key" in done.stderr
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "0", "", "192.0.2.1", "[2001:db8::1]"])
+def test_beyond_loopback_is_every_other_address(host: str) -> None:
+    with pytest.raises(InvalidInput, match="without TLS and tokens"):
+        Listening.of(Settings(listen=f"{host}:0"))
+
+
+def test_beyond_loopback_it_listens_with_tls_and_tokens_only(authority: Authority, root: Path) -> None:
+    line = sidecar("gate", "--root", root, "--check", "--listen", "0.0.0.0:0")
+    certificate = ["--certificate", str(authority.sign("gate"))]
+    tokens = authority.directory / "tokens"
+    tokens.touch()
+
+    assert b"without TLS and tokens" in run(line).stderr
+    assert b"without tokens" in run([*line, *certificate]).stderr
+    assert b"without TLS" in run([*line, "--tokens", str(tokens)]).stderr
+    assert run([*line, *certificate, "--tokens", str(tokens)]).returncode == 0
+    assert run([*line, "--insecure"]).returncode == 0
+
+
+def test_certificates_of_clients_need_a_file_that_says_what_they_may(authority: Authority, root: Path) -> None:
+    pem = authority.sign("gate")
+    line = sidecar("gate", "--root", root, "--check", "--certificate", pem, "--authorities", authority.certificate)
+
+    assert b"--authorities: certificates of clients need TLS" in run(line).stderr

@@ -1,0 +1,118 @@
+"""`wald-gate token` writes the file of tokens: whole, durable, and without the tokens themselves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gating import Gate
+from running import Daemon, launched, refused, run, sidecar
+
+from wald.errors import InvalidInput, NotFound
+from wald_gate.rights.tokens import entries
+
+ORDERS = "/v1/routes/orders/records"
+
+
+def token(*arguments: object) -> subprocess.CompletedProcess[bytes]:
+    return run(sidecar("gate", "token", *arguments))
+
+
+def test_a_token_that_was_added_is_one_for_the_gate(daemon: Daemon, tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    made = token("add", "shop", "--tokens", path, "--read", "ord*").stdout.decode().strip()
+
+    assert made.startswith("wald_")
+    assert made not in path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+    with Gate(daemon.root, "--tokens", path) as gate:
+        assert gate.get(ORDERS, authorization=f"Bearer {made}").status == 200
+        assert gate.get(ORDERS, authorization=f"Bearer {made[:-1]}").status == 401
+        assert gate.get(f"{ORDERS}?access_token={made}").status == 401
+        refusal = gate.get(ORDERS)
+        assert refusal.headers["www-authenticate"].startswith("Bearer")
+        assert made not in gate.log
+
+
+def test_tokens_that_are_added_at_once_are_all_there(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    adding = [launched(sidecar("gate", "token", "add", f"c{n}", "--tokens", path, "--admin")) for n in range(6)]
+
+    assert [each.wait() for each in adding] == [0] * 6
+    assert {each.name for each in entries(path)} == {f"c{n}" for n in range(6)}
+    assert os.listdir(tmp_path) == ["tokens"]
+
+
+def test_owner_group_and_mode_of_a_file_stay(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.touch()
+    path.chmod(0o640)
+    if os.geteuid() == 0:
+        os.chown(path, 54321, 54322)
+    before = path.stat()
+
+    assert token("add", "shop", "--tokens", path, "--admin").returncode == 0
+    assert token("remove", "shop", "--tokens", path).returncode == 0
+
+    after = path.stat()
+    assert (after.st_uid, after.st_gid, after.st_mode) == (before.st_uid, before.st_gid, before.st_mode)
+    assert entries(path) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("add", "shop", "--admin"), InvalidInput.exit_code, "there is a client 'shop' already"),
+        (("add", "a b", "--admin"), InvalidInput.exit_code, "the name is 'a b'"),
+        (("add", "new", "--read", "../x"), InvalidInput.exit_code, "read is a list of routes"),
+        (("add", "new"), InvalidInput.exit_code, "could do nothing"),
+        (("add", "new", "--admin", "--user", "a", "--certificate", "b"), InvalidInput.exit_code, "or a certificate"),
+        (("remove", "nobody"), NotFound.exit_code, "there is no client 'nobody'"),
+    ],
+)
+def test_what_is_refused_changes_nothing(tmp_path: Path, arguments: tuple[str, ...], code: int, said: str) -> None:
+    path = tmp_path / "tokens"
+    token("add", "shop", "--tokens", path, "--read", "orders", "--write", "app.*")
+    before = path.read_bytes()
+
+    found, message, _ = refused(token(*arguments, "--tokens", path))
+
+    assert (found, said in message) == (code, True), message
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"name": "a", "user": "a", "reed": ["x"]}',
+        '{"name": "a", "user": "a", "read": "orders"}',
+        '{"name": "a", "user": "a", "admin": 1}',
+        '{"name": "a", "user": "a", "certificate": "a"}',
+        '{"name": "a", "sha256": "00"}',
+        '{"name": "a"}',
+        '["a"]',
+        "not json",
+        '{"name": "a", "user": "b"}\n{"name": "c", "user": "b"}',
+    ],
+)
+def test_a_line_that_could_be_misread_is_refused(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(line)
+
+    with pytest.raises(InvalidInput, match="no token of wald-gate"):
+        entries(path)
+
+
+def test_the_command_needs_nothing_that_the_extra_brings(tmp_path: Path) -> None:
+    names = ("httptools", "msgspec", "starlette", "uvicorn", "uvloop", "jinja2")
+    script = f"import sys; sys.modules.update(dict.fromkeys({names})); from wald_gate.command import main; main()"
+    line = [sys.executable, "-c", script, "token", "list", "--tokens", str(tmp_path / "tokens")]
+    token("add", "shop", "--tokens", tmp_path / "tokens", "--read", "orders", "--write", "app.*")
+    token("add", "ann", "--tokens", tmp_path / "tokens", "--user", "ann", "--admin")
+
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+
+    assert done.stdout == "shop: token: read orders; write app.*\nann: user ann: admin\n", done.stderr
