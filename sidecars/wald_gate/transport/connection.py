@@ -23,6 +23,7 @@ from wald_gate.settings import LimitSettings
 from wald_gate.transport.joined import JoinedWrites
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7), SO_PEERCRED
+_HEADER_BYTES = 4  # around a name and a value
 _UNSENT_BYTES = 256 << 10  # of a response, in the buffer of its connection
 
 
@@ -33,6 +34,7 @@ class Ended(StrEnum):
     """It was idle, and another one needed its place."""
     NO_PLACE = "no place"
     HEAD_SIZE = "head too large"
+    HOST = "no host, or several"
     HEAD_TIME = "head too slow"
     SEND_TIME = "answer not taken"
 
@@ -64,6 +66,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._head_bytes = 0
         self._is_in_head = True
+        self._is_refused = False  # and nothing that it sends is looked at any more
         self._timer: asyncio.TimerHandle | None = None
         self._peer: int | None = None
         self._certificate: str | None = None
@@ -119,12 +122,26 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._is_in_head, self._head_bytes = False, 0
         self._set_timer(None)
-        super().on_headers_complete()
+        if self._is_refused:
+            return
+        size = len(self.url) + sum(len(name) + len(value) + _HEADER_BYTES for name, value in self.headers)
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if size > self.bounds.limits.head_max_bytes:  # it came with its end, in one read
+            self._refuse(Ended.HEAD_SIZE, b"431 Request Header Fields Too Large")
+        elif hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):  # RFC 9112, section 3.2
+            self._refuse(Ended.HOST, b"400 Bad Request")
+        else:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._is_refused:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self.scope[COMPLETE] = True  # type: ignore[literal-required]
-        self._is_in_head = True
+        if not self._is_refused:
+            super().on_message_complete()
+            self.scope[COMPLETE] = True  # type: ignore[literal-required]
+            self._is_in_head = True
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -158,6 +175,7 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def _refuse(self, reason: Ended, status: bytes) -> None:
+        self._is_refused = True
         self.bounds.ended[reason] += 1
         self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
         self.transport.close()

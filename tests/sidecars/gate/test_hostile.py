@@ -1,0 +1,243 @@
+"""Requests that no well-behaved client sends: each is answered as RFC 9110 and 9112 say, or the connection is closed.
+
+After each of them the next connection works, nothing is stored that should not be, and stderr has no traceback.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import socket
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+import zstandard
+from gating import Gate
+from running import TIMEOUT_SECONDS, Daemon
+
+import wald
+
+PATH = b"/v1/routes/orders/records"
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
+    """A gate that all of them share; what each stores is told apart by the head of the log."""
+    root = tmp_path_factory.mktemp("hostile") / "log"
+    with Daemon(root) as daemon:
+        daemon.ask("ROUTE ADD orders")
+        daemon.ask("PUB orders 6\nfirst\n")
+        config = root.with_name("gate.toml")
+        config.write_text('[limits]\nhead_timeout = "0.5s"\nbody_timeout = "0.5s"\nidle_timeout = "0.5s"\n')
+        with Gate(root, "--config", config) as gate:
+            yield gate
+            assert "Traceback" not in gate.log, gate.log
+
+
+def statuses(gate: Gate, sent: bytes) -> list[int]:
+    """Of all answers until the gate closes the connection, at the latest when nothing more comes."""
+    with socket.create_connection(("127.0.0.1", gate.port), timeout=TIMEOUT_SECONDS) as connection:
+        received = b""
+        with suppress(ConnectionError):  # it may close before it has read all
+            connection.sendall(sent)
+            while data := connection.recv(1 << 16):
+                received += data
+    return [int(status) for status in re.findall(rb"(?:\A|\n|\})HTTP/1\.1 (\d{3}) ", received)]
+
+
+def request(*lines: bytes, method: bytes = b"POST", path: bytes = PATH, body: bytes = b"") -> bytes:
+    head = (method + b" " + path + b" HTTP/1.1", b"Host: localhost", b"Content-Type: text/plain", *lines)
+    return b"\r\n".join(head) + b"\r\n\r\n" + body
+
+
+def stored(gate: Gate) -> list[bytes]:
+    return [record.value for record in wald.open(gate.root).records("orders")]
+
+
+def nested(times: int, data: bytes) -> bytes:
+    for _ in range(times):
+        data = gzip.compress(data, mtime=0)
+    return data
+
+
+LENGTH = b"Content-Length: 5"
+CHUNKED = b"Transfer-Encoding: chunked"
+SMUGGLED = b"GET /v1/head HTTP/1.1\r\nHost: localhost\r\n\r\n"
+REFUSED = {
+    "chunk size that is no number": request(CHUNKED, body=b"zz\r\nevil\n\r\n0\r\n\r\n"),
+    "chunk size beyond 64 bits": request(CHUNKED, body=b"fffffffffffffffff1\r\nevil\n"),
+    "negative chunk size": request(CHUNKED, body=b"-5\r\nevil\n\r\n0\r\n\r\n"),
+    "chunk without its line end": request(CHUNKED, body=b"4\r\nevil\n0\r\n\r\n"),
+    "length and chunks": request(b"Content-Length: 5", CHUNKED, body=b"5\r\nevil\n\r\n0\r\n\r\n"),
+    "chunks and length": request(CHUNKED, b"Content-Length: 5", body=b"5\r\nevil\n\r\n0\r\n\r\n"),
+    "two lengths": request(b"Content-Length: 5", b"Content-Length: 6", body=b"evil\n\n"),
+    "two lengths in one": request(b"Content-Length: 5, 6", body=b"evil\n\n"),
+    "length that is no number": request(b"Content-Length: five", body=b"evil\n"),
+    "negative length": request(b"Content-Length: -5", body=b"evil\n"),
+    "length with a sign": request(b"Content-Length: +5", body=b"evil\n"),
+    "length beyond 64 bits": request(b"Content-Length: 99999999999999999999999", body=b"evil\n"),
+    "unknown transfer coding": request(b"Transfer-Encoding: xchunked", body=b"5\r\nevil\n\r\n0\r\n\r\n"),
+    "chunked that is not last": request(b"Transfer-Encoding: chunked, gzip", body=b"5\r\nevil\n\r\n0\r\n\r\n"),
+    "folded header": request(b"Content-Length: 5", b"X-A: b\r\n  folded", body=b"evil\n"),
+    "NUL in a value": request(b"Content-Length: 5", b"X-A: b\0c", body=b"evil\n"),
+    "NUL in a name": request(b"Content-Length: 5", b"X\0A: b", body=b"evil\n"),
+    "space before the colon": request(b"Content-Length : 5", body=b"evil\n"),
+    "header without a colon": request(b"Content-Length: 5", b"nothing", body=b"evil\n"),
+    "bare CR in a value": request(b"Content-Length: 5", b"X-A: b\rContent-Length: 0", body=b"evil\n"),
+    "two hosts": request(b"Host: evil.example", b"Content-Length: 5", body=b"evil\n"),
+    "no host": request(b"Content-Length: 5", body=b"evil\n").replace(b"Host: localhost\r\n", b""),
+    "HTTP/2 preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "HTTP/0.9": b"GET /v1/head\r\n\r\n",
+    "unknown version": request(b"Content-Length: 5", body=b"evil\n").replace(b"HTTP/1.1", b"HTTP/7.3"),
+    "no method": b"\0\1\2\3\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
+    "CONNECT": b"CONNECT localhost:22 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "TRACE": request(method=b"TRACE"),
+    "a method of nobody": b"EVIL " + PATH + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "OPTIONS of all": b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a very long path": request(method=b"GET", path=b"/" + b"a" * 100_000),
+    "a very long route": request(
+        b"Content-Length: 5", path=b"/v1/routes/" + b"a" * 10_000 + b"/records", body=b"evil\n"
+    ),
+    "10,000 headers": request(*(b"X-%d: y" % number for number in range(10_000)), b"Content-Length: 5", body=b"evil\n"),
+    "one huge header": request(b"X: " + b"y" * 100_000, b"Content-Length: 5", body=b"evil\n"),
+    **{
+        f"route {name.decode()}": request(
+            b"Content-Length: 5", path=b"/v1/routes/" + name + b"/records", body=b"evil\n"
+        )
+        for name in (
+            b"%2e%2e",
+            b"..",
+            b"%2e%2e%2forders",
+            b"orders%00",
+            b"orders%2f..",
+            b"%c0%ae%c0%ae",
+            b"orders%0a",
+            b"%ff",
+            b"%",
+            b"%zz",
+            b"orders;x",
+            b"%u002e",
+            b"orders%20",
+            b"ORDERS/../orders",
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_and_nothing_of_it_is_stored(attacked: Gate, name: str) -> None:
+    before = stored(attacked)
+    found = statuses(attacked, REFUSED[name])
+
+    assert len(found) <= 1, found
+    assert all(400 <= status < 500 or status == 501 for status in found), found
+    assert stored(attacked) == before
+    assert attacked.get("/v1/head").status == 200
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        request(b"Content-Length: 60", path=b"/v1/routes/%2e%2e/records", body=SMUGGLED[:60].ljust(60)),
+        request(CHUNKED, b"Content-Encoding: nonsense", body=b"%x\r\n%s\r\n0\r\n\r\n" % (len(SMUGGLED), SMUGGLED)),
+        request(b"Content-Length: 500", b"Content-Encoding: gzip", body=SMUGGLED.ljust(500)),
+    ],
+)
+def test_what_is_left_of_the_body_of_a_refused_request_is_no_request(attacked: Gate, refused: bytes) -> None:
+    """The one behind it is answered, or none: never one that stands in the body."""
+    found = statuses(attacked, refused + b"GET /v1/nothing HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+
+    assert found in ([found[0]], [found[0], 404])
+    assert 400 <= found[0] < 500
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        (SMUGGLED * 3, [200] * 3),
+        (b"GET http://localhost/v1/head HTTP/1.1\r\nHost: localhost\r\n\r\n", [200]),
+        (b"GET /v1/head HTTP/1.0\r\nHost: localhost\r\n\r\n", [200]),
+        (b"GET /v1/head HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", [200]),
+        (b"GET /v1/head HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", [200]),
+        (b"\r\n\r\n" + SMUGGLED, [200]),
+        (request(b"Expect: 100-continue", b"Content-Length: 3", body=b"ok\n"), [100, 200]),
+        (request(b"Content-Length: 3", b"Content-Length: 3", body=b"ok\n"), [400]),
+        (request(b"Transfer-Encoding: Chunked", body=b"3;x=y\r\nok\n\r\n0\r\nX-Trailer: a\r\n\r\n"), [200]),
+    ],
+)
+def test_what_is_unusual_but_right_is_answered(attacked: Gate, sent: bytes, expected: list[int]) -> None:
+    assert statuses(attacked, sent) == expected
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body"),
+    [
+        ("gzip", nested(1, b"evil\n")[:-4]),
+        ("gzip", nested(1, b"evil\n")[:-8] + bytes(8)),
+        ("gzip", b"evil"),
+        ("gzip", nested(1, b"") + b"garbage"),
+        ("deflate", zlib.compress(b"evil\n")),
+        ("br", b"evil\n"),
+        ("gzip, gzip", nested(2, b"evil\n")),
+        ("zstd", zstandard.compress(b"evil\n")[:-2]),
+        ("zstd", b"evil"),
+        ("zstd", zstandard.ZstdCompressor(compression_params=zstandard.ZstdCompressionParameters(
+            window_log=27, write_content_size=False)).compressobj().compress(b"evil\n") + b"\0"),
+    ],
+)  # fmt: skip
+def test_a_body_that_cannot_be_decompressed_is_refused(attacked: Gate, encoding: str, body: bytes) -> None:
+    before = stored(attacked)
+    answer = attacked.ask("POST", PATH.decode(), body, {"Content-Type": "text/plain", "Content-Encoding": encoding})
+
+    assert answer.status in (400, 413, 415), answer.body
+    assert stored(attacked) == before
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[" * 100_000,
+        b'{"value": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"value": "evil", "not_before": ' + b"9" * 5000 + b"}",
+        b'{"value": "evil", "not_before": NaN}',
+        b'{"value": "evil", "not_before": 1e999}',
+        b'{"value": "ev\xffil"}',
+        b'{"value": "\\ud800"}',
+        b'{"value_base64": "!!!!"}',
+        b'{"value": "evil", "headers": ' + b'{"a":' * 50_000 + b"1" + b"}" * 50_000 + b"}",
+        b'"evil"',
+        b"null",
+        b'{"value": "evil"} {"value": "evil"}',
+    ],
+)
+def test_a_line_that_is_no_such_object_is_refused(attacked: Gate, line: bytes) -> None:
+    before = len(stored(attacked))
+    answer = attacked.post(PATH.decode(), line + b"\n", "application/x-ndjson")
+
+    assert answer.status == 400, answer.body
+    assert len(stored(attacked)) == before
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"[" * 100_000, b'{"sequence": 1, "sequence": 2}', b'{"sequence": 1e400}', b'{"sequence": NaN}',
+             b'{"sequence": ' + b"9" * 5000 + b"}", b'{"sequence": true}', b'\xff', b'{"sequence": 1.5}', b""]
+)  # fmt: skip
+def test_a_body_of_wrong_json_is_refused(attacked: Gate, body: bytes) -> None:
+    assert attacked.ask("PUT", "/v1/routes/orders/cursors/evil", body).status in (200, 400, 409)
+
+
+@pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "DELETE", "PATCH"])
+def test_methods_that_a_path_has_not_are_named(attacked: Gate, method: str) -> None:
+    answer = attacked.ask(method, "/v1/cut")
+
+    assert answer.status == 405
+    assert answer.headers["allow"] == "POST"
+
+
+def test_head_is_answered_as_get_without_a_body(attacked: Gate) -> None:
+    answer = attacked.ask("HEAD", "/v1/head")
+
+    assert (answer.status, answer.body) == (200, b"")
