@@ -163,6 +163,20 @@ def test_an_audit_proves_the_log(host: Machine) -> None:
     assert json.loads(host.journal("wald-audit.service").split("\n{", 1)[1].join(["{", ""]).splitlines()[0])
 
 
+def test_a_gate_keeps_keys_and_work_groups_in_the_log(host: Machine) -> None:
+    host.run("systemctl", "start", "wald-gate.service")
+    at_socket = "curl -sS --unix-socket /run/wald/gate.sock"
+    host.sh(f"{at_socket} --fail -X POST http://log/v1/routes/jobs")
+    keyed = "-H 'Idempotency-Key: a' -H 'Content-Type: text/plain' --data-binary one http://log/v1/routes/jobs/records"
+    assert len({host.sh(f"{at_socket} --fail {keyed}") for _ in range(2)}) == 1
+    group = "http://log/v1/routes/jobs/groups/work"
+    leased = host.sh(f'{at_socket} --json \'{{"consumer": "ann"}}\' {group}/lease')
+    (record,) = json.loads(leased)["records"]
+    done = f'{{"consumer": "ann", "sequences": [{record["sequence"]}]}}'
+    assert host.sh(f"{at_socket} --json '{done}' {group}/ack") == '{"refused":[]}'
+    host.run("systemctl", "stop", "wald-gate.service", "wald-gate.socket")
+
+
 def test_nothing_is_writable_but_the_log(host: Machine) -> None:
     """What a program of the log's user could do to the rest of the machine, inside the sandbox of the daemon."""
     for place in ("/etc/wald/x", "/usr/x", "/var/x", "/run/x"):
