@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
@@ -37,6 +38,7 @@ HEADERS: Mapping[str, str] = {
     "Vary": "Accept, Authorization, Cookie",
     "X-Frame-Options": "DENY",
 }
+_ROW = re.compile(r'<(?P<tag>tr|g) id="(?P<id>[^"]+)".*?</(?P=tag)>', re.DOTALL)
 Facts = Mapping[str, Any]
 """What a template shows, by the names that it uses; ``Any``: of any type that it can write."""
 
@@ -119,11 +121,27 @@ def _event(
     """
     try:
         context = template.new_context(_of_frame(call, picture, live="") | dict(facts(picture)))
-        parts = [[name, html] for name, html in _parts(template, context) if sent.get(name) != hash(html)]
+        parts = [change for name, html in _parts(template, context) for change in changes(name, html, sent)]
     except (WaldError, OSError) as error:  # the next picture may do
         return b"event: trouble\ndata: " + msgspec.json.encode(str(error)) + b"\n\n"
-    sent.update({name: hash(html) for name, html in parts})
     return b"event: parts\ndata: " + msgspec.json.encode(parts) + b"\n\n"
+
+
+def changes(name: str, html: str, sent: dict[str, int]) -> list[tuple[str, str]]:
+    """What has to be sent of a part: nothing, those of its rows that have changed, or all of it.
+
+    A row is a ``tr``, or a ``g`` of a picture, with an id. If others have come or gone, the whole part is sent.
+
+    Args:
+        sent: a hash of each part and row, as it was sent before; changed to what is sent now.
+    """
+    rows = {found["id"]: found[0] for found in _ROW.finditer(html)}
+    around = hash(_ROW.sub(lambda found: f"\0{found['id']}", html))
+    is_same = sent.get(name) == around
+    changed = [(row, outer) for row, outer in rows.items() if sent.get(row) != hash(outer)]
+    sent.update({row: hash(outer) for row, outer in rows.items()})
+    sent[name] = around
+    return changed if is_same else [(name, html)]
 
 
 def _parts(template: Template, context: Any) -> Iterator[tuple[str, str]]:
@@ -160,6 +178,12 @@ def _shown(value: object) -> object:
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
+def _about(seconds: float) -> str:
+    """About so long, in one unit where that is enough, so that it does not change every second."""
+    number, unit, *rest = format_seconds(seconds).split(" ")
+    return f"{number} {unit}" if float(number) >= 10 else " ".join((number, unit, *rest))
+
+
 _OF_PROBLEMS = ("retry-after", "www-authenticate", "connection", "allow")
 _ENVIRONMENT = Environment(
     loader=PackageLoader("wald_gate.page"),
@@ -171,6 +195,7 @@ _ENVIRONMENT = Environment(
     undefined=StrictUndefined,
 )
 _ENVIRONMENT.filters |= {
+    "about": _about,
     "bytes": format_bytes,
     "count": "{:,}".format,
     "lag_in": lambda name, lags: lags.get(name, 0),

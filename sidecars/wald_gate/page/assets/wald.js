@@ -47,14 +47,16 @@ function fill(old, wanted) {
   }
 }
 
-/** Take parts: pairs of an id and the HTML that the element with this id contains from now on. */
+/** Take parts: pairs of an id and HTML. Of a part that is what is in it from now on; of a row, what it is. */
 function take(parts) {
   for (const [id, html] of parts) {
     const element = document.getElementById(id);
     if (!element) continue;
     const wanted = document.createElement("template");
-    wanted.innerHTML = html; // made by the gate, which has escaped all that is not its own
-    fill(element, wanted.content);
+    wanted.innerHTML = html.startsWith("<g ") ? `<svg>${html}</svg>` : html; // the gate has escaped what is not its own
+    const row = id.startsWith("live_") ? null : wanted.content.getElementById(id);
+    if (row) become(element, row);
+    else fill(element, wanted.content);
   }
   document.dispatchEvent(new CustomEvent("wald:parts"));
 }

@@ -1,0 +1,33 @@
+"""Of a part that is live, only what has changed is sent."""
+
+from __future__ import annotations
+
+from wald_gate.page.frame import changes
+
+
+def table(**rows: int) -> str:
+    return "<table>" + "".join(f'<tr id="{name}"><td>{value}</td></tr>' for name, value in rows.items()) + "</table>"
+
+
+def test_a_part_is_sent_whole_first_and_then_row_by_row() -> None:
+    sent: dict[str, int] = {}
+
+    assert changes("live_x", table(a=1, b=2), sent) == [("live_x", table(a=1, b=2))]
+    assert changes("live_x", table(a=1, b=2), sent) == []
+    assert changes("live_x", table(a=1, b=3), sent) == [("b", '<tr id="b"><td>3</td></tr>')]
+    assert changes("live_x", table(a=1, b=3), sent) == []
+
+
+def test_a_part_is_sent_whole_when_rows_come_go_or_change_places() -> None:
+    sent: dict[str, int] = {}
+    for html in (table(a=1, b=2), table(a=1), table(b=2, a=1), table(a=1, b=2), table(a=1, b=2, c=3), "<p>", "<q>"):
+        assert changes("live_x", html, sent) == [("live_x", html)]
+
+
+def test_parts_of_a_picture_are_rows_too() -> None:
+    sent: dict[str, int] = {}
+    changes("live_x", '<svg><g id="s-1" class="x"><rect/></g></svg>', sent)
+
+    assert changes("live_x", '<svg><g id="s-1" class="y"><rect/></g></svg>', sent) == [
+        ("s-1", '<g id="s-1" class="y"><rect/></g>')
+    ]
