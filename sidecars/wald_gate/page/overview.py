@@ -48,7 +48,7 @@ def _facts(picture: Picture, *, may_see: bool) -> Facts:
         "strip": drawn,
         "named": _NAMES,
         "kinds": _kinds(picture.pieces),
-        "held": Kind(Look.SEALED, *_sums([piece for piece in picture.pieces if piece.is_held])),
+        "held": Kind(Look.SEALED, *_sums([piece for piece in picture.pieces if piece.held])),
         "lags": lags,
         "out": sum(out) if out else None,
         "spark": _spark(picture.rates),

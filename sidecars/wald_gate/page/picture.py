@@ -159,10 +159,10 @@ class Camera:
             walked = known.get(base)
             if walked is not None and walked.is_damaged:
                 look = Look.DAMAGED
-            is_held = walked is not None and walked.condition is Condition.HELD_BACK
+            held = int(walked is not None and walked.condition is Condition.HELD_BACK)
             fill = _fill(daemon) if look is Look.ACTIVE else 1.0
             stored_bytes = walked.stored_bytes if walked is not None else 0
-            pieces.append(Piece(base, last, look, is_held, stored_bytes=stored_bytes, fill=fill))
+            pieces.append(Piece(base, last, look, held, stored_bytes=stored_bytes, fill=fill))
         return pieces
 
     def _syncs(self, now: float, daemon: Liveness) -> Spread | None:

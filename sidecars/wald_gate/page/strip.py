@@ -37,7 +37,7 @@ class Piece:
 
     Attributes:
         first, last: sequences; of the active one, up to the head.
-        is_held: whether a cursor holds it back.
+        held: how many of its segments cursors hold back.
         segments, stored_bytes: how many it stands for, and their bytes.
         fill: how much of its width is written, of the active one.
     """
@@ -45,7 +45,7 @@ class Piece:
     first: int
     last: int
     look: Look
-    is_held: bool = False
+    held: int = 0
     segments: int = 1
     stored_bytes: int = 0
     fill: float = 1.0
@@ -140,7 +140,7 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
     if len(pieces) <= PIECES_MAX:
         return pieces
     old, new = pieces[:-_SINGLE], pieces[-_SINGLE:]
-    runs = [_as_one(list(run)) for _, run in groupby(old, key=lambda piece: (piece.look, piece.is_held))]
+    runs = [_as_one(list(run)) for _, run in groupby(old, key=lambda piece: (piece.look, piece.held > 0))]
     if (size := -(-len(runs) // (PIECES_MAX - _SINGLE))) > 1:
         runs = [_as_one(runs[at : at + size]) for at in range(0, len(runs), size)]
     return runs + new
@@ -151,7 +151,7 @@ def _as_one(pieces: list[Piece]) -> Piece:
         pieces[0].first,
         pieces[-1].last,
         max((piece.look for piece in pieces), key=_BY_RANK.index),
-        any(piece.is_held for piece in pieces),
+        sum(piece.held for piece in pieces),
         sum(piece.segments for piece in pieces),
         sum(piece.stored_bytes for piece in pieces),
     )

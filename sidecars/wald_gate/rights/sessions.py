@@ -6,6 +6,7 @@ with each request as if it had come with it: when it is removed from the file, o
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections import OrderedDict
@@ -15,10 +16,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from wald.errors import WaldError
+from wald_gate.problems import HttpError
 from wald_gate.rights.clients import Client, Rights
 
 _SESSIONS_MAX = 1000
 _IDLE_SECONDS = 12 * 3600.0
+_WRONG_MAX = 10  # tokens from one address, in …
+_WRONG_SECONDS = 60.0
+_ADDRESSES_MAX = 10_000
 
 
 @dataclass(slots=True)
@@ -38,6 +43,8 @@ class Sessions:
         self._rights = rights
         self._name = f"wald-{log_id.hex()[:12]}"
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self._wrong: OrderedDict[str, list[float]] = OrderedDict()
+        """When wrong tokens came from an address, on the monotonic clock."""
 
     def client(self, request: Request) -> Client | None:
         """Whose session a request belongs to; None: to none, or to one that has ended."""
@@ -61,10 +68,18 @@ class Sessions:
         """Begin a session; ``response`` tells the browser.
 
         Raises:
-            HttpError: 401, the token is not known.
+            HttpError: 401, the token is not known; 429, too many that are not have come from there.
         """
         authorization = f"Bearer {token}"
-        self._rights.client(authorization, None)
+        address = request.client.host if request.client is not None else ""
+        self._require_few_wrong(address)
+        try:
+            self._rights.client(authorization, None)
+        except HttpError:
+            self._wrong.setdefault(address, []).append(time.monotonic())
+            while len(self._wrong) > _ADDRESSES_MAX:
+                self._wrong.popitem(last=False)
+            raise
         self._forget(request)
         while len(self._sessions) >= _SESSIONS_MAX:
             self._sessions.popitem(last=False)
@@ -76,6 +91,20 @@ class Sessions:
         """End the session of a request, if it has one."""
         self._forget(request)
         self._set(request, response, "", 0)
+
+    def _require_few_wrong(self, address: str) -> None:
+        began = time.monotonic() - _WRONG_SECONDS
+        lately = [at for at in self._wrong.pop(address, ()) if at > began]
+        if lately:
+            self._wrong[address] = lately
+        if len(lately) >= _WRONG_MAX:
+            seconds = math.ceil(lately[0] - began)
+            raise HttpError(
+                429,
+                "too-many",
+                f"{_WRONG_MAX} wrong tokens have come from {address or 'there'}: wait {seconds} s",
+                headers={"Retry-After": str(seconds)},
+            )
 
     def _forget(self, request: Request) -> None:
         self._sessions.pop(request.cookies.get(self._cookie(request), ""), None)

@@ -21,7 +21,7 @@ def logs(draw: st.DrawFn) -> list[Piece]:
     for _ in range(count):
         base += random.choice((0, 0, 0, 7))
         last = base + random.choice((0, 3, 1000))
-        found.append(Piece(base, last, random.choice(KINDS), random.random() < 0.5, stored_bytes=random.randrange(99)))
+        found.append(Piece(base, last, random.choice(KINDS), random.randrange(2), stored_bytes=random.randrange(99)))
         base = last + 1
     if draw(st.booleans()):
         found.append(Piece(base, base + draw(st.integers(-1, 50)), Look.ACTIVE, fill=draw(st.floats(0.02, 1))))
@@ -37,6 +37,7 @@ def test_the_pieces_fill_the_width_and_leave_nothing_out(pieces: list[Piece]) ->
     assert not drawn or (drawn[0].x == 0 and abs(drawn[-1].x + drawn[-1].width - 100) < 1e-6)
     assert sum(each.piece.segments for each in drawn) == len(pieces)
     assert sum(each.piece.stored_bytes for each in drawn) == sum(piece.stored_bytes for piece in pieces)
+    assert sum(each.piece.held for each in drawn) == sum(piece.held for piece in pieces)
     assert len(drawn) <= PIECES_MAX + 1
 
 
@@ -47,7 +48,7 @@ def test_what_is_damaged_or_held_back_is_never_drawn_as_if_it_were_not(pieces: l
     for piece in pieces:
         found = [each.piece for each in drawn if each.piece.first <= piece.first][-1]
         assert found.look is Look.DAMAGED or piece.look is not Look.DAMAGED
-        assert found.is_held or not piece.is_held
+        assert found.held or not piece.held
 
 
 @given(logs(), st.lists(st.integers(0, 1 << 20), max_size=60))
