@@ -1,0 +1,204 @@
+"""Every view in a browser: live, without JavaScript, by keyboard, by the rules of accessibility, small, and dark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from axe_playwright_python.base import AXE_SCRIPT
+from browsing import DESK, PHONE, Chromium, Visit
+from gating import Gate
+from lived_in import live_in
+from playwright.sync_api import ViewportSize
+from running import Daemon, eventually, wald
+
+from wald_gate.page.places import PLACES
+
+VIEWS = (
+    *(place.path for place in PLACES),
+    "/records?route=orders&from=earliest",
+    "/records?route=orders&follow=1",
+    "/records/1",
+    "/records/2500",
+    "/records/2500?as=hex",
+    "/records/99999999",
+    "/history?what=deletions",
+    "/login",
+)
+_GONE = "ERR_CONNECTION_REFUSED|ERR_INCOMPLETE_CHUNKED_ENCODING|ERR_CONNECTION_RESET|ERR_EMPTY_RESPONSE"
+
+
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
+    """A gate on a log as an operator meets it, whose daemon runs."""
+    place = tmp_path_factory.mktemp("views")
+    with Daemon(place / "log") as daemon:
+        live_in(daemon, place / "vault")
+        with Gate(daemon.root) as running:
+            yield running
+
+
+def goto(visit: Visit, path: str) -> None:
+    answer = visit.page.goto(path)
+    assert answer
+    assert answer.status == 200, path
+
+
+@pytest.mark.parametrize(
+    ("size", "dark"),
+    [
+        pytest.param(DESK, False, id="desk light"),
+        pytest.param(PHONE, True, id="phone dark"),
+        pytest.param(DESK, True, id="desk dark", marks=pytest.mark.slow),
+        pytest.param(PHONE, False, id="phone light", marks=pytest.mark.slow),
+    ],
+)
+def test_every_view_is_for_everyone(chromium: Chromium, gate: Gate, size: ViewportSize, dark: bool) -> None:
+    """By axe-core: names, roles, contrast, order of headings, and what else it can see."""
+    with chromium.visit(gate.origin, size=size, dark=dark) as visit:
+        for path in VIEWS:
+            goto(visit, path)
+            visit.page.evaluate(AXE_SCRIPT)
+            found = visit.page.evaluate("axe.run().then((found) => found.violations)")
+            assert not found, f"{path}: {json.dumps(found, indent=1)[:3000]}"
+
+
+@pytest.mark.parametrize("javascript", [True, False], ids=["with JavaScript", "without JavaScript"])
+def test_no_view_is_wider_than_a_phone(chromium: Chromium, gate: Gate, javascript: bool) -> None:
+    with chromium.visit(gate.origin, size=PHONE, javascript=javascript) as visit:
+        for path in VIEWS:
+            goto(visit, path)
+            assert visit.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], path
+
+
+def test_without_javascript_every_view_is_there_and_links_lead_through_the_records(
+    chromium: Chromium, gate: Gate
+) -> None:
+    with chromium.visit(gate.origin, javascript=False) as visit:
+        for path in VIEWS:
+            goto(visit, path)
+            assert visit.page.locator("main").inner_text().strip(), path
+        goto(visit, "/records?route=orders")
+        visit.page.get_by_role("link", name="Older").click()
+        visit.page.locator("table.records tbody a").first.click()
+        assert visit.page.locator("h1").inner_text().startswith("Record ")
+        visit.page.get_by_role("link", name="Hex").click()
+        assert visit.page.locator("pre.value").inner_text().startswith("000000  ")
+        visit.page.get_by_label("Views").get_by_role("link", name="History").click()
+        visit.page.locator("summary").first.click()
+        assert "its last record there" in visit.page.locator("details[open]").inner_text()
+
+
+def test_a_position_is_typed_and_a_route_chosen_by_keyboard_alone(chromium: Chromium, gate: Gate) -> None:
+    with chromium.visit(gate.origin) as visit:
+        goto(visit, "/records")
+        keys = visit.page.keyboard
+        keys.press("Tab")
+        assert visit.page.evaluate("document.activeElement.className") == "skip"
+        keys.press("Enter")
+        assert visit.page.evaluate("document.activeElement.id") == "main"
+        keys.press("Tab")
+        keys.type("orders")
+        keys.press("Tab")
+        keys.type("earliest")
+        keys.press("Enter")
+        visit.page.wait_for_url("**route=orders&from=earliest*")
+        assert visit.page.locator("h1").inner_text() == "Records of orders"
+
+
+@pytest.mark.parametrize("path", VIEWS)
+def test_what_has_the_focus_is_in_the_order_of_the_page_and_can_be_seen(
+    chromium: Chromium, gate: Gate, path: str
+) -> None:
+    with chromium.visit(gate.origin) as visit:
+        goto(visit, path)
+        visit.page.evaluate("document.activeElement.blur()")
+        seen: list[float] = []
+        for _ in range(25):
+            visit.page.keyboard.press("Tab")
+            place, outlined = visit.page.evaluate(
+                """() => {
+                    const each = document.activeElement, style = getComputedStyle(each)
+                    if (each === document.body) return [-1, true]
+                    const all = [...document.querySelectorAll("*")]
+                    return [all.indexOf(each), parseFloat(style.outlineWidth) >= 2 && style.outlineStyle !== "none"]
+                }"""
+            )
+            if place < 0 or (seen and place < seen[-1]):
+                break  # around, to the beginning
+            assert outlined, place
+            seen.append(place)
+        assert seen
+
+
+def test_records_that_come_are_shown_where_they_are_followed_and_pause_keeps_them(
+    chromium: Chromium, gate: Gate
+) -> None:
+    with chromium.visit(gate.origin) as visit:
+        goto(visit, "/records?route=audit&follow=1")
+        first = visit.page.locator("table.records tbody tr").first
+        for number in range(3):
+            assert gate.post("/v1/routes/audit/records", b"look %d\n" % number).status == 200
+            eventually(lambda number=number: f"look {number}" in first.inner_text())  # type: ignore[misc]
+        visit.page.get_by_role("link", name="Pause").click()
+        assert gate.post("/v1/routes/audit/records", b"too late\n").status == 200
+        assert "too late" not in visit.page.locator("table.records").inner_text()
+        visit.page.get_by_role("link", name="Follow").click()
+        eventually(lambda: "too late" in visit.page.locator("table.records").inner_text())
+
+
+def test_a_flood_of_records_leaves_the_page_as_small_as_it_was(chromium: Chromium, gate: Gate) -> None:
+    with chromium.visit(gate.origin) as visit:
+        goto(visit, "/records?route=web.access&follow=1")
+        rows = visit.page.locator("table.records tbody tr")
+        nodes = visit.page.evaluate("document.querySelectorAll('*').length")
+        for number in range(5):
+            lines = b"".join(b"flood %d %d\n" % (number, line) for line in range(20_000))
+            assert wald("append", "web.access", "--root", gate.root, stdin=lines).returncode == 0
+            eventually(lambda number=number: f"flood {number} 19999" in rows.first.inner_text())  # type: ignore[misc]
+            assert rows.count() == 50
+        assert visit.page.evaluate("document.querySelectorAll('*').length") <= nodes + 10
+
+
+def test_an_open_detail_stays_open_and_the_focus_where_it_is_while_events_come(chromium: Chromium, gate: Gate) -> None:
+    with chromium.visit(gate.origin) as visit:
+        goto(visit, "/history?what=all")
+        summary = visit.page.locator("summary").first
+        summary.focus()
+        summary.press("Enter")
+        assert gate.post("/v1/routes/audit/records", b"one more\n").status == 200
+        before = visit.page.locator("ol.events li").first.get_attribute("id")
+        assert gate.post("/v1/cut").json()["cut"]
+        eventually(lambda: visit.page.locator("ol.events li").first.get_attribute("id") != before)
+        assert visit.page.evaluate("document.activeElement.localName") == "summary"
+        assert visit.page.locator("details[open]").count() == 1
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/records?route=audit&follow=1", *(pytest.param(place.path, marks=pytest.mark.slow) for place in PLACES)],
+)
+def test_a_page_says_that_the_daemon_or_the_gate_is_gone_and_goes_on_by_itself(
+    chromium: Chromium, daemon: Daemon, path: str
+) -> None:
+    daemon.ask("ROUTE ADD audit")
+    with Gate(daemon.root) as own, chromium.visit(own.origin, allowed=_GONE) as visit:
+        assert own.post("/v1/routes/audit/records", b"first\n").status == 200
+        goto(visit, path)
+        state, notice = visit.page.locator("#live_state"), visit.page.locator("#connection")
+        eventually(lambda: "running" in state.inner_text() and "not" not in state.inner_text())
+
+        daemon.kill()
+        eventually(lambda: "not running" in state.inner_text())
+        daemon.start_again()
+        eventually(lambda: "not" not in state.inner_text())
+
+        own.kill()
+        eventually(notice.is_visible)
+        assert "No connection since" in notice.inner_text()
+        own.start()
+        eventually(lambda: not notice.is_visible())
+        assert own.post("/v1/routes/audit/records", b"last\n").status == 200
+        if "follow" in path:
+            eventually(lambda: "last" in visit.page.locator("table.records").inner_text())
