@@ -7,6 +7,7 @@ happened. The browser ends with the process that has started it, whatever ends t
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -96,6 +97,18 @@ class Visit:
                 }).observe({type: "paint", buffered: true}))"""
             )
         )
+
+    def longest_task_ms(self, seconds: float) -> float:
+        """How long the main thread of the page was busy without a break, at most, in so many seconds from now on."""
+        browser = self._context.browser
+        assert browser
+        browser.start_tracing(page=self.page, categories=["toplevel", "disabled-by-default-devtools.timeline"])
+        self.page.wait_for_timeout(seconds * 1000)
+        events = json.loads(browser.stop_tracing())["traceEvents"]
+        main = {(each["pid"], each["tid"]) for each in events if each.get("args", {}).get("name") == "CrRendererMain"}
+        tasks = [each for each in events if each["name"].endswith("RunTask") and (each["pid"], each["tid"]) in main]
+        assert tasks, "no task was recorded"
+        return max(float(each.get("dur", 0)) for each in tasks) / 1000
 
     def _on_request(self, request: Request) -> None:
         if not request.url.startswith((self._origin, *_OWN_SCHEMES)):

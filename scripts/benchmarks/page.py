@@ -1,0 +1,82 @@
+"""The gate's page on a large log, 10,000 segments and 1,000 routes, in Debian's Chromium, while records come.
+
+How long a view takes from the click to its first paint, and how long an update keeps the main thread of the page. The
+browser, the gate, the daemon and the client that sends share the processors.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
+
+from browsing import Chromium, Visit, lack
+from gating import Gate
+from large import large
+from running import Daemon
+
+import wald
+from benchmarks.report import Goal, Row
+from benchmarks.stage import Stage
+
+_PAINT, _TASK = Goal(1000, at_most=True), Goal(50, at_most=True)
+_VIEWS = {
+    "overview": "/",
+    "routes": "/routes",
+    "records": "/records?route=route-0007",
+    "records, followed": "/records?follow=1",
+    "history": "/history",
+}
+
+
+def measure(stage: Stage) -> tuple[list[Row], list[str]]:
+    if why := lack():
+        return [], [f"the page ({why})"]
+    segments, routes = (500, 50) if stage.quick else (10_000, 1_000)
+    root = stage.fresh(stage.fast)
+    large(root, segments, routes)
+    group = f"The page: {segments:,} segments, {routes:,} routes, records coming"
+    rows: list[Row] = []
+    with Daemon(root), Gate(root) as gate, Chromium() as browser, _sending(root):
+        for name, path in _VIEWS.items():
+            with browser.visit(gate.origin) as visit:
+                paints = [_paint(visit, path) for _ in range(max(3, stage.repeat))]
+                rows.append(Row(group, f"{name}, first paint", "ms", sorted(paints)[len(paints) // 2], goal=_PAINT))
+                longest = visit.longest_task_ms(3 if stage.quick else 10)
+                rows.append(Row(group, f"{name}, longest task of updates", "ms", longest, goal=_TASK))
+    return rows, []
+
+
+def _paint(visit: Visit, path: str) -> float:
+    visit.page.goto(path)
+    paint = visit.first_paint_ms()
+    visit.page.wait_for_timeout(1500)  # until the first update is over
+    return paint
+
+
+@contextmanager
+def _sending(root: Path) -> Iterator[None]:
+    """Send a thousand records a second, and cut once a second."""
+    over = threading.Event()
+
+    def send() -> None:
+        number = 0
+        with wald.Producer(root) as producer:
+            while not over.wait(0.1):
+                number += 1
+                producer.send("route-0007", [f"record {each} of batch {number}" for each in range(100)])
+                producer.flush()
+                if not number % 10:
+                    producer.command("CUT")
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -1,0 +1,96 @@
+"""With 10,000 segments and 1,000 routes every view is a page of bounded size, and so is each of its updates."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from browsing import PHONE, Chromium
+from gating import Gate
+from large import large
+from running import Daemon, eventually
+
+import wald
+from wald_gate.page.places import PLACES
+
+pytestmark = pytest.mark.slow
+
+VIEWS = (
+    *(place.path for place in PLACES),
+    "/records?route=route-0999",
+    "/records?route=route-0999&from=earliest",
+    "/records?from=1h",
+    "/records?follow=1",
+    "/records/50000",
+    "/history?what=deletions",
+    "/history?what=cuts&before=segments:9000",
+)
+PAGE_BYTES = 700_000
+UPDATE_BYTES = 300_000
+NODES = 7_000
+
+
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
+    """A gate on such a log, to which records are sent and which is cut meanwhile."""
+    root = tmp_path_factory.mktemp("large") / "log"
+    large(root, 10_000, 1_000)
+    with Daemon(root), Gate(root) as running, sending(root):
+        yield running
+
+
+@contextmanager
+def sending(root: Path) -> Iterator[None]:
+    over = threading.Event()
+
+    def send() -> None:
+        with wald.Producer(root) as producer:
+            number = 0
+            while not over.wait(0.1):
+                number += 1
+                producer.send(f"route-{number % 1000:04}", [f"record {each} of {number}" for each in range(200)])
+                producer.flush()
+                if not number % 10:
+                    producer.command("CUT")
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("path", VIEWS)
+def test_a_view_of_a_large_log_has_a_bounded_size(chromium: Chromium, gate: Gate, path: str) -> None:
+    with chromium.visit(gate.origin, size=PHONE) as visit:
+        answer = visit.page.goto(path)
+        assert answer
+        assert answer.status == 200
+        assert len(answer.body()) < PAGE_BYTES
+        assert visit.page.evaluate("document.querySelectorAll('*').length") < NODES
+        assert visit.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+
+
+@pytest.mark.parametrize("path", [*(place.path for place in PLACES), "/records?follow=1"])
+def test_an_update_of_a_large_log_has_a_bounded_size(gate: Gate, path: str) -> None:
+    with gate.asked("GET", path, headers={"Accept": "text/event-stream"}) as response:
+        sizes: list[int] = []
+        while len(sizes) < 8:
+            line = response.readline()
+            if line.startswith(b"data: ["):
+                sizes.append(len(line))
+    assert max(sizes[1:]) < UPDATE_BYTES
+    assert max(sizes) < PAGE_BYTES
+
+
+def test_updates_go_on_and_leave_no_more_elements_than_there_were(chromium: Chromium, gate: Gate) -> None:
+    with chromium.visit(gate.origin) as visit:
+        visit.page.goto("/")
+        visit.page.evaluate("document.addEventListener('wald:parts', () => window.updates = (window.updates || 0) + 1)")
+        eventually(lambda: visit.page.evaluate("window.updates || 0") > 15)
+        assert visit.page.evaluate("document.querySelectorAll('*').length") < NODES
