@@ -133,7 +133,10 @@ class _Endpoint:
                 self._require(client, request.path_params.get("route"))
             return await self.verb.handle(Call(request, client, self.state, has_session))
         except (WaldError, OSError) as error:
-            return self.verb.failed(request, error)
+            response = self.verb.failed(request, error)
+            if response.status_code == 500 and not isinstance(error, WaldError):  # the answer does not say which it is
+                _log.exception("%s %s", self.verb.method, self.verb.path)
+            return response
         except ClientDisconnect:
             return Response(status_code=499)  # it is not sent
         except Exception as error:  # noqa: BLE001 - the client gets an answer, and the log says which bug it is

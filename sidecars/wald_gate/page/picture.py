@@ -116,8 +116,8 @@ class Camera:
         trouble, pieces = self._head.trouble, tuple[Piece, ...]()
         try:
             pieces = tuple(self._pieces(log.view(), daemon, seen.sequence if seen else 0))
-        except WaldError as error:
-            trouble = trouble or error.message
+        except (WaldError, OSError) as error:
+            trouble = trouble or str(error)
         syncs = self._syncs(now, daemon)
         self._number += 1
         is_lately = len(self._answers) > 1
