@@ -168,6 +168,7 @@ class Gate:
 
     def worker(self, group: str, left: int) -> Step:
         path = f"/v1/routes/{ROUTE}/groups/{group}"
+        assert self._ask(f"{path}/release", {"consumer": "worker-1"}) == {"released": 0}  # the group is made
         done: list[int] = []
 
         def step() -> int:
