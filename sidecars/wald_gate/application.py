@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -51,7 +51,9 @@ class Application:
             )
             for verb in verbs
         ]
-        self._otherwise = Starlette(routes=self._routes, exception_handlers={HTTPException: partial(_not_there, state)})
+        self._otherwise = Starlette(
+            routes=self._routes, exception_handlers={HTTPException: partial(_not_there, state, self._routes)}
+        )
         self._known = lru_cache(_KNOWN_PATHS)(self._find)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -171,20 +173,23 @@ def _paying(client: Client, request: Request) -> str:
     return request.client.host if client is ANYONE and request.client is not None else client.name
 
 
-async def _not_there(state: State, request: Request, error: Exception) -> Response:
+async def _not_there(state: State, routes: Sequence[Route], request: Request, error: Exception) -> Response:
     """A path or a method that no verb has."""
     assert isinstance(error, HTTPException)
-    response = _nothing(request, error)
+    response = _nothing(routes, request, error)
     state.counts.of_verb(_NO_VERB).count(response.status_code, 0.0)
     state.request_log.note(request.method, request.scope["path"], "", response, 0.0)
     return response
 
 
-def _nothing(request: Request, error: HTTPException) -> Response:
+def _nothing(routes: Sequence[Route], request: Request, error: HTTPException) -> Response:
     """An error for a program, or a page for a person."""
     path = request.url.path
     found = HttpError(404, "no-such-path", f"there is no {path}", hint="/openapi.json says what there is")
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
-        found = HttpError(405, "method", f"{request.method} is not for {path}", hint=allowed, headers=error.headers)
+        here = [route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+        allowed = ", ".join(sorted({method for methods in here for method in methods}))
+        found = HttpError(
+            405, "method", f"{request.method} is not for {path}", hint=allowed, headers={"Allow": allowed}
+        )
     return failed(request, found) if HTML in request.headers.get("accept", "") else problem(found)

@@ -237,6 +237,12 @@ def test_methods_that_a_path_has_not_are_named(attacked: Gate, method: str) -> N
     assert answer.headers["allow"] == "POST"
 
 
+def test_all_methods_of_a_path_are_named(attacked: Gate) -> None:
+    answer = attacked.ask("DELETE", "/v1/routes/orders/cursors/billing")
+
+    assert answer.headers["allow"] == "GET, HEAD, PUT"
+
+
 def test_head_is_answered_as_get_without_a_body(attacked: Gate) -> None:
     answer = attacked.ask("HEAD", "/v1/head")
 
