@@ -11,7 +11,16 @@ from damage import every_flip, every_truncation, peak_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wald.format.columns import BadColumns, Binary, Column, Columns, decode, encode
+from wald.format.columns import (
+    BadColumns,
+    Binary,
+    Column,
+    Columns,
+    decode,
+    encode,
+    first_headers,
+    with_first_headers,
+)
 
 ENTRY = st.none() | st.binary(max_size=20)
 TIME = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -171,3 +180,24 @@ def test_a_lying_count_takes_no_memory() -> None:
             decode(payload)
 
     assert peak_bytes(refuse) < 100_000
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows=ROWS.filter(bool), present=st.integers(0, 7), headers=st.binary(max_size=20))
+def test_the_first_record_gets_other_headers_and_nothing_else_changes(
+    rows: list[Any], present: int, headers: bytes
+) -> None:
+    columns = [[row[i] for row in rows] for i in range(4)]
+    payload = encode(
+        columns[0],
+        keys=columns[1] if present & Column.KEYS else None,
+        headers=columns[2] if present & Column.HEADERS else None,
+        times_ns=columns[3] if present & Column.TIMES else None,
+    )
+    before = model(decode(payload))
+    after = model(decode(changed := with_first_headers(payload, headers)))
+
+    assert after.pop(2) == [headers, *(before.pop(2) or [None] * len(rows))[1:]]
+    assert after == before
+    assert first_headers(changed) == headers
+    assert first_headers(payload) == (columns[2][0] if present & Column.HEADERS else None)

@@ -92,8 +92,6 @@ def encode(
 def with_first_headers(payload: bytes, headers: bytes) -> bytes:
     """The payload of the same records, of which the first one has these headers in the place of its own."""
     columns = decode(payload)
-    entries: list[bytes | None] = [None] * columns.count if columns.headers is None else columns.headers.to_list()
-    entries[0] = headers
     present = Column.HEADERS
     parts: list[bytes | memoryview] = []
     if columns.times is not None:
@@ -102,7 +100,13 @@ def with_first_headers(payload: bytes, headers: bytes) -> bytes:
     if columns.keys is not None and columns.keys.validity is not None:
         present |= Column.KEYS
         parts += [columns.keys.validity, columns.keys.offsets, columns.keys.data]
-    parts += _binary([entry or b"" for entry in entries], _bitmap(entries))
+    if columns.headers is None:
+        validity = b"\x01" + bytes((columns.count + 7) // 8 - 1)
+        offsets = bytes(4) + len(headers).to_bytes(4, "little") * columns.count
+        parts += [validity, offsets, headers]
+    else:
+        entries = [headers, *columns.headers.to_list()[1:]]
+        parts += _binary([entry or b"" for entry in entries], _bitmap(entries))
     parts += [columns.values.offsets, columns.values.data]
     return PREFIX.pack(columns.count, present) + _padded(parts)
 

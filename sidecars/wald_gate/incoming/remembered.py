@@ -65,9 +65,11 @@ class Remembered:
         self._lock: int | None = None
         self._path = self._own_file()
         self._unsaved: dict[tuple[bytes, int], tuple[Part, int]] = {}
+        self._failed = False
         self.numbers: dict[int, int] = {}
         self._table = self._opened()
         self._upto: _Upto | None = self._table.execute("select sequence, time_ns, checksum from upto").fetchone()
+        self._saved_upto = self._upto
         if not self._follows():
             self._forget_all()
         self._read_numbers()
@@ -89,10 +91,14 @@ class Remembered:
         return found | {number: part for (of, number), (part, _) in self._unsaved.items() if of == key}
 
     def add(self, key: bytes, parts: Mapping[int, Part]) -> None:
-        """Remember parts that are stored; what the disk has no room for is kept here until it has."""
+        """Remember parts that are stored; they are in the file after :meth:`save`."""
         now_ns = time.time_ns()
         self._unsaved |= {(key, number): (part, now_ns) for number, part in parts.items()}
-        self._save()
+
+    def save(self) -> None:
+        """Save what is not saved yet; what a full disk has no room for is kept until it has."""
+        if self._unsaved:
+            self._save()
 
     def read_on(self) -> None:
         """Take in what the log has got since.
@@ -211,7 +217,7 @@ class Remembered:
         self._table.close()
         self._unsaved.clear()
         self.numbers.clear()
-        self._upto = None
+        self._upto = self._saved_upto = None
         self._table = self._new(":memory:") if self._path is None else self._made_again()
 
     def _follows(self) -> bool:
@@ -252,19 +258,23 @@ class Remembered:
         return slot
 
     def _save(self) -> None:
-        """Save what is not saved yet, and up to where the log is read; on a full disk it is kept."""
+        """The same, and up to where the log is read."""
         rows = [(key, number, *part, time_ns) for (key, number), (part, time_ns) in self._unsaved.items()]
         try:
             with self._table:
                 self._table.executemany("insert or replace into parts values (?, ?, ?, ?, ?, ?)", rows)
-                if self._upto is not None:
+                if self._upto is not None and self._upto != self._saved_upto:
                     self._table.execute("delete from upto")
                     self._table.execute("insert into upto values (?, ?, ?)", self._upto)
                     self._forget_old(self._upto[1])
         except sqlite3.DatabaseError as error:
-            _log.warning("%s: %s", self._path, error)
+            if not self._failed:
+                _log.warning("%s: %s; what is stored is remembered in memory meanwhile", self._path, error)
+            self._failed = True
         else:
             self._unsaved.clear()
+            self._saved_upto = self._upto
+            self._failed = False
 
     def _forget_old(self, now_ns: int) -> None:
         """Forget the keys of which the last part is old, or not among the last million."""

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from wald.client.payloads import encode_columns
 from wald.client.session import Durable
@@ -61,6 +61,8 @@ class Repeats:
         self._opening: asyncio.Task[Remembered] | None = None
         self._saving: asyncio.Task[None] | None = None
         self._under_way: set[bytes] = set()
+        self._asked: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
+        self._answering: asyncio.Task[None] | None = None
 
     @asynccontextmanager
     async def request(self, key: bytes) -> AsyncIterator[Request]:
@@ -137,9 +139,40 @@ class Repeats:
         slot.readings += 1
 
     async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Carry out what waits for the disk, one at a time."""
+        """Carry out what waits for the disk, in the order of the calls; what they remember is then saved.
+
+        What is asked for while the thread is at work is carried out at once, with one commit: a change of threads and
+        a commit take longer than most of the calls.
+        """
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._asked.append((partial(call, *args, **kwargs), answer))
+        if self._answering is None or self._answering.done():
+            self._answering = asyncio.create_task(self._answer(), name="wald-gate-keys")
+        return await answer
+
+    async def _answer(self) -> None:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, partial(call, *args, **kwargs))
+        while self._asked:
+            asked, self._asked = self._asked, []
+            results = await loop.run_in_executor(self._thread, self._carry_out, [call for call, _ in asked])
+            for (_, answer), (result, error) in zip(asked, results, strict=True):
+                if answer.done():  # the request has been cancelled
+                    continue
+                if error is None:
+                    answer.set_result(result)
+                else:
+                    answer.set_exception(error)
+
+    def _carry_out(self, calls: list[Callable[[], Any]]) -> list[tuple[Any, Exception | None]]:
+        results: list[tuple[Any, Exception | None]] = []
+        for call in calls:
+            try:
+                results.append((call(), None))
+            except Exception as error:  # noqa: BLE001 - it is raised where it was asked for
+                results.append((None, error))
+        if self._opening is not None and self._opening.done() and not self._opening.exception():
+            self._opening.result().save()
+        return results
 
     async def close(self) -> None:
         """Give the table to the next gate; the requests have ended."""
