@@ -170,10 +170,7 @@ class _Scene:
             self._pause(0.6)
             return
         before = len(self._posted), len(self._acknowledged)
-        eventually(
-            lambda: self.outcome.wrong or (len(self._posted) > before[0] and len(self._acknowledged) > before[1]),
-            timeout=STUCK_SECONDS,
-        )
+        self._await(lambda: len(self._posted) > before[0] and len(self._acknowledged) > before[1])
         self._pause(0.5)
 
     def disturb(self) -> None:
@@ -195,7 +192,7 @@ class _Scene:
 
     def finish(self) -> None:
         """All that was sent is answered and processed."""
-        self._daemon.await_ready()
+        self._await_daemon()
         self._stopping.set()
         for thread in self._producers:
             thread.join(STUCK_SECONDS)
@@ -204,7 +201,7 @@ class _Scene:
         last = max((posted.last for posted in self._posted), default=0)
         log = wald.open(self._daemon.root)
         try:
-            eventually(lambda: self.outcome.wrong or log.cursor(ROUTE, GROUP).sequence >= last, timeout=STUCK_SECONDS)
+            self._await(lambda: log.cursor(ROUTE, GROUP).sequence >= last)
         except TimeoutError:
             self.outcome.wrong.append(f"the cursor is {log.cursor(ROUTE, GROUP).sequence}, and does not reach {last}")
 
@@ -245,6 +242,26 @@ class _Scene:
         wrong += errors(self._daemon.root)
         return outcome
 
+    # Who starts again what has ended.
+
+    def _await(self, condition: Callable[[], object]) -> None:
+        """Return once it holds, or a promise is broken."""
+        eventually(lambda: not self._is_alive() or self.outcome.wrong or condition(), timeout=STUCK_SECONDS)
+
+    def _await_daemon(self) -> None:
+        while self._is_alive() and not self._daemon.wait_or_ready():
+            self._over.wait(0.1)
+
+    def _is_alive(self) -> bool:
+        """Whether both run, or should: a daemon that has found no room at its start (7) is started again."""
+        ended = {"gate": self._gate.process.poll(), "daemon": self._daemon.process.poll()}
+        if ended["daemon"] == 7 and "disk full for a while" in self.outcome.faults:
+            self._daemon.spawn()
+            del ended["daemon"]
+        wrong = [f"the {name} has ended with {code}" for name, code in ended.items() if code is not None]
+        self.outcome.wrong += wrong
+        return not wrong
+
     # What goes wrong.
 
     def _killed(self, *, gate: bool = False, daemon: bool = False) -> None:
@@ -277,7 +294,7 @@ class _Scene:
         self._gate.spawn()
 
     def _end_daemon(self) -> None:
-        self._daemon.await_ready()
+        self._await_daemon()
         if (code := self._daemon.stop()) != 0:
             self.outcome.wrong.append(f"the daemon ended with {code}: {self._daemon.log[-1000:]}")
         self._pause(0.3)
