@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,11 +15,13 @@ from starlette.responses import RedirectResponse, Response
 from wald.cli.times import position
 from wald.format.names import check_route
 from wald.format.record import Record
+from wald.format.times import nanoseconds
 from wald.log import Log
 from wald.store.reading.batches import Batch
 from wald.store.reading.latest import start_of_latest
 from wald.store.reading.selection import Start
-from wald.store.segments.seeking import end_of
+from wald.store.segments.seeking import end_of, sequence_since
+from wald.store.segments.view import View
 from wald_gate.call import Call
 from wald_gate.page.frame import HEADERS, Facts, live_page, page
 from wald_gate.page.picture import Picture
@@ -31,6 +34,7 @@ COUNT = 50
 """Of records on a page."""
 _NAMED = ("earliest", "end")
 _NOTES = 5
+_SEGMENTS = 1000  # that are looked at for a page: a rare route may be in few of very many
 
 
 class Query(Shape, rename={"from_": "from"}):
@@ -116,14 +120,16 @@ class Excerpt:
     Attributes:
         rows: in the order of the log; of those that are followed, the newest first.
         notes: what is missing of them, and why.
-        has_older: whether there may be any in front of these, has_newer: behind them.
+        older: in front of which sequence there may be others, newer: from which on; None: there are none.
+        searched: if there are few, because they are rare: which sequences were looked through.
         arrived: of those that are followed, how many have come since the excerpt before.
     """
 
     rows: list[Row]
     notes: list[str] = field(default_factory=list)
-    has_older: bool = True
-    has_newer: bool = True
+    older: int | None = None
+    newer: int | None = None
+    searched: tuple[int, int] | None = None
     arrived: int = 0
 
     @property
@@ -149,7 +155,7 @@ class Newest:
         view, notes, arrived = self._log.view(), list[str](), 0
         end = end_of(view)
         if self._next < end:
-            first = self._next or start_of_latest(view, self._route, COUNT, last=end - 1)
+            first = self._next or _latest(view, self._route, end - 1)
             last = deque[Batch]()  # with the last records
             held = 0
             for batch in _batches(self._log, self._route, first, end - 1, None, notes):
@@ -161,7 +167,7 @@ class Newest:
             self._rows.extend(Row.of(record) for batch in last for record in _newest_of(batch))
             arrived = arrived if self._next else 0
             self._next = end
-        return Excerpt([*reversed(self._rows)], notes, has_newer=False, arrived=arrived)
+        return Excerpt([*reversed(self._rows)], notes, arrived=arrived)
 
 
 def _newest_of(batch: Batch) -> Iterator[Record]:
@@ -170,16 +176,40 @@ def _newest_of(batch: Batch) -> Iterator[Record]:
 
 
 def _excerpt(log: Log, route: str | None, query: Query) -> Excerpt:
-    notes: list[str] = []
+    view, notes = log.view(), list[str]()
     if query.from_ in ("", "end") or query.before is not None:
-        view = log.view()
         last = end_of(view) - 1 if query.before is None else min(query.before, end_of(view)) - 1
-        first = start_of_latest(view, route, COUNT, last=last)
+        first = _latest(view, route, last)
         rows = _rows(log, route, first, last, notes) if last > 0 else []
-        return Excerpt(rows, notes, has_older=len(rows) == COUNT, has_newer=query.before is not None)
+        has_older = bool(view.segments) and first > view.segments[0].base_sequence
+        searched = (first, last) if has_older and len(rows) < COUNT else None
+        newer = None if query.before is None else last + 1
+        return Excerpt(rows, notes, first if has_older else None, newer, searched)
     start: Start = "earliest" if query.from_ == "earliest" else position("from", query.from_, _NAMED)
-    rows = _rows(log, route, start, None, notes)
-    return Excerpt(rows, notes, has_older=start != "earliest", has_newer=len(rows) == COUNT)
+    begin = (
+        start if isinstance(start, int) else 1 if isinstance(start, str) else sequence_since(view, nanoseconds(start))
+    )
+    beyond = _segment_of(view, begin) + _SEGMENTS
+    last = view.segments[beyond].base_sequence - 1 if beyond < len(view.segments) else end_of(view) - 1
+    rows = _rows(log, route, start, last if begin <= last else None, notes)
+    ends = begin > last or last == end_of(view) - 1
+    newer = rows[-1].sequence + 1 if len(rows) == COUNT else None if ends else last + 1
+    searched = (begin, last) if not ends and len(rows) < COUNT else None
+    older = None if start == "earliest" else rows[0].sequence if rows else begin
+    return Excerpt(rows, notes, older, newer, searched)
+
+
+def _latest(view: View, route: str | None, last: int) -> int:
+    """Where the newest records up to ``last`` begin, as far as they are in the segments that are looked at."""
+    if not view.segments:
+        return 1
+    lowest = view.segments[max(0, _segment_of(view, last) - _SEGMENTS)].base_sequence
+    return start_of_latest(view, route, COUNT, last=last, first=lowest)
+
+
+def _segment_of(view: View, sequence: int) -> int:
+    """The place of the segment that holds a record."""
+    return max(0, bisect_right(view.segments, sequence, key=lambda segment: segment.base_sequence) - 1)
 
 
 def _rows(log: Log, route: str | None, start: Start, last: int | None, notes: list[str]) -> list[Row]:

@@ -31,14 +31,17 @@ _WINDOW = 1024  # records, at first
 _WIDER = 8
 
 
-def start_of_latest(view: View, route: str | None, count: int, *, last: int, found: Found | None = None) -> int:
-    """The sequence with which the last ``count`` records begin; the oldest record if there are fewer.
+def start_of_latest(
+    view: View, route: str | None, count: int, *, last: int, first: int = 1, found: Found | None = None
+) -> int:
+    """The sequence with which the last ``count`` records begin; the oldest record, or ``first``, if there are fewer.
 
     Damage is passed over here; it is reported when the records are read.
 
     Args:
         route: None: every route.
         last: the last record that counts.
+        first: no segment is looked at that ends before it.
         found: gives the records of a batch that count; without it all do.
     """
     routes = None if route is None else frozenset([route])
@@ -48,6 +51,8 @@ def start_of_latest(view: View, route: str | None, count: int, *, last: int, fou
     for segment in reversed(view.segments):
         if segment.base_sequence > top:
             continue
+        if top < first:
+            break
         with suppress(Damaged, BadSealed):
             for base, held in _runs(view, segment, routes, top, count, found):
                 records = max(0, min(held, top + 1 - base))
@@ -55,7 +60,7 @@ def start_of_latest(view: View, route: str | None, count: int, *, last: int, fou
                     return base + records - count
                 count -= records
         top = segment.base_sequence - 1
-    return view.segments[0].base_sequence if view.segments else 1
+    return max(first, view.segments[0].base_sequence if view.segments else 1)
 
 
 def _runs(

@@ -1,0 +1,58 @@
+"""Records of a route that is in few of many segments are found a stretch at a time, so no page takes long to make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from effort import steps
+from logs import Built
+
+from wald.log import Log
+from wald_gate.page import records
+from wald_gate.page.records import Excerpt, Query, _excerpt
+
+SEGMENTS = 40
+
+
+@pytest.fixture
+def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
+    """Forty segments, of which the first, one in the middle and the last have a record of the rare route."""
+    monkeypatch.setattr(records, "_SEGMENTS", 5)
+    return made(tmp_path / "log", SEGMENTS)
+
+
+def made(path: Path, segments: int) -> Built:
+    log = Built(path)
+    for number in range(segments):
+        log.lines("common", [b"%d" % number])
+        if number in (0, segments // 2, segments - 1):
+            log.lines("rare", [b"rare %d" % number])
+        log.cut()
+    log.seal()
+    return log
+
+
+def walked(log: Log, query: Query, *, back: bool) -> list[Excerpt]:
+    found = []
+    while True:
+        found.append(_excerpt(log, "rare", query))
+        following = found[-1].older if back else found[-1].newer
+        if following is None:
+            return found
+        query = Query(before=following) if back else Query(from_=str(following))
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_links_lead_to_all_records_of_a_rare_route(built: Built, back: bool) -> None:
+    found = walked(built.log, Query() if back else Query(from_="earliest"), back=back)
+    sequences = [row.sequence for page in found for row in page.rows]
+    assert sequences == sorted((record.sequence for record in built.log.records("rare")), reverse=back)
+    assert len(found) == SEGMENTS // 6 + 1 if back else len(found) > 5
+    assert all(page.searched for page in found[:-1])
+
+
+def test_a_page_of_a_rare_route_costs_no_more_than_one_of_any_other(built: Built, tmp_path: Path) -> None:
+    log = made(tmp_path / "longer", 5 * SEGMENTS).log
+    costs = {route: steps(lambda route=route: _excerpt(log, route, Query())) for route in ("rare", "common")}  # type: ignore[misc]
+    assert costs["rare"] < 2 * costs["common"]
