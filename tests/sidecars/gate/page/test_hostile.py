@@ -170,6 +170,19 @@ def test_what_does_not_print_is_written_out(chromium: Chromium, gate: Gate) -> N
         assert visit.page.locator("pre.value .escape").count() == 0
 
 
+def test_a_reason_in_the_history_is_only_text(chromium: Chromium, gate: Gate) -> None:
+    why = "</li></ol><script>alert(15)</script>{{7*7}}\u202e\x1b[2J"
+    first = gate.get("/v1/routes/a/records?limit=1").lines()[0]["sequence"]
+    done = wald("cursor", "skip", "a", first, "--group", "a", "--why", why, "--root", gate.root)
+    assert done.returncode == 0, done.stderr
+    with chromium.visit(gate.origin) as visit:
+        visit.page.goto("/history")
+        state = visit.page.evaluate(_STATE)
+        assert set(state["elements"]) <= OURS
+        assert (state["handlers"], state["links"]) == ([], [])
+        assert r"</li></ol><script>alert(15)</script>{{7*7}}\u202e\x1b[2J" in visit.page.locator("main").inner_text()
+
+
 def test_text_from_right_to_left_moves_nothing_around_it(chromium: Chromium, gate: Gate) -> None:
     at = first_of(gate) + VALUES.index(hostile.CONTROLS[10])
     with chromium.visit(gate.origin) as visit:

@@ -11,7 +11,7 @@ from browsing import DESK, PHONE, Chromium, Visit
 from gating import Gate
 from lived_in import live_in
 from playwright.sync_api import ViewportSize
-from running import Daemon, eventually, wald
+from running import Daemon, eventually, reclaim, wald
 
 from wald_gate.page.places import PLACES
 
@@ -159,6 +159,28 @@ def test_a_flood_of_records_leaves_the_page_as_small_as_it_was(chromium: Chromiu
             eventually(lambda number=number: f"flood {number} 19999" in rows.first.inner_text())  # type: ignore[misc]
             assert rows.count() == 50
         assert visit.page.evaluate("document.querySelectorAll('*').length") <= nodes + 10
+
+
+def test_views_hold_while_records_come_and_segments_are_cut_and_deleted(chromium: Chromium, daemon: Daemon) -> None:
+    daemon.ask("ROUTE ADD orders")
+    with Gate(daemon.root) as own, chromium.visit(own.origin) as visit:
+        assert own.post("/v1/routes/orders/records", b"first\n").status == 200
+        for number in range(2):
+            for view in (
+                *(place.path for place in PLACES),
+                "/records?route=orders&from=earliest",
+                "/records?route=orders&follow=1",
+            ):
+                lines = b"".join(b"record %d\n" % line for line in range(2_000))
+                last = own.post("/v1/routes/orders/records", lines).json()["last"]
+                assert own.post("/v1/cut").json()["cut"]
+                moved = wald("cursor", "set", "orders", last, "--group", "billing", "--root", daemon.root)
+                assert moved.returncode == 0, moved.stderr
+                reclaim(daemon.root, "--grace", 0)
+                goto(visit, view)
+                assert visit.page.locator("main").inner_text().strip(), (number, view)
+        assert own.post("/v1/routes/orders/records", b"the last one\n").status == 200
+        eventually(lambda: "the last one" in visit.page.locator("#live_records").inner_text())
 
 
 def test_an_open_detail_stays_open_and_the_focus_where_it_is_while_events_come(chromium: Chromium, gate: Gate) -> None:
