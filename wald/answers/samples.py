@@ -22,7 +22,7 @@ from wald.log import Log
 from wald.store.files.disk import Disk
 from wald.store.files.fifos import troubles
 from wald.store.files.listing import Segment
-from wald.store.retention.backlog import Backlog
+from wald.store.retention.backlog import Backlog, SegmentStatus
 from wald.store.retention.conditions import Condition, condition_of
 from wald.store.retention.pins import sealed_index
 from wald.store.retention.progress import last_sequences
@@ -153,10 +153,15 @@ class HeadSource:
 
 
 class LogSource:
-    """Samples what takes a walk through every segment."""
+    """Samples what takes a walk through every segment.
 
-    def __init__(self, log: Log) -> None:
+    Args:
+        beside: called with each segment as it is met, for what else is to be known of it.
+    """
+
+    def __init__(self, log: Log, beside: Callable[[SegmentStatus], None] = lambda _: None) -> None:
         self._log = log
+        self._beside = beside
         self._end: int | None = None
 
     def sample(self, now: float) -> LogSample:
@@ -175,8 +180,13 @@ class LogSource:
         segments: list[SegmentSeen] = []
         problems: list[tuple[str, str]] = []
         for status in backlog.segments():
+            self._beside(status)
             seen = SegmentSeen(
-                status.segment.base_sequence, condition_of(status), status.stored_bytes, bool(status.problem)
+                status.segment.base_sequence,
+                condition_of(status),
+                status.stored_bytes,
+                bool(status.problem),
+                status.last_sequence,
             )
             segments.append(seen)
             counts[seen.condition] += 1

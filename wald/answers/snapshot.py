@@ -53,6 +53,7 @@ class SegmentSeen(NamedTuple):
 
     Attributes:
         base: its first sequence.
+        last: its last one; None if it is not known.
         is_damaged: whether something is wrong with it, which the problems of the sample say.
     """
 
@@ -60,6 +61,7 @@ class SegmentSeen(NamedTuple):
     condition: Condition
     stored_bytes: int
     is_damaged: bool = False
+    last: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

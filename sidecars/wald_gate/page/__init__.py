@@ -18,6 +18,7 @@ and a handler that ends with ``await page(call, template, facts)``, or ``await l
     login        a token typed into a form, and a session for it
     visible      text of strangers, so that all of it can be seen
     picture      the log at one moment, as pages show it
+    archived     what of the log is in archives
     watching     takes pictures while there are viewers
     strip        the log as a strip of segments, and where on it head and cursors are
     overview     the log at a glance

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from wald.store.retention.backlog import GroupBacklog
 from wald_gate.call import Call
+from wald_gate.page.archived import Archived
 from wald_gate.page.frame import Facts, live_page
 from wald_gate.page.picture import Picture
 from wald_gate.page.strip import Look, Piece, strip
@@ -39,7 +40,8 @@ def _facts(picture: Picture, *, may_see: bool) -> Facts:
     lags = {_name(each): each.lag.records for each in counting}
     cursors = [(_name(each), each.cursor.effective) for each in counting]
     seen = picture.activity
-    drawn = strip(picture.pieces, seen.sequence if seen else None, cursors)
+    archived = walk.archived if walk else Archived()
+    drawn = strip(picture.pieces, seen.sequence if seen else None, cursors, archived.of_gone)
     rows = walk.inventory.rows if walk and walk.inventory else ()
     out = [row.processed_per_second for row in rows if row.processed_per_second is not None]
     return {
@@ -49,6 +51,9 @@ def _facts(picture: Picture, *, may_see: bool) -> Facts:
         "named": _NAMES,
         "kinds": _kinds(picture.pieces),
         "held": Kind(Look.SEALED, *_sums([piece for piece in picture.pieces if piece.held])),
+        "archived": Kind(Look.SEALED, *_sums([piece for piece in picture.pieces if piece.is_archived])),
+        "partly_archived": Kind(Look.SEALED, *_sums([each for each in picture.pieces if each.is_partly_archived])),
+        "archived_gone": sum(last - first + 1 for first, last in archived.gone),
         "lags": lags,
         "out": sum(out) if out else None,
         "spark": _spark(picture.rates),

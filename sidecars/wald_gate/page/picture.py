@@ -25,6 +25,7 @@ from wald.log import Log
 from wald.store.retention.backlog import GroupBacklog
 from wald.store.retention.conditions import Condition
 from wald.store.segments.view import State, View
+from wald_gate.page.archived import Archived, Bundled
 from wald_gate.page.strip import Look, Piece
 
 _ASK_SECONDS = 1.0  # how long the daemon may take to answer STAT
@@ -49,6 +50,7 @@ class Walk:
         work: where the records of work groups are, by the same.
         findings: what is wrong with the log and its daemon, the worst first.
         facts: that they were found in.
+        archived: what of the log is in archives.
         trouble: why it could not be done; the rest is empty then.
     """
 
@@ -57,6 +59,7 @@ class Walk:
     work: Mapping[tuple[str, str], WorkCounts]
     facts: Facts
     findings: tuple[Finding, ...]
+    archived: Archived
     trouble: str = ""
 
 
@@ -99,7 +102,9 @@ class Camera:
         self._log = log
         self._number = 0
         self._head: Sampler[HeadSample] = Sampler(HeadSource(log).sample)
-        self._all: Sampler[LogSample] = Sampler(LogSource(log).sample)
+        self._bundled = Bundled(log.root)
+        self._archived = self._bundled.newest
+        self._all: Sampler[LogSample] = Sampler(LogSource(log, self._bundled.take).sample)
         self._answers: deque[tuple[float, Mapping[str, Any]]] = deque()
         self._rates: deque[float | None] = deque(maxlen=_RATES)
         self._walked: Callable[[float, int], Walk] | None = None
@@ -127,12 +132,14 @@ class Camera:
     def walk(self) -> None:
         """Walk through all segments; the next picture shows what there is."""
         log, daemon = self._log, self._daemon
+        self._bundled.begin()
         self._all.take()
         if daemon is None:
             daemon = liveness(log.root, log.identity, socket_of(log.root), seconds=_ASK_SECONDS)
         now_ns = time.time_ns()
         contents = Contents(unreadable=((self._all.trouble, ""),) if self._all.trouble else ())
         for newest in self._all.samples[-1:]:
+            self._bundled.end(newest.segments)
             full = newest.growth.seconds_until(newest.free_bytes) if newest.growth else None
             contents = Contents(tuple(newest.groups), newest.problems, newest.lost_routes, full)
         facts = facts_of(log, daemon, contents)
@@ -140,9 +147,10 @@ class Camera:
         work = work_counts(log, [name for name, each in by_name.items() if each.cursor.of_work_group])
         samples, trouble = self._all.samples, self._all.trouble
         found = tuple(findings(facts, now_ns=now_ns, lag_max=None))
+        archived = self._archived = self._bundled.newest
 
         def walk(now: float, now_ns: int) -> Walk:
-            return Walk(inventory(samples, now=now, now_ns=now_ns), by_name, work, facts, found, trouble)
+            return Walk(inventory(samples, now=now, now_ns=now_ns), by_name, work, facts, found, archived, trouble)
 
         self._walked = walk
 
@@ -157,12 +165,15 @@ class Camera:
             look = _LOOKS[view.state(segment)]
             last = following.base_sequence - 1 if following is not None else max(head, base - 1)
             walked = known.get(base)
+            if walked is not None and walked.last is not None and following is not None:
+                last = min(last, max(walked.last, base))  # what is between them has been reclaimed
             if walked is not None and walked.is_damaged:
                 look = Look.DAMAGED
             held = int(walked is not None and walked.condition is Condition.HELD_BACK)
             fill = _fill(daemon) if look is Look.ACTIVE else 1.0
             stored_bytes = walked.stored_bytes if walked is not None else 0
-            pieces.append(Piece(base, last, look, held, stored_bytes=stored_bytes, fill=fill))
+            piece = Piece(base, last, look, held, stored_bytes=stored_bytes, fill=fill)
+            pieces.append(self._archived.marked(piece))
         return pieces
 
     def _syncs(self, now: float, daemon: Liveness) -> Spread | None:

@@ -11,7 +11,7 @@ many, unlike ones as well, which then look like the worst of them. ::
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import groupby
@@ -39,6 +39,8 @@ class Piece:
         first, last: sequences; of the active one, up to the head.
         held: how many of its segments cursors hold back.
         segments, stored_bytes: how many it stands for, and their bytes.
+        archived: records of its segments that are in archives with all their records.
+        partly: the same of those of which some are.
         fill: how much of its width is written, of the active one.
     """
 
@@ -49,10 +51,21 @@ class Piece:
     segments: int = 1
     stored_bytes: int = 0
     fill: float = 1.0
+    archived: int = 0
+    partly: int = 0
 
     @property
     def records(self) -> int:
         return max(0, self.last - self.first + 1)
+
+    @property
+    def is_archived(self) -> bool:
+        """Whether no record of it is missing in the archives."""
+        return 0 < self.records <= self.archived
+
+    @property
+    def is_partly_archived(self) -> bool:
+        return not self.is_archived and self.archived + self.partly > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,25 +124,33 @@ _MARKS_MAX = 12
 _CLOSE = 1.6
 
 
-def strip(pieces: Sequence[Piece], head: int | None, cursors: Iterable[tuple[str, int]]) -> Strip:
+def strip(
+    pieces: Sequence[Piece],
+    head: int | None,
+    cursors: Iterable[tuple[str, int]],
+    gone: Callable[[int, int], tuple[int, int]] = lambda _first, _last: (0, 0),
+) -> Strip:
     """Lay out a log.
 
     Args:
         pieces: one for each segment, in order; what is between two of them has been reclaimed.
         cursors: the name of each group, and the last sequence that it has processed.
+        gone: called with the first and the last sequence of what has been reclaimed; ``archived`` and ``partly`` of it.
     """
-    drawn = tuple(_placed(_joined(_with_gaps(pieces))))
+    drawn = tuple(_placed(_joined(_with_gaps(pieces, gone))))
     bare = Strip(drawn, (), None)
     head_x = None if head is None or not drawn else bare.at(head)
     return Strip(drawn, tuple(_marks(bare, cursors)), head_x)
 
 
-def _with_gaps(pieces: Sequence[Piece]) -> list[Piece]:
+def _with_gaps(pieces: Sequence[Piece], gone: Callable[[int, int], tuple[int, int]]) -> list[Piece]:
     found: list[Piece] = []
     end = 1
     for piece in pieces:
         if piece.first > end:
-            found.append(Piece(end, piece.first - 1, Look.RECLAIMED, segments=0))
+            archived, partly = gone(end, piece.first - 1)
+            gap = Piece(end, piece.first - 1, Look.RECLAIMED, segments=0, archived=archived, partly=partly)
+            found.append(gap)
         found.append(piece)
         end = max(end, piece.last + 1)
     return found
@@ -140,10 +161,15 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
     if len(pieces) <= PIECES_MAX:
         return pieces
     old, new = pieces[:-_SINGLE], pieces[-_SINGLE:]
-    runs = [_as_one(list(run)) for _, run in groupby(old, key=lambda piece: (piece.look, piece.held > 0))]
+    runs = [_as_one(list(run)) for _, run in groupby(old, key=_alike)]
     if (size := -(-len(runs) // (PIECES_MAX - _SINGLE))) > 1:
         runs = [_as_one(runs[at : at + size]) for at in range(0, len(runs), size)]
     return runs + new
+
+
+def _alike(piece: Piece) -> tuple[Look, bool, bool, bool]:
+    """What is drawn of it."""
+    return piece.look, piece.held > 0, piece.is_archived, piece.is_partly_archived
 
 
 def _as_one(pieces: list[Piece]) -> Piece:
@@ -154,6 +180,8 @@ def _as_one(pieces: list[Piece]) -> Piece:
         sum(piece.held for piece in pieces),
         sum(piece.segments for piece in pieces),
         sum(piece.stored_bytes for piece in pieces),
+        archived=sum(piece.archived for piece in pieces),
+        partly=sum(piece.partly for piece in pieces),
     )
 
 

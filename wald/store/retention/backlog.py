@@ -18,7 +18,7 @@ from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.format.relieved import joined
 from wald.format.sealed import BadSealed, SealedIndex
-from wald.format.tables import FrameTable, RouteTable
+from wald.format.tables import FrameTable, RouteEntry, RouteTable
 from wald.store.files.disk import free_bytes
 from wald.store.files.listing import Segment
 from wald.store.retention.cursors import Cursor
@@ -44,6 +44,7 @@ class SegmentStatus:
         stored_bytes: of its file.
         pins: the groups that hold it back; of a complete one, sealed or not.
         waived: the retired routes with records in it that a group has not read; nothing is held back for them.
+        routes: what it holds of each; of a complete one, as far as it is known.
         newest: whether it is the newest of all; RECLAIM leaves it, because the next start goes on behind it.
         problem: what is wrong with it; "" if nothing is.
         readable: whether the routes of its records are known; its frames may give them if its index is damaged.
@@ -60,6 +61,7 @@ class SegmentStatus:
     readable: bool = True
     hint: str = ""
     newest: bool = False
+    routes: Sequence[RouteEntry] = ()
 
 
 @dataclass(slots=True)
@@ -157,11 +159,13 @@ class Backlog:
 
     def _released(self, segment: Segment, *, counts: bool) -> SegmentStatus:
         """Only a cursor that was moved back needs it."""
-        stored_bytes = _stored_bytes(segment)
+        found = SegmentStatus(segment, State.RELEASED, None, _stored_bytes(segment))
         if counts:
             with suppress(Damaged, BadSealed):
-                self._sealed.add(segment_index(segment, self._view.log_id))
-        return SegmentStatus(segment, State.RELEASED, None, stored_bytes)
+                index = segment_index(segment, self._view.log_id)
+                self._sealed.add(index)
+                return replace(found, routes=index.routes)
+        return found
 
     def _status(self, segment: Segment, end: int | None) -> SegmentStatus:
         """
@@ -197,7 +201,8 @@ class Backlog:
             return replace(found, problem=problem, readable=False, hint=ways_out(segment))
         self._hold(pins, found.stored_bytes)
         problem = damage[0].message if damage else ""
-        return replace(found, last_sequence=index.next_sequence - 1, pins=pins, waived=waived, problem=problem)
+        last = index.next_sequence - 1
+        return replace(found, last_sequence=last, pins=pins, waived=waived, problem=problem, routes=index.routes)
 
     def _pins(self, routes: RouteTable) -> Pins:
         if routes.names is not self._names:

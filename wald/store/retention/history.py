@@ -17,7 +17,7 @@ question to it raises Damaged.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain
 from typing import NamedTuple
@@ -263,6 +263,13 @@ class History:
         """Whether every record of ``route`` numbered ``first`` to ``last`` is in a bundle."""
         return self._bundled.covers(route, first, last)
 
+    def bundled(self) -> Mapping[str, Spans]:
+        """Of each route the runs between whose ends no record of it is missing in the bundles.
+
+        It is the same object, with more in it, as long as the ledger only grows.
+        """
+        return self._bundled.routes()
+
     def sealed(self, sequence: int) -> Entry | None:
         """The entry of the sealed segment that held ``sequence``."""
         return next((line.entry for line in _of(self._segments.about(sequence, sequence), "sealed")), None)
@@ -350,14 +357,19 @@ class _Bundled:
 
     def covers(self, route: str, first: int, last: int) -> bool:
         """Whether none of ``first`` to ``last`` is missing."""
+        routes = self.routes()
+        return route in routes and routes[route].covers(first, last)
+
+    def routes(self) -> Mapping[str, Spans]:
+        """The runs of each route, with what is new in the ledger."""
         if not self._read:
             self._take_parts()
         for line in self._lines.oldest_first(behind=self._read):
             if self._lines.generation != self._generation:  # other lines stand there now
                 self._generation, self._read, self._routes = self._lines.generation, 0, {}
-                return self.covers(route, first, last)
+                return self.routes()
             self._take(line)
-        return route in self._routes and self._routes[route].covers(first, last)
+        return self._routes
 
     def _take_parts(self) -> None:
         for index in self._lines.sealed():

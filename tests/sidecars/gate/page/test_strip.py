@@ -21,7 +21,10 @@ def logs(draw: st.DrawFn) -> list[Piece]:
     for _ in range(count):
         base += random.choice((0, 0, 0, 7))
         last = base + random.choice((0, 3, 1000))
-        found.append(Piece(base, last, random.choice(KINDS), random.randrange(2), stored_bytes=random.randrange(99)))
+        records = last - base + 1
+        archived, partly = random.choice(((0, 0), (0, 0), (records, 0), (0, records)))
+        look, held, size = random.choice(KINDS), random.randrange(2), random.randrange(99)
+        found.append(Piece(base, last, look, held, stored_bytes=size, archived=archived, partly=partly))
         base = last + 1
     if draw(st.booleans()):
         found.append(Piece(base, base + draw(st.integers(-1, 50)), Look.ACTIVE, fill=draw(st.floats(0.02, 1))))
@@ -38,6 +41,7 @@ def test_the_pieces_fill_the_width_and_leave_nothing_out(pieces: list[Piece]) ->
     assert sum(each.piece.segments for each in drawn) == len(pieces)
     assert sum(each.piece.stored_bytes for each in drawn) == sum(piece.stored_bytes for piece in pieces)
     assert sum(each.piece.held for each in drawn) == sum(piece.held for piece in pieces)
+    assert sum(each.piece.archived for each in drawn) == sum(piece.archived for piece in pieces)
     assert len(drawn) <= PIECES_MAX + 1
 
 
@@ -49,6 +53,18 @@ def test_what_is_damaged_or_held_back_is_never_drawn_as_if_it_were_not(pieces: l
         found = [each.piece for each in drawn if each.piece.first <= piece.first][-1]
         assert found.look is Look.DAMAGED or piece.look is not Look.DAMAGED
         assert found.held or not piece.held
+
+
+@given(logs(), st.booleans())
+def test_only_what_is_archived_with_all_its_records_is_drawn_so(pieces: list[Piece], are_gone_archived: bool) -> None:
+    drawn = strip(pieces, None, [], lambda first, last: ((last - first + 1) * are_gone_archived, 0)).drawn
+
+    for piece in pieces:
+        found = [each.piece for each in drawn if each.piece.first <= piece.first][-1]
+        assert piece.is_archived or not found.is_archived or not piece.records
+        assert found.is_archived or found.is_partly_archived or not (piece.is_archived or piece.is_partly_archived)
+    gone = [each.piece for each in drawn if each.piece.look is Look.RECLAIMED]
+    assert all(piece.is_archived == are_gone_archived and not piece.is_partly_archived for piece in gone)
 
 
 @given(logs(), st.lists(st.integers(0, 1 << 20), max_size=60))
