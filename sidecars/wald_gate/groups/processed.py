@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from wald.errors import WaldError
 from wald.log import Log
 from wald.work.processed import Progress, Unprocessed, not_processed, pause
-from wald_gate.groups.waiting import gone
+from wald_gate.presence import gone
 
 _Key = tuple[str, str]
 

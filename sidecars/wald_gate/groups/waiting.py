@@ -9,6 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from wald import aio
 from wald.work.terms import Delivery
+from wald_gate.presence import gone
 
 Lease = Coroutine[None, None, list[Delivery]]
 
@@ -54,9 +55,3 @@ class Waiting:
         self._is_over = True
         for leasing in self._leasing:
             leasing.cancel()
-
-
-async def gone(request: Request) -> None:
-    """Return when the client has closed its connection; its body was read before."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Generator, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -42,7 +43,9 @@ class Reading:
         self._state = state
         self._wanted = wanted
         self._form = form
-        self._found: Iterator[Batch | int] | None = None  # one way through the log
+        self._onward: Generator[Batch | int] | None = None  # one way through the log
+        self._found: Iterator[Batch | int] = iter(())  # what is on it, in parts
+        self._reads = threading.Lock()
         self._left = wanted.limit
         self._is_at_end = False  # of the log, as it was when it was looked at last
         self._is_over = False  # nothing more can be wanted
@@ -67,7 +70,7 @@ class Reading:
             return False
         return await self._state.following.beyond(self._last, seconds)
 
-    async def chunks(self, first: bytes, *, follow: bool, silent_seconds: float) -> AsyncIterator[bytes]:
+    async def chunks(self, first: bytes, *, follow: bool, silent_seconds: float) -> AsyncGenerator[bytes]:
         """All that is wanted, beginning with ``first``; b"" each time that nothing has come for so many seconds.
 
         Args:
@@ -90,9 +93,25 @@ class Reading:
         finally:
             counts.streams -= follow
 
+    def close(self) -> None:
+        """Close what is read, as soon as no thread is at it: a response that was cancelled leaves one behind."""
+        self._state.threads.submit(self._close)
+
+    def _close(self) -> None:
+        with self._reads:
+            if self._onward is not None:
+                self._onward.close()
+
     def _read(self) -> bytes:
-        if self._found is None:
-            self._found = self._begin()
+        with self._reads:
+            return self._next()
+
+    def _next(self) -> bytes:
+        if self._onward is None:
+            self._onward = self._begin()
+            self._found = (
+                part for found in self._onward for part in ((found,) if isinstance(found, int) else _parts(found))
+            )
         batches: list[Batch] = []
         size = records = 0
         self._is_at_end = False
@@ -114,12 +133,11 @@ class Reading:
             self._left -= records
         return self._form.write(batches) if batches else b""
 
-    def _begin(self) -> Iterator[Batch | int]:
+    def _begin(self) -> Generator[Batch | int]:
         wanted = self._wanted
-        onward = read_onward(
+        return read_onward(
             self._state.log.view(), route=wanted.route, start=wanted.start, stop=wanted.stop, group=wanted.group
         )
-        return (part for found in onward for part in ((found,) if isinstance(found, int) else _parts(found)))
 
     def _is_complete(self) -> bool:
         stop = self._wanted.stop

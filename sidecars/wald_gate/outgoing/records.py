@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, aclosing
 from typing import Annotated, Literal
 
 from msgspec import Meta
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from wald.cli.times import position
 from wald.format.names import DEFAULT_GROUP, check_group
@@ -15,6 +16,7 @@ from wald.store.reading.selection import Start
 from wald_gate.call import Call, wait_seconds
 from wald_gate.outgoing.forms import BY_MEDIA_TYPE, FORMS, Events
 from wald_gate.outgoing.reading import Reading, Wanted
+from wald_gate.presence import Stream, while_there
 from wald_gate.problems import HttpError
 from wald_gate.shapes import Shape
 
@@ -50,21 +52,32 @@ async def records(call: Call) -> Response:
     form = FORMS[query.format or _accepted(call)]()
     follow = query.follow == "1" or (isinstance(form, Events) and query.to is None and query.limit is None)
     reading = Reading(call.state, _wanted(call, query, is_events=isinstance(form, Events)), form)
-    first = await reading.chunk()  # so that what is wrong with the request is its answer
-    end = time.monotonic() + wait_seconds(query.wait)
-    while not first and not follow and await reading.more(end - time.monotonic()):
+    with ExitStack() as ending:
+        ending.callback(reading.close)
+        first = await reading.chunk()  # so that what is wrong with the request is its answer
+        seconds = wait_seconds(query.wait)
+        if seconds and not first and not follow:
+            first = await while_there(call.request, _first(reading, seconds))
+        chunks = reading.chunks(first, follow=follow, silent_seconds=_SILENT_SECONDS)
+        if isinstance(form, Events):
+            chunks = _kept_alive(chunks)
+        return Stream(chunks, form.media_type, _HEADERS, ending.pop_all().close)
+
+
+async def _first(reading: Reading, seconds: float) -> bytes:
+    """The first records that come; b"" if none do in that time."""
+    first, end = b"", time.monotonic() + seconds
+    while not first and await reading.more(end - time.monotonic()):
         first = await reading.chunk()  # what has moved the head may be another route's
-    chunks = reading.chunks(first, follow=follow, silent_seconds=_SILENT_SECONDS)
-    if isinstance(form, Events):
-        chunks = _kept_alive(chunks)
-    return StreamingResponse(chunks, media_type=form.media_type, headers=_HEADERS)
+    return first
 
 
-async def _kept_alive(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _kept_alive(chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
     """The same, and comments where nothing comes, so that nothing between takes the connection for dead."""
     yield _ALIVE
-    async for chunk in chunks:
-        yield chunk or _ALIVE
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            yield chunk or _ALIVE
 
 
 def _wanted(call: Call, query: Query, *, is_events: bool) -> Wanted:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import RedirectResponse, Response
 
 from wald.errors import WaldError, command_line
 from wald.format.times import utc
@@ -20,6 +20,7 @@ from wald_gate.page.assets import BUILD
 from wald_gate.page.picture import Picture
 from wald_gate.page.places import places_of
 from wald_gate.page.visible import marked, visible
+from wald_gate.presence import Stream
 from wald_gate.problems import problem
 from wald_gate.rights.clients import Client
 from wald_gate.shapes import Problem
@@ -67,8 +68,7 @@ async def live_page(call: Call, template: str, facts: Callable[[Picture], Facts]
     found = _ENVIRONMENT.get_template(template)
     if EVENTS in call.request.headers.get("accept", ""):
         headers = {**HEADERS, "X-Accel-Buffering": "no"}
-        changes = _changes(call, found, facts) if call.request.method == "GET" else ()
-        return StreamingResponse(changes, media_type=EVENTS, headers=headers)
+        return Stream(_changes(call, found, facts), EVENTS, headers)
 
     def render() -> str:
         address = call.request.url
@@ -100,7 +100,7 @@ def bare(template: str, facts: Facts, *, status: int = 200) -> Response:
     return _html(_ENVIRONMENT.get_template(template).render(build=BUILD, **facts), status)
 
 
-async def _changes(call: Call, template: Template, facts: Callable[[Picture], Facts]) -> AsyncIterator[bytes]:
+async def _changes(call: Call, template: Template, facts: Callable[[Picture], Facts]) -> AsyncGenerator[bytes]:
     """Events: the parts that have changed, each time that there is a new picture; it waits until they are read."""
     sent: dict[str, int] = {}
     number = 0

@@ -1,0 +1,67 @@
+"""Clients that leave while their request waits, or while its answer goes on: what was taken up for them is let go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import aclosing
+from typing import TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+T = TypeVar("T")
+
+
+async def gone(request: Request) -> None:
+    """Return when the client has closed its connection; its body was read before, or is of no use."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def while_there(request: Request, waiting: Coroutine[None, None, T]) -> T:
+    """What ``waiting`` returns, if the client waits for it.
+
+    Raises:
+        ClientDisconnect: the client has gone, and ``waiting`` is cancelled.
+    """
+    waits, leaving = asyncio.create_task(waiting), asyncio.create_task(gone(request))
+    try:
+        await asyncio.wait((waits, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not waits.done():
+            raise ClientDisconnect
+        return waits.result()
+    finally:
+        waits.cancel()
+        leaving.cancel()
+
+
+class Stream(StreamingResponse):
+    """An answer in parts, which may have no end. HEAD is answered with its headers alone.
+
+    Args:
+        end: is called when the answer is over, in whichever way.
+    """
+
+    def __init__(
+        self,
+        parts: AsyncGenerator[bytes],
+        media_type: str,
+        headers: Mapping[str, str],
+        end: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(parts, headers=headers, media_type=media_type)
+        self._parts = parts
+        self._end = end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with aclosing(self._parts):  # nothing else does it where the client takes nothing
+                if scope["method"] == "HEAD":
+                    await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                    await send({"type": "http.response.body"})
+                else:
+                    await super().__call__(scope, receive, send)
+        finally:
+            self._end()
