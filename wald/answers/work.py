@@ -13,12 +13,18 @@ from wald.work.picture import Out, Waiting, look, work_file
 
 
 class WorkCounts(NamedTuple):
-    """How many records of a work group are where."""
+    """How many records of a work group are where.
+
+    Attributes:
+        unusable: whether its journal is damaged.
+        giving_up_to: of each record that is being given up, the route that its dead letter goes to.
+    """
 
     leased: int
     waiting: int
     giving_up: int
     unusable: bool
+    giving_up_to: tuple[str, ...] = ()
 
 
 def work_counts(log: Log, groups: list[tuple[str, str]]) -> dict[tuple[str, str], WorkCounts]:
@@ -28,7 +34,8 @@ def work_counts(log: Log, groups: list[tuple[str, str]]) -> dict[tuple[str, str]
         with suppress(NotFound, InvalidInput, OSError, Damaged):  # no work group, or removed meanwhile
             seen = look(log, work_file(log.root, route, group), time.time_ns())
             out, waiting = count_of(seen.picture.out()), count_of(seen.picture.waiting())
-            found[route, group] = WorkCounts(out, waiting, len(seen.picture.dead), bool(seen.damage))
+            goals = tuple(each.route for each in seen.picture.dead)
+            found[route, group] = WorkCounts(out, waiting, len(goals), bool(seen.damage), goals)
     return found
 
 

@@ -94,6 +94,10 @@ class Groups:
         """How many are open."""
         return len(self._hosted)
 
+    def dead_letter(self, route: str, group: str) -> str:
+        """The route that gets what a group gives up while this gate is its host."""
+        return self._settings(route, group).dead_letter
+
     @asynccontextmanager
     async def use(self, route: str, group: str) -> AsyncIterator[aio.WorkGroup]:
         """A group, which stays open until the block ends.

@@ -27,4 +27,5 @@ and a handler that ends with ``await page(call, template, facts)``, or ``await l
     values       bytes of a record as text, JSON or hexadecimal
     history      what happened to the log
     routes       routes and their groups, and why they hold back what
+    letters      where records go that are given up
 """

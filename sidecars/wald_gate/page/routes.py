@@ -18,6 +18,7 @@ from wald.store.retention.backlog import GroupBacklog
 from wald.store.retention.cursors import CursorState
 from wald_gate.call import Call
 from wald_gate.page.frame import Facts, live_page
+from wald_gate.page.letters import letters
 from wald_gate.page.picture import Picture, Walk
 from wald_gate.shapes import Shape
 
@@ -118,6 +119,7 @@ async def routes(call: Call) -> Response:
             "lines": found[(page - 1) * _ROWS : page * _ROWS],
             "address": lambda **changed: _address(query, changed),
             "is_counted": picture.walk is not None,
+            "age": _age(picture.walk),
         }
 
     return await live_page(call, "routes.html", facts)
@@ -138,6 +140,8 @@ async def route(call: Call) -> Response:
             "name": name,
             "line": line,
             "groups": groups,
+            "letters": list(letters(call, name, walk, _rows(walk))) if walk is not None else [],
+            "age": _age(walk),
             "ways": [way for row, group, _ in groups if group for way in ways(call, row, group)],
             "is_counted": walk is not None,
         }
@@ -177,6 +181,11 @@ def ways(call: Call, row: Row, group: GroupBacklog) -> Iterator[Way]:
 
 def _rows(walk: Walk | None) -> Sequence[Row]:
     return walk.inventory.rows if walk is not None and walk.inventory is not None else ()
+
+
+def _age(walk: Walk | None) -> float:
+    """How old the newest walk is, in seconds; 0 if there is none."""
+    return walk.inventory.age_seconds if walk is not None and walk.inventory is not None else 0.0
 
 
 def _of_group(walk: Walk | None, row: Row) -> tuple[GroupBacklog | None, WorkCounts | None]:
