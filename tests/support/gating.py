@@ -58,14 +58,17 @@ class Gate:
         *arguments: object,
         env: Mapping[str, str] | None = None,
         sockets: Sequence[socket.socket] = (),
+        prefix: Sequence[str] = (),
     ) -> None:
         """
         Args:
             sockets: handed over as systemd does.
+            prefix: what stands in front of the command line.
         """
         self.root = root
         self._env = {**os.environ, **(env or {})}
         self._sockets = sockets
+        self._prefix = prefix
         self._arguments = arguments
         self.log_path = root.with_name(f"{root.name}-gate.log")
         self.port = 0
@@ -89,7 +92,7 @@ class Gate:
         listen = f"127.0.0.1:{self.port}"
         self._before = len(self.log) if self.log_path.exists() else 0
         with self.log_path.open("ab") as log:
-            line = sidecar("gate", "--root", self.root, "--listen", listen, *self._arguments)
+            line = [*self._prefix, *sidecar("gate", "--root", self.root, "--listen", listen, *self._arguments)]
             numbers = [each.fileno() for each in self._sockets]
             if numbers:
                 line = [sys.executable, "-c", _HAND_OVER, ",".join(map(str, numbers)), *line]

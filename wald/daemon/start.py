@@ -300,6 +300,7 @@ class Parts:
             "segment_max_bytes": sizes.segment_bytes,
             "fifo_troubles": self.intake.fifos.troubles,
             "unfinished_lines": self.intake.unfinished_lines,
+            "busy": sorted(self.intake.busy),
             "over_quota": [over.to_json() for over in self.quotas.over.values()],
             "routes": self.writer.state.routes,
         }

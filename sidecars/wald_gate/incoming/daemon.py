@@ -15,12 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from wald.client.connection import connect
+from wald.client.connection import connect, status
 from wald.client.refusals import refused, unreachable
 from wald.client.session import Durable
 from wald.errors import Refused, WaldError
 from wald.format.protocol import Code, ProtocolError, Publish, encode_publish, parse_reply
 from wald_gate.monitoring.counts import Published
+from wald_gate.problems import RETRY_SECONDS, HttpError
 from wald_gate.transport.joined import JoinedWrites
 
 _PASSES = frozenset({Code.FULL, Code.BUSY, Code.TIMEOUT, Code.FAILED})
@@ -41,6 +42,7 @@ class _Request:
     payload: bytes
     answer: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     trouble: OSError | ProtocolError | None = None
+    pause: float = _PAUSE_SECONDS
 
     def give_up(self) -> None:
         """Wait no more; it may still be carried out."""
@@ -142,14 +144,18 @@ class Daemon:
             finally:
                 timer.cancel()
         except TimeoutError:
-            reason = request.trouble or TimeoutError()
-            raise await asyncio.to_thread(self._unreachable, reason) from None
+            raise await asyncio.to_thread(self._unreachable, request.trouble or TimeoutError()) from None
         except ProtocolError as error:
             if error.code in _OVERTAKEN:
                 raise Overtaken(error.message) from None
             raise refused(error, request.line, root=self._root, socket=self._socket) from None
 
     def _unreachable(self, reason: OSError | ProtocolError) -> WaldError:
+        """The error for a request that was tried for long enough; what is busy is no fault of the log."""
+        if isinstance(reason, ProtocolError) and reason.code is Code.BUSY:
+            return _busy(reason.message)
+        if isinstance(reason, TimeoutError) and isinstance(routes := status(self._socket).get("busy"), list) and routes:
+            return _busy(f"a pipe is inside a long line of {routes[0]}, and requests wait for its end")
         return unreachable(reason, root=self._root, socket=self._socket)
 
     def _send(self, request: _Request) -> None:
@@ -174,10 +180,14 @@ class Daemon:
             if error.code in _PASSES:
                 request.trouble = error
                 self.published.repeated += 1
-                self._again.append(request)
-                self._wanted.set()
+                asyncio.get_running_loop().call_later(request.pause, self._repeat, request)
+                request.pause = min(2 * request.pause, _PAUSE_MAX_SECONDS)
             else:
                 request.answer.set_exception(error)
+
+    def _repeat(self, request: _Request) -> None:
+        if not request.answer.done():
+            self._send(request)
 
     def lose(self) -> None:
         """Take in that the connection is lost: what was under way is sent again."""
@@ -196,13 +206,11 @@ class Daemon:
             self._may_write.set()
 
     async def _keep_sending(self) -> None:
-        """Connect when there is something to send, and send again what was lost, or what may pass now."""
+        """Connect when there is something to send, and send again what was lost."""
         pause = _PAUSE_SECONDS
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            if any(isinstance(request.trouble, ProtocolError) for request in self._again):
-                await asyncio.sleep(pause)
             try:
                 if self._transport is None:
                     self._transport = await self._connected()
@@ -225,6 +233,11 @@ class Daemon:
         transport, _ = await asyncio.get_running_loop().create_connection(lambda: _Answers(self), sock=connection)
         transport.set_write_buffer_limits(high=_UNSENT_BYTES)
         return JoinedWrites(transport)
+
+
+def _busy(message: str) -> HttpError:
+    headers = {"Retry-After": str(RETRY_SECONDS)}
+    return HttpError(429, "busy", message, hint="send it again; STAT of the daemon says what is busy", headers=headers)
 
 
 def _publishing(route: str, payload: bytes, producer: Producer, *, columns: bool) -> _Request:

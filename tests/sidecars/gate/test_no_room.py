@@ -1,0 +1,100 @@
+"""What a client is told for whose records there is no room now: when to come again, and never that they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from asking import CHUNK, stat
+from contents import values
+from full_disk import fill, small_file_system
+from gating import Answer, Gate
+from running import Daemon, eventually
+from users import MEMBER, OWNER, daemon_of, needs_root
+
+pytestmark = pytest.mark.slow  # a gate tries for 15 s
+BUSY = "/v1/routes/busy/records"
+QUOTA = '[routes.busy]\npinned_max_bytes = 1000\non_pinned = "{}"\n[routes.other]\n'
+
+
+@contextmanager
+def daemon_with(path: Path, settings: str) -> Iterator[Daemon]:
+    config = path / "wald.toml"
+    config.write_text(settings)
+    with Daemon(path / "log", "--config", config) as daemon:
+        yield daemon
+
+
+def refusal(gate: Gate, status: int, code: str, path: str = BUSY) -> Answer:
+    answer = gate.post(path, b"refused\n")
+    assert (answer.status, answer.json()["code"]) == (status, code), answer.body
+    assert int(answer.headers["retry-after"]) >= 1
+    assert "stored" not in answer.json()
+    return answer
+
+
+@pytest.mark.parametrize("frame_timeout", ["1s", "30s"])
+def test_a_route_inside_a_long_line_of_its_fifo_is_429(tmp_path: Path, frame_timeout: str) -> None:
+    """Whether the daemon says so, or still waits for the end of the line itself."""
+    settings = f'frame_timeout = "{frame_timeout}"\n[routes.busy]\nfifo = true\n[routes.other]\n'
+    with daemon_with(tmp_path, settings) as daemon, Gate(daemon.root) as gate:
+        with (daemon.root / "routes/busy/in").open("wb", buffering=0) as fifo:
+            fifo.write(b"l" * CHUNK)
+            eventually(lambda: stat(daemon)["busy"] == ["busy"])
+            answer = refusal(gate, 429, "busy")
+            assert "inside a long line of busy" in answer.json()["detail"]
+            fifo.write(b"end\n")
+            eventually(lambda: gate.post(BUSY, b"taken\n").status == 200)
+        assert "Traceback" not in gate.log
+
+
+@pytest.mark.parametrize("policy", ["reject", "block"])
+def test_a_route_over_its_quota_is_503(tmp_path: Path, policy: str) -> None:
+    with daemon_with(tmp_path, QUOTA.format(policy)) as daemon, Gate(daemon.root) as gate:
+        assert gate.ask("PUT", "/v1/routes/busy/cursors/slow", b'{"sequence": 0}').status == 200
+        assert gate.post(BUSY, b"x" * 2000).status == 200
+        eventually(lambda: stat(daemon)["over_quota"])
+        answer = refusal(gate, 503, "unavailable")
+        assert "over its quota" in answer.json()["detail"]
+
+
+def test_a_route_that_is_refused_holds_up_no_other(tmp_path: Path) -> None:
+    with daemon_with(tmp_path, QUOTA.format("reject")) as daemon, Gate(daemon.root) as gate:
+        gate.ask("PUT", "/v1/routes/busy/cursors/slow", b'{"sequence": 0}')
+        gate.post(BUSY, b"x" * 2000)
+        eventually(lambda: stat(daemon)["over_quota"])
+        with ThreadPoolExecutor(4) as threads:
+            refused = [threads.submit(refusal, gate, 503, "unavailable") for _ in range(4)]
+            taken = 0
+            while not all(each.done() for each in refused):
+                assert gate.post("/v1/routes/other/records", b"taken\n").status == 200
+                taken += 1
+            assert [each.result().status for each in refused] == [503] * 4
+            assert taken > 20
+        assert b"refused" not in values(daemon.root, "busy")
+
+
+@pytest.mark.parametrize("on_full", ["reject", "block"])
+def test_a_full_disk_is_503_and_what_was_refused_can_be_sent_once_there_is_room(tmp_path: Path, on_full: str) -> None:
+    with small_file_system(tmp_path / "disk", 24 << 20) as disk:
+        with daemon_with(disk, f'on_full = "{on_full}"\n[routes.busy]\n') as daemon, Gate(daemon.root) as gate:
+            assert gate.post(BUSY, b"first\n").status == 200
+            fill(disk / "filler")
+            eventually(lambda: stat(daemon)["degraded"])
+            refusal(gate, 503, "disk")
+            (disk / "filler").unlink()
+            eventually(lambda: gate.post(BUSY, b"again\n").status == 200)
+        assert b"again" in values(disk / "log", "busy")
+
+
+@needs_root
+def test_a_cut_too_soon_waits_until_it_may(tmp_path: Path) -> None:
+    """The daemon refuses it for a second, for which the gate asks again."""
+    with daemon_of(OWNER, "[routes.busy]\n") as daemon, Gate(daemon.root, prefix=MEMBER.prefix) as gate:
+        for _ in range(2):
+            assert gate.post(BUSY, b"x\n").status == 200
+            answer = gate.post("/v1/cut")
+            assert (answer.status, answer.json()["cut"]) == (200, True)
