@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wald.answers.fields import ledger_fields, time_fields
+from wald.setting_types import format_bytes
 from wald.store.checking.story import Event, Story
 from wald.store.files.directory import Root
 from wald.store.writing.lives import crashes, lives
@@ -17,6 +18,21 @@ STARTED = "started"
 ENDED = "ended"
 LIVES = "lives"
 """In the place of a ledger: the reports of the starts."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """How a sentence writes what is a number; what a ledger has in its place is written as it is."""
+
+    number: Callable[[object], str]
+    size: Callable[[object], str]
+
+
+EXACT = Figures(str, lambda count: f"{count} bytes")
+READABLE = Figures(
+    lambda count: f"{count:,}" if isinstance(count, int) else str(count),
+    lambda count: format_bytes(count) if isinstance(count, int) else f"{count} bytes",
+)
 
 
 @dataclass(frozen=True)
@@ -101,59 +117,67 @@ def sentence(event: Event) -> str:
     return f"{deed(event)}; {_legality(event)}" if judged else deed(event)
 
 
-def deed(event: Event) -> str:
+def deed(event: Event, figures: Figures = EXACT) -> str:
     """What happened."""
-    entry = event.entry
+    entry, number, size = event.entry, figures.number, figures.size
     match entry:
         case {"event": "reclaimed"}:
-            return f"{_segment(entry)}{_of_routes(entry)}"
+            return f"{_segment(entry, figures)}{_of_routes(entry, figures)}"
         case {"event": "relieved"}:
             dropped = entry | {"routes": entry.get("dropped")}
-            sizes = f"{entry.get('was_bytes')} bytes became {entry.get('bytes')}"
-            return f"{_segment(entry)}, without{_of_routes(dropped)}: {sizes}"
+            sizes = _shrunk(entry.get("was_bytes"), entry.get("bytes"), figures)
+            return f"{_segment(entry, figures)}, without{_of_routes(dropped, figures)}: {sizes}"
         case {"event": "sealed"}:
-            return f"{_segment(entry)}{_of_routes(entry)}; {entry.get('raw_bytes')} bytes became {entry.get('bytes')}"
+            sizes = _shrunk(entry.get("raw_bytes"), entry.get("bytes"), figures)
+            return f"{_segment(entry, figures)}{_of_routes(entry, figures)}; {sizes}"
         case {"event": "kept"}:
             return f"segment {entry.get('base')} stays ({entry.get('why')})"
         case {"event": "cut", "base": int(base), "next": int(following)}:
-            return f"segment {base}: records {base} to {following - 1}, {entry.get('bytes')} bytes"
+            records = f"records {number(base)} to {number(following - 1)}"
+            return f"segment {base}: {records}, {size(entry.get('bytes'))}"
         case {"event": "repaired", "base": int(), "last": int()}:
-            return _repair(entry)
+            return _repair(entry, figures)
         case {"event": "identified"}:
             kept = f"; the old file is {entry['kept']}" if "kept" in entry else ""
             return f"log.json was made again: {entry.get('why')}{kept}"
         case {"event": "verified"}:
-            return f"{entry.get('ok')} ok, {entry.get('errors')} errors"
+            return f"{number(entry.get('ok'))} ok, {number(entry.get('errors'))} errors"
         case {"event": "archived"}:
-            span = f"{entry.get('first')} to {entry.get('last')}"
+            span = f"{number(entry.get('first'))} to {number(entry.get('last'))}"
             place = f"{entry.get('dest')}/{entry.get('path')}"
-            return f"{entry.get('count')} records of {entry.get('route')}, {span}: {place}"
+            return f"{number(entry.get('count'))} records of {entry.get('route')}, {span}: {place}"
         case {"event": "begun" | "finished" | "abandoned"}:
             return f"a run of wald-archive: {entry.get('bag')} to {entry.get('dest')}"
         case {"event": "crash"}:
             lost = "; ".join(entry["lost"]) or "nothing durable was lost"
             return f"epoch {entry['epoch']} {entry['why']}; found by the next start: {lost}"
         case {"event": "started" | "ended"} if event.ledger == LIVES:
-            return _life(entry)
+            return _life(entry, figures)
         case {"event": "skipped-record"}:
-            return _skip(entry)
+            return _skip(entry, figures)
         case {"event": "skip-failed"}:
             group = f"{entry.get('route')}/{entry.get('group')}"
-            return f"{group} did not skip {entry.get('first')} to {entry.get('sequence')}: {entry.get('why')}"
+            span = f"{number(entry.get('first'))} to {number(entry.get('sequence'))}"
+            return f"{group} did not skip {span}: {entry.get('why')}"
         case {"base": int(), "last": int()}:
             why = entry.get("why")
-            return f"{_records(entry)}{_of_routes(entry)}{f'; {why}' if why else ''}"
+            return f"{_records(entry, figures)}{_of_routes(entry, figures)}{f'; {why}' if why else ''}"
     return " ".join(f"{key}={value}" for key, value in entry.items() if key not in ("event", "at"))
 
 
-def _life(report: dict[str, Any]) -> str:
+def _shrunk(before: object, after: object, figures: Figures) -> str:
+    """In exact figures the unit stands once."""
+    return f"{figures.size(before)} became {figures.number(after) if figures is EXACT else figures.size(after)}"
+
+
+def _life(report: dict[str, Any], figures: Figures) -> str:
     """How a life of the daemon ended; or what its start found of the one before and of the log."""
     if report["event"] == ENDED:
         return f"epoch {report['epoch']} {'was' if report['ended'] == 'stopped' else 'failed:'} {report['ended']}"
     trimmed = report.get("trimmed_bytes")
     found = [
         str(report.get("before") or ""),
-        f"{trimmed} bytes of a write that was not finished were cut off" if trimmed else "",
+        f"{figures.size(trimmed)} of a write that was not finished were cut off" if trimmed else "",
         *(str(each) for name in ("errors", "warnings") for each in _list(report.get(name))),
     ]
     return "; ".join([f"epoch {report['epoch']}: {report.get('software', 'wald')} started", *filter(None, found)])
@@ -163,21 +187,23 @@ def _list(given: object) -> list[object]:
     return given if isinstance(given, list) else []
 
 
-def _repair(entry: dict[str, Any]) -> str:
+def _repair(entry: dict[str, Any], figures: Figures) -> str:
     """What was done to a segment; nothing of it may have been whole."""
     base, last = entry["base"], entry["last"]
     done = "set aside" if entry.get("deed") == "set aside" else "made again from what was whole of it"
-    whole = f"whole were records from {base} up to {last}" if last >= base else "no record in it was whole"
+    span = f"{figures.number(base)} up to {figures.number(last)}"
+    whole = f"whole were records from {span}" if last >= base else "no record in it was whole"
     kept = "" if entry.get("lossless") else f"; the old file is {entry.get('kept')}"
     return f"segment {base}: {done}; {whole}; {entry.get('why')}{kept}"
 
 
-def _skip(entry: dict[str, Any]) -> str:
+def _skip(entry: dict[str, Any], figures: Figures) -> str:
+    number = figures.number
     way = "moved from" if "after" in entry else "skipped"  # of a work group, records above its cursor
     begin = entry.get("after", entry.get("first"))
-    moved = f"{entry.get('route')}/{entry.get('group')} {way} {begin} to {entry.get('sequence')}"
-    records = f"{entry.get('records')} record{'s' * (entry.get('records') != 1)}"
-    missing = f" and up to {entry['missing']} that were removed" if entry.get("missing") else ""
+    moved = f"{entry.get('route')}/{entry.get('group')} {way} {number(begin)} to {number(entry.get('sequence'))}"
+    records = f"{number(entry.get('records'))} record{'s' * (entry.get('records') != 1)}"
+    missing = f" and up to {number(entry['missing'])} that were removed" if entry.get("missing") else ""
     why = f"; {entry['why']}" if entry.get("why") else ""
     return f"{moved} by {entry.get('by')}, past {records}{missing}{why}"
 
@@ -200,22 +226,22 @@ def _cursors(entry: dict[str, Any]) -> str:
     return f" ({_few(named)})" if named else ""
 
 
-def _segment(entry: dict[str, Any]) -> str:
-    return f"segment {entry.get('base')}: {_records(entry)}"
+def _segment(entry: dict[str, Any], figures: Figures) -> str:
+    return f"segment {entry.get('base')}: {_records(entry, figures)}"
 
 
-def _records(entry: dict[str, Any]) -> str:
-    return f"records {entry.get('base')} to {entry.get('last')}"
+def _records(entry: dict[str, Any], figures: Figures) -> str:
+    return f"records {figures.number(entry.get('base'))} to {figures.number(entry.get('last'))}"
 
 
-def _of_routes(entry: dict[str, Any]) -> str:
+def _of_routes(entry: dict[str, Any], figures: Figures) -> str:
     """How many records of each of the first few routes."""
     held = entry.get("routes")
     counts = []
     for each in held if isinstance(held, list) else []:
         match each:
             case [name, count, *_] | {"route": name, "count": count} if count:
-                counts.append(f"{name} {count}")
+                counts.append(f"{name} {figures.number(count)}")
     return f" ({_few(counts)})" if counts else ""
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 from msgspec import Meta
 from starlette.responses import Response
 
-from wald.answers.history import LIVES, Excerpt, deed, excerpt
+from wald.answers.history import LIVES, READABLE, Excerpt, deed, excerpt
 from wald.errors import InvalidInput
 from wald.format.names import LEDGERS, check_route
 from wald.format.times import utc
@@ -109,7 +109,7 @@ class Item:
             event.at_ns,
             name,
             _KINDS.get(name, "rest"),
-            deed(event),
+            deed(event, READABLE),
             str(event.entry.get("rule", "")),
             cursors[:_CURSORS],
             len(cursors[_CURSORS:]),
@@ -147,7 +147,8 @@ def _cursors(event: Event) -> list[tuple[str, str]]:
             found.append((str(held.get("route")), "retired"))
         cursors = held.get("cursors")
         for group, at in cursors.items() if isinstance(cursors, dict) else ():
-            found.append((f"{held.get('route')}/{group}", f"at {at}, its last record there {held.get('last')}"))
+            where, last = READABLE.number(at), READABLE.number(held.get("last"))
+            found.append((f"{held.get('route')}/{group}", f"at {where}, its last record there {last}"))
     return found
 
 
