@@ -109,6 +109,16 @@ def test_pages_of_excerpts_are_the_whole_story_backwards(
         assert of_deletions == sorted(of_deletions, reverse=True)
 
 
+def test_a_deletion_that_was_taken_back_makes_no_later_one_a_repetition(root: Root) -> None:
+    lines = [reclaimed(1, 0, 19), {"event": "kept", "base": 1, "why": "it came back"}, reclaimed(1, 0, 9)]
+    write(root, "reclaim.jsonl", [line | {"at": at} for at, line in enumerate([*lines, reclaimed(11, 0, 9)])])
+    whole = list(Story(root).events())
+
+    for paged in ([event for page in pages(root, 1) for event in page.events], whole):
+        rulings = [event.ruling for event in paged if event.entry.get("base") == 11]
+        assert ["another deletion has some of its records" in ruling.errors for ruling in rulings if ruling] == [False]
+
+
 def test_an_excerpt_looks_at_no_more_events_than_it_may(root: Root) -> None:
     write(root, "segments.jsonl", [{"event": "cut", "base": 1, "next": 2, "at": at} for at in range(100)])
     write(root, "reclaim.jsonl", [reclaimed(1, 10) | {"at": 1}])

@@ -218,10 +218,8 @@ class History:
         return any(line.number < number for line in self._deletions(deletion["base"], deletion["last"]))
 
     def _stands(self, deletion: Line) -> bool:
-        """Whether no later line takes a deletion back."""
-        about = _of_segment(self._reclaim.about(deletion.low, deletion.low), deletion.low)
-        judged = (each for each in about if each.entry.get("event") in _JUDGING)
-        return next(judged, deletion).entry.get("event") == "reclaimed"
+        """Whether no later line takes a deletion back; the segment may have been deleted again behind that one."""
+        return not self.is_taken_back(deletion.low, deletion.number)
 
     def deletions_of(self, bases: Collection[int]) -> Iterator[Entry]:
         """The deletions of these segments that were not taken back, as their own lines have them."""
