@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
 import os
@@ -47,6 +48,11 @@ class Answer:
     def lines(self) -> list[Any]:
         """The objects of a body of ndjson."""
         return [json.loads(line) for line in self.body.splitlines()]
+
+
+def entry(name: str, **rights: object) -> str:
+    """A line of the file of tokens, for the token ``name``-token."""
+    return json.dumps({"name": name, "sha256": hashlib.sha256(f"{name}-token".encode()).hexdigest(), **rights}) + "\n"
 
 
 class Gate:

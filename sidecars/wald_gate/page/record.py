@@ -18,8 +18,8 @@ from wald.store.reading.senders import Sender
 from wald.store.segments.view import State
 from wald_gate.call import Call
 from wald_gate.page.frame import page
-from wald_gate.page.records import require_readable
 from wald_gate.page.values import FORMS, Form, headers, line, shown
+from wald_gate.problems import HttpError
 from wald_gate.shapes import Shape
 
 _Sequence = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
@@ -101,6 +101,10 @@ def _find(log: Log, sequence: int) -> Found:
 
 
 def _require(call: Call, found: Found) -> None:
-    """Refuse who may not read its route; if that is not known, only who may read all may know the rest, too."""
-    if found.where.state is not State.NEVER_ISSUED:
-        require_readable(call.client, found.where.route)
+    """Refuse who may not read its route, without its name; if that is not known, all but who may read everything."""
+    client, route = call.client, found.where.route
+    if found.where.state is State.NEVER_ISSUED or client.admin or (route is not None and client.may_read(route)):
+        return
+    sequence = call.request.path_params["sequence"]
+    message = f"{client.name} may not see this: it needs the right to read the route of record {sequence}"
+    raise HttpError(403, "not-permitted", message)

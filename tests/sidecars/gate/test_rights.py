@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gating import Gate
+from gating import Gate, entry
 from running import Daemon, eventually
 
 ORDERS = "/v1/routes/orders/records"
-
-
-def entry(name: str, **rights: object) -> str:
-    """A line for the token ``name``-token."""
-    return json.dumps({"name": name, "sha256": hashlib.sha256(f"{name}-token".encode()).hexdigest(), **rights}) + "\n"
 
 
 @pytest.fixture
