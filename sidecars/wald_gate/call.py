@@ -60,7 +60,7 @@ class Call:
         return self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     def query(self, shape: type[T]) -> T:
-        """The parameters behind the ``?``.
+        """The parameters behind the ``?``; UNSET is what is not there, as None could be sent: "null".
 
         Raises:
             InvalidInput: one is unknown, is there twice, or is no such value.

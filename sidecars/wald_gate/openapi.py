@@ -12,16 +12,17 @@ from msgspec import Struct
 import wald
 from wald_gate.problems import MEDIA_TYPE
 from wald_gate.rights.clients import Right
-from wald_gate.shapes import Problem
+from wald_gate.shapes import NAME, SEQUENCE_MAX, Problem
 from wald_gate.verbs import Verb
 
 _REFERENCE = "#/components/schemas/{name}"
 _NAME = re.compile(r"\{(\w+)\}")
 _NAMES: Mapping[str, Mapping[str, Any]] = {
-    "route": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,126}$"},
-    "group": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,126}$"},
-    "sequence": {"type": "integer", "minimum": 1},
+    "route": {"type": "string", "pattern": NAME},
+    "group": {"type": "string", "pattern": NAME},
+    "sequence": {"type": "integer", "minimum": 1, "maximum": SEQUENCE_MAX},
 }
+_NDJSON, _A_LINE = "application/x-ndjson", "Each line is one of the items."
 _BYTES = {"type": "string", "contentMediaType": "application/octet-stream"}
 _STATUSES = {
     400: "The request is wrong.",
@@ -80,7 +81,7 @@ def _operation(verb: Verb) -> dict[str, Any]:
         "operationId": verb.name,
         "summary": verb.summary,
         "description": f"{verb.summary}{right}",
-        "parameters": [*_in_path(verb.path), *_in_query(verb.query)],
+        "parameters": [*_in_path(verb.path), *_in_query(verb.query), *_in_headers(verb.headers)],
         "responses": _responses(verb),
     }
     if verb.body:
@@ -105,6 +106,11 @@ def _in_query(shape: type[Struct] | None) -> Iterator[dict[str, Any]]:
         yield {"name": name, "in": "query", "required": required, "schema": schema}
 
 
+def _in_headers(schemas: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    for name, schema in schemas.items():
+        yield {"name": name, "in": "header", "schema": schema}
+
+
 def _responses(verb: Verb) -> dict[str, Any]:
     secured = () if verb.right is Right.NONE else (401, 403, 421, 429)
     statuses = sorted({*_ANY_VERB, *secured, *verb.statuses})
@@ -118,7 +124,10 @@ def _responses(verb: Verb) -> dict[str, Any]:
 
 
 def _content(shapes: Mapping[str, Any]) -> dict[str, Any]:
-    return {media_type: {"schema": _schema(shape)} for media_type, shape in shapes.items()}
+    return {
+        media_type: {"schema": _schema(shape) | ({"description": _A_LINE} if media_type == _NDJSON else {})}
+        for media_type, shape in shapes.items()
+    }
 
 
 def _schema(shape: Any) -> Any:

@@ -7,6 +7,19 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+NAME = "^[A-Za-z0-9][A-Za-z0-9._-]{0,126}$"
+"""What a route or a group may be called, as a pattern of JSON Schema."""
+PRINTABLE = r"^[\p{L}\p{M}\p{N}\p{P}\p{S} ]*$"
+"""What can be printed."""
+WAIT = (
+    r"^((\d{1,2}|[12]\d{2})(\.\d{1,9})?|300(\.0{1,9})?) ?s?$|^[0-4](\.\d{1,9})? ?m$|^5(\.0{1,9})? ?m$"
+    r"|^(\d{1,5}|[12]\d{5})(\.\d{1,9})? ?ms$|^300000(\.0{1,9})? ?ms$"
+)
+"""A duration of up to 300 s."""
+SEQUENCE_MAX = (1 << 63) - 1
+GroupName = Annotated[str, Meta(max_length=127, extra_json_schema={"pattern": NAME})]
+WaitTime = Annotated[str, Meta(max_length=20, extra_json_schema={"pattern": WAIT})]
+
 
 class Shape(Struct, omit_defaults=True, forbid_unknown_fields=True):
     """What is sent; a field that it does not have is an error, so that a misspelt one is noticed."""
@@ -49,7 +62,7 @@ class Health(Struct, omit_defaults=True):
 class NewCursor(Shape):
     """Up to where a group has processed a route; 0: nothing."""
 
-    sequence: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+    sequence: Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
     rewind: bool = False
 
 

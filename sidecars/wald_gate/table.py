@@ -7,14 +7,17 @@ from starlette.responses import Response
 from wald_gate.call import Call
 from wald_gate.facts import cursors
 from wald_gate.facts import log as facts
+from wald_gate.facts import shapes as said
 from wald_gate.groups import shapes as groups
 from wald_gate.groups import verbs as work
 from wald_gate.incoming.append import Query as AppendQuery
 from wald_gate.incoming.append import append
+from wald_gate.incoming.shapes import IDEMPOTENCY_KEY, Lines, Records
 from wald_gate.monitoring import pages
 from wald_gate.openapi import document
-from wald_gate.outgoing.forms import FORMS
+from wald_gate.outgoing.forms import FORMS, Events
 from wald_gate.outgoing.records import Query, records
+from wald_gate.outgoing.shapes import LAST_EVENT_ID, Event, StoredRecord
 from wald_gate.rights.clients import Right
 from wald_gate.shapes import Cursor, Health, NewCursor, Stored, encoded
 from wald_gate.verbs import JSON, Verb
@@ -37,7 +40,8 @@ VERBS: tuple[Verb, ...] = (
         Right.WRITE,
         append,
         query=AppendQuery,
-        body={"text/plain": None, NDJSON: None, "application/octet-stream": None},
+        headers={"Idempotency-Key": IDEMPOTENCY_KEY},
+        body={"text/plain": Lines, NDJSON: Records, "application/octet-stream": None},
         answers={JSON: Stored},
         statuses=(404, 408, 409, 413, 415, 422, 504),
     ),
@@ -49,7 +53,12 @@ VERBS: tuple[Verb, ...] = (
         Right.READ,
         records,
         query=Query,
-        answers={form.media_type: None for form in FORMS.values()},
+        headers={"Last-Event-ID": LAST_EVENT_ID},
+        answers={
+            **{form.media_type: None for form in FORMS.values()},
+            NDJSON: list[StoredRecord],
+            Events.media_type: Event,
+        },
         statuses=(404, 406, 410),
     ),
     Verb(
@@ -107,7 +116,7 @@ VERBS: tuple[Verb, ...] = (
         Right.READ,
         work.pending,
         query=groups.PendingQuery,
-        answers={NDJSON: dict},
+        answers={NDJSON: list[groups.Pending]},
         statuses=(404,),
     ),
     Verb(
@@ -117,7 +126,7 @@ VERBS: tuple[Verb, ...] = (
         "The routes, and how far their groups have come.",
         Right.KNOWN,
         facts.routes,
-        answers={JSON: dict},
+        answers={JSON: said.Routes},
     ),
     Verb(
         _POST,
@@ -126,7 +135,7 @@ VERBS: tuple[Verb, ...] = (
         "Make a route, or take a retired one back.",
         Right.ADMIN,
         facts.add_route,
-        answers={JSON: dict},
+        answers={JSON: said.RouteMade},
         statuses=(409,),
     ),
     Verb(
@@ -136,7 +145,7 @@ VERBS: tuple[Verb, ...] = (
         "How far the log is durable.",
         Right.KNOWN,
         facts.head,
-        answers={JSON: dict},
+        answers={JSON: said.Head},
         statuses=(404,),
     ),
     Verb(
@@ -146,7 +155,7 @@ VERBS: tuple[Verb, ...] = (
         "What became of a record.",
         Right.ADMIN,
         facts.where,
-        answers={JSON: dict},
+        answers={JSON: said.Where},
     ),
     Verb(
         _GET,
@@ -155,9 +164,9 @@ VERBS: tuple[Verb, ...] = (
         "What holds back which bytes.",
         Right.ADMIN,
         facts.explain,
-        answers={NDJSON: dict},
+        answers={NDJSON: list[said.Explained]},
     ),
-    Verb(_POST, "/v1/cut", "cut", "Cut the active segment.", Right.ADMIN, facts.cut, answers={JSON: dict}),
+    Verb(_POST, "/v1/cut", "cut", "Cut the active segment.", Right.ADMIN, facts.cut, answers={JSON: said.Cut}),
     Verb(_GET, "/healthz", "healthz", "Whether the gate runs.", Right.NONE, pages.healthz, answers={JSON: Health}),
     Verb(
         _GET,

@@ -36,6 +36,7 @@ class Verb:
         name: for programs that are made from the OpenAPI document.
         path: with ``{route}``, ``{group}`` and ``{sequence}``.
         query: the shape of the parameters behind the ``?``.
+        headers: the schemas of its own headers.
         body: the shape of the body by media type; None: bytes.
         answers: the shape of the answer by media type; None: bytes.
         statuses: of errors, besides those that any verb may have.
@@ -49,7 +50,8 @@ class Verb:
     right: Right
     handle: Handle
     query: type[Struct] | None = None
-    body: Mapping[str, type | None] = field(default_factory=dict)
+    headers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    body: Mapping[str, Any] = field(default_factory=dict)
     answers: Mapping[str, Any] = field(default_factory=dict)
     statuses: tuple[int, ...] = ()
     failed: Fail = as_problem

@@ -2,4 +2,5 @@
 
 log         routes, head, where, explain, ROUTE ADD, CUT
 cursors     GET and PUT of cursors
+shapes      what they answer, for the OpenAPI document
 """

@@ -14,7 +14,7 @@ from wald.errors import InvalidInput, NotFound
 from wald.store.retention.backlog import Backlog
 from wald.store.retention.progress import progress
 from wald_gate.call import Call
-from wald_gate.shapes import encoded
+from wald_gate.shapes import SEQUENCE_MAX, encoded
 
 JSON = "application/json"
 
@@ -53,6 +53,8 @@ async def where(call: Call) -> Response:
     given = call.request.path_params["sequence"]
     if not (given.isascii() and given.isdecimal() and len(given) < 20):
         raise InvalidInput(f"{given[:40]!r} is no sequence", hint="/v1/where/250")
+    if int(given) > SEQUENCE_MAX:
+        raise InvalidInput(f"{given} is above {SEQUENCE_MAX}, the last sequence there can be", hint="/v1/where/250")
     found = await call.state.in_thread(call.state.log.where, int(given))
     return _answer(where_fields(found))
 

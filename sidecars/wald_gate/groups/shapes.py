@@ -8,17 +8,17 @@ from msgspec import Meta, Struct, field
 
 from wald.format.work import TRIES_MAX
 from wald.work.arguments import CONSUMER_MAX
-from wald_gate.shapes import Shape
+from wald_gate.shapes import PRINTABLE, Shape
 
 RECORDS_MAX = 10_000
 BYTES_MAX = 16 << 20
 LEASE_SECONDS_MAX = 12 * 3600
 WAIT_SECONDS_MAX = 300
 
-Consumer = Annotated[str, Meta(min_length=1, max_length=CONSUMER_MAX)]
+Consumer = Annotated[str, Meta(min_length=1, max_length=CONSUMER_MAX, extra_json_schema={"pattern": PRINTABLE})]
 Sequence = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
 Sequences = Annotated[list[Sequence], Meta(max_length=100_000)]
-LeaseSeconds = Annotated[float, Meta(gt=0, le=LEASE_SECONDS_MAX)]
+LeaseSeconds = Annotated[float, Meta(ge=0.001, le=LEASE_SECONDS_MAX)]
 
 
 class Lease(Shape):
@@ -106,6 +106,42 @@ class Released(Struct):
     """How many records were taken back."""
 
     released: int
+
+
+class Out(Struct, tag_field="kind", tag="out"):
+    """Records that a consumer has until its lease ends."""
+
+    first: int
+    last: int
+    consumer: str
+    until_ns: int | None
+    until: str | None
+    tries: int
+
+
+class Waits(Struct, tag_field="kind", tag="waiting"):
+    """Records that are not delivered before they are due, and why they came back."""
+
+    first: int
+    last: int
+    due_ns: int
+    due: str
+    tries: int
+    reason: str
+
+
+class GivingUp(Struct, tag_field="kind", tag="giving-up"):
+    """A record that becomes a dead letter."""
+
+    sequence: int
+    since_ns: int
+    since: str
+    tries: int
+    reason: str
+    dead_letter_route: str
+
+
+Pending = Out | Waits | GivingUp
 
 
 class PendingQuery(Shape):

@@ -1,6 +1,7 @@
 """Records in: from the body of a request to the disk.
 
 append      POST of records
+shapes      what is sent, for the OpenAPI document
 bodies      a body as payloads: decompressed, cut into records
 daemon      requests to the daemon, sent again when its connection is lost
 keys        Idempotency-Key: the name of a request

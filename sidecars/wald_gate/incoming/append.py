@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Annotated
 
-from msgspec import Meta
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from wald.client.session import Durable
@@ -17,7 +16,7 @@ from wald_gate.incoming import keys
 from wald_gate.incoming.bodies import BODIES, Payload, Sizes, expanded
 from wald_gate.incoming.repeats import parts_of
 from wald_gate.problems import HttpError, problem
-from wald_gate.shapes import Shape, Stored, encoded
+from wald_gate.shapes import GroupName, Shape, Stored, WaitTime, encoded
 from wald_gate.verbs import JSON
 
 
@@ -29,8 +28,8 @@ class Query(Shape):
         wait: for how long, once the records are durable.
     """
 
-    wait_processed: Annotated[str, Meta(max_length=127)] | None = None
-    wait: Annotated[str, Meta(max_length=20)] = "30s"
+    wait_processed: GroupName | UnsetType = UNSET
+    wait: WaitTime = "30s"
 
 
 @dataclass
@@ -60,7 +59,7 @@ async def append(call: Call) -> Response:
     """
     query, processed = call.query(Query), call.state.processed
     seconds, group = wait_seconds(query.wait), query.wait_processed
-    storing = _Storing(None if group is None else await processed.expected(call.route, group))
+    storing = _Storing(None if group is UNSET else await processed.expected(call.route, group))
     try:
         headers = await _store(call, storing)
         if storing.unprocessed is not None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
 from wald.cli.times import position
@@ -18,12 +18,22 @@ from wald_gate.outgoing.forms import BY_MEDIA_TYPE, FORMS, Events
 from wald_gate.outgoing.reading import Reading, Wanted
 from wald_gate.presence import Stream, while_there
 from wald_gate.problems import HttpError
-from wald_gate.shapes import Shape
+from wald_gate.shapes import GroupName, Shape, WaitTime
 
 _SILENT_SECONDS = 15.0  # after which an event stream says that it goes on
 _HEADERS = {"Cache-Control": "no-store"}
 _ALIVE = b": nothing new\n\n"
-_Position = Annotated[str, Meta(max_length=64)]
+_AGO = r"^(\d{1,9}(\.\d{1,6})? ?[sm]|\d{1,7}(\.\d{1,6})? ?h|\d{1,5}(\.\d{1,6})? ?d|\d{1,4}(\.\d{1,6})? ?w)( ago)?$"
+_CLOCK = r"([01]\d|2[0-3]):[0-5]\d(:[0-5]\d)?"
+_POSITIONS = [  # docs/reading.md, "Times"
+    {"pattern": "^0*[1-9][0-9]{0,18}$"},
+    {"format": "date-time"},
+    {"pattern": _AGO},
+    {"pattern": rf"^now$|^(today|yesterday)( {_CLOCK})?$|^{_CLOCK}$"},
+]
+_START = [{"enum": ["earliest", "end", "cursor"]}, *_POSITIONS]
+_Start = Annotated[str, Meta(max_length=64, extra_json_schema={"anyOf": _START})]
+_Stop = Annotated[str, Meta(max_length=64, extra_json_schema={"anyOf": _POSITIONS})]
 
 
 class Query(Shape, rename={"from_": "from"}):
@@ -37,12 +47,12 @@ class Query(Shape, rename={"from_": "from"}):
         follow: whether to go on with what is appended later, without an end.
     """
 
-    from_: _Position = "earliest"
-    to: _Position | None = None
-    limit: Annotated[int, Meta(ge=0, le=1 << 62)] | None = None
-    format: Literal["raw", "ndjson", "events", "arrow"] | None = None
-    group: Annotated[str, Meta(max_length=127)] = DEFAULT_GROUP
-    wait: Annotated[str, Meta(max_length=20)] = "0s"
+    from_: _Start = "earliest"
+    to: _Stop | UnsetType = UNSET
+    limit: Annotated[int, Meta(ge=0, le=1 << 62)] | UnsetType = UNSET
+    format: Literal["raw", "ndjson", "events", "arrow"] | UnsetType = UNSET
+    group: GroupName = DEFAULT_GROUP
+    wait: WaitTime = "0s"
     follow: Literal["0", "1"] = "0"
 
 
@@ -50,7 +60,7 @@ async def records(call: Call) -> Response:
     """The records of a route."""
     query = call.query(Query)
     form = FORMS[query.format or _accepted(call)]()
-    follow = query.follow == "1" or (isinstance(form, Events) and query.to is None and query.limit is None)
+    follow = query.follow == "1" or (isinstance(form, Events) and query.to is UNSET and query.limit is UNSET)
     reading = Reading(call.state, _wanted(call, query, is_events=isinstance(form, Events)), form)
     with ExitStack() as ending:
         ending.callback(reading.close)
@@ -83,14 +93,15 @@ async def _kept_alive(chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
 def _wanted(call: Call, query: Query, *, is_events: bool) -> Wanted:
     last = call.request.headers.get("last-event-id", "") if is_events else ""
     start: Start
-    if last.isascii() and last.isdecimal():
+    if last.isascii() and last.isdecimal() and len(last) < 20:
         start = int(last) + 1
     elif query.from_ in ("earliest", "end", "cursor"):
         start = query.from_  # type: ignore[assignment]  # these are the names
     else:
         start = position("from", query.from_, ("earliest", "end", "cursor"))
-    stop = None if query.to is None else position("to", query.to)
-    return Wanted(call.route, start, stop, check_group(query.group), query.limit)
+    stop = None if query.to is UNSET else position("to", query.to)
+    limit = None if query.limit is UNSET else query.limit
+    return Wanted(call.route, start, stop, check_group(query.group), limit)
 
 
 def _accepted(call: Call) -> str:

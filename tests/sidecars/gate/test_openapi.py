@@ -1,0 +1,126 @@
+"""What the OpenAPI document says is so: it is held against answers, docs/json.md, and by a tool that knows only it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from gating import Answer, Gate
+from json_page import sections
+from openapi_hooks import GROUP
+
+from wald_gate.facts import shapes
+from wald_gate.groups.shapes import Pending
+from wald_gate.table import VERBS
+
+SUPPORT = Path(__file__).parents[2] / "support"
+ROUTE = "/v1/routes/orders"
+OF_GROUP = f"{ROUTE}/groups/{GROUP}"
+SHAPES = {verb.name: verb.answers for verb in VERBS}
+SHAPES_OF_COMMANDS: dict[str, Any] = {
+    "wald routes": shapes.Routes,
+    "wald head": shapes.Head,
+    "wald where": shapes.Where,
+    "wald cut": shapes.Cut,
+    "wald explain": shapes.Explained,
+    "wald group pending": Pending,
+}
+SEED = 20261124
+CONFIG = """
+hooks = "openapi_hooks"
+max-stream-events = 3
+request-timeout = 60
+warnings = false
+
+[phases.stateful]
+enabled = false
+
+[checks.positive_data_acceptance]
+expected-statuses = ["2xx", "404", "409", "410", "422"]  # these depend on what is in the log
+
+[[operations]]
+include-operation-id = "append"
+checks.not_a_server_error.expected-statuses = ["2xx", "4xx", "504"]  # of wait_processed
+checks.positive_data_acceptance.expected-statuses = ["2xx", "404", "409", "422", "504"]
+"""
+
+
+def as_described(name: str, answer: Answer) -> Any:
+    """An answer without what the shape in the document does not have, and with all that it must have."""
+    assert answer.status == 200, answer.body
+    media_type = answer.headers["content-type"]
+    found = answer.lines() if media_type == "application/x-ndjson" else answer.json()
+    return found, msgspec.to_builtins(msgspec.convert(found, SHAPES[name][media_type]))
+
+
+def test_answers_have_the_keys_of_their_schemas_and_no_others(gate: Gate) -> None:
+    lines = [{"value": "1", "key": "ann", "headers": {"a": "b"}, "time": 5}, {"value_base64": "/w=="}, {"value": "3"}]
+    body = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    answers = {"append": gate.post(f"{ROUTE}/records", body, "application/x-ndjson")}
+    answers |= {"add_route": gate.post("/v1/routes/made"), "cut": gate.post("/v1/cut")}
+    taken: dict[str, Any] = {"consumer": "w"}
+    answers["lease"] = gate.post(f"{OF_GROUP}/lease", taken)
+    answers["nack"] = gate.post(f"{OF_GROUP}/nack", taken | {"sequences": [1, 9], "delay": 60})
+    answers["extend"] = gate.post(f"{OF_GROUP}/extend", taken | {"sequences": [2]})
+    answers["ack"] = gate.post(f"{OF_GROUP}/ack", taken | {"sequences": [3]})
+    answers["set_cursor"] = gate.ask("PUT", f"{ROUTE}/cursors/g", b'{"sequence": 1}')
+    for name, path in (
+        ("records", f"{ROUTE}/records"),
+        ("cursor", f"{ROUTE}/cursors/g"),
+        ("pending", f"{OF_GROUP}/pending"),
+        ("routes", "/v1/routes"),
+        ("head", "/v1/head"),
+        ("where", "/v1/where/2"),
+        ("explain", "/v1/explain"),
+        ("healthz", "/healthz"),
+        ("readyz", "/readyz"),
+    ):
+        answers[name] = gate.get(path)
+    answers["release"] = gate.post(f"{OF_GROUP}/release", taken)
+
+    assert answers.keys() == SHAPES.keys() - {"metrics", "openapi"}
+    for name, answer in answers.items():
+        found, described = as_described(name, answer)
+        assert found == described, name
+
+
+@pytest.mark.parametrize(("command", "shape"), SHAPES_OF_COMMANDS.items())
+def test_a_fact_is_described_as_docs_json_describes_what_its_command_prints(command: str, shape: Any) -> None:
+    """Also those that are rare; the command says route and group of what is pending, which are in the path here."""
+    kinds = {each.__struct_config__.tag: each for each in get_args(shape) or (shape,)}
+    tables = {kind: table for table in sections()[command] for kind in table.values or (None,)}
+
+    assert kinds.keys() == tables.keys()
+    for kind, table in tables.items():
+        keys = {re.match(r"\w+", path)[0] for path in table.types}  # type: ignore[index]  # each has a name
+        given = {"route", "group"} if shape is Pending else set()
+        assert set(kinds[kind].__struct_fields__) == keys - given
+
+
+@pytest.mark.slow
+def test_a_stranger_finds_no_answer_that_the_document_does_not_allow(gate: Gate, tmp_path: Path) -> None:
+    """Schemathesis: 2,000 requests, with all of its checks but those of chains of requests."""
+    gate.post(f"{ROUTE}/records", b'one\n{"two": 2}\n\xff\n')
+    gate.post(f"{OF_GROUP}/lease", {"consumer": "ann", "max_records": 1})
+    (tmp_path / "schemathesis.toml").write_text(CONFIG)
+    program = [sys.executable, "-m", "schemathesis.cli", "run", f"{gate.origin}/openapi.json", "--no-color"]
+    bounded = ["--seed", str(SEED), "--max-examples", "100", "--generation-database", "none"]
+    done = subprocess.run(
+        [*program, *bounded, "--continue-on-failure"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(SUPPORT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"Tested: {len(VERBS) - 1}\n" in done.stdout  # it takes the document itself for granted
+    assert gate.process.poll() is None
