@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -119,23 +119,33 @@ def read_facts(log: Log, *, socket: Path | None, seconds: float, now_ns: int) ->
 def facts_of(log: Log, daemon: Liveness, contents: Contents) -> Facts:
     """The facts, where the daemon has been asked already and the segments have been walked through."""
     root = log.root
+    return replace(
+        facts_of_daemon(root, daemon),
+        groups=contents.groups,
+        unreadable=contents.unreadable,
+        lost_routes=contents.lost_routes,
+        full_seconds=contents.full_seconds,
+        fifos=tuple(message for _, message in troubles(root)),
+        moved=moved_routes(root),
+        journals=tuple(_journals(log, {each.cursor.path for each in contents.groups if each.retired})),
+    )
+
+
+def facts_of_daemon(root: Root, daemon: Liveness, before: Facts | None = None) -> Facts:
+    """What is quick to read: the daemon, its starts and ends, the head and the disk.
+
+    Args:
+        before: where the rest is from; None: as if there were no routes and no segments.
+    """
     running = daemon.epoch if daemon.life not in (Life.DEAD, Life.NEVER) else None
     head, head_damage = _head(root)
-    return Facts(
-        root.path,
-        daemon,
-        last_crash(root, running=running),
-        (read_life(root, daemon.epoch) if daemon.epoch is not None else None) or {},
-        head,
-        head_damage,
-        contents.groups,
-        contents.unreadable,
-        contents.lost_routes,
-        free_bytes(root.path),
-        contents.full_seconds,
-        tuple(message for _, message in troubles(root)),
-        moved_routes(root),
-        tuple(_journals(log, {each.cursor.path for each in contents.groups if each.retired})),
+    crash = last_crash(root, running=running)
+    report = (read_life(root, daemon.epoch) if daemon.epoch is not None else None) or {}
+    free = free_bytes(root.path)
+    if before is None:
+        return Facts(root.path, daemon, crash, report, head, head_damage, (), (), (), free, None, (), {}, ())
+    return replace(
+        before, daemon=daemon, crash=crash, report=report, head=head, head_damage=head_damage, free_bytes=free
     )
 
 

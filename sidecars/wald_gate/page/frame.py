@@ -198,7 +198,6 @@ _ENVIRONMENT.filters |= {
     "about": _about,
     "bytes": format_bytes,
     "count": "{:,}".format,
-    "lag_in": lambda name, lags: lags.get(name, 0),
     "marked": marked,
     "seconds": format_seconds,
     "utc": utc,

@@ -13,9 +13,9 @@ from wald_gate.call import Call
 from wald_gate.page.archived import Archived
 from wald_gate.page.frame import Facts, live_page
 from wald_gate.page.picture import Picture
-from wald_gate.page.strip import Look, Piece, strip
+from wald_gate.page.strip import Look, Mark, Piece, strip
 
-_NAMES = 3  # of the groups of a mark
+_LINES = 20  # of the table of cursors, which has one for each mark at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,16 @@ class Kind:
     look: Look
     segments: int
     stored_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A group in the table of cursors, and the number of its mark on the strip."""
+
+    mark: int
+    name: str
+    processed: int
+    lag: int
 
 
 async def overview(call: Call) -> Response:
@@ -37,7 +47,6 @@ def _facts(picture: Picture, *, may_see: bool) -> Facts:
         return {"may_see": False, "picture": picture}
     walk = picture.walk
     counting = [each for each in walk.by_name.values() if not each.retired] if walk else []
-    lags = {_name(each): each.lag.records for each in counting}
     cursors = [(_name(each), each.cursor.effective) for each in counting]
     seen = picture.activity
     archived = walk.archived if walk else Archived()
@@ -48,13 +57,13 @@ def _facts(picture: Picture, *, may_see: bool) -> Facts:
         "may_see": True,
         "picture": picture,
         "strip": drawn,
-        "named": _NAMES,
         "kinds": _kinds(picture.pieces),
         "held": Kind(Look.SEALED, *_sums([piece for piece in picture.pieces if piece.held])),
         "archived": Kind(Look.SEALED, *_sums([piece for piece in picture.pieces if piece.is_archived])),
         "partly_archived": Kind(Look.SEALED, *_sums([each for each in picture.pieces if each.is_partly_archived])),
         "archived_gone": sum(last - first + 1 for first, last in archived.gone),
-        "lags": lags,
+        "lines": _lines(drawn.marks, counting),
+        "groups": len(counting),
         "out": sum(out) if out else None,
         "spark": _spark(picture.rates),
     }
@@ -62,6 +71,20 @@ def _facts(picture: Picture, *, may_see: bool) -> Facts:
 
 def _name(group: GroupBacklog) -> str:
     return f"{group.cursor.route}/{group.cursor.group}"
+
+
+def _lines(marks: Sequence[Mark], groups: Sequence[GroupBacklog]) -> list[Line]:
+    """Those that are the most behind, of each mark and then of all; the most behind first."""
+    of_name = {_name(each): each for each in groups}
+    lines = [
+        Line(mark.number, name, of_name[name].cursor.effective, of_name[name].lag.records)
+        for mark in marks
+        for name in mark.names
+    ]
+    lines.sort(key=lambda line: (-line.lag, line.name))
+    firsts = {line.mark: line for line in reversed(lines)}
+    lines.sort(key=lambda line: line is not firsts[line.mark])
+    return sorted(lines[:_LINES], key=lambda line: (-line.lag, line.name))
 
 
 def _kinds(pieces: Sequence[Piece]) -> list[Kind]:

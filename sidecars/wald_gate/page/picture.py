@@ -8,8 +8,10 @@ takes; a picture has the newest there is, and says how old that is.
 from __future__ import annotations
 
 import time
+import tomllib
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,10 +20,11 @@ from wald.answers.latency import measured
 from wald.answers.liveness import Life, Liveness, liveness, socket_of
 from wald.answers.samples import HeadSource, LogSource, Sampler
 from wald.answers.snapshot import Activity, HeadSample, Inventory, LogSample, activity, inventory
-from wald.answers.status import Contents, Facts, Finding, facts_of, findings
+from wald.answers.status import Contents, Facts, Finding, facts_of, facts_of_daemon, findings
 from wald.answers.work import WorkCounts, work_counts
 from wald.errors import WaldError
 from wald.log import Log
+from wald.setting_types import Size
 from wald.store.retention.backlog import GroupBacklog
 from wald.store.retention.conditions import Condition
 from wald.store.segments.view import State, View
@@ -31,6 +34,8 @@ from wald_gate.page.strip import Look, Piece
 _ASK_SECONDS = 1.0  # how long the daemon may take to answer STAT
 _SPREAD_SECONDS = 10.0  # over which the time of syncs is shown
 _RATES = 120
+_SIZE_MAX = 1 << 62
+_FILL_MIN = 0.02  # so that what is active can be seen
 _LOOKS = {
     State.ACTIVE: Look.ACTIVE,
     State.CUT: Look.CUT,
@@ -48,8 +53,7 @@ class Walk:
     Attributes:
         by_name: the groups, by route and name.
         work: where the records of work groups are, by the same.
-        findings: what is wrong with the log and its daemon, the worst first.
-        facts: that they were found in.
+        facts: of the log and its daemon, as they were then.
         archived: what of the log is in archives.
         trouble: why it could not be done; the rest is empty then.
     """
@@ -58,7 +62,6 @@ class Walk:
     by_name: Mapping[tuple[str, str], GroupBacklog]
     work: Mapping[tuple[str, str], WorkCounts]
     facts: Facts
-    findings: tuple[Finding, ...]
     archived: Archived
     trouble: str = ""
 
@@ -77,6 +80,9 @@ class Picture:
         syncs: how long they have taken; None if no daemon says so.
         is_lately: whether that is of the last seconds, and not since the daemon has started.
         walk: None before the first one.
+        facts: of the daemon, the head and the disk at this moment; the rest is that of the walk. None
+            if they cannot be read, and ``trouble`` says why.
+        findings: what is wrong by these, the worst first.
     """
 
     number: int
@@ -88,6 +94,8 @@ class Picture:
     syncs: Spread | None
     is_lately: bool
     walk: Walk | None
+    facts: Facts | None
+    findings: tuple[Finding, ...]
     trouble: str = ""
 
     @property
@@ -118,16 +126,30 @@ class Camera:
         now, now_ns = time.monotonic(), time.time_ns()
         seen = activity(self._head.samples, now_ns=now_ns)
         self._rates.append(seen.records_per_second if seen else None)
-        trouble, pieces = self._head.trouble, tuple[Piece, ...]()
+        walk = self._walked(now, now_ns) if self._walked is not None else None
+        trouble, pieces, facts = self._head.trouble, tuple[Piece, ...](), None
         try:
-            pieces = tuple(self._pieces(log.view(), daemon, seen.sequence if seen else 0))
+            facts = facts_of_daemon(log.root, daemon, walk.facts if walk is not None else None)
+            pieces = tuple(self._pieces(log.view(), facts, seen.sequence if seen else 0))
         except (WaldError, OSError) as error:
             trouble = trouble or str(error)
         syncs = self._syncs(now, daemon)
         self._number += 1
         is_lately = len(self._answers) > 1
-        walk = self._walked(now, now_ns) if self._walked is not None else None
-        return Picture(self._number, now_ns, daemon, seen, pieces, tuple(self._rates), syncs, is_lately, walk, trouble)
+        return Picture(
+            self._number,
+            now_ns,
+            daemon,
+            seen,
+            pieces,
+            tuple(self._rates),
+            syncs,
+            is_lately,
+            walk,
+            facts,
+            tuple(findings(facts, now_ns=now_ns, lag_max=None)) if facts is not None else (),
+            trouble,
+        )
 
     def walk(self) -> None:
         """Walk through all segments; the next picture shows what there is."""
@@ -136,7 +158,6 @@ class Camera:
         self._all.take()
         if daemon is None:
             daemon = liveness(log.root, log.identity, socket_of(log.root), seconds=_ASK_SECONDS)
-        now_ns = time.time_ns()
         contents = Contents(unreadable=((self._all.trouble, ""),) if self._all.trouble else ())
         for newest in self._all.samples[-1:]:
             self._bundled.end(newest.segments)
@@ -146,15 +167,14 @@ class Camera:
         by_name = {(each.cursor.route, each.cursor.group): each for each in facts.groups}
         work = work_counts(log, [name for name, each in by_name.items() if each.cursor.of_work_group])
         samples, trouble = self._all.samples, self._all.trouble
-        found = tuple(findings(facts, now_ns=now_ns, lag_max=None))
         archived = self._archived = self._bundled.newest
 
         def walk(now: float, now_ns: int) -> Walk:
-            return Walk(inventory(samples, now=now, now_ns=now_ns), by_name, work, facts, found, archived, trouble)
+            return Walk(inventory(samples, now=now, now_ns=now_ns), by_name, work, facts, archived, trouble)
 
         self._walked = walk
 
-    def _pieces(self, view: View, daemon: Liveness, head: int) -> list[Piece]:
+    def _pieces(self, view: View, facts: Facts, head: int) -> list[Piece]:
         """The segments by their names, with what the newest walk knows of each."""
         known = {each.base: each for sample in self._all.samples[-1:] for each in sample.segments}
         listed = view.including_released().segments
@@ -170,7 +190,7 @@ class Camera:
             if walked is not None and walked.is_damaged:
                 look = Look.DAMAGED
             held = int(walked is not None and walked.condition is Condition.HELD_BACK)
-            fill = _fill(daemon) if look is Look.ACTIVE else 1.0
+            fill = _fill(facts, base) if look is Look.ACTIVE else 1.0
             stored_bytes = walked.stored_bytes if walked is not None else 0
             piece = Piece(base, last, look, held, stored_bytes=stored_bytes, fill=fill)
             pieces.append(self._archived.marked(piece))
@@ -191,9 +211,18 @@ class Camera:
         return found
 
 
-def _fill(daemon: Liveness) -> float:
-    """How full the active segment is; 1 if no daemon says so."""
-    match daemon.answer:
-        case {"position": int(position), "segment_max_bytes": int(size)} if size > 0:
-            return min(1.0, max(0.02, position / size))
-    return 1.0
+def _fill(facts: Facts, base: int) -> float:
+    """How full the active segment is, by the head; 1 if nothing says how large it may be."""
+    head, size = facts.head, _segment_max_bytes(facts)
+    position = head.position if head is not None and head.segment == base else 0
+    return min(1.0, max(_FILL_MIN, position / size)) if size else 1.0
+
+
+def _segment_max_bytes(facts: Facts) -> int:
+    """As the daemon says, or as it was started with; 0 if neither is known."""
+    if isinstance(size := facts.daemon.answer.get("segment_max_bytes"), int):
+        return size
+    with suppress(LookupError, ValueError, TypeError):  # it has written no report, or one of another version
+        value = tomllib.loads(f"size = {facts.settings['segment_max_bytes']['value']}")["size"]
+        return Size(1, _SIZE_MAX).parse(value)
+    return 0
