@@ -159,11 +159,10 @@ class _Endpoint:
 
     def _require(self, client: Client, route: str | None) -> None:
         if not client.may(self.verb.right, route):
-            of_route = f" {route}" if route else ""
             raise HttpError(
                 403,
                 "not-permitted",
-                f"{client.name} may not do this: it needs the right {self.verb.right.value}{of_route}",
+                f"{client.name} may not do this: it needs {self.verb.right.of(route)}",
                 hint="the file of --tokens says who may what",
             )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -83,7 +83,8 @@ def serve(root: Path, config: Path | None, only_check: bool, **options: Any) -> 
         ) from error
     systemd = Systemd(os.environ)
     if only_check:
-        serving.check(settings())
+        for line in serving.check(root, settings()):
+            click.echo(f"wald-gate: {line}", err=True)
         return
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     serving.serve(root, settings, systemd)
@@ -104,7 +105,9 @@ def _tokens_option(function: F) -> F:
 @token.command("add")
 @click.argument("name")
 @_tokens_option
-@click.option("--read", multiple=True, metavar="ROUTE", help="A route that it may read, or app.* for more; again.")
+@click.option(
+    "--read", multiple=True, metavar="ROUTE", help="A route that it may read, and move all cursors of; or app.*; again."
+)
 @click.option("--write", multiple=True, metavar="ROUTE", help="A route that it may store records in; again for more.")
 @click.option("--admin", is_flag=True, help="It may do everything.")
 @click.option("--user", default="", help="Not by a token, but as this user on the unix socket.")
@@ -114,6 +117,10 @@ def add_token(
 ) -> None:
     """Add a client, and print its token, which is kept nowhere: the file has its SHA-256.
 
+    Who may read a route may also move the cursors of all its groups, and work for them. What every group has passed,
+    wald-reclaim may delete. Without --read, --write and --admin a client may ask for /metrics, and for the head and the
+    routes of the log, of which it sees none.
+
     A new file has the mode 0600; one that is there keeps owner, group and mode, so that the user that the gate runs as
     can read it.
     """
@@ -121,10 +128,9 @@ def add_token(
 
     if user and certificate:
         raise InvalidInput("a client has a token, a user or a certificate", hint="--user USER, or --certificate NAME")
-    if not (read or write or admin):
-        raise InvalidInput(f"{name} could do nothing", hint="--read ROUTE --write ROUTE, or --admin")
     if made := add(tokens, name, user=user, certificate=certificate, read=read, write=write, admin=admin):
         click.echo(made)
+    click.echo(f"wald-gate: {name} may: {_rights(read, write, admin=admin)}", err=True)
     _remind()
 
 
@@ -136,10 +142,7 @@ def list_tokens(tokens: Path) -> None:
 
     for each in entries(tokens):
         way = "token" if each.way == "sha256" else f"{each.way} {each.known_by}"
-        rights = [
-            f"{what} {' '.join(routes)}" for what, routes in (("read", each.reads), ("write", each.writes)) if routes
-        ]
-        click.echo(f"{each.name}: {way}: {'; '.join(['admin'] * each.admin + rights) or 'nothing'}")
+        click.echo(f"{each.name}: {way}: {_rights(each.reads, each.writes, admin=each.admin)}")
 
 
 @token.command("remove")
@@ -151,6 +154,12 @@ def remove_token(name: str, tokens: Path) -> None:
 
     remove(tokens, name)
     _remind()
+
+
+def _rights(reads: Sequence[str], writes: Sequence[str], *, admin: bool) -> str:
+    """What a client may do, in words."""
+    rights = [f"{what} {' '.join(routes)}" for what, routes in (("read", reads), ("write", writes)) if routes]
+    return "; ".join(["admin"] * admin + rights) or "no route, only /metrics and how far the log is"
 
 
 def _remind() -> None:

@@ -7,7 +7,7 @@ import gc
 import logging
 import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +17,9 @@ from wald.answers.liveness import socket_of
 from wald.errors import WaldError
 from wald.log import Log
 from wald.loop import SIGNALS
+from wald.store.files.directory import Root
 from wald.systemd import Systemd
+from wald.work.group import DEAD_LETTER
 from wald_gate.application import Application
 from wald_gate.groups.hosting import Groups
 from wald_gate.groups.processed import Processed
@@ -60,14 +62,18 @@ def serve(root: Path, load: Callable[[], Settings], systemd: Systemd) -> None:
     uvloop.run(_serve(Log(root), load, systemd))
 
 
-def check(settings: Settings) -> None:
+def check(root: Path, settings: Settings) -> list[str]:
     """Read all files that the settings name.
 
+    Returns:
+        what is likely to be a mistake, as of :func:`_unlikely`.
+
     Raises:
-        InvalidInput, OSError: as of :func:`serve`.
+        InvalidInput, NotFound, OSError: as of :func:`serve`.
     """
     Listening.of(settings).tls()
     _rights(settings)
+    return list(_unlikely(Root(root), settings))
 
 
 async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> None:
@@ -105,11 +111,15 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
         def reload() -> None:
             """Read what may have changed; what is wrong is reported, and what was there stays."""
             systemd.reloading()
+            failed = False
             for read in (server.read_certificates, rights.read, read_settings):
                 try:
                     read()
                 except (WaldError, OSError) as error:
-                    _log.warning("%s", error)
+                    failed = True
+                    _log.warning("wald-gate: SIGHUP: %s; what was there stays", error)
+            if not failed:
+                _log.info("wald-gate: SIGHUP: certificates, tokens, limits and hosts are read again")
             systemd.ready()
 
         def read_settings() -> None:
@@ -117,7 +127,9 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
             limits.settings = bounds.limits = fresh.limits
             limits.hosts = fresh.hosts
             if waiting := settings.waiting(fresh):
-                _log.warning("what has changed in %s waits for a restart", ", ".join(waiting))
+                _log.warning("wald-gate: what has changed in %s waits for a restart", ", ".join(waiting))
+            for each in _unlikely(log.root, fresh):
+                _log.warning("wald-gate: %s", each)
 
         try:
             await server.start()
@@ -125,6 +137,8 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
             gc.collect()
             gc.freeze()  # no collection goes through what the gate is made of
             loop.add_signal_handler(signal.SIGHUP, reload)
+            for each in _unlikely(log.root, settings):
+                _log.warning("wald-gate: %s", each)
             _log.info("wald-gate serves %s on %s", log.root.path, " and ".join(server.addresses))
             systemd.ready()
             _keep_alive(systemd)
@@ -149,6 +163,19 @@ def _raise_descriptors() -> None:
 
 def _rights(settings: Settings) -> Rights:
     return Rights(Path(settings.tokens) if settings.tokens else None)
+
+
+def _unlikely(root: Root, settings: Settings) -> Iterator[str]:
+    """Tables of groups whose routes are not there; nothing where there is no log yet."""
+    if not root.routes.is_dir():
+        return
+    for name, group in settings.groups.items():
+        route = name.partition("/")[0]
+        if not root.has_route(route):
+            yield f'[groups."{name}"] is of no use: there is no route {route!r}'
+        if group.dead_letter != DEAD_LETTER and not root.has_route(group.dead_letter):
+            what = f"there is no route {group.dead_letter!r} yet"
+            yield f'[groups."{name}"]: dead_letter: {what}; the first dead letter makes it'
 
 
 def _keep_alive(systemd: Systemd) -> None:

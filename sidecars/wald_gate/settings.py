@@ -45,7 +45,7 @@ from wald.setting_types import (
 from wald.work.group import DEAD_LETTER, WINDOW
 
 T = TypeVar("T")
-_HELP = "wald-gate --help"
+_HELP = "wald-gate serve --help"
 _PATH = Text("a path")
 _HOUR = 3600
 

@@ -157,5 +157,5 @@ def test_a_crash_is_shown_where_the_next_start_found_it(built: Built) -> None:
     (crash,) = (line for line in lines if " crash " in line)
     assert crash == (
         f"{utc(7 * 10**18)}  crash      epoch 1 was killed or crashed, or its machine went down; "
-        "found by the next start: nothing durable was lost"
+        "found by the next start: nothing acknowledged was lost"
     )

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 # The beginning of each question → exit code, and what the answer says.
 ANSWERS: dict[str, tuple[int, tuple[str, ...]]] = {
     "Is the daemon alive": (0, (r"the daemon \(pid \d+; epoch 2, since \S+\) runs", r"good$")),
-    "Did the daemon crash": (0, (r"epoch 1 was killed .* found at 20\S+Z: nothing durable was lost",)),
+    "Did the daemon crash": (0, (r"epoch 1 was killed .* found at 20\S+Z: nothing acknowledged was lost",)),
     "Which settings": (
         0,
         (r"sync +\"commit\" +default", r"stall_timeout +30\.0 +WALD_STALL_TIMEOUT|stall_timeout +\"30s\""),

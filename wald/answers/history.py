@@ -149,7 +149,7 @@ def deed(event: Event, figures: Figures = EXACT) -> str:
         case {"event": "begun" | "finished" | "abandoned"}:
             return f"a run of wald-archive: {entry.get('bag')} to {entry.get('dest')}"
         case {"event": "crash"}:
-            lost = "; ".join(entry["lost"]) or "nothing durable was lost"
+            lost = "; ".join(entry["lost"]) or "nothing acknowledged was lost"
             return f"epoch {entry['epoch']} {entry['why']}; found by the next start: {lost}"
         case {"event": "started" | "ended"} if event.ledger == LIVES:
             return _life(entry, figures)

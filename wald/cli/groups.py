@@ -242,7 +242,7 @@ def _rows(log: Log, found: _Found, held: GroupBacklog, now_ns: int) -> Iterator[
         if due := min((each.due_ns for each in picture.waiting()), default=0):
             yield "next due", f"{utc(due)}, in {format_seconds((due - now_ns) / _NS)}"
         if picture.open:
-            yield "tries", f"at most {picture.tries_max}"
+            yield "tries", f"{picture.tries_max}, of the open record that was delivered most"
     yield "journal", f"{seen.file.path}, {format_bytes(seen.reading.size)}"
     yield "holds back", _holding(held)
     yield "next", _next(log, found)

@@ -78,7 +78,7 @@ def _crash(facts: Facts) -> str:
         return "none that recovery/ knows of"
     if crash.found_ns is None:
         return f"epoch {crash.epoch} {crash.how}; what it lost is known after the next start"
-    lost = "; ".join(crash.lost) or "nothing durable was lost"
+    lost = "; ".join(crash.lost) or "nothing acknowledged was lost"
     cut = f", {crash.cut_bytes} bytes of an unfinished write were cut" if crash.cut_bytes else ""
     return f"epoch {crash.epoch} {crash.how}; found at {utc(crash.found_ns)}: {lost}{cut}"
 

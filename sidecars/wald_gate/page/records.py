@@ -92,8 +92,8 @@ def require_readable(client: Client, route: str | None) -> None:
         HttpError: 403.
     """
     if not (client.admin if route is None else client.may_read(route)):
-        what = f"{Right.READ.value} {route}" if route else Right.ADMIN.value
-        raise HttpError(403, "not-permitted", f"{client.name} may not see this: it needs the right {what}")
+        right = Right.ADMIN if route is None else Right.READ
+        raise HttpError(403, "not-permitted", f"{client.name} may not see this: it needs {right.of(route)}")
 
 
 @dataclass(frozen=True)

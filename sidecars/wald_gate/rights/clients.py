@@ -24,9 +24,13 @@ class Right(Enum):
 
     NONE = "nothing"
     KNOWN = "a token, whatever its routes"
-    READ = "to read the route"
-    WRITE = "to write to the route"
-    ADMIN = "to administer the log"
+    READ = "the right to read the route"
+    WRITE = "the right to write to the route"
+    ADMIN = "the right to administer the log"
+
+    def of(self, route: str | None) -> str:
+        """It in words, with the route that it is about, if it is about one."""
+        return f"{self.value} {route}" if route and self in (Right.READ, Right.WRITE) else self.value
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Sessions of browsers, which cannot send a token with each request: a cookie stands for a token that was typed once.
 
 The cookie is a random number that means something to this process alone. Behind it stands the token, which is judged
-with each request as if it had come with it: when it is removed from the file, or has expired, so has the session.
+with each request as if it had come with it: when it is removed from the file, the session ends.
 """
 
 from __future__ import annotations
@@ -67,15 +67,18 @@ class Sessions:
     def begin(self, request: Request, response: Response, token: str) -> None:
         """Begin a session; ``response`` tells the browser.
 
+        A token that is known begins one however many wrong ones have come from its address, which others may share: a
+        proxy, the end of a tunnel. A token has 256 random bits, so guesses find none, and the limit is for the noise.
+
         Raises:
             HttpError: 401, the token is not known; 429, too many that are not have come from there.
         """
         authorization = f"Bearer {token}"
         address = request.client.host if request.client is not None else ""
-        self._require_few_wrong(address)
         try:
             self._rights.client(authorization, None)
         except HttpError:
+            self._require_few_wrong(address)
             self._wrong.setdefault(address, []).append(time.monotonic())
             while len(self._wrong) > _ADDRESSES_MAX:
                 self._wrong.popitem(last=False)

@@ -69,9 +69,15 @@ def entries(path: Path) -> list[Entry]:
 
     Raises:
         InvalidInput: a line is wrong, or says what another one has said.
+        NotFound: there is no such file.
         OSError: the file cannot be read.
     """
-    return _parsed(path, path.read_bytes())
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        hint = f"wald-gate token add NAME --tokens {path} --read ROUTE makes it"
+        raise NotFound(f"{path}: there is no such file of tokens", hint=hint) from None
+    return _parsed(path, data)
 
 
 def add(

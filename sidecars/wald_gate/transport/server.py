@@ -62,6 +62,10 @@ class Listening:
         named = (settings.uds, settings.certificate, settings.key, settings.authorities)
         path, certificate, key, authorities = (Path(each) if each else None for each in named)
         found = cls(*_address(settings.listen), path, certificate, key, authorities, inherited)
+        if found.key is not None and found.certificate is None:
+            raise InvalidInput(
+                "--key: there is no certificate that it belongs to", hint="--certificate FILE --key FILE"
+            )
         if found.authorities is not None and not (found.certificate and settings.tokens):
             raise InvalidInput(
                 "--authorities: certificates of clients need TLS, and a file that says who may do what",
@@ -95,7 +99,12 @@ class Listening:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
+        key = self.key or self.certificate
         try:
+            if b"PRIVATE KEY-----" not in key.read_bytes():
+                raise InvalidInput(
+                    f"{key}: there is no private key in it", hint=f"--certificate {self.certificate} --key FILE"
+                )
             context.load_cert_chain(self.certificate, self.key, password=_no_password)
             if self.authorities is not None:
                 context.load_verify_locations(self.authorities)

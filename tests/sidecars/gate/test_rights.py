@@ -61,12 +61,32 @@ def test_sighup_reads_the_tokens_again_and_a_wrong_file_changes_nothing(guarded:
     tokens.write_text(entry("new", read=["*"]))
     guarded.process.send_signal(signal.SIGHUP)
     eventually(lambda: status(guarded, "new-token", "GET", ORDERS) == 200)
+    eventually(lambda: "wald-gate: SIGHUP: certificates, tokens, limits and hosts are read again" in guarded.log)
     assert status(guarded, "out-token", "GET", ORDERS) == 401
 
     tokens.write_text("{}\n")
     guarded.process.send_signal(signal.SIGHUP)
     eventually(lambda: "no token of wald-gate" in guarded.log)
     assert status(guarded, "new-token", "GET", ORDERS) == 200
+    [line] = [line for line in guarded.log.splitlines() if "no token of wald-gate" in line]
+    assert line.startswith("wald-gate: SIGHUP: ")
+    assert line.endswith("; what was there stays")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "needed"),
+    [
+        ("GET", ORDERS, "needs the right to read the route orders"),
+        ("POST", "/v1/cut", "needs the right to administer the log"),
+        ("POST", "/v1/routes/new", "needs the right to administer the log"),
+    ],
+)
+def test_a_refusal_says_which_right_is_missing(guarded: Gate, method: str, path: str, needed: str) -> None:
+    headers = {"Authorization": "Bearer in-token"}
+
+    refused = guarded.ask(method, path, headers=headers)
+
+    assert (refused.status, refused.json()["detail"].endswith(needed)) == (403, True), refused.body
 
 
 def test_a_page_of_another_site_changes_nothing(gate: Gate) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from gating import Gate
-from running import TIMEOUT_SECONDS, Daemon, eventually, run, sidecar
+from running import TIMEOUT_SECONDS, Daemon, eventually, refused, run, sidecar
 
 from wald.errors import InvalidInput
 from wald_gate.settings import Settings
@@ -168,6 +168,26 @@ def test_a_key_of_another_certificate_is_refused_at_the_start(authority: Authori
 
     assert done.returncode == InvalidInput.exit_code
     assert b"ours-b-2.pem.key" in done.stderr
+
+
+def test_a_certificate_without_a_key_in_its_file_needs_one(authority: Authority, root: Path) -> None:
+    certificate = authority.directory / "alone.pem"
+    pem = authority.sign("a").read_text()
+    certificate.write_text(
+        pem[pem.index("-----BEGIN CERT") : pem.index("-----END CERT")] + "-----END CERTIFICATE-----\n"
+    )
+
+    code, message, hint = refused(run(sidecar("gate", "--root", root, "--check", "--certificate", certificate)))
+
+    assert (code, message) == (InvalidInput.exit_code, f"{certificate}: there is no private key in it")
+    assert hint == f"--certificate {certificate} --key FILE"
+
+
+def test_a_key_without_a_certificate_is_refused(authority: Authority, root: Path) -> None:
+    code, message, hint = refused(run(sidecar("gate", "--root", root, "--check", "--key", authority.sign("a"))))
+
+    assert (code, "there is no certificate" in message) == (InvalidInput.exit_code, True)
+    assert "--certificate FILE --key FILE" in hint
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "0", "", "192.0.2.1", "[2001:db8::1]"])

@@ -37,6 +37,34 @@ def test_a_token_that_was_added_is_one_for_the_gate(daemon: Daemon, tmp_path: Pa
         assert made not in gate.log
 
 
+def test_a_token_without_rights_is_for_metrics(daemon: Daemon, tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    added = token("add", "prom", "--tokens", path)
+
+    assert b"prom may: no route, only /metrics" in added.stderr
+    assert b"prom: token: no route, only /metrics" in token("list", "--tokens", path).stdout
+    authorization = f"Bearer {added.stdout.decode().strip()}"
+    with Gate(daemon.root, "--tokens", path) as gate:
+        assert b"wald_gate_stored_records_total" in gate.get("/metrics", authorization=authorization).body
+        assert gate.get(ORDERS, authorization=authorization).status == 403
+        assert gate.post(ORDERS, b"1\n").status == 401
+
+
+def test_add_says_what_the_client_may(tmp_path: Path) -> None:
+    added = token("add", "shop", "--tokens", tmp_path / "tokens", "--read", "orders", "--write", "app.*")
+
+    assert b"wald-gate: shop may: read orders; write app.*\n" in added.stderr
+    assert b"move all cursors" in token("add", "--help").stdout
+
+
+def test_a_file_that_is_not_there_is_not_found_and_the_hint_makes_it(tmp_path: Path, root: Path) -> None:
+    path = tmp_path / "none"
+    for done in (token("list", "--tokens", path), run(sidecar("gate", "--root", root, "--check", "--tokens", path))):
+        code, message, hint = refused(done)
+        assert (code, f"{path}: there is no such file" in message) == (NotFound.exit_code, True)
+        assert f"wald-gate token add NAME --tokens {path}" in hint
+
+
 def test_tokens_that_are_added_at_once_are_all_there(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     adding = [launched(sidecar("gate", "token", "add", f"c{n}", "--tokens", path, "--admin")) for n in range(6)]
@@ -68,7 +96,6 @@ def test_owner_group_and_mode_of_a_file_stay(tmp_path: Path) -> None:
         (("add", "shop", "--admin"), InvalidInput.exit_code, "there is a client 'shop' already"),
         (("add", "a b", "--admin"), InvalidInput.exit_code, "the name is 'a b'"),
         (("add", "new", "--read", "../x"), InvalidInput.exit_code, "read is a list of routes"),
-        (("add", "new"), InvalidInput.exit_code, "could do nothing"),
         (("add", "new", "--admin", "--user", "a", "--certificate", "b"), InvalidInput.exit_code, "or a certificate"),
         (("remove", "nobody"), NotFound.exit_code, "there is no client 'nobody'"),
     ],
