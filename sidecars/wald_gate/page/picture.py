@@ -116,12 +116,13 @@ class Camera:
         self._answers: deque[tuple[float, Mapping[str, Any]]] = deque()
         self._rates: deque[float | None] = deque(maxlen=_RATES)
         self._walked: Callable[[float, int], Walk] | None = None
+        self._walk_trouble = ""
         self._daemon: Liveness | None = None
 
     def look(self) -> Picture:
         """A picture with what can be read quickly, now. What goes wrong is part of it."""
         log = self._log
-        daemon = self._daemon = liveness(log.root, log.identity, socket_of(log.root), seconds=_ASK_SECONDS)
+        daemon = self._daemon = self._asked()
         self._head.take()
         now, now_ns = time.monotonic(), time.time_ns()
         seen = activity(self._head.samples, now_ns=now_ns)
@@ -132,7 +133,8 @@ class Camera:
             facts = facts_of_daemon(log.root, daemon, walk.facts if walk is not None else None)
             pieces = tuple(self._pieces(log.view(), facts, seen.sequence if seen else 0))
         except (WaldError, OSError) as error:
-            trouble = trouble or str(error)
+            trouble = trouble or _words(error)
+        trouble = trouble or self._walk_trouble
         syncs = self._syncs(now, daemon)
         self._number += 1
         is_lately = len(self._answers) > 1
@@ -152,12 +154,21 @@ class Camera:
         )
 
     def walk(self) -> None:
-        """Walk through all segments; the next picture shows what there is."""
+        """Walk through all segments; the next picture shows what there is.
+
+        If that cannot be done, it says why, and shows what there was.
+        """
+        try:
+            self._walked, self._walk_trouble = self._walk_through(), ""
+        except (WaldError, OSError) as error:  # such as a file that has gone between two looks
+            self._walk_trouble = _words(error)
+
+    def _walk_through(self) -> Callable[[float, int], Walk]:
         log, daemon = self._log, self._daemon
         self._bundled.begin()
         self._all.take()
         if daemon is None:
-            daemon = liveness(log.root, log.identity, socket_of(log.root), seconds=_ASK_SECONDS)
+            daemon = self._asked()
         contents = Contents(unreadable=((self._all.trouble, ""),) if self._all.trouble else ())
         for newest in self._all.samples[-1:]:
             self._bundled.end(newest.segments)
@@ -172,7 +183,17 @@ class Camera:
         def walk(now: float, now_ns: int) -> Walk:
             return Walk(inventory(samples, now=now, now_ns=now_ns), by_name, work, facts, archived, trouble)
 
-        self._walked = walk
+        return walk
+
+    def _asked(self) -> Liveness:
+        """Whether the daemon runs, which may be impossible to know."""
+        log = self._log
+        try:
+            return liveness(log.root, log.identity, socket_of(log.root), seconds=_ASK_SECONDS)
+        except (WaldError, OSError) as error:
+            return Liveness(
+                Life.UNKNOWN, f"whether a daemon runs is not known: {_words(error)}", f"ls -l {log.root.lock}"
+            )
 
     def _pieces(self, view: View, facts: Facts, head: int) -> list[Piece]:
         """The segments by their names, with what the newest walk knows of each."""
@@ -209,6 +230,12 @@ class Camera:
         before = self._answers[0][1] if len(self._answers) > 1 else {}
         found: Spread = measured(before, answer, self._log.root.path)["sync_seconds"]
         return found
+
+
+def _words(error: WaldError | OSError) -> str:
+    if isinstance(error, WaldError):
+        return error.message
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
 
 
 def _fill(facts: Facts, base: int) -> float:
