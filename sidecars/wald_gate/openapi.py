@@ -44,6 +44,7 @@ _STATUSES = {
     504: "The records are stored, and the group has not processed them in time.",
     503: "The daemon does not answer, or the disk is full; Retry-After says when to try again.",
 }
+_SECONDS = {"schema": {"type": "integer", "minimum": 1}}
 _ANY_VERB = (400, 405, 500, 503)
 
 
@@ -119,6 +120,7 @@ def _responses(verb: Verb) -> dict[str, Any]:
         found[str(status)] = {
             "description": _STATUSES[status],
             "content": {MEDIA_TYPE: {"schema": {"$ref": _REFERENCE.format(name="Problem")}}},
+            **({"headers": {"Retry-After": _SECONDS}} if status in (429, 503) else {}),
         }
     return found
 
