@@ -1,4 +1,4 @@
-"""Requests to the daemon over one connection: many under way, and sent again when the connection is lost.
+"""Requests to the daemon: many under way over one connection, and those that the daemon lets wait over another.
 
 Each request that stores records has the id of a producer and a number, so that the daemon recognises it when it comes
 again. An id has one request under way at a time: then the daemon still remembers it. Ids are used again, as the daemon
@@ -10,44 +10,26 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import deque
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from wald.client.connection import connect, status
+from wald.client.connection import status
 from wald.client.refusals import refused, unreachable
 from wald.client.session import Durable
 from wald.errors import Refused, WaldError
-from wald.format.protocol import Code, ProtocolError, Publish, encode_publish, parse_reply
+from wald.format.protocol import Code, ProtocolError, Publish, encode_publish
+from wald_gate.incoming.lane import Lane, Request
 from wald_gate.monitoring.counts import Published
 from wald_gate.problems import RETRY_SECONDS, HttpError
-from wald_gate.transport.joined import JoinedWrites
 
-_PASSES = frozenset({Code.FULL, Code.BUSY, Code.TIMEOUT, Code.FAILED})
 _OVERTAKEN = frozenset({Code.GAP, Code.FORGOTTEN, Code.CONFLICT})
-_PAUSE_SECONDS, _PAUSE_MAX_SECONDS = 0.02, 1.0
-_UNSENT_BYTES = 4 << 20  # in the buffer of the connection, from which on new requests wait
+_LOOK_SECONDS = 1.0
 
 
 class Overtaken(Refused):
     """The number of a request is not the next one of its producer."""
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    """A request, until it is answered."""
-
-    line: bytes
-    payload: bytes
-    answer: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    trouble: OSError | ProtocolError | None = None
-    pause: float = _PAUSE_SECONDS
-
-    def give_up(self) -> None:
-        """Wait no more; it may still be carried out."""
-        if not self.answer.done():
-            self.answer.set_exception(TimeoutError())
 
 
 @dataclass(slots=True)
@@ -76,13 +58,11 @@ class Daemon:
         self._patience = patience
         self.published = Published()
         self._idle: list[Producer] = []
-        self._under_way: deque[_Request] = deque()
-        self._again: deque[_Request] = deque()  # to be sent once more
-        self._wanted = asyncio.Event()
-        self._may_write = asyncio.Event()
-        self._may_write.set()
-        self._transport: JoinedWrites | None = None
-        self._task = asyncio.create_task(self._keep_sending(), name="wald-gate-daemon")
+        self._main, self._held = (
+            Lane(socket, self.published, seconds=patience, send_again=self._send) for _ in range(2)
+        )
+        self._held_routes: frozenset[str] = frozenset()  # of which all goes over the second connection
+        self._task = asyncio.create_task(self._look(), name="wald-gate-held-routes")
 
     async def publish(self, route: str, payload: bytes, *, columns: bool) -> Durable:
         """Store records; they are on disk when this returns.
@@ -112,17 +92,17 @@ class Daemon:
         Raises:
             WaldError: as of :meth:`publish`.
         """
-        return await self._ask(_Request(" ".join(words).encode() + b"\n", b""))
+        return await self._ask(Request("", " ".join(words).encode() + b"\n", b""))
 
     async def close(self) -> None:
-        """Close the connection; what is under way may be carried out or not."""
+        """Close the connections; what is under way may be carried out or not."""
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
-        if self._transport is not None:
-            self._transport.abort()
+        await self._main.close()
+        await self._held.close()
 
-    async def _publish(self, request: _Request) -> Durable:
+    async def _publish(self, request: Request) -> Durable:
         began = time.perf_counter()
         try:
             first, last = (await self._ask(request)).split()
@@ -130,13 +110,14 @@ class Daemon:
             self.published.seconds.observe(time.perf_counter() - began)
         return Durable(int(first), int(last))
 
-    async def _ask(self, request: _Request) -> str:
+    async def _ask(self, request: Request) -> str:
         loop = asyncio.get_running_loop()
         end = loop.time() + self._patience
         try:
-            if not self._may_write.is_set():
+            may_write = self._lane_of(request).may_write
+            if not may_write.is_set():
                 async with asyncio.timeout_at(end):
-                    await self._may_write.wait()
+                    await may_write.wait()
             timer = loop.call_at(end, request.give_up)  # a third of what asyncio.timeout takes
             try:
                 self._send(request)
@@ -158,81 +139,34 @@ class Daemon:
             return _busy(f"a pipe is inside a long line of {routes[0]}, and requests wait for its end")
         return unreachable(reason, root=self._root, socket=self._socket)
 
-    def _send(self, request: _Request) -> None:
-        if self._transport is None or self._again:
-            self._again.append(request)
-            self._wanted.set()
-        else:
-            self._under_way.append(request)
-            self._transport.write(request.line)
-            self._transport.write(request.payload)
+    def _lane_of(self, request: Request) -> Lane:
+        return self._held if request.route in self._held_routes else self._main
 
-    def take(self, line: bytes) -> None:
-        """Take an answer, which is that to the oldest request under way."""
-        if not self._under_way:  # the daemon says why it closes the connection
-            return
-        request = self._under_way.popleft()
-        if request.answer.done():  # it was given up
-            return
-        try:
-            request.answer.set_result(parse_reply(line))
-        except ProtocolError as error:
-            if error.code in _PASSES:
-                request.trouble = error
-                self.published.repeated += 1
-                asyncio.get_running_loop().call_later(request.pause, self._repeat, request)
-                request.pause = min(2 * request.pause, _PAUSE_MAX_SECONDS)
-            else:
-                request.answer.set_exception(error)
+    def _send(self, request: Request) -> None:
+        self._lane_of(request).send(request)
 
-    def _repeat(self, request: _Request) -> None:
-        if not request.answer.done():
-            self._send(request)
-
-    def lose(self) -> None:
-        """Take in that the connection is lost: what was under way is sent again."""
-        self._transport = None
-        self._may_write.set()
-        self.published.repeated += len(self._under_way)
-        self._again.extendleft(reversed(self._under_way))
-        self._under_way.clear()
-        self._wanted.set()
-
-    def hold(self, *, held: bool) -> None:
-        """Take in whether the daemon reads more slowly than is written to it."""
-        if held:
-            self._may_write.clear()
-        else:
-            self._may_write.set()
-
-    async def _keep_sending(self) -> None:
-        """Connect when there is something to send, and send again what was lost."""
-        pause = _PAUSE_SECONDS
+    async def _look(self) -> None:
+        """Find the routes whose requests the daemon lets wait: behind them, all on their connection waits, too."""
+        oldest: Request | None = None
         while True:
-            await self._wanted.wait()
-            self._wanted.clear()
-            try:
-                if self._transport is None:
-                    self._transport = await self._connected()
-                pause = _PAUSE_SECONDS
-            except OSError as error:
-                for request in self._again:
-                    request.trouble = error
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _PAUSE_MAX_SECONDS)
-                self._wanted.set()
-                continue
-            requests, self._again = self._again, deque()
-            for request in requests:
-                if not request.answer.done():
-                    self._send(request)
+            before, oldest = oldest, self._main.under_way[0] if self._main.under_way else None
+            is_stuck = oldest is not None and oldest is before
+            if (self._held_routes or is_stuck) and (state := await asyncio.to_thread(status, self._socket)):
+                self._hold(frozenset(_held(state)))
+            await asyncio.sleep(_LOOK_SECONDS)
 
-    async def _connected(self) -> JoinedWrites:
-        connection = await asyncio.to_thread(connect, self._socket, seconds=self._patience)
-        connection.setblocking(False)
-        transport, _ = await asyncio.get_running_loop().create_connection(lambda: _Answers(self), sock=connection)
-        transport.set_write_buffer_limits(high=_UNSENT_BYTES)
-        return JoinedWrites(transport)
+    def _hold(self, routes: frozenset[str]) -> None:
+        self._held_routes = routes
+        for lane in (self._main, self._held):
+            if any(self._lane_of(request) is not lane for request in lane.under_way if request.route):
+                lane.break_off()
+
+
+def _held(state: Mapping[str, object]) -> Iterator[str]:
+    """The routes that are over their quota or inside a long line of a FIFO, by the STAT of the daemon."""
+    over, busy = state.get("over_quota"), state.get("busy")
+    yield from (each["route"] for each in over if isinstance(each, dict)) if isinstance(over, list) else ()
+    yield from (each for each in busy if isinstance(each, str)) if isinstance(busy, list) else ()
 
 
 def _busy(message: str) -> HttpError:
@@ -240,28 +174,6 @@ def _busy(message: str) -> HttpError:
     return HttpError(429, "busy", message, hint="send it again; STAT of the daemon says what is busy", headers=headers)
 
 
-def _publishing(route: str, payload: bytes, producer: Producer, *, columns: bool) -> _Request:
+def _publishing(route: str, payload: bytes, producer: Producer, *, columns: bool) -> Request:
     line = encode_publish(Publish(route.encode(), len(payload), columns, producer.id, producer.number))
-    return _Request(line, payload)
-
-
-class _Answers(asyncio.Protocol):
-    """Cuts what the daemon sends into lines."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        self._daemon = daemon
-        self._rest = b""
-
-    def data_received(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._daemon.take(line)
-
-    def connection_lost(self, _error: Exception | None) -> None:
-        self._daemon.lose()
-
-    def pause_writing(self) -> None:
-        self._daemon.hold(held=True)
-
-    def resume_writing(self) -> None:
-        self._daemon.hold(held=False)
+    return Request(route, line, payload)

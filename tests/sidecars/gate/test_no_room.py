@@ -44,8 +44,11 @@ def test_a_route_inside_a_long_line_of_its_fifo_is_429(tmp_path: Path, frame_tim
         with (daemon.root / "routes/busy/in").open("wb", buffering=0) as fifo:
             fifo.write(b"l" * CHUNK)
             eventually(lambda: stat(daemon)["busy"] == ["busy"])
-            answer = refusal(gate, 429, "busy")
-            assert "inside a long line of busy" in answer.json()["detail"]
+            with ThreadPoolExecutor(1) as threads:
+                refused = threads.submit(refusal, gate, 429, "busy")
+                assert gate.post("/v1/routes/other/records", b"taken\n").status == 200
+                assert not refused.done()
+                assert "inside a long line of busy" in refused.result().json()["detail"]
             fifo.write(b"end\n")
             eventually(lambda: gate.post(BUSY, b"taken\n").status == 200)
         assert "Traceback" not in gate.log
@@ -61,8 +64,10 @@ def test_a_route_over_its_quota_is_503(tmp_path: Path, policy: str) -> None:
         assert "over its quota" in answer.json()["detail"]
 
 
-def test_a_route_that_is_refused_holds_up_no_other(tmp_path: Path) -> None:
-    with daemon_with(tmp_path, QUOTA.format("reject")) as daemon, Gate(daemon.root) as gate:
+@pytest.mark.parametrize("policy", ["reject", "block"])
+def test_a_route_over_its_quota_holds_up_no_other(tmp_path: Path, policy: str) -> None:
+    """Whether the daemon refuses what is sent to it, or lets it wait, and all behind it on the connection."""
+    with daemon_with(tmp_path, QUOTA.format(policy)) as daemon, Gate(daemon.root) as gate:
         gate.ask("PUT", "/v1/routes/busy/cursors/slow", b'{"sequence": 0}')
         gate.post(BUSY, b"x" * 2000)
         eventually(lambda: stat(daemon)["over_quota"])
@@ -75,6 +80,21 @@ def test_a_route_that_is_refused_holds_up_no_other(tmp_path: Path) -> None:
             assert [each.result().status for each in refused] == [503] * 4
             assert taken > 20
         assert b"refused" not in values(daemon.root, "busy")
+
+
+def test_what_waits_for_a_quota_is_stored_once_when_a_group_has_read(tmp_path: Path) -> None:
+    with daemon_with(tmp_path, QUOTA.format("block")) as daemon, Gate(daemon.root) as gate:
+        cursor = "/v1/routes/busy/cursors/slow"
+        gate.ask("PUT", cursor, b'{"sequence": 0}')
+        gate.post(BUSY, b"x" * 2000)
+        eventually(lambda: stat(daemon)["over_quota"])
+        with ThreadPoolExecutor(9) as threads:
+            waiting = [threads.submit(gate.post, BUSY, b"waited-%d\n" % number) for number in range(8)]
+            assert gate.post("/v1/routes/other/records", b"taken\n").status == 200
+            assert not any(each.done() for each in waiting)
+            assert gate.ask("PUT", cursor, b'{"sequence": 1}').status == 200
+            assert {each.result().status for each in waiting} == {200}
+        assert sorted(values(daemon.root, "busy")[1:]) == [b"waited-%d" % number for number in range(8)]
 
 
 @pytest.mark.parametrize("on_full", ["reject", "block"])
