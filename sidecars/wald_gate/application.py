@@ -54,6 +54,7 @@ class Application:
         self._otherwise = Starlette(
             routes=self._routes, exception_handlers={HTTPException: partial(_not_there, state, self._routes)}
         )
+        self._otherwise.router.redirect_slashes = False  # who does not follow it would take it for done
         self._known = lru_cache(_KNOWN_PATHS)(self._find)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -184,7 +185,10 @@ async def _not_there(state: State, routes: Sequence[Route], request: Request, er
 def _nothing(routes: Sequence[Route], request: Request, error: HTTPException) -> Response:
     """An error for a program, or a page for a person."""
     path = request.url.path
-    found = HttpError(404, "no-such-path", f"there is no {path}", hint="/openapi.json says what there is")
+    hint, plain = "/openapi.json says what there is", {**request.scope, "path": path.rstrip("/")}
+    if path.endswith("/") and any(route.matches(plain)[0] is not Match.NONE for route in routes):
+        hint = f"{plain['path']}, without a slash at its end"
+    found = HttpError(404, "no-such-path", f"there is no {path}", hint=hint)
     if error.status_code == 405:
         here = [route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE]
         allowed = ", ".join(sorted({method for methods in here for method in methods}))

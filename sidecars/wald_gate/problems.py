@@ -56,15 +56,24 @@ class HttpError(WaldError):
         status: as of RFC 9110.
         code: the word for programs.
         headers: that belong to the answer, as ``Retry-After``.
+        more: fields of the problem.
     """
 
     def __init__(
-        self, status: int, code: str, message: str, *, hint: str = "", headers: Mapping[str, str] | None = None
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        hint: str = "",
+        headers: Mapping[str, str] | None = None,
+        more: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message, hint=hint)
         self.status = status
         self.code = code
         self.headers = dict(headers or {})
+        self.more = dict(more or {})
 
 
 def problem(error: Exception, **more: Any) -> Response:
@@ -74,7 +83,7 @@ def problem(error: Exception, **more: Any) -> Response:
         more: what else the client may want to know, such as what is durable of its records.
     """
     if isinstance(error, HttpError):
-        return _response(error.status, error.code, error.message, error.hint, error.headers, more)
+        return _response(error.status, error.code, error.message, error.hint, error.headers, error.more | more)
     if isinstance(error, WaldError):
         status, code = next((status, code) for kind, status, code in _STATUS if isinstance(error, kind))
         headers = {"Retry-After": str(RETRY_SECONDS)} if status == HTTPStatus.SERVICE_UNAVAILABLE else {}

@@ -34,7 +34,12 @@ class Stored(Struct):
 
 
 class Problem(Struct, omit_defaults=True):
-    """What went wrong (RFC 9457): a code for programs, a sentence and a hint for people."""
+    """What went wrong (RFC 9457): a code for programs, a sentence and a hint for people.
+
+    Attributes:
+        stored: what is durable of a request that was carried out in part.
+        next: the sequence behind records that were asked for and are not there any more.
+    """
 
     title: str
     status: int
@@ -42,6 +47,7 @@ class Problem(Struct, omit_defaults=True):
     detail: str
     hint: str = ""
     stored: Stored | None = None
+    next: int | None = None
 
 
 class Cursor(Struct):

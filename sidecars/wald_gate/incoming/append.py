@@ -19,17 +19,19 @@ from wald_gate.problems import HttpError, problem
 from wald_gate.shapes import GroupName, Shape, Stored, WaitTime, encoded
 from wald_gate.verbs import JSON
 
+_WAIT = "30s"
+
 
 class Query(Shape):
     """Whether the answer waits until a group has processed the records.
 
     Attributes:
         wait_processed: that group.
-        wait: for how long, once the records are durable.
+        wait: for how long, once the records are durable; 30 s if it is not said.
     """
 
     wait_processed: GroupName | UnsetType = UNSET
-    wait: WaitTime = "30s"
+    wait: WaitTime | UnsetType = UNSET
 
 
 @dataclass
@@ -58,7 +60,9 @@ async def append(call: Call) -> Response:
     An error says what is stored of those before it.
     """
     query, processed = call.query(Query), call.state.processed
-    seconds, group = wait_seconds(query.wait), query.wait_processed
+    seconds, group = wait_seconds(query.wait or _WAIT), query.wait_processed
+    if query.wait is not UNSET and group is UNSET:
+        raise InvalidInput("wait is for wait_processed", hint=f"?wait_processed=GROUP&wait={query.wait}")
     storing = _Storing(None if group is UNSET else await processed.expected(call.route, group))
     try:
         headers = await _store(call, storing)

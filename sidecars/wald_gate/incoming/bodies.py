@@ -140,12 +140,26 @@ async def _lines(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncIterator[byt
                 raise _too_large("a line", sizes.record)
             if not end:
                 break
-            yield bytes(held[start:end])
+            yield _checked(bytes(held[start:end]), sizes.record)
             start = end
         del held[:start]
         searched = len(held)
     if held:
-        yield bytes(held) if held.endswith(b"\n") else bytes(held) + b"\n"
+        yield _checked(bytes(held) if held.endswith(b"\n") else bytes(held) + b"\n", sizes.record)
+
+
+def _checked(lines: bytes, limit: int) -> bytes:
+    """The same lines; a step goes over as many of them as have no more bytes together than one may have.
+
+    Raises:
+        HttpError: 413, one of them is too long.
+    """
+    start = 0
+    while len(lines) - start > limit + 1:
+        start = lines.rfind(b"\n", start, start + limit + 1) + 1
+        if not start:
+            raise _too_large("a line", limit)
+    return lines
 
 
 def _too_large(what: str, limit: int, hint: str = "") -> HttpError:

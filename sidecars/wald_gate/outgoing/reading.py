@@ -13,7 +13,9 @@ from wald.format.times import nanoseconds
 from wald.store.reading.batches import Batch
 from wald.store.reading.reader import read_onward
 from wald.store.reading.selection import Start, Stop
+from wald.store.retention.missing import Missing
 from wald_gate.outgoing.forms import Form
+from wald_gate.problems import HttpError
 from wald_gate.state import State
 
 _CHUNK_BYTES = 256 << 10  # of values
@@ -30,6 +32,22 @@ class Wanted:
     stop: Stop | None = None
     group: str = DEFAULT_GROUP
     limit: int | None = None
+
+    def missing(self, missing: Missing) -> None:
+        """
+        Raises:
+            HttpError: 410, records that were asked for are not there any more.
+        """
+        if not missing.asked:
+            return
+        following = missing.last + 1
+        if self.start == "cursor":
+            moving = f'{{"sequence": {missing.last}}} to /v1/routes/{self.route}/cursors/{self.group}'
+            hint = f"PUT {moving} passes over them; ?from=earliest reads what there is"
+        else:
+            hint = f"?from={following} goes on behind them; ?from=earliest reads what there is"
+        code = "lost" if missing.lost else "reclaimed"
+        raise HttpError(410, code, missing.message(), hint=hint, more={"next": following})
 
 
 class Reading:
@@ -136,7 +154,12 @@ class Reading:
     def _begin(self) -> Generator[Batch | int]:
         wanted = self._wanted
         return read_onward(
-            self._state.log.view(), route=wanted.route, start=wanted.start, stop=wanted.stop, group=wanted.group
+            self._state.log.view(),
+            route=wanted.route,
+            start=wanted.start,
+            stop=wanted.stop,
+            group=wanted.group,
+            on_missing=wanted.missing,
         )
 
     def _is_complete(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing
@@ -11,8 +12,10 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
 from wald.cli.times import position
+from wald.errors import InvalidInput, NotFound
 from wald.format.names import DEFAULT_GROUP, check_group
 from wald.store.reading.selection import Start
+from wald.store.retention.cursors import CursorState
 from wald_gate.call import Call, wait_seconds
 from wald_gate.outgoing.forms import BY_MEDIA_TYPE, FORMS, Events
 from wald_gate.outgoing.reading import Reading, Wanted
@@ -23,6 +26,7 @@ from wald_gate.shapes import GroupName, Shape, WaitTime
 _SILENT_SECONDS = 15.0  # after which an event stream says that it goes on
 _HEADERS = {"Cache-Control": "no-store"}
 _ALIVE = b": nothing new\n\n"
+_SEQUENCE = re.compile(r"[0-9]{1,19}")
 _AGO = r"^(\d{1,9}(\.\d{1,6})? ?[sm]|\d{1,7}(\.\d{1,6})? ?h|\d{1,5}(\.\d{1,6})? ?d|\d{1,4}(\.\d{1,6})? ?w)( ago)?$"
 _CLOCK = r"([01]\d|2[0-3]):[0-5]\d(:[0-5]\d)?"
 _POSITIONS = [  # docs/reading.md, "Times"
@@ -42,7 +46,7 @@ class Query(Shape, rename={"from_": "from"}):
     Attributes:
         from_: earliest, end, cursor, a sequence or a time.
         to: a sequence, which is included, or a time, which is not.
-        group: the group of ``from=cursor``.
+        group: the group of ``from=cursor``; the default one if it is not said.
         wait: if there is no record, how long to wait for one, as "30s".
         follow: whether to go on with what is appended later, without an end.
     """
@@ -51,7 +55,7 @@ class Query(Shape, rename={"from_": "from"}):
     to: _Stop | UnsetType = UNSET
     limit: Annotated[int, Meta(ge=0, le=1 << 62)] | UnsetType = UNSET
     format: Literal["raw", "ndjson", "events", "arrow"] | UnsetType = UNSET
-    group: GroupName = DEFAULT_GROUP
+    group: GroupName | UnsetType = UNSET
     wait: WaitTime = "0s"
     follow: Literal["0", "1"] = "0"
 
@@ -61,7 +65,10 @@ async def records(call: Call) -> Response:
     query = call.query(Query)
     form = FORMS[query.format or _accepted(call)]()
     follow = query.follow == "1" or (isinstance(form, Events) and query.to is UNSET and query.limit is UNSET)
-    reading = Reading(call.state, _wanted(call, query, is_events=isinstance(form, Events)), form)
+    wanted = _wanted(call, query, is_events=isinstance(form, Events))
+    if wanted.start == "cursor":
+        await call.state.in_thread(_require_cursor, call, wanted)
+    reading = Reading(call.state, wanted, form)
     with ExitStack() as ending:
         ending.callback(reading.close)
         first = await reading.chunk()  # so that what is wrong with the request is its answer
@@ -91,17 +98,40 @@ async def _kept_alive(chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
 
 
 def _wanted(call: Call, query: Query, *, is_events: bool) -> Wanted:
+    if query.group is not UNSET and query.from_ != "cursor":
+        raise InvalidInput("group is that of from=cursor", hint=f"?from=cursor&group={query.group}")
     last = call.request.headers.get("last-event-id", "") if is_events else ""
     start: Start
-    if last.isascii() and last.isdecimal() and len(last) < 20:
-        start = int(last) + 1
+    if last:
+        start = _sequence(last) + 1
     elif query.from_ in ("earliest", "end", "cursor"):
         start = query.from_  # type: ignore[assignment]  # these are the names
     else:
         start = position("from", query.from_, ("earliest", "end", "cursor"))
     stop = None if query.to is UNSET else position("to", query.to)
     limit = None if query.limit is UNSET else query.limit
-    return Wanted(call.route, start, stop, check_group(query.group), limit)
+    return Wanted(call.route, start, stop, check_group(query.group or DEFAULT_GROUP), limit)
+
+
+def _sequence(last_event_id: str) -> int:
+    """The sequence of the event that came last; 0 before the first one."""
+    if not _SEQUENCE.fullmatch(last_event_id):
+        raise InvalidInput(
+            f"Last-Event-ID {last_event_id[:40]!r} is no sequence", hint="the id of the last event that came, or none"
+        )
+    return int(last_event_id)
+
+
+def _require_cursor(call: Call, wanted: Wanted) -> None:
+    """Refuse a group that has no cursor, which may be a name that is misspelt: it would get all records.
+
+    Raises:
+        NotFound: there is none, or no such route.
+    """
+    cursor = call.state.log.cursor(wanted.route, wanted.group)
+    if cursor.state is CursorState.ABSENT:
+        making = f'PUT {{"sequence": 0}} to /v1/routes/{wanted.route}/cursors/{wanted.group} makes it'
+        raise NotFound(cursor.message, hint=f"{making}; ?from=earliest reads without one")
 
 
 def _accepted(call: Call) -> str:

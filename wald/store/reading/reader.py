@@ -107,14 +107,14 @@ def read_portion(
 
 
 def read_onward(
-    view: View, *, route: str | None, start: Start, stop: Stop | None, group: str
+    view: View, *, route: str | None, start: Start, stop: Stop | None, group: str, on_missing: OnMissing = None
 ) -> Generator[Batch | int]:
     """Batches as of :func:`read_batches`, and in the place of waiting the number of the last record that is durable.
 
     All that is wanted up to it has come then. Who asks for the next batch again gets what is durable by that time,
     from where reading had ended. It ends when nothing more can be wanted.
     """
-    return _Reading(view, select(view, route, start, stop, group), None, policy(None)).onward()
+    return _Reading(view, select(view, route, start, stop, group), None, policy(on_missing)).onward()
 
 
 class _Reading:
