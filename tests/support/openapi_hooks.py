@@ -35,10 +35,10 @@ def of_lines(_: schemathesis.DeserializationContext, response: schemathesis.Resp
 @schemathesis.hook
 def before_call(_: schemathesis.HookContext, case: schemathesis.Case[Any], **__: Any) -> None:
     """Bound how long an answer takes, and name what is there. Only what is valid is replaced, by what is valid."""
-    is_new = case.operation.definition.raw["operationId"] == "add_route"
+    operation = case.operation.definition.raw["operationId"]
     is_valid = case.meta is not None and case.meta.generation.mode.is_positive
     for name, there in (("route", ROUTE), ("group", GROUP)):
-        if not is_new and _is_like(NAME, case.path_parameters.get(name)):
+        if operation != "add_route" and _is_like(NAME, case.path_parameters.get(name)):
             case.path_parameters[name] = there
     if _is_like(WAIT, case.query.get("wait")):
         case.query["wait"] = f"{WAIT_SECONDS}s"
@@ -48,6 +48,10 @@ def before_call(_: schemathesis.HookContext, case: schemathesis.Case[Any], **__:
         case.query.setdefault("limit", 3)
     if "to" in case.query and is_valid:  # which of two positions is the first one depends on the log
         case.query |= {"from": "earliest", "to": "now"}
+    if is_valid and case.query.get("from") != "cursor":
+        case.query.pop("group", None)
+    if is_valid and operation == "append" and "wait_processed" not in case.query:
+        case.query.pop("wait", None)
     case.body = _whole(case.body)
     if is_valid and isinstance(case.body, dict) and "consumer" in case.body:  # its tables of Unicode are not ours
         case.body["consumer"] = "".join(each for each in str(case.body["consumer"]) if each.isprintable()) or "ann"

@@ -8,7 +8,8 @@ from msgspec import Meta, Struct
 
 LAST_EVENT_ID: dict[str, Any] = {
     "type": "string",
-    "description": "The sequence behind which Server-Sent Events go on; what is no sequence is passed over.",
+    "pattern": "^[0-9]{1,19}$",
+    "description": "The sequence behind which Server-Sent Events go on.",
 }
 
 
