@@ -64,12 +64,6 @@ def test_events_go_on_behind_the_last_one_that_came(filled: Gate, daemon: Daemon
         assert next_event(events) == ("10001", "later")
 
 
-@pytest.mark.parametrize("last", ["", "null", "9" * 20, "9" * 5000])
-def test_an_id_that_no_event_had_is_passed_over(filled: Gate, last: str) -> None:
-    answer = filled.get(f"{ORDERS}?format=events&limit=1", last_event_id=last)
-    assert (answer.status, b"id: 1\n" in answer.body) == (200, True)
-
-
 def test_following_goes_on_without_an_end(filled: Gate, root: Path) -> None:
     with filled.asked("GET", f"{ORDERS}?from=10000&follow=1&format=raw") as lines:
         assert lines.readline() == b"10000\n"
