@@ -49,6 +49,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
 
 OPTIONS = {
     "--group": "group",
+    "--wait-processed": "group",
     "--route": "route",
     "--stdin": "route",
     "--dead-letter": "route",
@@ -76,7 +77,7 @@ VALUED = {
         "--key-separator",
     ),
     *("--lag-max", "--last", "--limit", "--mode", "--needed-bytes", "--on-missing", "--retry-for", "--socket"),
-    *("--timeout", "--why", "--during", "-n"),
+    *("--processed-within", "--timeout", "--why", "--during", "-n"),
 }
 """The options of ``wald`` that take a value, which is no argument of the command."""
 

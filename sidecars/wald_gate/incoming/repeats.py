@@ -265,7 +265,7 @@ class Request:
                 409,
                 "forgotten",
                 f"part {self._number} of the first request is forgotten, and later parts of it are not",
-                hint="wald read shows what is stored; a new key for what is to be stored again",
+                hint="GET the records to see what is stored; a new key for what is to be stored again",
             )
         return part
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from wald.answers.liveness import Life, Liveness, liveness
-from wald.errors import WaldError
+from wald.errors import WaldError, command_line
 from wald.log import Log
 from wald.store.files.identity import read_identity
 
@@ -93,10 +93,10 @@ class Readiness:
         if not is_same:
             why = "another log is in the place of the one that this gate was started for"
             return Ready(Word.NOT_READY, why, f"{log.root.path}: {why}; hint: restart wald-gate")
-        return _of_daemon(liveness(log.root, log.identity, self._socket, seconds=_DAEMON_SECONDS))
+        return _of_daemon(liveness(log.root, log.identity, self._socket, seconds=_DAEMON_SECONDS), log.root.path)
 
 
-def _of_daemon(found: Liveness) -> Ready:
+def _of_daemon(found: Liveness, root: Path) -> Ready:
     detail = f"{found.message}; hint: {found.hint}"
     if found.life is not Life.RUNS:
         return Ready(Word.NOT_READY, _SENTENCES[found.life], detail)
@@ -104,8 +104,8 @@ def _of_daemon(found: Liveness) -> Ready:
         return Ready(Word.NOT_READY, _SENTENCES[Life.UNKNOWN], detail)
     if found.answer.get("degraded"):
         why = f"the disk is full, so records wait ({found.answer.get('degraded_by')})"
-        return Ready(Word.DEGRADED, why, f"{why}; hint: wald status")
+        return Ready(Word.DEGRADED, why, f"{why}; hint: {command_line(root, 'status')}")
     if found.answer.get("stalled_seconds", 0) > _STALLED_SECONDS:
         why = "records have waited for long while none became durable"
-        return Ready(Word.DEGRADED, why, f"{why}; hint: wald latency")
+        return Ready(Word.DEGRADED, why, f"{why}; hint: {command_line(root, 'latency')}")
     return Ready(Word.READY)

@@ -75,7 +75,7 @@ def test_connections_wait_in_systemds_sockets_while_a_gate_is_restarted(
         gate.process.wait(TIMEOUT_SECONDS)
         with socket.socket(socket.AF_UNIX) as client, ThreadPoolExecutor() as asking:
             client.connect(unix.getsockname())
-            client.sendall(b"GET /healthz HTTP/1.1\r\nHost: log\r\n\r\n")
+            client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             answer = asking.submit(gate.post, ORDERS, b"waits\n")
             gate.start()
             assert answer.result().status == 200
