@@ -114,13 +114,13 @@ class Groups:
             hosted.users -= 1
             hosted.used_at = asyncio.get_running_loop().time()
             if hosted.has_ended:
-                self._close(route, group)
+                self._close((route, group), hosted)
 
     async def close(self) -> None:
         """Close all groups."""
         if self._looks is not None:
             self._looks.cancel()
-        await asyncio.gather(*[self._close(*key) for key in self._hosted])
+        await asyncio.gather(*[self._close(*each) for each in self._hosted.items()])
 
     async def _found(self, route: str, group: str) -> _Hosted:
         """The group, which is open or about to be."""
@@ -155,15 +155,14 @@ class Groups:
         )
         hosted = _Hosted(work, asyncio.create_task(work.__aenter__(), name=f"wald-gate-open-{route}"))
         self._hosted[route, group] = hosted
-        if self._looks is None:
+        if self._looks is None or self._looks.done():
             self._looks = asyncio.create_task(self._look(), name="wald-gate-groups")
         return hosted
 
-    def _close(self, route: str, group: str) -> asyncio.Task[None]:
-        hosted = self._hosted[route, group]
+    def _close(self, key: tuple[str, str], hosted: _Hosted) -> asyncio.Task[None]:
+        """Close a group, once; another one of this name that was opened since then stays open."""
         if hosted.closing is None:
-            closed = self._closed(route, group, hosted)
-            hosted.closing = asyncio.create_task(closed, name=f"wald-gate-close-{route}")
+            hosted.closing = asyncio.create_task(self._closed(*key, hosted), name=f"wald-gate-close-{key[0]}")
         return hosted.closing
 
     async def _closed(self, route: str, group: str, hosted: _Hosted) -> None:
@@ -179,7 +178,7 @@ class Groups:
         """Close the group that was not used for longest, of those that can be; False if there is none."""
         for key, hosted in sorted(self._hosted.items(), key=lambda each: each[1].used_at):
             if hosted.closing is not None or await hosted.is_free():
-                await asyncio.shield(self._close(*key))
+                await asyncio.shield(self._close(key, hosted))
                 return True
         return False
 
@@ -190,7 +189,7 @@ class Groups:
             await asyncio.sleep(self._idle_seconds / 4)
             for key, hosted in list(self._hosted.items()):
                 if hosted.used_at < loop.time() - self._idle_seconds and await hosted.is_free():
-                    self._close(*key)
+                    self._close(key, hosted)
         self._looks = None
 
 

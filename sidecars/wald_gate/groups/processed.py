@@ -71,7 +71,7 @@ class Processed:
         sent, began = unprocessed.count, time.monotonic()
         waiter, leaving = _Waiter(unprocessed), asyncio.create_task(gone(request))
         self._waiters.add(waiter)
-        if self._looks is None:
+        if self._looks is None or self._looks.done():
             self._looks = asyncio.create_task(self._look(), name="wald-gate-processed")
         try:
             if not self._is_over:

@@ -36,7 +36,7 @@ class Following:
             return self._head > sequence
         moved = asyncio.get_running_loop().create_future()
         self._waiting.add(moved)
-        if self._looks is None:
+        if self._looks is None or self._looks.done():
             self._looks = asyncio.create_task(self._look(), name="wald-gate-head")
         try:
             with suppress(TimeoutError):

@@ -92,17 +92,20 @@ class Reading:
         """All that is wanted, beginning with ``first``; b"" each time that nothing has come for so many seconds.
 
         Args:
-            follow: whether to go on behind the end of the log.
+            follow: whether to go on behind the end of the log, until the file of tokens says something else: the client
+                may ask again, and is then judged by what it says now.
         """
-        counts = self._state.counts
+        counts, rights = self._state.counts, self._state.rights
+        edition = rights.edition
         counts.streams += follow
         try:
             chunk = first
             while True:
-                while chunk:
+                while chunk and rights.edition == edition:
                     yield chunk
                     chunk = b"" if self._is_at_end else await self.chunk()
-                if not follow or self._is_complete() or self._state.following.is_over:
+                is_over = self._is_complete() or self._state.following.is_over or rights.edition != edition
+                if not follow or is_over:
                     break
                 if not await self.more(silent_seconds):
                     yield b""

@@ -73,6 +73,10 @@ class Rights:
 
     Args:
         path: the file, of a JSON object a line; None: there is none, and everyone is admitted.
+
+    Attributes:
+        edition: grows when the file says something else; what goes on without an end was allowed by one edition, and
+            ends with it.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -80,6 +84,7 @@ class Rights:
         self._tokens: dict[bytes, Client] = {}
         self._users: dict[str, Client] = {}
         self._certificates: dict[str, Client] = {}
+        self.edition = 0
         self.read()
 
     @property
@@ -99,8 +104,10 @@ class Rights:
         found: dict[str, dict[str, Client]] = {"sha256": {}, "user": {}, "certificate": {}}
         for each in entries(self._path):
             found[each.way][each.known_by] = Client(each.name, each.reads, each.writes, each.admin)
-        self._tokens = {bytes.fromhex(known): client for known, client in found["sha256"].items()}
-        self._users, self._certificates = found["user"], found["certificate"]
+        tokens = {bytes.fromhex(known): client for known, client in found["sha256"].items()}
+        if (tokens, found["user"], found["certificate"]) != (self._tokens, self._users, self._certificates):
+            self.edition += 1
+        self._tokens, self._users, self._certificates = tokens, found["user"], found["certificate"]
 
     def client(self, authorization: str | None, user: int | None, certificate: str | None = None) -> Client:
         """Who asks.

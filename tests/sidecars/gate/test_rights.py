@@ -89,6 +89,18 @@ def test_a_refusal_says_which_right_is_missing(guarded: Gate, method: str, path:
     assert (refused.status, refused.json()["detail"].endswith(needed)) == (403, True), refused.body
 
 
+def test_a_stream_ends_when_the_file_of_tokens_says_something_else(guarded: Gate, tokens: Path) -> None:
+    """Nothing that is appended after that reaches a client whose token was removed."""
+    headers = {"Authorization": "Bearer out-token"}
+    with guarded.asked("GET", f"{ORDERS}?follow=1&format=raw", headers=headers) as lines:
+        assert lines.readline() == b"x\n"
+        tokens.write_text(entry("in", write=["ord*"]))
+        guarded.process.send_signal(signal.SIGHUP)
+        eventually(lambda: status(guarded, "out-token", "GET", ORDERS) == 401)
+        assert status(guarded, "in-token", "POST", ORDERS) == 200
+        assert lines.read() == b""
+
+
 def test_a_page_of_another_site_changes_nothing(gate: Gate) -> None:
     headers = {"Content-Type": "text/plain", "Origin": "https://elsewhere.example"}
 
