@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from itertools import compress, groupby
 from operator import not_
-from re import _constants, _parser  # type: ignore[attr-defined]  # nothing public shows what a pattern is made of
+from re import _constants, _parser  # type: ignore[attr-defined, unused-ignore]  # nothing public shows what a pattern is made of
 from typing import Any
 
 from stringzilla import count as count_bytes
