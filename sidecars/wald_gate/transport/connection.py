@@ -1,6 +1,7 @@
 """A connection of a client: uvicorn's, with the bounds that uvicorn leaves to what stands in front of it.
 
 A request line with its headers has to come within some seconds and in so many bytes, and a response has to be taken.
+What is left of a body once its request is answered is read for as long, so that the client sees the answer.
 The user at the other end of a unix socket is known. When there are too many connections, one of those that wait for
 their next request makes way, the one that has waited for longest.
 """
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from wald_gate.limits import COMPLETE
 from wald_gate.rights.clients import CERTIFICATE, PEER
@@ -25,6 +26,8 @@ from wald_gate.transport.joined import JoinedWrites
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7), SO_PEERCRED
 _HEADER_BYTES = 4  # around a name and a value
 _UNSENT_BYTES = 256 << 10  # of a response, in the buffer of its connection
+_HEAD_SIZE = b"431 Request Header Fields Too Large"
+_REST_BYTES = 64 << 20  # of a body, that are read after the answer
 
 
 class Ended(StrEnum):
@@ -37,6 +40,7 @@ class Ended(StrEnum):
     HOST = "no host, or several"
     HEAD_TIME = "head too slow"
     SEND_TIME = "answer not taken"
+    REST = "body after its answer"
 
 
 @dataclass
@@ -67,7 +71,10 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
         self._is_in_head = True
         self._is_refused = False  # and nothing that it sends is looked at any more
-        self._timer: asyncio.TimerHandle | None = None
+        self._rest_bytes: int | None = None  # of a body, that have come after its answer
+        self._timer: asyncio.TimerHandle | None = None  # for what comes
+        self._send_timer: asyncio.TimerHandle | None = None
+        self._answering: RequestResponseCycle | None = None
         self._peer: int | None = None
         self._certificate: str | None = None
         self._from = ""
@@ -94,22 +101,27 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._set_timer(None)
+        self._set_send_timer(None)
         self.bounds.open.discard(self)
         self.bounds.open_from[self._from] -= 1
         if not self.bounds.open_from[self._from]:
             del self.bounds.open_from[self._from]
         self.bounds.idle.pop(self, None)
         super().connection_lost(exc)
+        if self._answering is not None and self._answering is not self.cycle:  # uvicorn tells the last one alone
+            self._answering.disconnected = True
+            self._answering.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         self.bounds.idle.pop(self, None)
-        if self._is_in_head:
-            self._head_bytes += len(data)
+        self._head_bytes += len(data)
         super().data_received(data)
-        if self._is_in_head and self._head_bytes and not self.transport.is_closing():
+        if self._rest_bytes is not None:
+            self._pass_over(len(data), self._rest_bytes)
+        if self._head_bytes and not self.transport.is_closing():
             if self._head_bytes > self.bounds.limits.head_max_bytes:
-                self._refuse(Ended.HEAD_SIZE, b"431 Request Header Fields Too Large")
-            elif self._timer is None:
+                self._refuse(Ended.HEAD_SIZE, _HEAD_SIZE)
+            elif self._is_in_head and self._timer is None:
                 self._set_timer(self.bounds.limits.head_timeout)
 
     def on_message_begin(self) -> None:
@@ -119,21 +131,31 @@ class Connection(HttpToolsProtocol):
         if self._certificate is not None:
             self.scope[CERTIFICATE] = self._certificate  # type: ignore[literal-required]
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_in_head:  # a trailer is of no use, and is counted as it comes
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        self._is_in_head, self._head_bytes = False, 0
         self._set_timer(None)
+        self._rest_bytes = None
         if self._is_refused:
             return
         size = len(self.url) + sum(len(name) + len(value) + _HEADER_BYTES for name, value in self.headers)
         hosts = sum(name == b"host" for name, _ in self.headers)
         if size > self.bounds.limits.head_max_bytes:  # it came with its end, in one read
-            self._refuse(Ended.HEAD_SIZE, b"431 Request Header Fields Too Large")
+            self._refuse(Ended.HEAD_SIZE, _HEAD_SIZE)
         elif hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):  # RFC 9112, section 3.2
             self._refuse(Ended.HOST, b"400 Bad Request")
         else:
             super().on_headers_complete()
+            self._is_in_head, self._head_bytes = False, 0
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
+        self._head_bytes = 0
         if not self._is_refused:
             super().on_body(body)
 
@@ -141,19 +163,33 @@ class Connection(HttpToolsProtocol):
         if not self._is_refused:
             super().on_message_complete()
             self.scope[COMPLETE] = True  # type: ignore[literal-required]
-            self._is_in_head = True
+            self._is_in_head, self._head_bytes = True, 0
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self.pipeline and self._is_in_head:
+        if self.pipeline:
+            return
+        if self._is_in_head:
             self._wait_for_head()
+        elif self.cycle.response_complete and not self.transport.is_closing():
+            self._rest_bytes = 0
+            self._set_timer(self.bounds.limits.head_timeout)
+
+    def send_400_response(self, msg: str) -> None:
+        if self._expects_answer():
+            super().send_400_response(msg)
+        else:
+            self._end()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say nothing: the request is answered as if it had not asked for another protocol (RFC 9110, section 7.8)."""
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._set_timer(self.bounds.limits.send_timeout)
+        self._set_send_timer(self.bounds.limits.send_timeout)
 
     def resume_writing(self) -> None:
-        self._set_timer(None)
+        self._set_send_timer(None)
         super().resume_writing()
 
     def _wait_for_head(self) -> None:
@@ -161,24 +197,62 @@ class Connection(HttpToolsProtocol):
             self.bounds.idle[self] = None
             self.bounds.idle.move_to_end(self)
 
+    def _pass_over(self, count: int, before: int) -> None:
+        """Take in that bytes of a body have come after its answer."""
+        self._rest_bytes = before + count
+        if self._is_in_head:  # this was the end of it
+            self._rest_bytes = None
+            self._set_timer(None)
+            self._wait_for_head()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        elif self._rest_bytes > _REST_BYTES:
+            self._abort(Ended.REST)
+
     def _set_timer(self, seconds: float | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if seconds is None else self.loop.call_later(seconds, self._time_out)
 
+    def _set_send_timer(self, seconds: float | None) -> None:
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+        self._send_timer = None if seconds is None else self.loop.call_later(seconds, self._abort, Ended.SEND_TIME)
+
     def _time_out(self) -> None:
         self._timer = None
-        if self._is_in_head and getattr(self.cycle, "response_complete", True):
+        if self._is_in_head:
             self._refuse(Ended.HEAD_TIME, b"408 Request Timeout")
         else:
-            self.bounds.ended[Ended.SEND_TIME] += 1
-            self.transport.abort()
+            self._abort(Ended.REST)
+
+    def _abort(self, reason: Ended) -> None:
+        self.bounds.ended[reason] += 1
+        self.transport.abort()
 
     def _refuse(self, reason: Ended, status: bytes) -> None:
         self._is_refused = True
         self.bounds.ended[reason] += 1
-        self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
-        self.transport.close()
+        if self._expects_answer():
+            self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        self._end()
+
+    def _expects_answer(self) -> bool:
+        """Whether what is being received is the one request that has had nothing of its answer yet."""
+        if self._is_in_head:
+            return self._has_answered()
+        return not (self.pipeline or self.cycle.response_started)
+
+    def _end(self) -> None:
+        """Close; an answer that is under way breaks off, so that nothing passes for the rest of it."""
+        if self._has_answered() or not self.cycle.response_started:
+            self.transport.close()
+        else:
+            self.transport.abort()
+
+    def _has_answered(self) -> bool:
+        return getattr(self.cycle, "response_complete", True)
 
 
 def _peer_of(transport: asyncio.Transport) -> int | None:

@@ -170,6 +170,7 @@ def test_what_is_left_of_the_body_of_a_refused_request_is_no_request(attacked: G
 )
 def test_what_is_unusual_but_right_is_answered(attacked: Gate, sent: bytes, expected: list[int]) -> None:
     assert statuses(attacked, sent) == expected
+    assert "WebSocket" not in attacked.log
 
 
 @pytest.mark.parametrize(

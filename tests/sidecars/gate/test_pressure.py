@@ -6,7 +6,7 @@ import gzip
 import re
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from running import TIMEOUT_SECONDS, Daemon, eventually
 
 ORDERS = "/v1/routes/orders/records"
 HEAD = f"POST {ORDERS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\n".encode()
+NOWHERE = HEAD.replace(ORDERS.encode(), b"/v1/nothing")  # is answered before its body comes
 
 
 @contextmanager
@@ -25,6 +26,13 @@ def limited(daemon: Daemon, limits: str, *options: object) -> Iterator[Gate]:
     config.write_text(f"[limits]\n{limits}\n")
     with Gate(daemon.root, "--config", config, *options) as gate:
         yield gate
+
+
+def endings(gate: Gate, reason: str) -> int:
+    """How many connections it has ended for that reason."""
+    found = re.search(rf'connections_ended_total{{reason="{reason}"}} (\d+)', gate.get("/metrics").body.decode())
+    assert found
+    return int(found[1])
 
 
 def connected(gate: Gate) -> socket.socket:
@@ -157,3 +165,122 @@ def test_a_client_has_a_bound_on_what_it_asks_over_time(daemon: Daemon) -> None:
         refusal = gate.get("/v1/routes")
         assert (refusal.status, int(refusal.headers["retry-after"]) <= 3) == (429, True)
         eventually(lambda: gate.get("/v1/routes").status == 200)
+
+
+@pytest.mark.parametrize(
+    "trailer", [b"a: b\r\n" * 1000, b"a: " + b"b" * 5000, b"b" * 5000], ids=["many", "long", "name"]
+)
+@pytest.mark.parametrize("path", [ORDERS, "/v1/nothing"], ids=["before the answer", "after the answer"])
+def test_trailers_have_the_bound_of_a_head_and_are_not_kept(daemon: Daemon, trailer: bytes, path: str) -> None:
+    head = (HEAD if path == ORDERS else NOWHERE) + b"Transfer-Encoding: chunked\r\n\r\n"
+    with limited(daemon, "head_timeout = 60\nbody_timeout = 60") as gate, connected(gate) as connection:
+        connection.sendall(head + b"3\r\nok\n\r\n0\r\n")
+        if path != ORDERS:
+            assert connection.recv(12) == b"HTTP/1.1 404"
+        before = resident_bytes(gate)
+
+        def is_refused() -> bool:
+            try:
+                connection.sendall(trailer)
+            except ConnectionError:
+                return True
+            return False
+
+        eventually(is_refused)
+        assert endings(gate, "head too large") == 1
+        assert resident_bytes(gate) - before < 20 << 20
+
+
+def test_the_extension_of_a_chunk_has_the_bound_of_a_head(daemon: Daemon) -> None:
+    with Gate(daemon.root) as gate, connected(gate) as connection:
+        connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n3;x=" + b"y" * 200_000)
+        assert connection.recv(12) == b"HTTP/1.1 431"
+
+
+def test_a_body_that_trickles_after_its_answer_holds_no_place(daemon: Daemon) -> None:
+    with limited(daemon, "head_timeout = 0.5") as gate, connected(gate) as connection:
+        connection.sendall(NOWHERE + b"Content-Length: 100000000\r\n\r\n")
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 404 ")
+        connection.settimeout(0.05)
+
+        def has_ended() -> bool:
+            try:
+                connection.sendall(b"a")
+                return connection.recv(1) == b""
+            except TimeoutError:
+                return False
+            except ConnectionError:
+                return True
+
+        eventually(has_ended)
+        assert endings(gate, "body after its answer") == 1
+
+
+def test_a_body_without_end_after_its_answer_is_cut_off(daemon: Daemon) -> None:
+    with limited(daemon, "head_timeout = 600") as gate, connected(gate) as connection:
+        connection.sendall(NOWHERE + b"Content-Length: 100000000000\r\n\r\n")
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 404 ")
+        with pytest.raises(ConnectionError):
+            connection.sendall(bytes(200 << 20))
+        assert endings(gate, "body after its answer") == 1
+
+
+def test_a_connection_is_of_use_again_once_the_body_after_an_answer_has_come(daemon: Daemon) -> None:
+    """It is idle then: it makes way, and is closed after ``idle_timeout``."""
+    with limited(daemon, "head_timeout = 0.5\nidle_timeout = 1") as gate, connected(gate) as connection:
+        for _ in range(3):
+            connection.sendall(NOWHERE + b"Content-Length: 1000000\r\n\r\n")
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 404 ")
+            connection.sendall(bytes(1_000_000))
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+        connection.sendall(NOWHERE + b"Content-Length: 1000000\r\n\r\n")
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 404 ")
+        connection.sendall(bytes(1_000_000))
+        assert connection.recv(1) == b""
+        assert endings(gate, "body after its answer") == 0
+
+
+@pytest.mark.parametrize(
+    "pipelined", [b"", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"], ids=["one", "pipelined"]
+)
+def test_a_client_that_takes_nothing_is_disconnected_also_if_it_asks_for_more(daemon: Daemon, pipelined: bytes) -> None:
+    with limited(daemon, "send_timeout = 1") as gate, socket.socket() as connection:
+        for _ in range(8):
+            gate.post(ORDERS, (b"x" * 100_000 + b"\n") * 20)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", gate.port))
+        connection.sendall(f"GET {ORDERS}?format=raw HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        connection.sendall(pipelined)
+        eventually(lambda: endings(gate, "answer not taken") == 1)
+
+
+@pytest.mark.parametrize(
+    "behind", [b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", b"\0\0\r\n\r\n", b"GET /" + b"a" * 100_000]
+)
+def test_what_is_refused_during_an_answer_puts_nothing_into_it(daemon: Daemon, behind: bytes) -> None:
+    with Gate(daemon.root) as gate, connected(gate) as connection:
+        gate.post(ORDERS, b"news\n")
+        connection.sendall(f"GET {ORDERS}?follow=1 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        received = b""
+        while b"news" not in received:
+            received += connection.recv(1 << 16)
+        connection.sendall(behind)
+        rest = b""
+        with suppress(ConnectionError):
+            while data := connection.recv(1 << 16):
+                rest += data
+        assert b"HTTP/1.1" not in rest
+
+
+def test_a_stream_with_a_request_behind_it_ends_when_its_client_leaves(daemon: Daemon) -> None:
+    with Gate(daemon.root) as gate:
+        with connected(gate) as connection:
+            connection.sendall(f"GET {ORDERS}?follow=1 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            assert connection.recv(12) == b"HTTP/1.1 200"
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            eventually(lambda: b"wald_gate_streams 1" in gate.get("/metrics").body)
+        gate.post(ORDERS, b"news\n")
+        gate.post(ORDERS, b"news\n")
+        eventually(lambda: b"wald_gate_streams 0" in gate.get("/metrics").body)
