@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Iterable, Sequence
@@ -120,6 +121,8 @@ class _Endpoint:
             self.answered.count(response.status_code, seconds)
             self.state.request_log.note(scope["method"], scope["path"], scope.get(_CLIENT, ""), response, seconds)
             await response(scope, receive, send)
+        except asyncio.CancelledError:  # the gate ends, and has closed the connection
+            return
         finally:
             if ALLOWANCE in scope:
                 scope[ALLOWANCE].end()

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -29,6 +29,7 @@ _HEADERS = (  # of every answer
     (b"referrer-policy", b"no-referrer"),
 )
 _GRACE_SECONDS = 10  # for requests under way, at the end
+_LAST_SECONDS = 1  # for those to let go of what they have that did not end in that time
 _SOCKET_MODE = 0o666  # each user may connect; what they may do is theirs to prove
 
 
@@ -199,12 +200,13 @@ class Server:
             server.close()
         for connection in list(self._state.connections):
             connection.shutdown()
-        if self._state.tasks:
-            _, late = await asyncio.wait(self._state.tasks, timeout=_GRACE_SECONDS)
-            for task in late:
-                task.cancel()
+        await _ended(self._state.tasks, _GRACE_SECONDS)
         for connection in list(self._state.connections):
-            connection.transport.abort()
+            connection.transport.abort()  # who waits for a client hears of it, and ends
+        await _ended(self._state.tasks, _LAST_SECONDS)
+        for task in list(self._state.tasks):
+            task.cancel()
+        await _ended(self._state.tasks, _LAST_SECONDS)
         if self._listening.path is not None and not self._listening.inherited:
             self._listening.path.unlink(missing_ok=True)
 
@@ -242,6 +244,11 @@ class Server:
         """Keep the Date of answers."""
         self._state.default_headers = [(b"date", formatdate(usegmt=True).encode()), *_HEADERS]
         asyncio.get_running_loop().call_later(1.0, self._tick)
+
+
+async def _ended(tasks: Collection[asyncio.Task[None]], seconds: float) -> None:
+    if tasks:
+        await asyncio.wait(list(tasks), timeout=seconds)
 
 
 def _address(given: str) -> tuple[str, int]:

@@ -1,0 +1,78 @@
+"""A gate that is stopped with all kinds of requests under way ends in time, with nothing of it on stderr."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+from contents import values
+from gating import Gate
+from running import TIMEOUT_SECONDS, Daemon, eventually
+
+ORDERS = "/v1/routes/orders/records"
+EACH, KEYED, FOLLOWERS = 50, 20, 20
+
+
+def request(line: str, *headers: str, body: bytes = b"", media_type: str = "text/plain", more: int = 0) -> bytes:
+    """A request of which ``more`` bytes of the body are still to come."""
+    lines = (
+        f"{line} HTTP/1.1",
+        "Host: localhost",
+        f"Content-Type: {media_type}",
+        f"Content-Length: {len(body) + more}",
+    )
+    return "\r\n".join([*lines, *headers, "", ""]).encode() + body
+
+
+def under_way() -> list[bytes]:
+    """Requests, half of which have not sent all of their body."""
+    posts = [request(f"POST {ORDERS}", body=b"whole-%d\n" % n) for n in range(EACH // 2)]
+    posts += [request(f"POST {ORDERS}", body=b"half-%d\n" % n, more=9) for n in range(EACH // 2)]
+    keyed = [
+        request(f"POST {ORDERS}", f"Idempotency-Key: key-{n}", body=b"keyed-%d\n" % n, more=9 * (n % 2))
+        for n in range(KEYED)
+    ]
+    polls = [request(f"GET {ORDERS}?from=end&wait=300s") for _ in range(EACH)]
+    follows = [
+        request(f"GET {ORDERS}?follow=1&format={form}") for form in ("raw", "ndjson") for _ in range(FOLLOWERS // 2)
+    ]
+    lease = json.dumps({"consumer": "ann", "wait": 300}).encode()
+    leases = [request("POST /v1/routes/empty/groups/g/lease", body=lease, media_type="application/json")] * FOLLOWERS
+    pages = [request("GET /live", "Accept: text/event-stream")] * 5
+    processed = [request(f"POST {ORDERS}?wait_processed=slow&wait=300s", body=b"processed\n")] * 5
+    return [*polls, *follows, *leases, *pages, *processed, *posts, *keyed]
+
+
+@pytest.mark.slow  # half-sent bodies are waited for
+def test_a_stop_with_everything_under_way_is_clean_and_answers_200_for_nothing_that_is_not_stored(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    daemon.ask("ROUTE ADD empty")
+    with Gate(daemon.root) as gate, ExitStack() as stack:
+        assert gate.ask("PUT", "/v1/routes/orders/cursors/slow", b'{"sequence": 0}').status == 200
+        connections = []
+        for sent in under_way():
+            connection = socket.create_connection(("127.0.0.1", gate.port), timeout=TIMEOUT_SECONDS)
+            connections.append((sent, stack.enter_context(connection)))
+            connection.sendall(sent)
+        eventually(lambda: f"wald_gate_streams {FOLLOWERS}".encode() in gate.get("/metrics").body)
+        eventually(lambda: f"wald_gate_waiting_leases {FOLLOWERS}".encode() in gate.get("/metrics").body)
+
+        assert gate.stop() == 0
+
+        stored = set(values(daemon.root, "orders"))
+        for sent, connection in connections:
+            answer = b""
+            with suppress(ConnectionError):
+                answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))  # noqa: B023 - read at once
+            posted = re.search(rb"\r\n\r\n((?:whole|half|keyed|processed)[^\n]*)\n", sent)
+            if posted and b"HTTP/1.1 200" in answer:
+                assert posted[1] in stored
+        assert "Traceback" not in gate.log
+        assert "Exception" not in gate.log
+        gate.start()
+        assert gate.post(ORDERS, b"after\n").status == 200
