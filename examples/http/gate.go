@@ -26,7 +26,7 @@ const linesMax, silence = 100, 60 * time.Second
 var (
 	gate   = "http://127.0.0.1:7700"
 	pauses = []float64{0.1, 0.2, 0.5, 1, 2, 5} // seconds
-	passes = map[int]bool{408: true, 409: true, 429: true, 503: true}
+	passes = map[int]bool{408: true, 409: true, 423: true, 429: true, 503: true} // 423: another gate has the group
 )
 
 // Record is what is asked of one here; in JSON, []byte is base64.

@@ -12,7 +12,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 
 const GATE = process.env.WALD_GATE ?? "http://127.0.0.1:7700";
 const AUTHORIZATION = process.env.WALD_TOKEN ? { Authorization: `Bearer ${process.env.WALD_TOKEN}` } : {};
-const PASSES = new Set([408, 409, 429, 503]); // 409: the same request is still under way
+const PASSES = new Set([408, 409, 423, 429, 503]); // 409: the same is under way; 423: another gate has the group
 const PAUSES = [0.1, 0.2, 0.5, 1, 2, 5]; // seconds
 
 class Refused extends Error {}

@@ -22,7 +22,7 @@ from typing import Any
 import requests
 
 GATE = os.environ.get("WALD_GATE", "http://127.0.0.1:7700")
-PASSES = {408, 409, 429, 503}  # 409: the same request is still under way
+PASSES = {408, 409, 423, 429, 503}  # 409: the same request is still under way; 423: another gate has the group
 session = requests.Session()
 if "WALD_TOKEN" in os.environ:
     session.headers["Authorization"] = f"Bearer {os.environ['WALD_TOKEN']}"

@@ -15,10 +15,18 @@ if [ -n "${WALD_TOKEN-}" ]; then
 fi
 
 # Ask until there is an answer that jq makes something of. curl waits as Retry-After says, or 1, 2, 4… s, and asks again
-# where there is no answer, or a status that passes; any other error ends the program with what the gate says.
-ask() { # ask FILTER CURL-OPTION...
-  "${curl[@]}" --max-time 60 --retry 100 --retry-max-time 600 --retry-all-errors "${@:2}" |
-    jq -cr "if .detail then error(.detail) else $1 end"
+# where there is no answer, or a status that passes. Two that it does not know are for us: another gate has the group, or
+# the same request is still under way. Any other error ends the program with what the gate says.
+ask() { # ask FILTER CURL-OPTION... <BODY
+  local body answer
+  body=$(cat; echo .) # so that its last newline stays
+  while true; do
+    answer=$(printf '%s' "${body%.}" |
+      "${curl[@]}" --max-time 60 --retry 100 --retry-max-time 600 --retry-all-errors "${@:2}") || return
+    jq -e '.code == "locked" or .code == "under-way"' <<<"$answer" >/dev/null || break
+    sleep 2
+  done
+  jq -cr "if .detail then error(.detail) else $1 end" <<<"$answer"
 }
 
 store() { # a hundred lines in a request; its key makes it safe to send it again
@@ -49,7 +57,7 @@ follow() { # without a byte for a minute, or at the end of the connection, it go
 work() { # a record comes again if it was not acknowledged in time, or if the gate was restarted before
   local path=$gate/v1/routes/$1/groups/$2 consumer=example-$$ records
   while true; do
-    records=$(ask .records --json "{\"consumer\": \"$consumer\", \"lease_for\": 30, \"wait\": 20}" "$path/lease")
+    records=$(ask .records --json @- "$path/lease" <<<"{\"consumer\": \"$consumer\", \"lease_for\": 30, \"wait\": 20}")
     if [ "$records" != '[]' ]; then
       jq -r '.[].value' <<<"$records"
       jq "{consumer: \"$consumer\", sequences: [.[].sequence]}" <<<"$records" |

@@ -106,7 +106,10 @@ def _tokens_option(function: F) -> F:
 @click.argument("name")
 @_tokens_option
 @click.option(
-    "--read", multiple=True, metavar="ROUTE", help="A route that it may read, and move all cursors of; or app.*; again."
+    "--read",
+    multiple=True,
+    metavar="ROUTE",
+    help="A route that it may read, and whose cursors it may move, or app.* for more; again.",
 )
 @click.option("--write", multiple=True, metavar="ROUTE", help="A route that it may store records in; again for more.")
 @click.option("--admin", is_flag=True, help="It may do everything.")

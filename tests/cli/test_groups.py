@@ -70,6 +70,7 @@ def test_show_names_who_has_the_oldest_record(log: Built) -> None:
         owner.lease("worker-1", 2, lease_for=598)
         assert "record 1, appended 2023-11-14T" in shown(log)
         assert "; worker-1 has it, try 1, 9 min 5" in shown(log)
+        assert "tries       1, of the open record that was delivered most\n" in shown(log)
         owner.ask("nack", "worker-1", [1], 3600)
         assert "; waits until 20" in shown(log)
         owner.ask("release", "worker-1")

@@ -11,6 +11,7 @@ from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.group_file import GroupFile
 from wald.store.files.locks import holders
+from wald.store.files.processes import command_of, name_of
 
 _ASKED_SECONDS = 0.1  # another process may hold the lock for an instant, to see whether it is held
 
@@ -42,10 +43,17 @@ class Ownership(GroupFile):
 
     def _taken(self, route: str, group: str) -> Locked:
         """The error about a lock that is held."""
-        if os.getpid() in holders(self.path):
+        found = holders(self.path)
+        if os.getpid() in found:
             return Locked(
                 f"{self.path}: this process works on route {route} for group {group} already",
                 hint="use the WorkGroup that is open, also in other threads, or close it first",
+            )
+        if found:
+            command = command_of(found[0]) or name_of(found[0])
+            return Locked(
+                f"{self.path}: another process works on route {route} for group {group}: process {found[0]}, {command}",
+                hint="wait for its end; a wald-gate lets go 30 s after the last request if no worker has a record",
             )
         return Locked(
             f"{self.path}: another process works on route {route} for group {group}",

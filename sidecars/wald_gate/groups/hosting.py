@@ -14,8 +14,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from wald import aio
-from wald.errors import WaldError
+from wald.errors import Locked, WaldError
 from wald.log import Log
+from wald.store.files.processes import name_of
+from wald.work.picture import OwnerProcess, WorkFile, owner_of
 from wald_gate.groups.waiting import Waiting
 from wald_gate.problems import RETRY_SECONDS, HttpError
 from wald_gate.settings import GroupSettings
@@ -103,7 +105,7 @@ class Groups:
         """A group, which stays open until the block ends.
 
         Raises:
-            HttpError: 503, too many groups are in use.
+            HttpError: 503, too many groups are in use; 423, another process owns it.
             WaldError, OSError: as of :class:`wald.WorkGroup`; the next request tries again.
         """
         hosted = await self._found(route, group)
@@ -153,11 +155,31 @@ class Groups:
             dead_letter=settings.dead_letter,
             report=_log.warning,
         )
-        hosted = _Hosted(work, asyncio.create_task(work.__aenter__(), name=f"wald-gate-open-{route}"))
+        hosted = _Hosted(work, asyncio.create_task(self._opened(work, route, group), name=f"wald-gate-open-{route}"))
         self._hosted[route, group] = hosted
         if self._looks is None or self._looks.done():
             self._looks = asyncio.create_task(self._look(), name="wald-gate-groups")
         return hosted
+
+    async def _opened(self, work: aio.WorkGroup, route: str, group: str) -> aio.WorkGroup:
+        """
+        Raises:
+            HttpError: 423, another process owns the group.
+            WaldError, OSError: as of :meth:`use`.
+        """
+        try:
+            return await work.__aenter__()
+        except Locked as error:
+            owner = await asyncio.to_thread(owner_of, WorkFile(self._log.root, route, group))
+            message = error.message if owner is None else _owned(owner, route, group)
+            raise HttpError(
+                423,
+                "locked",
+                message,
+                hint=f"ask again: it lets go when it ends, and a gate {_IDLE_SECONDS:g} s after the last request, once "
+                "no consumer has a record",
+                headers={"Retry-After": str(RETRY_SECONDS)},
+            ) from None
 
     def _close(self, key: tuple[str, str], hosted: _Hosted) -> asyncio.Task[None]:
         """Close a group, once; another one of this name that was opened since then stays open."""
@@ -191,6 +213,12 @@ class Groups:
                 if hosted.used_at < loop.time() - self._idle_seconds and await hosted.is_free():
                     self._close(key, hosted)
         self._looks = None
+
+
+def _owned(owner: OwnerProcess, route: str, group: str) -> str:
+    name = "" if owner.pid is None else name_of(owner.pid)
+    process = f"process {owner.pid} ({name})" if name else "another process"
+    return f"{process} works on route {route} for group {group}"
 
 
 async def _is_open(hosted: _Hosted) -> bool:

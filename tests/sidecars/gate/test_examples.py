@@ -17,6 +17,8 @@ from contents import values
 from gating import Gate
 from running import TIMEOUT_SECONDS, eventually
 
+import wald
+
 EXAMPLES = Path(__file__).parents[3] / "examples/http"
 BEFORE, LINES = 150, 400
 Begin = Callable[..., subprocess.Popen[bytes]]
@@ -111,6 +113,16 @@ def test_a_program_outlives_the_gate(begin: Begin, gate: Gate, root: Path, tmp_p
     assert printed(tmp_path, "follow") == [*lines, b"later"]
     eventually(lambda: gate.get("/v1/routes/orders/groups/billing/pending").body == b"")
     assert Counter(printed(tmp_path, "work")).total() >= LINES
+
+
+def test_a_worker_waits_until_another_process_lets_go_of_its_group(begin: Begin, gate: Gate, tmp_path: Path) -> None:
+    gate.post("/v1/routes/orders/records", b"1\n2\n")
+    with wald.WorkGroup(gate.root, "orders", "billing"):
+        working = begin("work", "orders", "billing")
+        eventually(lambda: b'status="423"' in gate.get("/metrics").body)
+    eventually(lambda: printed(tmp_path, "work") == [b"1", b"2"])
+    eventually(lambda: gate.get("/v1/routes/orders/groups/billing/pending").body == b"")
+    assert working.poll() is None
 
 
 def test_what_does_not_pass_is_reported_and_ends_a_program(begin: Begin, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from full_disk import fill, small_file_system
 from gating import Answer, Gate
 from logs import Built
 from running import Daemon, eventually, run, sidecar
+from running import refused as refused_command
 
 import wald
 from wald.errors import Locked, NotFound
@@ -53,9 +54,15 @@ def test_a_second_gate_and_a_drain_are_refused_while_a_gate_owns_the_group(gate:
     linked.symlink_to(gate.root)
     with Gate(linked) as other:
         refused = post(other, "lease")
-        assert (refused.status, refused.json()["code"]) == (423, "locked")
+        assert (refused.status, refused.json()["code"], refused.headers["retry-after"]) == (423, "locked", "2")
+        said = refused.json()
+        assert said["detail"].startswith(f"process {gate.process.pid} (")
+        assert said["detail"].endswith(") works on route orders for group billing")
+        assert "30 s after the last request" in said["hint"]
         drain = sidecar("drain", "--root", gate.root, "orders", "--group", "billing", "--workers", "1", "--exit-at-end")
-        assert run([*drain, "--", "true"]).returncode == 5
+        code, message, hint = refused_command(run([*drain, "--", "true"]))
+        assert (code, f"process {gate.process.pid}, " in message, "wald_gate" in message) == (5, True, True), message
+        assert "a wald-gate lets go 30 s after the last request" in hint
         assert [each["consumer"] for each in other.get(f"{GROUP}/pending").lines()] == ["w1"]
         gate.kill()
         assert leased(other) == [1]

@@ -54,7 +54,7 @@ def test_add_says_what_the_client_may(tmp_path: Path) -> None:
     added = token("add", "shop", "--tokens", tmp_path / "tokens", "--read", "orders", "--write", "app.*")
 
     assert b"wald-gate: shop may: read orders; write app.*\n" in added.stderr
-    assert b"move all cursors" in token("add", "--help").stdout
+    assert "may also move the cursors of all its groups" in " ".join(token("add", "--help").stdout.decode().split())
 
 
 def test_a_file_that_is_not_there_is_not_found_and_the_hint_makes_it(tmp_path: Path, root: Path) -> None:
