@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import islice
 from typing import NamedTuple
 
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.log import Log
 from wald.work.picture import Out, Waiting, look, work_file
+
+_FIRST = 10  # runs of records that are alike
 
 
 class WorkCounts(NamedTuple):
@@ -18,6 +21,7 @@ class WorkCounts(NamedTuple):
     Attributes:
         unusable: whether its journal is damaged.
         giving_up_to: of each record that is being given up, the route that its dead letter goes to.
+        first_leased, first_waiting: the first of them, and who has them, or what they wait for.
     """
 
     leased: int
@@ -25,6 +29,8 @@ class WorkCounts(NamedTuple):
     giving_up: int
     unusable: bool
     giving_up_to: tuple[str, ...] = ()
+    first_leased: tuple[Out, ...] = ()
+    first_waiting: tuple[Waiting, ...] = ()
 
 
 def work_counts(log: Log, groups: list[tuple[str, str]]) -> dict[tuple[str, str], WorkCounts]:
@@ -33,9 +39,16 @@ def work_counts(log: Log, groups: list[tuple[str, str]]) -> dict[tuple[str, str]
     for route, group in groups:
         with suppress(NotFound, InvalidInput, OSError, Damaged):  # no work group, or removed meanwhile
             seen = look(log, work_file(log.root, route, group), time.time_ns())
-            out, waiting = count_of(seen.picture.out()), count_of(seen.picture.waiting())
-            goals = tuple(each.route for each in seen.picture.dead)
-            found[route, group] = WorkCounts(out, waiting, len(goals), bool(seen.damage), goals)
+            picture, goals = seen.picture, tuple(each.route for each in seen.picture.dead)
+            found[route, group] = WorkCounts(
+                count_of(picture.out()),
+                count_of(picture.waiting()),
+                len(goals),
+                bool(seen.damage),
+                goals,
+                tuple(islice(picture.out(), _FIRST)),
+                tuple(islice(picture.waiting(), _FIRST)),
+            )
     return found
 
 

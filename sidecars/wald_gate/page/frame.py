@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import Any
@@ -39,12 +40,14 @@ HEADERS: Mapping[str, str] = {
     "Vary": "Accept, Authorization, Cookie",
     "X-Frame-Options": "DENY",
 }
+_PICTURES_PASSED_MAX = 5  # after failures; so often a browser hears that it goes on
+_log = logging.getLogger("wald_gate")
 _ROW = re.compile(r'<(?P<tag>tr|g) id="(?P<id>[^"]+)".*?</(?P=tag)>', re.DOTALL)
 Facts = Mapping[str, Any]
 """What a template shows, by the names that it uses; ``Any``: of any type that it can write."""
 
 
-async def page(call: Call, template: str, facts: Facts) -> Response:
+async def page(call: Call, template: str, facts: Facts, *, status: int = 200) -> Response:
     """A page that is made once; only what the frame says of the log as a whole is live.
 
     Args:
@@ -52,7 +55,7 @@ async def page(call: Call, template: str, facts: Facts) -> Response:
     """
     picture = await call.state.watching.picture()
     found = _ENVIRONMENT.get_template(template)
-    return _html(found.render(_of_frame(call, picture, live="/live") | dict(facts)))
+    return _html(found.render(_of_frame(call, picture, live="/live") | dict(facts)), status)
 
 
 async def live_page(call: Call, template: str, facts: Callable[[Picture], Facts]) -> Response:
@@ -103,7 +106,7 @@ def bare(template: str, facts: Facts, *, status: int = 200) -> Response:
 async def _changes(call: Call, template: Template, facts: Callable[[Picture], Facts]) -> AsyncGenerator[bytes]:
     """Events: the parts that have changed, each time that there is a new picture; it waits until they are read."""
     sent: dict[str, int] = {}
-    number = 0
+    number = due = failures = 0
     rights, edition = call.state.rights, call.state.rights.edition
     yield f"retry: 1000\nevent: hello\ndata: {BUILD}\n\n".encode()
     with call.state.watching.looked_at():
@@ -111,7 +114,18 @@ async def _changes(call: Call, template: Template, facts: Callable[[Picture], Fa
             if rights.edition != edition:  # the browser asks again, and is judged by what the file says now
                 break
             number = picture.number
-            yield await call.state.in_thread(_event, call, template, facts, picture, sent)
+            if number < due:
+                continue
+            try:
+                event = await call.state.in_thread(_event, call, template, facts, picture, sent)
+                failures = 0
+            except Exception as error:  # noqa: BLE001 - a bug; the page is old then and says so
+                if not failures:
+                    _log.exception("no page: %s", call.request.url.path)
+                failures += 1
+                due = number + min(2**failures, _PICTURES_PASSED_MAX)
+                event = b"event: failed\ndata: " + msgspec.json.encode(type(error).__name__) + b"\n\n"
+            yield event
 
 
 def _event(

@@ -13,6 +13,7 @@ from msgspec import Meta
 from starlette.responses import RedirectResponse, Response
 
 from wald.cli.times import position
+from wald.errors import InvalidInput, NotFound
 from wald.format.names import check_route
 from wald.format.record import Record
 from wald.format.times import nanoseconds
@@ -26,7 +27,7 @@ from wald_gate.call import Call
 from wald_gate.page.frame import HEADERS, Facts, live_page, page
 from wald_gate.page.picture import Picture
 from wald_gate.page.values import line
-from wald_gate.problems import HttpError
+from wald_gate.problems import HttpError, problem
 from wald_gate.rights.clients import Client, Right
 from wald_gate.shapes import Shape
 
@@ -58,7 +59,7 @@ async def records(call: Call) -> Response:
     query = call.query(Query)
     route = check_route(query.route) if query.route else None
     known = await call.state.in_thread(_readable, call)
-    facts: dict[str, Any] = {"query": query, "route": route, "routes": known, "count": COUNT}
+    facts: dict[str, Any] = {"query": query, "route": route, "routes": known, "count": COUNT, "wrong": ""}
     if route is None and not call.client.admin:
         return await page(call, "records.html", facts | {"excerpt": None})
     require_readable(call.client, route)
@@ -70,7 +71,11 @@ async def records(call: Call) -> Response:
             return facts | {"excerpt": newest.read_on()}
 
         return await live_page(call, "records.html", live)
-    excerpt = await call.state.in_thread(_excerpt, log, route, query)
+    try:
+        excerpt = await call.state.in_thread(_excerpt, log, route, query)
+    except (InvalidInput, NotFound) as error:  # the form stays, with what was typed
+        status = problem(error).status_code
+        return await page(call, "records.html", facts | {"excerpt": None, "wrong": error.message}, status=status)
     return await page(call, "records.html", facts | {"excerpt": excerpt})
 
 

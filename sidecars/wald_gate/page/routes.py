@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
@@ -23,6 +24,7 @@ from wald_gate.page.picture import Picture, Walk
 from wald_gate.shapes import Shape
 
 _ROWS = 100  # on one page: as many as can be read
+_HOLDINGS = 30
 _NO_WORK = WorkCounts(0, 0, 0, False)
 _CURSOR_WORDS = {
     CursorState.ABSENT: "no cursor",
@@ -79,10 +81,31 @@ class Way:
     Attributes:
         said: why.
         command: "" if there is none.
+        lost: what that costs for good; "" if it does no harm.
     """
 
     said: str
     command: str = ""
+    lost: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Records of a work group that a worker has, or that are not due.
+
+    Attributes:
+        worker: who has them; None: they wait.
+        until_ns: when the lease ends, or when they are due; None: never.
+        reason: why they came back the last time; "" if that is not known.
+    """
+
+    group: str
+    first: int
+    last: int
+    worker: str | None
+    until_ns: int | None
+    tries: int
+    reason: str = ""
 
 
 _KEYS: Mapping[str, Callable[[Line], Any]] = {
@@ -142,6 +165,8 @@ async def route(call: Call) -> Response:
             "groups": groups,
             "letters": list(letters(call, name, walk, _rows(walk))) if walk is not None else [],
             "age": _age(walk),
+            "holdings": list(islice(holdings((row.group, work) for row, _, work in groups if work), _HOLDINGS)),
+            "held": sum(work.leased + work.waiting for _, _, work in groups if work),
             "ways": [way for row, group, _ in groups if group for way in ways(call, row, group)],
             "is_counted": walk is not None,
         }
@@ -170,13 +195,36 @@ def ways(call: Call, row: Row, group: GroupBacklog) -> Iterator[Way]:
             "been read up to a record, say so",
             command_line(root, f"cursor set {cursor.route} SEQUENCE"),
         )
-        yield Way("If nothing will read it", command_line(root, f"route retire {cursor.route}"))
+        yield Way(
+            f"If nothing will read {cursor.route}, retire it",
+            command_line(root, f"route retire {cursor.route}"),
+            "Its records are deleted by and by, read or not. Nothing brings them back.",
+        )
         return
     yield Way(
         f"{cursor.group} has processed {cursor.route} up to record {cursor.effective}, and {what} hold records behind "
-        "that. If they need not be processed, declare them processed; they may be deleted then",
-        command_line(root, f"cursor set {cursor.route} {row.last_sequence or 'SEQUENCE'} {cursor.options}"),
+        "that. What it has still to process",
+        command_line(root, f"cursor show {cursor.route} {cursor.options}"),
     )
+    if not cursor.of_work_group:
+        feeding = f"feed {cursor.route} --group {cursor.group} -- COMMAND"
+        yield Way("If nothing reads for it, this does", command_line(root, feeding, program="wald-drain"))
+    if row.last_sequence:
+        yield Way(
+            f"Declare all records of {cursor.route} processed for {cursor.group}",
+            command_line(root, f"cursor set {cursor.route} {row.last_sequence} {cursor.options}"),
+            f"{cursor.group} never gets the records from {cursor.effective + 1} to {row.last_sequence} that it has not "
+            "processed, and as soon as no other group needs them they are deleted. Nothing brings them back.",
+        )
+
+
+def holdings(groups: Iterable[tuple[str, WorkCounts]]) -> Iterator[Holding]:
+    """The first records of work groups that workers have, and of those that are not due."""
+    for group, work in groups:
+        for out in work.first_leased:
+            yield Holding(group, out.first, out.last, out.consumer, out.until_ns, out.tries)
+        for due in work.first_waiting:
+            yield Holding(group, due.first, due.last, None, due.due_ns, due.tries, due.reason)
 
 
 def _rows(walk: Walk | None) -> Sequence[Row]:
@@ -219,7 +267,7 @@ def _line(name: str, rows: Sequence[Row], walk: Walk | None) -> Line:
         sum(each.leased for each in work),
         sum(each.waiting for each in work),
         sum(each.giving_up for each in work),
-        tuple(_signs(name, rows, walk)),
+        tuple(dict.fromkeys(_signs(name, rows, walk))),
     )
 
 

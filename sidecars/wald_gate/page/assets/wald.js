@@ -9,6 +9,7 @@ const page = document.body;
 const notice = document.getElementById("connection");
 let source = null;
 let heard = Date.now();
+let current = Date.now(); // when parts came the last time
 let hiding = 0;
 
 document.documentElement.classList.add("live");
@@ -83,8 +84,14 @@ function listen() {
       action(event.data);
     });
   hear("hello", (build) => build === page.dataset.build || location.reload());
-  hear("parts", (data) => take(JSON.parse(data)));
+  hear("parts", (data) => {
+    current = heard;
+    take(JSON.parse(data));
+  });
   hear("trouble", (data) => tell(`The log cannot be read: ${JSON.parse(data)}`));
+  hear("failed", (data) =>
+    tell(`The gate has failed at this page (${JSON.parse(data)}); its log says how. What you see is from ${clock(current)}.`),
+  );
   source.addEventListener("error", () => {
     tell(`No connection since ${clock(heard)}. What you see is from then.`);
     if (source.readyState === EventSource.CLOSED) again();

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from gating import Answer, Gate
@@ -84,6 +85,28 @@ def test_a_position_that_is_none_is_an_error(filled: Gate, query: str) -> None:
     answer = filled.get(f"/records?route=orders&{query}")
     assert answer.status == 400
     assert answer.headers["content-type"].startswith("text/html")
+
+
+@pytest.mark.parametrize(
+    ("position", "status", "why"),
+    [
+        ("nowhere", 400, "neither a sequence nor a time"),
+        ("99999", 404, "record 99999 was never issued"),
+        ('"><script>', 400, "neither a sequence nor a time"),
+    ],
+)
+def test_a_wrong_position_keeps_the_form_and_says_what_is_wrong_beside_it(
+    filled: Gate, position: str, status: int, why: str
+) -> None:
+    answer = filled.get(f"/records?route=orders&from={quote(position)}")
+    page = answer.body.decode()
+    assert answer.status == status
+    assert f'name="from" value="{html.escape(position).replace("&quot;", "&#34;")}"' in page
+    said = re.search(r'<p id="from-wrong"[^>]*>(.*?)</p>', page)
+    assert said
+    assert why in html.unescape(said[1])
+    assert "<option selected>orders</option>" in page
+    assert '<nav aria-label="Views">' in page
 
 
 def test_a_route_that_is_not_there_and_a_name_that_none_can_have_are_errors(filled: Gate) -> None:
