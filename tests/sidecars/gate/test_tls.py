@@ -5,10 +5,11 @@ from __future__ import annotations
 import http.client
 import json
 import signal
+import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -214,3 +215,16 @@ def test_certificates_of_clients_need_a_file_that_says_what_they_may(authority: 
     line = sidecar("gate", "--root", root, "--check", "--certificate", pem, "--authorities", authority.certificate)
 
     assert b"--authorities: certificates of clients need TLS" in run(line).stderr
+
+
+def test_handshakes_that_do_not_go_on_end_in_time_and_take_no_place(daemon: Daemon, authority: Authority) -> None:
+    config = daemon.root.with_name("gate.toml")
+    config.write_text("[limits]\nhead_timeout = 1\nconnections_max = 10\n")
+    with Gate(daemon.root, "--config", config, "--certificate", authority.sign("gate")) as gate, ExitStack() as stack:
+        address = ("127.0.0.1", gate.port)
+        slow = [stack.enter_context(socket.create_connection(address, timeout=TIMEOUT_SECONDS)) for _ in range(50)]
+        for each in slow[::2]:
+            each.sendall(b"\x16\x03\x01\x02")  # the beginning of a record of a handshake
+        assert asked(gate, trusting(authority)) == 200
+        assert {each.recv(1) for each in slow} == {b""}
+        assert asked(gate, trusting(authority)) == 200
