@@ -40,4 +40,5 @@ and what they share::
     limits       what a client may take
     shapes       what is sent and answered in JSON
     problems     errors, as application/problem+json
+    words        says what a parameter or a field may be
 """

@@ -31,6 +31,7 @@ from wald_gate.verbs import Verb
 
 _CLIENT = "wald.client"  # in the scope: the name of who asks
 _NO_VERB = "none"
+_NOBODY = Client("anyone")  # who asks for what needs no right
 _KNOWN_PATHS, _KNOWN_LENGTH = 1024, 512
 _log = logging.getLogger("wald_gate")
 
@@ -128,9 +129,9 @@ class _Endpoint:
                 scope[ALLOWANCE].end()
 
     async def _answer(self, request: Request) -> Response:
+        client, has_session = _NOBODY, False
         try:
             require_own_page(request)
-            client, has_session = Client("anyone"), False
             if self.verb.right is not Right.NONE:
                 require_own_name(request, self.state.limits.hosts, guarded=self.state.rights.are_asked_for)
                 client, has_session = self._client(request)
@@ -139,7 +140,7 @@ class _Endpoint:
                 self._require(client, request.path_params.get("route"))
             return await self.verb.handle(Call(request, client, self.state, has_session))
         except (WaldError, OSError) as error:
-            response = self.verb.failed(request, error)
+            response = self.verb.failed(request, Call(request, client, self.state, has_session).shown(error))
             if response.status_code == 500 and not isinstance(error, WaldError):  # the answer does not say which it is
                 _log.exception("%s %s", self.verb.method, self.verb.path)
             return response

@@ -12,12 +12,14 @@ from starlette.requests import Request
 from wald.errors import InvalidInput
 from wald.format.names import check_group, check_route
 from wald.setting_types import Duration
-from wald_gate.problems import HttpError
+from wald_gate.problems import HttpError, for_client
 from wald_gate.rights.clients import Client
 from wald_gate.state import State
+from wald_gate.words import in_words
 
 T = TypeVar("T")
 _WAIT = Duration(0, 300)
+_SHAPES = "/openapi.json says what may be there"
 
 
 @dataclass
@@ -54,6 +56,11 @@ class Call:
         """
         return check_group(self.request.path_params["group"])
 
+    def shown(self, error: Exception) -> Exception:
+        """An error, as this client gets it."""
+        route = self.request.path_params.get("route")
+        return for_client(error, self.state.log.root, route, is_admin=self.client.admin)
+
     @property
     def media_type(self) -> str:
         """Of the body, without its parameters; "" if it is not said."""
@@ -74,7 +81,9 @@ class Call:
         try:
             return msgspec.convert(given, shape, strict=False)
         except msgspec.ValidationError as error:
-            raise InvalidInput(f"the query: {error}", hint="/openapi.json says what may be there") from None
+            raise InvalidInput(
+                f"the query: {in_words(error, shape)}", hint="/openapi.json says what may be there"
+            ) from None
 
     async def body(self, shape: type[T]) -> T:
         """The body, which is JSON.
@@ -90,8 +99,12 @@ class Call:
         data = await self.state.limits.read(self.request)
         try:
             return msgspec.json.decode(data, type=shape)
+        except msgspec.ValidationError as error:
+            raise InvalidInput(
+                f"the body: {in_words(error, shape)}", hint="/openapi.json says what may be there"
+            ) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidInput(f"the body: {error}", hint="/openapi.json says what may be there") from None
+            raise InvalidInput(f"the body: {error}", hint=_SHAPES) from None
 
 
 @lru_cache(64)

@@ -45,6 +45,7 @@ _STATUSES = {
     503: "The daemon does not answer, or the disk is full; Retry-After says when to try again.",
 }
 _SECONDS = {"schema": {"type": "integer", "minimum": 1}}
+_REPLAYED = {"schema": {"enum": ["true"]}, "description": "All of it was stored before, under the same key."}
 _ANY_VERB = (400, 405, 500, 503)
 
 
@@ -116,6 +117,8 @@ def _responses(verb: Verb) -> dict[str, Any]:
     secured = () if verb.right is Right.NONE else (401, 403, 421, 429)
     statuses = sorted({*_ANY_VERB, *secured, *verb.statuses})
     found: dict[str, Any] = {"200": {"description": "It is done.", "content": _content(verb.answers)}}
+    if "Idempotency-Key" in verb.headers:
+        found["200"]["headers"] = {"Idempotency-Replayed": _REPLAYED}
     for status in statuses:
         found[str(status)] = {
             "description": _STATUSES[status],

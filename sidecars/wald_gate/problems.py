@@ -2,11 +2,15 @@
 
 A problem has a ``code``, which programs may compare, the ``detail`` and the ``hint`` that a command would print, and
 of a request that was carried out in part what is durable.
+
+A hint says what to do over HTTP where that helps. One that names the path of the log is a command for the machine of
+the gate: it is shown to clients that may administer the log, and so is that path in ``detail``.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -29,6 +33,7 @@ from wald.errors import (
     UnsupportedFormat,
     WaldError,
 )
+from wald.store.files.directory import Root
 from wald_gate.shapes import Problem, encoded
 
 MEDIA_TYPE = "application/problem+json"
@@ -74,6 +79,25 @@ class HttpError(WaldError):
         self.code = code
         self.headers = dict(headers or {})
         self.more = dict(more or {})
+
+
+def for_client(error: Exception, root: Root, route: str | None, *, is_admin: bool) -> Exception:
+    """The same error, as a client gets it.
+
+    Args:
+        route: that the request names.
+    """
+    if isinstance(error, PermissionError):
+        error = NotPermitted.of(error)
+    if isinstance(error, HttpError) or not isinstance(error, WaldError):
+        return error
+    if isinstance(error, NotFound) and route is not None and not root.has_route(route):
+        return NotFound(f"there is no route {route!r}", hint=f"POST /v1/routes/{route} makes it")
+    if is_admin:
+        return error
+    path = os.fspath(root.path)
+    message = error.message.removeprefix(f"{path}: ").replace(f"{path}/", "")
+    return type(error)(message, hint="" if path in error.hint else error.hint)
 
 
 def problem(error: Exception, **more: Any) -> Response:

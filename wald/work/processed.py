@@ -148,8 +148,8 @@ def not_processed(log: Log, unprocessed: Unprocessed, sent: int, seconds: float)
     """
     route, group = unprocessed.route, unprocessed.group
     return NotProcessed(
-        f"group {group} has not processed {unprocessed.count} of {sent} records on route {route} for {seconds:g} s; "
-        f"all of them are durable",
+        f"group {group} has not processed {unprocessed.count} of {sent} records on route {route} "
+        f"for {round(seconds, 2):g} s; all of them are durable",
         hint=f"{command_line(log.root.path, f'cursor show {route} --group {group}')}; do not send them again",
     )
 

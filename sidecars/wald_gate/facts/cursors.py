@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from wald.errors import Damaged, NotFound
+from wald.errors import Damaged, NotFound, Refused
 from wald.store.retention.cursors import Cursor, CursorState, require_no_remains
 from wald_gate import shapes
 from wald_gate.call import Call
@@ -28,9 +28,22 @@ async def put(call: Call) -> Response:
     def move() -> Cursor:
         log = call.state.log
         require_no_remains(log.root, log.cursor(call.route, call.group))
-        return log.set_cursor(call.route, wanted.sequence, call.group, rewind=wanted.rewind)
+        try:
+            return log.set_cursor(call.route, wanted.sequence, call.group, rewind=wanted.rewind)
+        except Refused as error:
+            head = log.head()
+            raise Refused(error.message, hint=_way(call, wanted, 0 if head is None else head.sequence)) from None
 
     return _answer(await call.state.in_thread(move))
+
+
+def _way(call: Call, wanted: shapes.NewCursor, head: int) -> str:
+    """What a client may do about a cursor that was not moved."""
+    if wanted.sequence > head:
+        return "GET /v1/head shows the last durable record"
+    if wanted.rewind:
+        return f"who runs the gate can remove the work group: wald group remove {call.route} {call.group}"
+    return f'{{"sequence": {wanted.sequence}, "rewind": true}} moves it all the same'
 
 
 def _answer(cursor: Cursor) -> Response:

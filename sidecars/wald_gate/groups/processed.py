@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from starlette.requests import ClientDisconnect, Request
 
-from wald.errors import WaldError
+from wald.errors import NotProcessed, WaldError
 from wald.log import Log
 from wald.work.processed import Progress, Unprocessed, not_processed, pause
 from wald_gate.presence import gone
@@ -85,7 +85,9 @@ class Processed:
         if waiter.error is not None:
             raise waiter.error
         if unprocessed.count:
-            raise not_processed(self._log, unprocessed, sent, time.monotonic() - began)
+            error = not_processed(self._log, unprocessed, sent, time.monotonic() - began)
+            where = f"GET /v1/routes/{unprocessed.route}/cursors/{unprocessed.group}"
+            raise NotProcessed(error.message, hint=f"{where} shows how far it is; do not send them again")
 
     def end(self) -> None:
         """Let none wait any more."""

@@ -69,7 +69,7 @@ async def append(call: Call) -> Response:
         if storing.unprocessed is not None:
             await processed.wait(call.request, storing.unprocessed, seconds)
     except WaldError as error:
-        return problem(error, stored=storing.stored)
+        return problem(call.shown(error), stored=storing.stored)
     return Response(encoded(storing.stored), headers=headers, media_type=JSON)
 
 

@@ -17,6 +17,7 @@ KEY_BYTES = 16
 _MAX_LENGTH = 255
 _STRING = re.compile(r'"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"')  # RFC 8941, section 3.3.3
 _PLAIN = re.compile(r"[\x21\x23-\x7e]+")
+_SPACED = re.compile(r"[\x20\x21\x23-\x7e]+")
 
 
 def key_of(fields: Sequence[str], client: str, route: str) -> bytes | None:
@@ -36,8 +37,12 @@ def key_of(fields: Sequence[str], client: str, route: str) -> bytes | None:
     field = fields[0].strip()
     quoted = _STRING.fullmatch(field)
     text = re.sub(r"\\(.)", r"\1", quoted[1]) if quoted else field
-    if not text or len(text) > _MAX_LENGTH or not (quoted or _PLAIN.fullmatch(field)):
-        raise InvalidInput(f"Idempotency-Key {field[:40]!r} is not 1 to {_MAX_LENGTH} characters of ASCII", hint=_HINT)
+    if not text or len(text) > _MAX_LENGTH:
+        raise InvalidInput(f"Idempotency-Key has {len(text)} characters, and not 1 to {_MAX_LENGTH}", hint=_HINT)
+    if not (quoted or _PLAIN.fullmatch(field)):
+        shown = field[:40].encode("latin-1").decode(errors="replace")
+        wrong = "has a space, and no quotes around it" if _SPACED.fullmatch(field) else "has more than plain ASCII"
+        raise InvalidInput(f"Idempotency-Key {shown!r} {wrong}", hint=_HINT)
     digest = blake2b(digest_size=KEY_BYTES)
     for part in (client, route, text):
         encoded = part.encode()

@@ -71,7 +71,10 @@ async def records(call: Call) -> Response:
     reading = Reading(call.state, wanted, form)
     with ExitStack() as ending:
         ending.callback(reading.close)
-        first = await reading.chunk()  # so that what is wrong with the request is its answer
+        try:
+            first = await reading.chunk()  # so that what is wrong with the request is its answer
+        except NotFound as error:
+            raise NotFound(error.message, hint="?from=end&follow=1 waits for the next record") from None
         seconds = wait_seconds(query.wait)
         if seconds and not first and not follow:
             first = await while_there(call.request, _first(reading, seconds))
