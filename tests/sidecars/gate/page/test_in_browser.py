@@ -17,15 +17,20 @@ from wald_gate.page.places import PLACES
 
 VIEWS = (
     *(place.path for place in PLACES),
-    "/records?route=orders&from=earliest",
+    "/routes/orders",
     "/records?route=orders&follow=1",
-    "/records/1",
     "/records/2500",
+)
+"""One of each kind."""
+MORE = (
+    "/records?route=orders&from=earliest",
+    "/records/1",
     "/records/2500?as=hex",
     "/records/99999999",
     "/history?what=deletions",
     "/login",
 )
+_EVERY = pytest.mark.parametrize("views", [VIEWS, pytest.param(MORE, marks=pytest.mark.slow)], ids=["one", "more"])
 _GONE = "ERR_CONNECTION_REFUSED|ERR_INCOMPLETE_CHUNKED_ENCODING|ERR_CONNECTION_RESET|ERR_EMPTY_RESPONSE"
 
 
@@ -49,25 +54,33 @@ def goto(visit: Visit, path: str) -> None:
     ("size", "dark"),
     [
         pytest.param(DESK, False, id="desk light"),
-        pytest.param(PHONE, True, id="phone dark"),
+        pytest.param(PHONE, True, id="phone dark", marks=pytest.mark.slow),
         pytest.param(DESK, True, id="desk dark", marks=pytest.mark.slow),
         pytest.param(PHONE, False, id="phone light", marks=pytest.mark.slow),
     ],
 )
-def test_every_view_is_for_everyone(chromium: Chromium, gate: Gate, size: ViewportSize, dark: bool) -> None:
+@_EVERY
+def test_every_view_is_for_everyone(
+    chromium: Chromium, gate: Gate, size: ViewportSize, dark: bool, views: tuple[str, ...]
+) -> None:
     """By axe-core: names, roles, contrast, order of headings, and what else it can see."""
     with chromium.visit(gate.origin, size=size, dark=dark) as visit:
-        for path in VIEWS:
+        for path in views:
             goto(visit, path)
             visit.page.evaluate(AXE_SCRIPT)
             found = visit.page.evaluate("axe.run().then((found) => found.violations)")
             assert not found, f"{path}: {json.dumps(found, indent=1)[:3000]}"
 
 
-@pytest.mark.parametrize("javascript", [True, False], ids=["with JavaScript", "without JavaScript"])
-def test_no_view_is_wider_than_a_phone(chromium: Chromium, gate: Gate, javascript: bool) -> None:
+@pytest.mark.parametrize(
+    "javascript", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["with JavaScript", "without JavaScript"]
+)
+@_EVERY
+def test_no_view_is_wider_than_a_phone(
+    chromium: Chromium, gate: Gate, javascript: bool, views: tuple[str, ...]
+) -> None:
     with chromium.visit(gate.origin, size=PHONE, javascript=javascript) as visit:
-        for path in VIEWS:
+        for path in views:
             goto(visit, path)
             assert visit.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], path
 
@@ -76,7 +89,7 @@ def test_without_javascript_every_view_is_there_and_links_lead_through_the_recor
     chromium: Chromium, gate: Gate
 ) -> None:
     with chromium.visit(gate.origin, javascript=False) as visit:
-        for path in VIEWS:
+        for path in (*VIEWS, *MORE):
             goto(visit, path)
             assert visit.page.locator("main").inner_text().strip(), path
         goto(visit, "/records?route=orders")
@@ -107,7 +120,7 @@ def test_a_position_is_typed_and_a_route_chosen_by_keyboard_alone(chromium: Chro
         assert visit.page.locator("h1").inner_text() == "Records of orders"
 
 
-@pytest.mark.parametrize("path", VIEWS)
+@pytest.mark.parametrize("path", ["/", *(pytest.param(path, marks=pytest.mark.slow) for path in (*VIEWS[1:], *MORE))])
 def test_what_has_the_focus_is_in_the_order_of_the_page_and_can_be_seen(
     chromium: Chromium, gate: Gate, path: str
 ) -> None:
