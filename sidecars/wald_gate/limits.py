@@ -58,17 +58,21 @@ class Limits:
             message = f"in {self.settings.body_timeout:g} s less than {_STEP_BYTES} bytes of the body came"
             raise HttpError(408, "timeout", message, headers={"Connection": "close"}) from None
 
-    async def read(self, request: Request) -> bytes:
-        """A body of JSON.
+    async def read(self, request: Request, what: str = "a body of JSON", most: int | None = None) -> bytes:
+        """A body that is small.
+
+        Args:
+            most: bytes; None: as many as one of JSON may have.
 
         Raises:
             HttpError: 413, it is too large; and as :meth:`chunks`.
         """
+        most = self.settings.json_max_bytes if most is None else most
         parts: list[bytes] = []
         size = 0
         async for chunk in self.chunks(request):
             parts.append(chunk)
             size += len(chunk)
-            if size > self.settings.json_max_bytes:
-                raise HttpError(413, "too-large", f"a body of JSON has at most {self.settings.json_max_bytes} bytes")
+            if size > most:
+                raise HttpError(413, "too-large", f"{what} has at most {most} bytes")
         return b"".join(parts)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from starlette.responses import Response
 
 from wald_gate.call import Call
@@ -27,8 +29,14 @@ _GET, _POST = "GET", "POST"
 
 
 async def _describe(_: Call) -> Response:
-    """The OpenAPI document, made from the table below."""
-    return Response(encoded(document(VERBS)), media_type=JSON)
+    """The OpenAPI document."""
+    return Response(_description(), media_type=JSON)
+
+
+@cache
+def _description() -> bytes:
+    """It is made from the table below, once: all who can connect may ask for it, and it takes some milliseconds."""
+    return encoded(document(VERBS))
 
 
 VERBS: tuple[Verb, ...] = (

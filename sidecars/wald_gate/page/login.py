@@ -6,11 +6,13 @@ from urllib.parse import parse_qs
 
 from starlette.responses import RedirectResponse, Response
 
+from wald.errors import InvalidInput
 from wald_gate.call import Call
 from wald_gate.page.frame import HEADERS, bare
 from wald_gate.problems import HttpError
 
 _FORM = "application/x-www-form-urlencoded"
+_FORM_BYTES, _FORM_FIELDS = 4 << 10, 8
 
 
 async def form(_: Call) -> Response:
@@ -22,8 +24,12 @@ async def log_in(call: Call) -> Response:
     """A session for the token that was typed; the form again if it is not known."""
     if call.media_type != _FORM:
         raise HttpError(415, "media-type", f"{call.media_type or 'no media type'}: this takes a form")
-    body = await call.state.limits.read(call.request)
-    token = parse_qs(body.decode("ascii", "replace")).get("token", [""])[0].strip()
+    body = await call.state.limits.read(call.request, "a form", _FORM_BYTES)
+    try:
+        fields = parse_qs(body.decode("ascii", "replace"), max_num_fields=_FORM_FIELDS)
+    except ValueError:
+        raise InvalidInput("the form has too many fields", hint="token=…") from None
+    token = fields.get("token", [""])[0].strip()
     response = RedirectResponse("/", 303, HEADERS)
     try:
         call.state.sessions.begin(call.request, response, token)

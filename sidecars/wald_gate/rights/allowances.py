@@ -52,6 +52,7 @@ class Allowances:
         self._limits = limits
         self._clock = clock
         self._of: OrderedDict[str, Allowance] = OrderedDict()
+        self._rates = (0, 0)
 
     def begin(self, client: str) -> Allowance:
         """Begin a request; :meth:`Allowance.end` has to follow.
@@ -60,6 +61,7 @@ class Allowances:
             HttpError: 429, the client has too many under way, or has taken what there was.
         """
         limits, now = self._limits.settings, self._clock()
+        self._begin_anew((limits.requests_per_second, limits.bytes_per_second))
         found = self._of.get(client)
         if found is None:
             found = self._of[client] = Allowance(limits.requests_per_second, limits.bytes_per_second, now)
@@ -79,6 +81,13 @@ class Allowances:
         found.requests -= 1
         found.under_way += 1
         return found
+
+    def _begin_anew(self, rates: tuple[int, int]) -> None:
+        """Give all clients what there is under new limits, whatever they have taken under the old ones, or without."""
+        if rates != self._rates:
+            self._rates = rates
+            for each in self._of.values():
+                each.requests, each.sent_bytes = rates
 
     def _forget(self) -> None:
         """Forget the client that has not asked for longest, and has no request under way."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -284,3 +285,17 @@ def test_a_stream_with_a_request_behind_it_ends_when_its_client_leaves(daemon: D
         gate.post(ORDERS, b"news\n")
         gate.post(ORDERS, b"news\n")
         eventually(lambda: b"wald_gate_streams 0" in gate.get("/metrics").body)
+
+
+def test_new_limits_begin_anew_whatever_was_taken_without(daemon: Daemon) -> None:
+    with limited(daemon, "bytes_per_second = 0") as gate:
+        for _ in range(5):
+            assert gate.post(ORDERS, b"x" * 1_000_000).status == 200
+        for limits in ("bytes_per_second = 1024\nrequests_per_second = 1000", "requests_per_second = 1"):
+            gate.root.with_name("gate.toml").write_text(f"[limits]\n{limits}\n")
+            before = gate.log.count("SIGHUP")
+            gate.process.send_signal(signal.SIGHUP)
+            eventually(lambda: gate.log.count("SIGHUP") > before)  # noqa: B023 - it is called here
+            assert gate.get("/v1/routes").status == 200
+            gate.post(ORDERS, b"x" * 1_000_000)
+            assert gate.get("/v1/routes").status == 429

@@ -100,3 +100,11 @@ def test_what_goes_wrong_is_a_page_for_people(gate: Gate) -> None:
 
     assert answer.status == 415
     assert b"<h1>Unsupported Media Type</h1>" in answer.body
+
+
+@pytest.mark.parametrize(("form", "status"), [(b"a=1&" * 1000, 400), (b"token=" + b"x" * 5000, 413)])
+def test_a_login_has_a_bound(gate: Gate, form: bytes, status: int) -> None:
+    """Whoever can connect may send one, and it is parsed while all others wait."""
+    answer = gate.ask("POST", "/login", form, {"Content-Type": "application/x-www-form-urlencoded"})
+
+    assert answer.status == status
