@@ -12,6 +12,8 @@ from contents import assert_sound, text, values
 from running import Client, Daemon
 from users import acting_as
 
+from wald.format.state import PRODUCERS_MAX
+
 Start = Callable[..., Daemon]
 
 
@@ -69,6 +71,33 @@ def test_sixteen_batches_are_remembered(client: Client, route: str) -> None:
     assert sequence(client.ask(numbered(route, 0xA4, 3))) == first + 2
     assert client.ask(numbered(route, 0xA4, 2)) == "ERR forgotten batch 2 of this producer is too old to be remembered"
     assert client.ask(numbered(route, 0xA4, 1)).startswith("ERR forgotten ")
+
+
+def test_a_forgotten_producer_that_has_not_seen_all_is_refused(start: Start, root: Path) -> None:
+    """Also after a kill and a cut; what it has sent may be anywhere up to the last batch of who is forgotten next."""
+
+    def seeing(number: int, seen: int) -> bytes:
+        return numbered("r", 7, number).replace(b"\n", b" seen=%d\n" % seen, 1)
+
+    daemon = start()
+    daemon.ask("ROUTE ADD r")
+    with Client(daemon.socket_path) as client:
+        assert client.ask(seeing(1, 0)) == "OK 1 1"
+        client.send(b"".join(numbered("r", 1000 + number, 1) for number in range(PRODUCERS_MAX)))
+        assert [client.reply() for _ in range(PRODUCERS_MAX)][-1] == "OK 1025 1025"
+    for disturb in (lambda: None, daemon.kill, lambda: daemon.ask("CUT"), daemon.kill):
+        disturb()
+        if daemon.process.poll() is not None:
+            daemon.start_again()
+        with Client(daemon.socket_path) as client:
+            for number in (1, 2):
+                refusal = "ERR forgotten this producer may be forgotten; its batches may go up to 1"
+                assert client.ask(seeing(number, 0)) == refusal
+    with Client(daemon.socket_path) as client:
+        assert client.ask(seeing(2, 1)) == "OK 1026 1026"
+        assert client.ask(seeing(2, 0)) == "OK 1026 1026"
+        assert client.ask(numbered("r", 8, 5)) == "OK 1027 1027"
+        assert client.ask(seeing(4, 1025)).startswith("ERR gap ")
 
 
 def test_repetitions_are_recognised_after_kills_and_cuts(start: Start, root: Path) -> None:

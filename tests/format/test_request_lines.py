@@ -39,6 +39,8 @@ U64_MAX = (1 << 64) - 1
         (b"PUB web 5 pid=ff pseq=0", Publish(b"web", 5, False, 255, 0)),
         (b"PUB web 5 pseq=7 enc=columns pid=FFFFFFFFFFFFFFFF", Publish(b"web", 5, True, U64_MAX, 7)),
         (b"PUB web 5 pid=1 pseq=18446744073709551615", Publish(b"web", 5, False, 1, U64_MAX)),
+        (b"PUB web 5 pid=1 pseq=2 seen=0", Publish(b"web", 5, False, 1, 2, seen=0)),
+        (b"PUB web 5 seen=%d pid=1 pseq=2" % U64_MAX, Publish(b"web", 5, False, 1, 2, U64_MAX)),
         (b"HEAD", Command("HEAD")),
         (b"HEAD\r", Command("HEAD")),
         (b"STAT", Command("STAT")),
@@ -91,6 +93,11 @@ def test_a_request_is_what_its_line_says(line: bytes, request_: Publish | Comman
         (b"PUB web 5 pid=1 pseq=18446744073709551616", Code.BAD_REQUEST, 5),
         (b"PUB web 5 pid= pseq=", Code.BAD_REQUEST, 5),
         (b"PUB web 5 pid=\xff pseq=1", Code.BAD_REQUEST, 5),
+        (b"PUB web 5 seen=1", Code.BAD_REQUEST, 5),
+        (b"PUB web 5 pid=1 seen=1", Code.BAD_REQUEST, 5),
+        (b"PUB web 5 pid=1 pseq=1 seen=", Code.BAD_REQUEST, 5),
+        (b"PUB web 5 pid=1 pseq=1 seen=-1", Code.BAD_REQUEST, 5),
+        (b"PUB web 5 pid=1 pseq=1 seen=18446744073709551616", Code.BAD_REQUEST, 5),
     ],
 )
 def test_a_bad_request_says_how_to_go_on(line: bytes, code: Code, payload_bytes: int | None) -> None:
@@ -129,6 +136,7 @@ def test_a_limit_of_the_daemon_is_reported_with_its_number() -> None:
         st.booleans(),
         st.integers(1, U64_MAX),
         st.integers(0, U64_MAX),
+        st.none() | st.integers(0, U64_MAX),
     )
 )
 def test_a_publish_comes_back(publish: Publish) -> None:
@@ -141,7 +149,9 @@ def test_a_publish_comes_back(publish: Publish) -> None:
 @given(
     line=st.binary(max_size=60)
     | st.lists(
-        st.sampled_from([b"PUB", b"web", b"5", b"enc=columns", b"pid=", b"pid=1", b"pseq=1", b"=", b"ROUTE", b"ADD"])
+        st.sampled_from(
+            [b"PUB", b"web", b"5", b"enc=columns", b"pid=", b"pid=1", b"pseq=1", b"seen=1", b"=", b"ROUTE", b"ADD"]
+        )
         | st.binary(max_size=8),
         max_size=7,
     ).map(b" ".join)

@@ -105,6 +105,19 @@ def test_the_least_recently_active_producer_is_forgotten_first() -> None:
     assert len(producers.table) == PRODUCERS_MAX
 
 
+def test_what_a_forgotten_producer_may_have_sent_is_before_the_next_one_to_be_forgotten() -> None:
+    producers = Producers()
+    for sequence in range(1, PRODUCERS_MAX):
+        producers.add(sequence, Written(0, sequence, 1, 0))
+        assert producers.forgotten_upto() == 0
+    producers.add(1, Written(1, PRODUCERS_MAX, 1, 0))
+    for sequence in range(PRODUCERS_MAX + 1, 2 * PRODUCERS_MAX):
+        producers.add(sequence, Written(0, sequence, 1, 0))
+        next_one = next(iter(producers.table.values()))
+        assert producers.forgotten_upto() == next_one[-1].first - 1
+    assert producers.forgotten_upto() >= PRODUCERS_MAX - 1
+
+
 def test_the_largest_state_stays_small() -> None:
     producers = Producers({n: deque([Written(n, n, 1, n)] * WINDOW, WINDOW) for n in range(PRODUCERS_MAX)})
     assert len(encode_state(LogState(producers=producers))) <= 400 * 1024 + 1024

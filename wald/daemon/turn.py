@@ -107,8 +107,8 @@ class Turn:
             payload: None if ``spooling`` has it.
 
         Raises:
-            ProtocolError: under this number the producer sent something else, its batches are not consecutive, or it
-                asks for one too old to be remembered.
+            ProtocolError: under this number the producer sent something else, its batches are not consecutive, it
+                asks for one too old to be remembered, or it may be forgotten with batches that it has not seen.
         """
         number = request.producer_sequence
         draft = Draft(
@@ -127,7 +127,7 @@ class Turn:
             return Ticket(self.add(draft), 0, count)
         if known := self._known(draft, request.route):
             return known
-        self._check_order(producer_id, number)
+        self._check_order(producer_id, number, request.seen)
         ticket = Ticket(self.add(draft), 0, count)
         self._published.setdefault(producer_id, {})[number] = ticket
         return ticket
@@ -153,9 +153,11 @@ class Turn:
             raise ProtocolError(Code.CONFLICT, f"batch {number} of this producer is already another one")
         return known
 
-    def _check_order(self, producer_id: int, number: int) -> None:
+    def _check_order(self, producer_id: int, number: int, seen: int | None) -> None:
         here = self._published.get(producer_id)
         expected = max(here) + 1 if here else self.producers.expected(producer_id)
+        if expected is None and seen is not None and seen < (upto := self.producers.forgotten_upto()):
+            raise ProtocolError(Code.FORGOTTEN, f"this producer may be forgotten; its batches may go up to {upto}")
         if expected is None or number == expected:
             return
         if number < expected:

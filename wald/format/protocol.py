@@ -1,6 +1,6 @@
 r"""The text protocol of the socket, as bytes: requests and replies are lines, payloads are raw.
 
-    PUB <route> <bytes> [enc=columns] [pid=<hex> pseq=<n>]\n<payload>   →  OK <first> <last>\n
+    PUB <route> <bytes> [enc=columns] [pid=<hex> pseq=<n> [seen=<sequence>]]\n<payload>   →  OK <first> <last>\n
     HEAD                                                              →  OK seq=… segment=… …\n
     STAT                                                              →  OK {…}\n
     CUT | ROUTE ADD <name> [fifo] [mode=<octal>] [consumers=<group>] | ROUTE RETIRE <name> | PING   →  OK …\n
@@ -10,7 +10,8 @@ Replies come in the order of the requests; requests may be pipelined. ``socat - 
 
 A payload of lines must end in a newline; each line is a record. With ``pid`` and ``pseq`` a request may be repeated,
 over another connection too: what is already in the log is acknowledged again with its first sequences, and other
-content under the same number is refused. Each user has producer ids of their own.
+content under the same number is refused. Each user has producer ids of their own. A producer that the daemon does not
+remember may begin with any number; with ``seen`` only if none of its batches can be behind that sequence.
 
 :class:`RequestReader` cuts the bytes of a connection into requests. It does no input or output of its own.
 """
@@ -65,13 +66,18 @@ class ProtocolError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """The line of a PUB."""
+    """The line of a PUB.
+
+    Attributes:
+        seen: the sequence up to which the client knows all batches of its producer; None: it does not say.
+    """
 
     route: bytes
     payload_bytes: int
     columns: bool = False
     producer_id: int = 0
     producer_sequence: int = 0
+    seen: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +214,9 @@ def _no_newline() -> ProtocolError:
 def _parse_publish(words: list[bytes], request_max_bytes: int) -> Publish:
     if len(words) < 3 or not words[2].isdigit() or len(words[2]) > 12:
         raise ProtocolError(
-            Code.BAD_LENGTH, "PUB <route> <bytes> [enc=columns] [pid=<hex> pseq=<n>]", payload_bytes=None
+            Code.BAD_LENGTH,
+            "PUB <route> <bytes> [enc=columns] [pid=<hex> pseq=<n> [seen=<sequence>]]",
+            payload_bytes=None,
         )
     payload_bytes = int(words[2])
     if payload_bytes > request_max_bytes:
@@ -220,13 +228,13 @@ def _parse_publish(words: list[bytes], request_max_bytes: int) -> Publish:
     except (ValueError, KeyError):
         raise ProtocolError(
             Code.BAD_REQUEST,
-            "options are enc=lines|columns, pid=<hex, not 0> with pseq=<n>",
+            "options are enc=lines|columns, pid=<hex, not 0> with pseq=<n>, and with these seen=<sequence>",
             payload_bytes=payload_bytes,
         ) from None
 
 
-def _parse_options(words: list[bytes]) -> tuple[bool, int, int]:
-    """Whether the payload is columns, the producer's id and the number of its batch.
+def _parse_options(words: list[bytes]) -> tuple[bool, int, int, int | None]:
+    """Whether the payload is columns, the producer's id, the number of its batch, and what it has seen.
 
     Raises:
         ValueError, KeyError: they are no options.
@@ -235,7 +243,7 @@ def _parse_options(words: list[bytes]) -> tuple[bool, int, int]:
     for word in words:
         name, _, value = word.partition(b"=")
         options[name] = value
-    if len(options) < len(words) or not options.keys() <= {b"enc", b"pid", b"pseq"}:
+    if len(options) < len(words) or not options.keys() <= {b"enc", b"pid", b"pseq", b"seen"}:
         raise ValueError
     columns = {b"columns": True, b"lines": False}[options.get(b"enc", b"lines")]
     if (b"pid" in options) != (b"pseq" in options):
@@ -246,7 +254,12 @@ def _parse_options(words: list[bytes]) -> tuple[bool, int, int]:
     producer_id, producer_sequence = int(pid, 16), int(pseq)
     if producer_sequence >= 1 << 64 or (b"pid" in options) != (producer_id > 0):
         raise ValueError
-    return columns, producer_id, producer_sequence
+    seen = options.get(b"seen")
+    if seen is None:
+        return columns, producer_id, producer_sequence, None
+    if not producer_id or not _DECIMAL.fullmatch(seen) or int(seen) >= 1 << 64:
+        raise ValueError
+    return columns, producer_id, producer_sequence, int(seen)
 
 
 def encode_publish(request: Publish) -> bytes:
@@ -256,6 +269,8 @@ def encode_publish(request: Publish) -> bytes:
         line += b" enc=columns"
     if request.producer_id:
         line += b" pid=%x pseq=%d" % (request.producer_id, request.producer_sequence)
+    if request.seen is not None:
+        line += b" seen=%d" % request.seen
     return line + b"\n"
 
 

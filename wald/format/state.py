@@ -95,6 +95,13 @@ class Producers:
         window = self.table.get(producer_id)
         return window[-1].producer_sequence + 1 if window else None
 
+    def forgotten_upto(self) -> int:
+        """The last sequence that a batch of a forgotten producer may have; 0: none is forgotten.
+
+        All that are forgotten were active before the one that would be forgotten next.
+        """
+        return next(iter(self.table.values()))[-1].first - 1 if len(self.table) >= PRODUCERS_MAX else 0
+
     def add(self, producer_id: int, written: Written) -> None:
         """Remember a batch that is durable."""
         window = self.table.pop(producer_id, None) or deque(maxlen=WINDOW)
