@@ -18,7 +18,7 @@ from pathlib import Path
 from wald.client.connection import status
 from wald.client.refusals import refused, unreachable
 from wald.client.session import Durable
-from wald.errors import Refused, WaldError
+from wald.errors import Refused, Unavailable, WaldError
 from wald.format.protocol import Code, ProtocolError, Publish, encode_publish
 from wald_gate.incoming.lane import Lane, Request
 from wald_gate.monitoring.counts import Published
@@ -49,13 +49,14 @@ class Daemon:
             may still be carried out after that.
 
     Attributes:
+        patience: the same.
         published: for the metrics.
     """
 
     def __init__(self, root: Path, socket: Path, *, patience: float) -> None:
         self._root = root
         self._socket = socket
-        self._patience = patience
+        self.patience = patience
         self.published = Published()
         self._idle: list[Producer] = []
         self._main, self._held = (
@@ -73,18 +74,23 @@ class Daemon:
         producer = self._idle.pop() if self._idle else Producer()
         producer.number += 1
         request = _publishing(route, payload, producer, columns=columns)
-        durable = await self._publish(request)
+        durable = await self._publish(request, self._deadline())
         self._idle.append(producer)  # not where the last number may be in the log or not
         return durable
 
-    async def publish_as(self, producer: Producer, route: str, payload: bytes) -> Durable:
+    async def publish_as(self, producer: Producer, route: str, payload: bytes, *, seen: int, until: float) -> Durable:
         """Store columns under an id and a number that the caller has chosen.
 
+        Args:
+            seen: the sequence up to which the caller knows what is stored under this id.
+            until: the time of the loop at which this is given up.
+
         Raises:
-            Overtaken: something else is stored under this number, or it is not the next one.
+            Overtaken: something else is stored under this number, it is not the next one, or the daemon has forgotten
+                the id, of which something may be stored behind ``seen``.
             WaldError: as of :meth:`publish`.
         """
-        return await self._publish(_publishing(route, payload, producer, columns=True))
+        return await self._publish(_publishing(route, payload, producer, columns=True, seen=seen), until)
 
     async def command(self, *words: str) -> str:
         """Carry out what is no PUB; the text behind OK.
@@ -92,7 +98,7 @@ class Daemon:
         Raises:
             WaldError: as of :meth:`publish`.
         """
-        return await self._ask(Request("", " ".join(words).encode() + b"\n", b""))
+        return await self._ask(Request("", " ".join(words).encode() + b"\n", b""), self._deadline())
 
     async def close(self) -> None:
         """Close the connections; what is under way may be carried out or not."""
@@ -102,17 +108,19 @@ class Daemon:
         await self._main.close()
         await self._held.close()
 
-    async def _publish(self, request: Request) -> Durable:
+    def _deadline(self) -> float:
+        return asyncio.get_running_loop().time() + self.patience
+
+    async def _publish(self, request: Request, end: float) -> Durable:
         began = time.perf_counter()
         try:
-            first, last = (await self._ask(request)).split()
+            first, last = (await self._ask(request, end)).split()
         finally:
             self.published.seconds.observe(time.perf_counter() - began)
         return Durable(int(first), int(last))
 
-    async def _ask(self, request: Request) -> str:
+    async def _ask(self, request: Request, end: float) -> str:
         loop = asyncio.get_running_loop()
-        end = loop.time() + self._patience
         try:
             may_write = self._lane_of(request).may_write
             if not may_write.is_set():
@@ -129,6 +137,9 @@ class Daemon:
         except ProtocolError as error:
             if error.code in _OVERTAKEN:
                 raise Overtaken(error.message) from None
+            if error.code is Code.BAD_REQUEST:
+                message = f"the daemon is older than this gate, and does not know what it asks for: {error.message}"
+                raise Unavailable(message, hint="start the daemon again, with the version of the gate") from None
             raise refused(error, request.line, root=self._root, socket=self._socket) from None
 
     def _unreachable(self, reason: OSError | ProtocolError) -> WaldError:
@@ -174,6 +185,6 @@ def _busy(message: str) -> HttpError:
     return HttpError(429, "busy", message, hint="send it again; STAT of the daemon says what is busy", headers=headers)
 
 
-def _publishing(route: str, payload: bytes, producer: Producer, *, columns: bool) -> Request:
-    line = encode_publish(Publish(route.encode(), len(payload), columns, producer.id, producer.number))
+def _publishing(route: str, payload: bytes, producer: Producer, *, columns: bool, seen: int | None = None) -> Request:
+    line = encode_publish(Publish(route.encode(), len(payload), columns, producer.id, producer.number, seen))
     return Request(route, line, payload)

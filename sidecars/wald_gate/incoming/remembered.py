@@ -20,8 +20,9 @@ from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
+from threading import Event
 
-from wald.errors import Damaged
+from wald.errors import Damaged, Unavailable
 from wald.format.parsing import StoredBatch
 from wald.format.state import BadControl, decode_state
 from wald.log import Log
@@ -55,25 +56,29 @@ _log = logging.getLogger("wald_gate")
 class Remembered:
     """The parts that are stored under keys, and the numbers of the slots.
 
+    Args:
+        ends: set when the gate ends. What reads the log then raises Unavailable, as it may have to read for minutes.
+
     Attributes:
-        numbers: of each slot that the log has a batch of, the number of its last one.
+        seen: the sequence up to which the log is read.
     """
 
-    def __init__(self, log: Log, slots: Slots) -> None:
+    def __init__(self, log: Log, slots: Slots, ends: Event) -> None:
         self._log = log
         self._slots = slots
+        self._ends = ends
         self._lock: int | None = None
         self._path = self._own_file()
         self._unsaved: dict[tuple[bytes, int], tuple[Part, int]] = {}
         self._failed = False
-        self.numbers: dict[int, int] = {}
+        self._last: dict[int, tuple[int, int]] = {}  # of a slot: the sequence of its last batch, and the number of it
+        self.seen = 0
         self._table = self._opened()
         self._upto: _Upto | None = self._table.execute("select sequence, time_ns, checksum from upto").fetchone()
         self._saved_upto = self._upto
-        if not self._follows():
-            self._forget_all()
+        self.follow()
         self._read_numbers()
-        self.read_on()
+        self._read_on()
 
     def parts(self, key: bytes) -> dict[int, Part]:
         """The parts that are stored under a key, by their numbers.
@@ -100,39 +105,44 @@ class Remembered:
         if self._unsaved:
             self._save()
 
-    def read_on(self) -> None:
-        """Take in what the log has got since.
-
-        Raises:
-            Damaged: the head of the log is lost.
-        """
+    def follow(self) -> None:
+        """Forget everything if the log is not the one that is remembered; then it is to be read from its beginning."""
         if not self._follows():
             self._forget_all()
             self._read_numbers()
-        while self.read_portion():
-            pass
+
+    def slot(self, number: int) -> tuple[int, int]:
+        """The number of the last batch of a slot, and the sequence up to which the log is read."""
+        return self._last.get(number, (0, 0))[1], self.seen
 
     def read_portion(self) -> bool:
         """Take in some of what the log has got since; whether there is more.
 
         Raises:
             Damaged: the head of the log is lost.
+            Unavailable: the gate ends.
         """
+        if self._ends.is_set():
+            raise Unavailable("the gate ends", hint="send it again")
         view = self._log.view()
         if view.bound.lost:
             raise lost_head(self._log.root, view.bound)
         first = self._beginning(view) if self._upto is None else self._upto[0] + 1
         last = (1 << 64) - 1 if view.bound.sequence is None else view.bound.sequence
+        self.seen = first - 1
         if first > last:
             return False
         read = 0
         for batch in islice(_span(view, first, last), _PORTION):
             read += 1
             header = batch.header
-            is_ours = self._number(header.producer_id, header.producer_sequence) is not None
+            is_ours = self._take(header.producer_id, header.base_sequence, header.producer_sequence)
             if is_ours and (mark := mark_in(batch)) is not None:
                 self._unsaved[mark.key, mark.number] = mark.part, batch.append_time_ns
             self._upto = batch.last_sequence, batch.append_time_ns, header.body_checksum
+            self.seen = batch.last_sequence
+        if read < _PORTION and view.bound.sequence is not None:
+            self.seen = last  # what is lost in front of it cannot be seen
         self._save()
         return read == _PORTION
 
@@ -148,13 +158,17 @@ class Remembered:
         """Forget everything, and read what the log has."""
         self._forget_all()
         self._read_numbers()
-        self.read_on()
+        self._read_on()
 
     def close(self) -> None:
         """Give the table to the next gate."""
         self._table.close()
         if self._lock is not None:
             os.close(self._lock)
+
+    def _read_on(self) -> None:
+        while self.read_portion():
+            pass
 
     def _own_file(self) -> Path | None:
         """The file, which is then locked; None if another gate has it, or this user may not make it."""
@@ -216,7 +230,7 @@ class Remembered:
     def _forget_all(self) -> None:
         self._table.close()
         self._unsaved.clear()
-        self.numbers.clear()
+        self._last.clear()
         self._upto = self._saved_upto = None
         self._table = self._new(":memory:") if self._path is None else self._made_again()
 
@@ -247,15 +261,17 @@ class Remembered:
                 if met.header.is_state:
                     with suppress(BadControl):
                         for producer_id, written in decode_state(met.payload).producers.table.items():
-                            self._number(producer_id, written[-1].producer_sequence)
+                            self._take(producer_id, written[-1].first, written[-1].producer_sequence)
                 elif not met.header.is_control:
-                    self._number(met.header.producer_id, met.header.producer_sequence)
+                    self._take(met.header.producer_id, met.header.base_sequence, met.header.producer_sequence)
 
-    def _number(self, producer_id: int, number: int) -> int | None:
+    def _take(self, producer_id: int, sequence: int, number: int) -> bool:
+        """Take in a batch; whether it is of a slot. The last one counts: an id that was forgotten may begin anew."""
         slot = self._slots.of_producer(producer_id)
-        if slot is not None:
-            self.numbers[slot] = max(number, self.numbers.get(slot, 0))
-        return slot
+        if slot is None:
+            return False
+        self._last[slot] = max((sequence, number), self._last.get(slot, (0, 0)))
+        return True
 
     def _save(self) -> None:
         """The same, and up to where the log is read."""

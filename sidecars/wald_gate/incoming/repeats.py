@@ -4,7 +4,8 @@ A body is cut into parts by its content alone, so a request that is repeated has
 remembered is compared with the log and answered; any other is sent to the daemon under the id of its slot and the
 next number of that. The daemon stores a number once. So if something else was stored in the slot that is not
 remembered, such as the same part by another gate or by one that was killed, the number is refused. Then the log is
-read to its end and the part is looked for again.
+read to its end and the part is looked for again. So it is, too, when the daemon has forgotten the id and something may
+be stored under it behind what was read, and when it is not known whether the last number was stored.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Event
 from typing import Any, ParamSpec, TypeVar
 
 from wald.client.payloads import encode_columns
@@ -31,7 +33,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _READING_SECONDS = 10.0  # for which a request waits until the log is read
 _SAVING_SECONDS = 10.0  # between two times that the log is read on, so that little is left to read at a start
-_PAUSE_SECONDS, _OVERTAKEN_SECONDS = 0.005, 15.0
+_PAUSE_SECONDS = 0.005
 
 
 @dataclass(slots=True)
@@ -39,12 +41,16 @@ class _Slot:
     """An id, the number of its last batch, and whose turn it is.
 
     Attributes:
+        seen: the sequence up to which all is known that is stored under the id.
+        is_unsure: whether a batch was sent of which it is not known whether it is stored.
         readings: how often the number was taken from the log. What was looked up before that may lack a part that is
             stored under a number up to this one.
     """
 
     id: int
     number: int = 0
+    seen: int = 0
+    is_unsure: bool = False
     readings: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -57,6 +63,7 @@ class Repeats:
         self._daemon = daemon
         self._ids = Slots(log.identity.log_id)
         self._slots = [_Slot(producer_id) for producer_id in self._ids.ids]
+        self._ends = Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="wald-gate-keys")
         self._opening: asyncio.Task[Remembered] | None = None
         self._saving: asyncio.Task[None] | None = None
@@ -111,32 +118,40 @@ class Repeats:
 
         Args:
             readings: those at which it was looked up.
+
+        Raises:
+            Unavailable: the daemon, those who store in the same slot, and the log have together taken too long.
         """
         slot = self._slots[self._ids.of_key(key)]
-        until = asyncio.get_running_loop().time() + _OVERTAKEN_SECONDS
-        async with slot.lock:
+        until = asyncio.get_running_loop().time() + self._daemon.patience
+        async with _in_turn(slot, until):
             while True:
-                if readings != slot.readings:
-                    parts, readings = await self.look_up(key)
-                    if number in parts:
-                        return parts[number]
+                async with _until(until, "the log is read on, which takes longer"):
+                    if slot.is_unsure:
+                        await self._take_number(slot, self._ids.of_key(key))
+                    if readings != slot.readings:
+                        parts, readings = await self.look_up(key)
+                        if number in parts:
+                            return parts[number]
+                slot.is_unsure = True
+                producer = Producer(slot.id, slot.number + 1)
                 try:
-                    durable = await self._daemon.publish_as(Producer(slot.id, slot.number + 1), route, payload)
-                except Overtaken as overtaken:
-                    if asyncio.get_running_loop().time() > until:
-                        raise Unavailable(overtaken.message, hint="send it again") from None
+                    durable = await self._daemon.publish_as(producer, route, payload, seen=slot.seen, until=until)
+                except Overtaken:
                     await asyncio.sleep(_PAUSE_SECONDS)  # what has taken the number may not be durable yet
-                    await self._take_number(slot, self._ids.of_key(key))
                 else:
-                    slot.number += 1
+                    slot.number, slot.seen, slot.is_unsure = producer.number, durable.last, False
                     return durable
 
     async def _take_number(self, slot: _Slot, number: int) -> None:
         """Take the number of a slot, and all that is stored under those before it, from the log."""
         remembered = await self._remembered()
-        await self.in_thread(remembered.read_on)
-        slot.number = remembered.numbers.get(number, 0)
+        await self.in_thread(remembered.follow)
+        while await self.in_thread(remembered.read_portion):  # others are answered between two portions
+            pass
+        slot.number, slot.seen = await self.in_thread(remembered.slot, number)
         slot.readings += 1
+        slot.is_unsure = False
 
     async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Carry out what waits for the disk, in the order of the calls; what they remember is then saved.
@@ -176,10 +191,13 @@ class Repeats:
 
     async def close(self) -> None:
         """Give the table to the next gate; the requests have ended."""
+        self._ends.set()
         if self._saving is not None:
             self._saving.cancel()
-        if self._opening is not None and self._opening.done() and not self._opening.exception():
-            await self.in_thread(self._opening.result().close)
+        if self._opening is not None:
+            await asyncio.wait([self._opening])
+            if not self._opening.exception():
+                await self.in_thread(self._opening.result().close)
         self._thread.shutdown(wait=True)
 
     async def _remembered(self) -> Remembered:
@@ -192,9 +210,9 @@ class Repeats:
 
     async def _open(self) -> Remembered:
         """Read the log; the numbers of the slots are those at its end, before any key is looked up."""
-        remembered = await self.in_thread(Remembered, self._log, self._ids)
+        remembered = await self.in_thread(Remembered, self._log, self._ids, self._ends)
         for number, slot in enumerate(self._slots):
-            slot.number = remembered.numbers.get(number, 0)
+            slot.number, slot.seen = remembered.slot(number)
         return remembered
 
     def _save_soon(self, remembered: Remembered) -> None:
@@ -206,6 +224,27 @@ class Repeats:
         with suppress(WaldError, OSError):  # the next request with a key reports it
             while await self.in_thread(remembered.read_portion):
                 pass
+
+
+@asynccontextmanager
+async def _until(end: float, reason: str) -> AsyncIterator[None]:
+    """Do something up to this time of the loop, and say why it takes longer."""
+    try:
+        async with asyncio.timeout_at(end):
+            yield
+    except TimeoutError:
+        raise Unavailable(reason, hint="send it again") from None
+
+
+@asynccontextmanager
+async def _in_turn(slot: _Slot, end: float) -> AsyncIterator[None]:
+    """Have a slot, once those who came before have had it."""
+    async with _until(end, "what was sent before it is not answered yet"):
+        await slot.lock.acquire()
+    try:
+        yield
+    finally:
+        slot.lock.release()
 
 
 class Request:

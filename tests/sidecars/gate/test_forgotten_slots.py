@@ -1,0 +1,206 @@
+"""A key is stored once although the daemon has forgotten the slot of it: more producers came than it remembers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from itertools import count, islice
+from pathlib import Path
+from threading import Event
+
+import pytest
+from flooding import stopped
+from gating import Gate
+from repeating import outcome, send
+from running import Client, eventually
+from running import Daemon as Process
+
+import wald as library
+from wald.client.payloads import encode_columns
+from wald.errors import Unavailable
+from wald.format.state import PRODUCERS_MAX
+from wald_gate.incoming.daemon import Daemon
+from wald_gate.incoming.marks import Slots
+from wald_gate.incoming.repeats import Repeats
+
+KEY = bytes(16)
+_PRODUCERS = count(1)
+
+
+def values(root: Path) -> list[bytes]:
+    return [record.value for record in library.open(root).records("orders")]
+
+
+def forget(daemon: Process) -> None:
+    """Let the daemon forget all producers: as many others store a record each in another route."""
+    daemon.ask("ROUTE ADD others")
+    with Client(daemon.socket_path) as client:
+        for producer in islice(_PRODUCERS, PRODUCERS_MAX):
+            client.publish("others", b"x\n", f"pid={producer:x} pseq=1")
+        for _ in range(PRODUCERS_MAX):
+            assert client.reply().startswith("OK ")
+
+
+async def store(repeats: Repeats, key: bytes = KEY, value: bytes = b"x") -> int:
+    """The sequence of a record that is stored under a key."""
+    async with repeats.request(key) as request:
+        durable, _ = await request.publish("orders", *encode_columns([value]), is_last=True)
+        return durable.first
+
+
+def run(daemon: Process, test: Callable[[Repeats], Awaitable[None]], *, patience: float = 0.5) -> None:
+    """A gate's part that stores what has a key, in this process."""
+
+    @asynccontextmanager
+    async def running() -> AsyncIterator[Repeats]:
+        to_daemon = Daemon(daemon.root, daemon.socket_path, patience=patience)
+        repeats = Repeats(library.open(daemon.root), to_daemon)
+        try:
+            yield repeats
+        finally:
+            await repeats.close()
+            await to_daemon.close()
+
+    async def tested() -> None:
+        async with running() as repeats:
+            await test(repeats)
+
+    asyncio.run(tested())
+
+
+def test_another_gate_has_stored_it_and_the_daemon_has_forgotten_the_slot(
+    gate: Gate, daemon: Process, root: Path
+) -> None:
+    with Gate(root) as other:
+        assert [send(each, f"before{number}").status for number, each in enumerate((gate, other))] == [200, 200]
+        first = send(gate, "k")
+        forget(daemon)
+
+        assert outcome(send(other, "k")) == (200, True, first.body)
+        assert values(root) == [b"one", b"two"] * 3
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_what_was_given_up_is_stored_later_and_the_daemon_has_forgotten_the_slot(
+    daemon: Process, root: Path, *, is_cancelled: bool
+) -> None:
+    async def test(repeats: Repeats) -> None:
+        await store(repeats, KEY[:-1] + b"\1", b"first")
+        with stopped(daemon):
+            storing = asyncio.create_task(store(repeats))
+            if is_cancelled:
+                while not repeats._daemon._main.under_way:
+                    await asyncio.sleep(0.01)
+                storing.cancel()
+            with pytest.raises(asyncio.CancelledError if is_cancelled else Unavailable):
+                await storing
+        await asyncio.to_thread(eventually, lambda: b"x" in values(root))
+        await asyncio.to_thread(forget, daemon)
+
+        assert await store(repeats) == 2
+        assert await store(repeats, KEY[:-1] + b"\2", b"last") == 2 + PRODUCERS_MAX + 1
+
+    run(daemon, test)
+    assert values(root) == [b"first", b"x", b"last"]
+
+
+def test_a_slot_that_began_anew_goes_on(daemon: Process, root: Path) -> None:
+    """As by a gate that found nothing of it in what RECLAIM had left: its numbers are lower than those before."""
+
+    async def test(repeats: Repeats) -> None:
+        for number in range(3):
+            await store(repeats, KEY[:-1] + bytes([1 + number]), b"%d" % number)
+        await asyncio.to_thread(forget, daemon)
+        slot = Slots(library.open(root).identity.log_id).ids[0]
+        with Client(daemon.socket_path) as client:
+            client.publish("orders", b"anew\n", f"pid={slot:x} pseq=1")
+            assert client.reply().startswith("OK ")
+
+        await store(repeats)
+
+    run(daemon, test, patience=5)
+    assert values(root) == [b"0", b"1", b"2", b"anew", b"x"]
+
+
+def test_requests_of_one_slot_are_given_up_together(daemon: Process) -> None:
+    """Each after the time that it has had, not one after the other."""
+
+    async def test(repeats: Repeats) -> None:
+        await store(repeats)
+        with stopped(daemon):
+            storing = [asyncio.create_task(store(repeats, KEY[:-1] + bytes([1 + number]))) for number in range(30)]
+            await asyncio.wait(storing, timeout=10)  # in turn they would take 15 s
+            assert {type(each.exception()) for each in storing} == {Unavailable}
+
+        assert await store(repeats) == 1
+
+    run(daemon, test)
+
+
+def test_the_end_of_a_gate_does_not_wait_until_the_log_is_read(daemon: Process) -> None:
+    forget(daemon)
+    read: list[bool] = []
+
+    async def test(repeats: Repeats) -> None:
+        reached, go_on = Event(), Event()
+
+        def hold() -> None:
+            reached.set()
+            go_on.wait(30)
+
+        held = asyncio.create_task(repeats.in_thread(hold))
+        await asyncio.to_thread(reached.wait, 30)
+        storing = asyncio.create_task(store(repeats))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(repeats.close())
+        await asyncio.sleep(0)
+        go_on.set()
+        await held
+        await closing
+        with pytest.raises(Unavailable, match="the gate ends"):
+            await storing
+        read.append(True)
+
+    run(daemon, test)
+    assert read == [True]
+
+
+def test_two_gates_store_each_key_once_while_producers_come_and_the_daemon_stops(
+    gate: Gate, daemon: Process, root: Path
+) -> None:
+    """Clients send each key again and again to either gate, whatever they were answered."""
+    keys = [f"key-{number}" for number in range(64)]
+    ends = Event()
+
+    def disturb() -> None:
+        while not ends.is_set():
+            forget(daemon)
+            with stopped(daemon):
+                ends.wait(0.2)
+
+    def send_all(seed: int) -> list[tuple[str, bytes]]:
+        order = random.Random(seed)
+        answers = []
+        for key in order.sample(keys, len(keys)):
+            while (answer := send(order.choice(gates), key, key.encode() + b"\n")).status in (409, 503):
+                pass
+            assert answer.status == 200, answer.body
+            answers.append((key, answer.body))
+        return answers
+
+    with Gate(root) as other, ThreadPoolExecutor(7) as threads:
+        gates = [gate, other]
+        disturbing = threads.submit(disturb)
+        try:
+            answers = Counter(answer for each in threads.map(send_all, range(6)) for answer in each)
+        finally:
+            ends.set()
+        disturbing.result()
+
+    assert sorted(values(root)) == sorted(key.encode() for key in keys)
+    assert sorted(answers.values()) == [6] * len(keys)
+    assert "Traceback" not in gate.log + other.log
