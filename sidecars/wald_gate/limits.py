@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from wald_gate.problems import HttpError
+from wald.client.payloads import FRAME_MAX_BYTES
+from wald_gate.problems import RETRY_SECONDS, HttpError
 from wald_gate.settings import LimitSettings
 
 COMPLETE = "wald.complete"
@@ -24,10 +26,41 @@ class Limits:
 
     Attributes:
         settings, hosts: as they are now; SIGHUP may change them.
+        kept_bytes: of unfinished records, of all requests, beyond the 128 KiB that each may keep.
     """
 
     settings: LimitSettings
     hosts: tuple[str, ...] = ()
+    kept_bytes: int = 0
+
+    @contextmanager
+    def keeping(self) -> Iterator[Callable[[int], None]]:
+        """What a request calls with how many bytes it keeps now; all is given back at the end.
+
+        Raises:
+            HttpError: 503, by that call: all requests together would keep too much.
+        """
+        kept = 0
+
+        def keep(size: int) -> None:
+            nonlocal kept
+            more = max(0, size - FRAME_MAX_BYTES) - kept
+            most = self.settings.kept_max_bytes
+            if more > 0 and self.kept_bytes + more > most:
+                raise HttpError(
+                    503,
+                    "memory",
+                    f"the gate keeps {self.kept_bytes} bytes of unfinished records, and may keep {most}",
+                    hint="kept_max_bytes in [limits] of the gate's file of settings",
+                    headers={"Retry-After": str(RETRY_SECONDS)},
+                )
+            kept += more
+            self.kept_bytes += more
+
+        try:
+            yield keep
+        finally:
+            self.kept_bytes -= kept
 
     async def chunks(self, request: Request) -> AsyncIterator[bytes]:
         """The body as it comes.

@@ -75,6 +75,11 @@ class LimitSettings:
     json_max_bytes: int = setting(Size(KIB, 64 * MIB), "4MiB", "the largest body of JSON")
     body_max_bytes: int = setting(Size(KIB, 1024 * GIB), "1GiB", "the largest body of records, decompressed")
     record_max_bytes: int = setting(Size(1, 512 * MIB), "16MiB", "the longest record")
+    kept_max_bytes: int = setting(
+        Size(MIB, 1024 * GIB),
+        "128MiB",
+        "the most bytes of unfinished records in memory, of all clients, beyond 128 KiB of each",
+    )
     head_timeout: float = setting(Duration(0.1, _HOUR), "10s", "the time for a request line and its headers to come")
     body_timeout: float = setting(Duration(0.1, _HOUR), "20s", "the time for the next 64 KiB of a body to come")
     send_timeout: float = setting(Duration(0.1, _HOUR), "30s", "how long a client may take nothing of an answer")

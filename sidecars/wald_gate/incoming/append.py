@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from msgspec import UNSET, UnsetType
@@ -65,7 +65,8 @@ async def append(call: Call) -> Response:
         raise InvalidInput("wait is for wait_processed", hint=f"?wait_processed=GROUP&wait={query.wait}")
     storing = _Storing(None if group is UNSET else await processed.expected(call.route, group))
     try:
-        headers = await _store(call, storing)
+        with call.state.limits.keeping() as keep:
+            headers = await _store(call, storing, keep)
         if storing.unprocessed is not None:
             await processed.wait(call.request, storing.unprocessed, seconds)
     except WaldError as error:
@@ -73,9 +74,9 @@ async def append(call: Call) -> Response:
     return Response(encoded(storing.stored), headers=headers, media_type=JSON)
 
 
-async def _store(call: Call, storing: _Storing) -> dict[str, str]:
+async def _store(call: Call, storing: _Storing, keep: Callable[[int], None]) -> dict[str, str]:
     """Store the records; returns headers of the answer."""
-    payloads = _payloads(call)
+    payloads = _payloads(call, keep)
     key = keys.key_of(call.request.headers.getlist(keys.HEADER), call.client.name, call.route)
     if key is None:
         await _take(call, storing, _stored(call, payloads))
@@ -93,12 +94,12 @@ async def _store(call: Call, storing: _Storing) -> dict[str, str]:
         return {keys.REPLAYED: "true"} if request.is_replay else {}
 
 
-def _payloads(call: Call) -> AsyncIterator[Payload]:
+def _payloads(call: Call, keep: Callable[[int], None]) -> AsyncIterator[Payload]:
     cut = BODIES.get(call.media_type)
     if cut is None:
         raise HttpError(415, "media-type", f"{call.media_type or 'no media type'}: {' or '.join(BODIES)} is taken here")
     limits = call.state.limits
-    sizes = Sizes(limits.settings.body_max_bytes, limits.settings.record_max_bytes)
+    sizes = Sizes(limits.settings.body_max_bytes, limits.settings.record_max_bytes, keep)
     encoding = call.request.headers.get("content-encoding", "").strip().lower()
     return cut(expanded(limits.chunks(call.request), encoding, sizes), sizes)
 

@@ -43,10 +43,12 @@ class Sizes(NamedTuple):
     Attributes:
         body: of a body, decompressed.
         record: of one record.
+        keep: takes in how many are kept of an unfinished record; an error if that is too much for the gate.
     """
 
     body: int
     record: int
+    keep: Callable[[int], None]
 
 
 Expand = Callable[[bytes], Iterator[bytes]]
@@ -114,7 +116,10 @@ async def single_payload(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncIter
         value += part
         if len(value) > sizes.record:
             raise _too_large("the record", sizes.record)
-    for payload in encode_columns([bytes(value)]):
+        sizes.keep(len(value))
+    whole = bytes(value)
+    value.clear()  # its memory, before there is a payload of the same size
+    for payload in encode_columns([whole]):
         yield Payload(payload, columns=True)
 
 
@@ -143,6 +148,7 @@ async def _lines(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncIterator[byt
             yield _checked(bytes(held[start:end]), sizes.record)
             start = end
         del held[:start]
+        sizes.keep(len(held))
         searched = len(held)
     if held:
         yield _checked(bytes(held) if held.endswith(b"\n") else bytes(held) + b"\n", sizes.record)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import select
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -299,3 +300,21 @@ def test_new_limits_begin_anew_whatever_was_taken_without(daemon: Daemon) -> Non
             assert gate.get("/v1/routes").status == 200
             gate.post(ORDERS, b"x" * 1_000_000)
             assert gate.get("/v1/routes").status == 429
+
+
+def test_unfinished_records_of_all_clients_have_a_bound_and_small_ones_pass(daemon: Daemon) -> None:
+    big = b"x" * (1 << 20)
+    with limited(daemon, 'kept_max_bytes = "2MiB"') as gate, ExitStack() as stack:
+        began = [stack.enter_context(connected(gate)) for _ in range(6)]
+        for each in began:
+            each.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % (len(big) + 1) + big)
+        eventually(lambda: len(select.select(began, [], [], 0)[0]) == 4)  # there is room for two
+        refused, _, _ = select.select(began, [], [], 0)
+        assert all(each.recv(1 << 16).startswith(b"HTTP/1.1 503 ") for each in refused)
+        refusal = gate.post(ORDERS, big, "application/octet-stream")
+        assert (refusal.status, refusal.json()["code"], refusal.headers["retry-after"]) == (503, "memory", "2")
+        assert gate.post(ORDERS, b"small\n" * 20_000).status == 200
+        for each in set(began) - set(refused):
+            each.sendall(b"\n")
+            assert each.recv(12) == b"HTTP/1.1 200"
+        assert gate.post(ORDERS, big).status == 200
