@@ -137,7 +137,7 @@ class Daemon:
         except ProtocolError as error:
             if error.code in _OVERTAKEN:
                 raise Overtaken(error.message) from None
-            if error.code is Code.BAD_REQUEST:
+            if error.code is Code.BAD_REQUEST and request.route:
                 message = f"the daemon is older than this gate, and does not know what it asks for: {error.message}"
                 raise Unavailable(message, hint="start the daemon again, with the version of the gate") from None
             raise refused(error, request.line, root=self._root, socket=self._socket) from None

@@ -23,7 +23,7 @@ import wald as library
 from wald.client.payloads import encode_columns
 from wald.errors import Unavailable
 from wald.format.state import PRODUCERS_MAX
-from wald_gate.incoming.daemon import Daemon
+from wald_gate.incoming.daemon import Daemon, Producer
 from wald_gate.incoming.marks import Slots
 from wald_gate.incoming.repeats import Repeats
 
@@ -167,6 +167,27 @@ def test_the_end_of_a_gate_does_not_wait_until_the_log_is_read(daemon: Process) 
 
     run(daemon, test)
     assert read == [True]
+
+
+def test_a_daemon_that_is_older_than_the_gate_is_told_of(tmp_path: Path) -> None:
+    """It refuses the option that it does not know; that is not the fault of the client."""
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = await reader.readline()
+        await reader.readexactly(int(line.split()[2]))
+        writer.write(b"ERR bad-request options are enc=lines|columns, pid=<hex, not 0> with pseq=<n>\n")
+        await reader.read()
+        writer.close()
+
+    async def tested() -> None:
+        path = tmp_path / "older.sock"
+        async with await asyncio.start_unix_server(refuse, path):
+            daemon = Daemon(tmp_path, path, patience=10)
+            with pytest.raises(Unavailable, match="the daemon is older than this gate"):
+                await daemon.publish_as(Producer(1, 1), "orders", b"x", seen=0, until=daemon._deadline())
+            await daemon.close()
+
+    asyncio.run(tested())
 
 
 def test_two_gates_store_each_key_once_while_producers_come_and_the_daemon_stops(
