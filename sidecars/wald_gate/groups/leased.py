@@ -20,18 +20,15 @@ def leased(deliveries: Iterable[Delivery]) -> Leased:
 
 def _record(delivery: Delivery) -> LeasedRecord:
     (route, sequence, value, append_time_ns, key, event_time_ns, headers, terminated), tries = delivery
-    record = LeasedRecord(sequence, route, append_time_ns, tries)
-    try:
-        record.value = value.decode()
-    except UnicodeDecodeError:
-        record.value_base64 = b64encode(value).decode()
+    text, base64 = _text(value)
+    record = LeasedRecord(sequence, route, append_time_ns, tries, text, base64)
     if key is not None:
-        _set_text(record, "key", key)
+        record.key, record.key_base64 = _text(key)
     if headers is not None:
         try:
             record.headers = _headers.decode(headers)
         except (msgspec.DecodeError, UnicodeDecodeError):  # not what producers are asked for
-            _set_text(record, "headers", headers)
+            record.headers, record.headers_base64 = _text(headers)
     if event_time_ns is not None:
         record.event_time_ns = event_time_ns
     if not terminated:
@@ -39,8 +36,9 @@ def _record(delivery: Delivery) -> LeasedRecord:
     return record
 
 
-def _set_text(record: LeasedRecord, name: str, value: bytes) -> None:
+def _text(value: bytes) -> tuple[str | None, str | None]:
+    """Bytes as text, or in base64 if they are none."""
     try:
-        setattr(record, name, value.decode())
+        return value.decode(), None
     except UnicodeDecodeError:
-        setattr(record, f"{name}_base64", b64encode(value).decode())
+        return None, b64encode(value).decode()

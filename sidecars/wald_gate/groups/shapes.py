@@ -73,14 +73,14 @@ class LeasedRecord(Struct, omit_defaults=True):
     route: str
     append_time_ns: int
     tries: Annotated[int, Meta(ge=1, le=TRIES_MAX + 1)]
+    value: str | None = None
+    value_base64: str | None = None
     event_time_ns: int | None = None
     key: str | None = None
     key_base64: str | None = None
     headers: dict[str, str] | str | None = None
     headers_base64: str | None = None
     terminated: bool = True
-    value: str | None = None
-    value_base64: str | None = None
 
 
 class Leased(Struct):
