@@ -177,8 +177,9 @@ def test_the_gate_runs_once_it_is_switched_on_and_outlives_an_upgrade(
     system.machine.sh("systemctl enable --now wald-gate")
     gate = system.machine.sh("systemctl show --property=MainPID wald-gate")
     assert system.machine.sh(ask) == '{"status":"ready"}'
-    system.install(packages.newer(package, tmp_path))
+    system.install(packages.newer(package, tmp_path, revision=3))
 
+    assert system.machine.sh("dpkg-query --show wald").rstrip().endswith("-3")
     assert system.machine.sh("systemctl show --property=MainPID wald-gate") != gate
     assert system.machine.sh(ask) == '{"status":"ready"}'
     system.machine.sh("systemctl disable --now wald-gate.service wald-gate.socket")

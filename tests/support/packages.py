@@ -23,11 +23,11 @@ def build(directory: Path, *, umask: int = 0o022) -> Path:
     return built
 
 
-def newer(package: Path, directory: Path) -> Path:
-    """The same package under a higher revision."""
+def newer(package: Path, directory: Path, *, revision: int = 2) -> Path:
+    """The same package under a higher revision. To apt, one that is installed already is no upgrade."""
     tree, built = directory / "tree", directory / "newer.deb"
     subprocess.run(["dpkg-deb", "--raw-extract", package, tree], check=True)
     control = tree / "DEBIAN/control"
-    control.write_text(re.sub(r"^(Version: .*)-1$", r"\1-2", control.read_text(), flags=re.MULTILINE))
+    control.write_text(re.sub(r"^(Version: .*)-1$", rf"\1-{revision}", control.read_text(), flags=re.MULTILINE))
     subprocess.run(["dpkg-deb", "--root-owner-group", "-Znone", "--build", tree, built], check=True)
     return built
