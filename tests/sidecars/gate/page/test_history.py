@@ -25,10 +25,10 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
             for number in range(CUTS):
                 assert gate.post("/v1/routes/orders/records", b"%d\n" % number).status == 200
                 assert gate.post("/v1/cut").json()["cut"]
-            assert wald("cursor", "set", "orders", CUTS // 2, "--group", "billing", "--root", root).returncode == 0
-            reclaim(root, "--grace", 0)
             sealed = root / "ledger" / "segments.jsonl"
             eventually(lambda: sealed.read_text().count('"event":"sealed"') == CUTS)
+            assert wald("cursor", "set", "orders", CUTS // 2, "--group", "billing", "--root", root).returncode == 0
+            reclaim(root, "--grace", 0)
             daemon.kill()
             daemon.start_again()
             yield gate
