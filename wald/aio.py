@@ -29,8 +29,9 @@ from wald.store.reading.batches import Batch
 from wald.store.retention.missing import OnMissing
 from wald.work.arguments import Order
 from wald.work.deliveries import Refusal
+from wald.work.sharing import Leased
 from wald.work.tasks import Tasks
-from wald.work.terms import Delivery, Failure, Pending
+from wald.work.terms import Failure, Pending
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -303,7 +304,7 @@ class WorkGroup:
         wait: float = 0.0,
         *,
         done: Collection[int] = (),
-    ) -> list[Delivery]:
+    ) -> Leased:
         """As :meth:`wald.WorkGroup.lease`."""
         return await self._tasks.ask(self._work.calls.lease(consumer, max_records, max_bytes, lease_for, wait, done))
 

@@ -54,6 +54,17 @@ def test_what_is_acknowledged_with_the_next_lease_never_comes_again(built: Built
         assert sequences(work.lease("y", wait=5)) == [1]
 
 
+def test_a_lease_says_for_which_records_an_acknowledgement_with_it_did_not_count(built: Built) -> None:
+    built.lines("a", [b"1", b"2", b"3", b"4"])
+    with group(built) as work:
+        assert sequences(work.lease("x", 2, wait=5)) == [1, 2]
+        assert work.lease("x", 1).refused == ()
+        for wait in (0.0, 0.01):
+            got = work.lease("y", 1, wait=wait, done=[1, 4])
+            assert sorted(got.refused) == [(1, "x"), *([(4, "")] if wait == 0 else [])]
+            assert sequences(got) == ([4] if wait == 0 else [])
+
+
 def test_a_killed_owner_has_kept_what_was_acknowledged_and_how_often_each_was_delivered(built: Built) -> None:
     built.lines("a", [b"%d" % number for number in range(10)])
     work = group(built)

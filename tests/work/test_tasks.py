@@ -71,7 +71,9 @@ def test_tasks_can_do_what_threads_can(built: Built) -> None:
             assert await work.extend("x", [1], 100) == []
             assert await work.nack("x", [1], reason="odd", tries=3) == []
             assert await work.failed(1) == ("odd", 3)
-            assert tries(await work.lease("x", 1, done=[2])) == [2]
+            assert (await work.lease("y", 1, done=[2])).refused == [Refusal(2, "x")]
+            assert await work.release("y") == 1
+            assert tries(await work.lease("x", 1, done=[2])) == [3]
             assert [(each.first, each.last) for each in await work.pending()] == [(1, 1), (3, 6)]
             assert await work.claim(1000) == 0
             assert await work.skip(8, 8) == 1

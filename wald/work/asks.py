@@ -14,8 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from wald.errors import WaldError
 from wald.work.claims import Named
 from wald.work.deliveries import Refusal
-from wald.work.sharing import Wanted
-from wald.work.terms import Delivery
+from wald.work.sharing import Leased, Wanted
 
 T = TypeVar("T")
 
@@ -102,7 +101,7 @@ class AckAsk(Ask[list[Refusal]]):
         self.named = named
 
 
-class LeaseAsk(Ask[list[Delivery]]):
+class LeaseAsk(Ask[Leased]):
     """A lease. While there is nothing to lease, it waits until ``until_ns`` of the clock that is never set.
 
     Args:

@@ -34,8 +34,9 @@ from wald.work.owner import Owner
 from wald.work.ownership import Ownership
 from wald.work.replay import Replayed
 from wald.work.requests import Requests
+from wald.work.sharing import Leased
 from wald.work.source import Source
-from wald.work.terms import Clock, Delivery, Failure, Pending
+from wald.work.terms import Clock, Failure, Pending
 from wald.work.turns import Turns
 from wald.work.upkeep import Upkeep
 from wald.work.window import Run
@@ -169,7 +170,7 @@ class WorkGroup:
         wait: float = 0.0,
         *,
         done: Collection[int] = (),
-    ) -> list[Delivery]:
+    ) -> Leased:
         """Records for ``consumer``, which has them for ``lease_for`` seconds.
 
         Args:
@@ -177,7 +178,11 @@ class WorkGroup:
             lease_for: infinite: until ``consumer`` has settled them, or is released.
             wait: how many seconds to wait for a record, if there is none; it may be infinite.
             done: records that it has processed, as for :meth:`ack`, but in one turn with the lease; on disk when this
-                returns. For which it did not count, only :meth:`ack` says.
+                returns.
+
+        Returns:
+            the records with how often each was delivered; its attribute ``refused`` has those of ``done`` for which it
+            did not count, as of :meth:`ack`.
 
         Raises:
             Damaged, NotFound: the next record cannot be read; all before it were delivered. A later lease tries again.

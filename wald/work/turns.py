@@ -210,10 +210,12 @@ class Turns:
             self._wake.put(None)
 
     def _acknowledge(self, asks: Sequence[Ask[Any]]) -> None:
-        """Carry out all acknowledgements at once; a lease does not say for which it did not count."""
+        """Carry out all acknowledgements at once."""
         for ask, refused in zip(asks, self._owner.finish([ask.named for ask in asks]), strict=True):
             if isinstance(ask, AckAsk):
                 ask.result = refused
+            elif refused:
+                ask.result.refused = refused
 
     def _lease(self) -> list[LeaseAsk]:
         """The leases among those that wait that have an answer now."""

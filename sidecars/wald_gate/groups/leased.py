@@ -7,15 +7,16 @@ from collections.abc import Iterable
 
 import msgspec
 
+from wald.work.deliveries import Refusal
 from wald.work.terms import Delivery
-from wald_gate.groups.shapes import Leased, LeasedRecord
+from wald_gate.groups.shapes import Leased, LeasedRecord, refusals
 
 _headers = msgspec.json.Decoder(dict[str, str])
 
 
-def leased(deliveries: Iterable[Delivery]) -> Leased:
-    """What a consumer has got."""
-    return Leased([_record(delivery) for delivery in deliveries])
+def leased(deliveries: Iterable[Delivery], refused: Iterable[Refusal]) -> Leased:
+    """What a consumer has got; ``refused``: of what it has said to be done, for which that did not count."""
+    return Leased([_record(delivery) for delivery in deliveries], refusals(refused))
 
 
 def _record(delivery: Delivery) -> LeasedRecord:

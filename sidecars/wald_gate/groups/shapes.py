@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
 from wald.format.work import TRIES_MAX
+from wald.work import deliveries
 from wald.work.arguments import CONSUMER_MAX
 from wald_gate.shapes import PRINTABLE, Shape
 
@@ -83,17 +85,23 @@ class LeasedRecord(Struct, omit_defaults=True):
     terminated: bool = True
 
 
-class Leased(Struct):
-    """What a consumer has got; nothing, if nothing came while it waited."""
-
-    records: list[LeasedRecord]
-
-
 class Refusal(Struct, omit_defaults=True):
     """A record for which it did not count, and the consumer that has it by now, if one has."""
 
     sequence: int
     holder: str = ""
+
+
+def refusals(refused: Iterable[deliveries.Refusal]) -> list[Refusal]:
+    """As they are answered."""
+    return [Refusal(*each) for each in sorted(refused)]
+
+
+class Leased(Struct, omit_defaults=True):
+    """What a consumer has got; nothing, if nothing came while it waited. And for which of ``done`` it did not count."""
+
+    records: list[LeasedRecord]
+    refused: list[Refusal] = field(default_factory=list)
 
 
 class Settled(Struct):

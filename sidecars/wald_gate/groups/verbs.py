@@ -12,6 +12,7 @@ from wald.answers.pending import pending_fields
 from wald.errors import Damaged, command_line
 from wald.work.deliveries import Refusal
 from wald.work.picture import look, work_file
+from wald.work.sharing import Leased
 from wald.work.terms import Delivery
 from wald_gate.call import Call
 from wald_gate.groups import shapes
@@ -24,11 +25,12 @@ async def lease(call: Call) -> Response:
     """Records for a consumer. If there is none, it waits for one as long as the client says, and stays connected."""
     wanted = await call.body(shapes.Lease)
     async with call.state.groups.use(call.route, call.group) as work:
-        deliveries = await _leased(work, wanted, wait=0.0, done=wanted.done)
-        if not deliveries and wanted.wait:
+        got = await _leased(work, wanted, wait=0.0, done=wanted.done)
+        deliveries: list[Delivery] = got
+        if not got and wanted.wait:
             leasing = _leased(work, wanted, wait=wanted.wait, done=())
             deliveries = await call.state.groups.waiting.leased(call.request, work, wanted.consumer, leasing)
-        return _answer(leased(deliveries))
+        return _answer(leased(deliveries, got.refused))
 
 
 async def ack(call: Call) -> Response:
@@ -80,12 +82,12 @@ async def pending(call: Call) -> Response:
     return Response(await call.state.in_thread(read), media_type="application/x-ndjson")
 
 
-async def _leased(work: aio.WorkGroup, wanted: shapes.Lease, *, wait: float, done: Collection[int]) -> list[Delivery]:
+async def _leased(work: aio.WorkGroup, wanted: shapes.Lease, *, wait: float, done: Collection[int]) -> Leased:
     return await work.lease(wanted.consumer, wanted.max_records, wanted.max_bytes, wanted.lease_for, wait, done=done)
 
 
 def _settled(refused: Iterable[Refusal]) -> Response:
-    return _answer(shapes.Settled([shapes.Refusal(*each) for each in sorted(refused)]))
+    return _answer(shapes.Settled(shapes.refusals(refused)))
 
 
 def _answer(found: object) -> Response:

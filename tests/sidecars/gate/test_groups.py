@@ -72,6 +72,17 @@ def test_what_is_given_back_comes_again_after_its_delay_and_with_its_tries(gate:
     assert [(each["first"], each["last"], each["reason"]) for each in waiting] == [(2, 2, "no paper")]
 
 
+def test_a_lease_says_what_it_did_not_acknowledge_and_nothing_of_that_if_it_did(gate: Gate) -> None:
+    gate.post(RECORDS, b"one\ntwo\nthree\n")
+    assert sequences(lease(gate, "w1", max_records=2)) == [1, 2]
+    late = ask(gate, "lease", "w2", done=[2, 1])
+    assert late["refused"] == [{"sequence": 1, "holder": "w1"}, {"sequence": 2, "holder": "w1"}]
+    assert sequences(late["records"]) == [3]
+    waited = ask(gate, "lease", "w2", done=[1, 3], wait=0.1)
+    assert waited == {"records": [], "refused": [{"sequence": 1, "holder": "w1"}]}
+    assert ask(gate, "lease", "w1", done=[1, 2]) == {"records": []}
+
+
 def test_what_another_consumer_has_is_refused_and_its_holder_named(gate: Gate) -> None:
     gate.post(RECORDS, b"one\ntwo\n")
     assert sequences(lease(gate, "w1", max_records=1)) == [1]
