@@ -24,7 +24,7 @@ from wald_gate.limits import ALLOWANCE
 from wald_gate.monitoring.counts import Answered
 from wald_gate.page.frame import HTML, failed
 from wald_gate.problems import HttpError, problem
-from wald_gate.rights.clients import ANYONE, CERTIFICATE, PEER, Client, Right
+from wald_gate.rights.clients import ANYONE, Client, Right
 from wald_gate.rights.origins import require_own_name, require_own_page
 from wald_gate.state import State
 from wald_gate.verbs import Verb
@@ -129,18 +129,19 @@ class _Endpoint:
                 scope[ALLOWANCE].end()
 
     async def _answer(self, request: Request) -> Response:
-        client, has_session = _NOBODY, False
+        client, has_session, admission = _NOBODY, False, self.state.admission
         try:
             require_own_page(request)
             if self.verb.right is not Right.NONE:
                 require_own_name(request, self.state.limits.hosts, guarded=self.state.rights.are_asked_for)
-                client, has_session = self._client(request)
+                client, has_session = admission.client(request)
                 request.scope[_CLIENT] = client.name
                 request.scope[ALLOWANCE] = self.state.allowances.begin(_paying(client, request))
-                self._require(client, request.path_params.get("route"))
-            return await self.verb.handle(Call(request, client, self.state, has_session))
+                admission.require(client, self.verb.right, request)
+            return await self.verb.handle(Call(request, client, self.state, self.verb.right, has_session))
         except (WaldError, OSError) as error:
-            response = self.verb.failed(request, Call(request, client, self.state, has_session).shown(error))
+            call = Call(request, client, self.state, self.verb.right, has_session)
+            response = self.verb.failed(request, call.shown(error))
             if response.status_code == 500 and not isinstance(error, WaldError):  # the answer does not say which it is
                 _log.exception("%s %s", self.verb.method, self.verb.path)
             return response
@@ -149,27 +150,6 @@ class _Endpoint:
         except Exception as error:  # noqa: BLE001 - the client gets an answer, and the log says which bug it is
             _log.exception("%s %s", self.verb.method, self.verb.path)
             return self.verb.failed(request, error)
-
-    def _client(self, request: Request) -> tuple[Client, bool]:
-        """Who asks, and whether a session says so; what is said in the request itself comes first."""
-        authorization = request.headers.get("authorization")
-        if (
-            authorization is None
-            and "cookie" in request.headers
-            and (client := self.state.sessions.client(request)) is not None
-        ):
-            return client, True
-        scope = request.scope
-        return self.state.rights.client(authorization, scope.get(PEER), scope.get(CERTIFICATE)), False
-
-    def _require(self, client: Client, route: str | None) -> None:
-        if not client.may(self.verb.right, route):
-            raise HttpError(
-                403,
-                "not-permitted",
-                f"{client.name} may not do this: it needs {self.verb.right.of(route)}",
-                hint="the file of --tokens says who may what",
-            )
 
 
 def _paying(client: Client, request: Request) -> str:

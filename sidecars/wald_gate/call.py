@@ -13,7 +13,7 @@ from wald.errors import InvalidInput
 from wald.format.names import check_group, check_route
 from wald.setting_types import Duration
 from wald_gate.problems import HttpError, for_client
-from wald_gate.rights.clients import Client
+from wald_gate.rights.clients import Client, Right
 from wald_gate.state import State
 from wald_gate.words import in_words
 
@@ -30,12 +30,14 @@ class Call:
         request: as Starlette has it.
         client: who asks.
         state: of the gate.
+        right: that it needs.
         has_session: whether a session of a browser says who asks.
     """
 
     request: Request
     client: Client
     state: State
+    right: Right
     has_session: bool = False
 
     @cached_property
@@ -60,6 +62,14 @@ class Call:
         """An error, as this client gets it."""
         route = self.request.path_params.get("route")
         return for_client(error, self.state.log.root, route, is_admin=self.client.admin)
+
+    def judge(self) -> None:
+        """Judge the request again, which has waited, before it gets what has come meanwhile.
+
+        Raises:
+            HttpError: 401, 403, it would not be admitted now.
+        """
+        self.state.admission.judge(self.request, self.right)
 
     @property
     def media_type(self) -> str:

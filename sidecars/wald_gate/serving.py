@@ -32,6 +32,7 @@ from wald_gate.monitoring.requests import RequestLog
 from wald_gate.outgoing.following import Following
 from wald_gate.page.table import PAGES
 from wald_gate.page.watching import Watching
+from wald_gate.rights.admission import Admission
 from wald_gate.rights.allowances import Allowances
 from wald_gate.rights.clients import Rights
 from wald_gate.rights.sessions import Sessions
@@ -88,6 +89,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
         daemon = Daemon(log.root.path, socket, patience=_PATIENCE_SECONDS)
         following = Following(log)
         limits, bounds, rights = Limits(settings.limits, settings.hosts), Bounds(settings.limits), _rights(settings)
+        sessions = Sessions(rights, log.identity.log_id)
         state = State(
             log,
             daemon,
@@ -100,7 +102,8 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
             Counts(),
             Readiness(log, socket),
             RequestLog(every=settings.log_requests),
-            Sessions(rights, log.identity.log_id),
+            sessions,
+            Admission(rights, sessions),
             Watching(log),
             Groups(log, settings.group),
             Repeats(log, daemon),
@@ -118,6 +121,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
                 except (WaldError, OSError) as error:
                     failed = True
                     _log.warning("wald-gate: SIGHUP: %s; what was there stays", error)
+            state.groups.waiting.judge()
             if not failed:
                 _log.info("wald-gate: SIGHUP: certificates, tokens, limits and hosts are read again")
             systemd.ready()

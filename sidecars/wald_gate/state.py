@@ -20,6 +20,7 @@ from wald_gate.monitoring.readiness import Readiness
 from wald_gate.monitoring.requests import RequestLog
 from wald_gate.outgoing.following import Following
 from wald_gate.page.watching import Watching
+from wald_gate.rights.admission import Admission
 from wald_gate.rights.allowances import Allowances
 from wald_gate.rights.clients import Rights
 from wald_gate.rights.sessions import Sessions
@@ -45,6 +46,7 @@ class State:
     readiness: Readiness
     request_log: RequestLog
     sessions: Sessions
+    admission: Admission
     watching: Watching
     groups: Groups
     repeats: Repeats

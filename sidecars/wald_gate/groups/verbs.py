@@ -28,8 +28,11 @@ async def lease(call: Call) -> Response:
         got = await _leased(work, wanted, wait=0.0, done=wanted.done)
         deliveries: list[Delivery] = got
         if not got and wanted.wait:
+            call.judge()  # the file of tokens may have changed while the group was opened
             leasing = _leased(work, wanted, wait=wanted.wait, done=())
-            deliveries = await call.state.groups.waiting.leased(call.request, work, wanted.consumer, leasing)
+            deliveries = await call.state.groups.waiting.leased(
+                call.request, call.judge, work, wanted.consumer, leasing
+            )
         return _answer(leased(deliveries, got.refused))
 
 

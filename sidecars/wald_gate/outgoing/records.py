@@ -78,6 +78,7 @@ async def records(call: Call) -> Response:
         seconds = wait_seconds(query.wait)
         if seconds and not first and not follow:
             first = await while_there(call.request, _first(reading, seconds))
+            call.judge()
         chunks = reading.chunks(first, follow=follow, silent_seconds=_SILENT_SECONDS)
         if isinstance(form, Events):
             chunks = _kept_alive(chunks)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from gating import Gate, entry
-from running import Daemon, eventually
+from gating import Answer, Gate, entry
+from running import TIMEOUT_SECONDS, Daemon, eventually
 
 ORDERS = "/v1/routes/orders/records"
 
@@ -99,6 +101,55 @@ def test_a_stream_ends_when_the_file_of_tokens_says_something_else(guarded: Gate
         eventually(lambda: status(guarded, "out-token", "GET", ORDERS) == 401)
         assert status(guarded, "in-token", "POST", ORDERS) == 200
         assert lines.read() == b""
+
+
+def ask_as(gate: Gate, token: str, method: str, path: str, fields: object = None) -> Answer:
+    body = None if fields is None else json.dumps(fields).encode()
+    return gate.ask(method, path, body, {"Authorization": f"Bearer {token}", "Content-Type": "application/json"})
+
+
+def metric(gate: Gate, name: str) -> int:
+    lines = ask_as(gate, "all-token", "GET", "/metrics").body.decode().splitlines()
+    [found] = [line for line in lines if line.startswith(name)]
+    return int(float(found.split()[-1]))
+
+
+def test_a_lease_that_waits_ends_when_its_client_may_not_lease_any_more(guarded: Gate, tokens: Path) -> None:
+    """It is answered as a new request would be, takes no record along, and the leases of others go on."""
+    leasing = "/v1/routes/orders/groups/billing/lease"
+    [first] = ask_as(guarded, "all-token", "POST", leasing, {"consumer": "all"}).json()["records"]
+    assert first["value"] == "x"
+    with ThreadPoolExecutor() as pool:
+        ended, goes_on = (
+            pool.submit(ask_as, guarded, f"{name}-token", "POST", leasing, {"consumer": name, "wait": 300})
+            for name in ("out", "all")
+        )
+        eventually(lambda: metric(guarded, "wald_gate_waiting_leases") == 2)
+        tokens.write_text(entry("in", write=["ord*"]) + entry("all", admin=True))
+        guarded.process.send_signal(signal.SIGHUP)
+        refused = ended.result(TIMEOUT_SECONDS)
+        assert (refused.status, refused.headers["www-authenticate"], refused.json()["code"]) == (
+            401,
+            'Bearer realm="wald"',
+            "unauthorized",
+        )
+        assert metric(guarded, "wald_gate_waiting_leases") == 1
+        assert status(guarded, "in-token", "POST", ORDERS) == 200
+        [record] = goes_on.result(TIMEOUT_SECONDS).json()["records"]
+        assert (record["sequence"], record["tries"]) == (2, 1)
+
+
+def test_a_read_that_has_waited_gives_nothing_to_a_client_that_may_not_read_any_more(
+    guarded: Gate, tokens: Path
+) -> None:
+    with ThreadPoolExecutor() as pool:
+        reading = pool.submit(ask_as, guarded, "out-token", "GET", f"{ORDERS}?from=end&wait=60s")
+        eventually(lambda: metric(guarded, 'wald_gate_connections{state="busy"}') == 2)
+        tokens.write_text(entry("in", write=["ord*"]))
+        guarded.process.send_signal(signal.SIGHUP)
+        eventually(lambda: status(guarded, "out-token", "GET", ORDERS) == 401)
+        assert status(guarded, "in-token", "POST", ORDERS) == 200
+        assert reading.result(TIMEOUT_SECONDS).status == 401
 
 
 def test_a_page_of_another_site_changes_nothing(gate: Gate) -> None:
