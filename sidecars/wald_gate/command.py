@@ -109,20 +109,33 @@ def _tokens_option(function: F) -> F:
     "--read",
     multiple=True,
     metavar="ROUTE",
-    help="A route that it may read, and whose cursors it may move, or app.* for more; again.",
+    help="A route that it may read, or app.* for more; again.",
 )
 @click.option("--write", multiple=True, metavar="ROUTE", help="A route that it may store records in; again for more.")
+@click.option(
+    "--work",
+    multiple=True,
+    metavar="ROUTE[/GROUP]",
+    help="A group that it may work for, and whose cursor it may move; without GROUP all groups of the route; again.",
+)
 @click.option("--admin", is_flag=True, help="It may do everything.")
 @click.option("--user", default="", help="Not by a token, but as this user on the unix socket.")
 @click.option("--certificate", default="", metavar="NAME", help="Not by a token, but by a certificate of this name.")
 def add_token(
-    name: str, tokens: Path, read: tuple[str, ...], write: tuple[str, ...], admin: bool, user: str, certificate: str
+    name: str,
+    tokens: Path,
+    read: tuple[str, ...],
+    write: tuple[str, ...],
+    work: tuple[str, ...],
+    admin: bool,
+    user: str,
+    certificate: str,
 ) -> None:
     """Add a client, and print its token, which is kept nowhere: the file has its SHA-256.
 
-    Who may read a route may also move the cursors of all its groups, and work for them. What every group has passed,
-    wald-reclaim may delete. Without --read, --write and --admin a client may ask for /metrics, and for the head and the
-    routes of the log, of which it sees none.
+    Who may work for a group leases its records, acknowledges them and moves its cursor. What every group has passed,
+    wald-reclaim may delete. Without --read, --write, --work and --admin a client may ask for /metrics, and for the head
+    and the routes of the log, of which it sees none.
 
     A new file has the mode 0600; one that is there keeps owner, group and mode, so that the user that the gate runs as
     can read it.
@@ -131,9 +144,9 @@ def add_token(
 
     if user and certificate:
         raise InvalidInput("a client has a token, a user or a certificate", hint="--user USER, or --certificate NAME")
-    if made := add(tokens, name, user=user, certificate=certificate, read=read, write=write, admin=admin):
+    if made := add(tokens, name, user=user, certificate=certificate, read=read, write=write, work=work, admin=admin):
         click.echo(made)
-    click.echo(f"wald-gate: {name} may: {_rights(read, write, admin=admin)}", err=True)
+    click.echo(f"wald-gate: {name} may: {_rights(read, write, work, admin=admin)}", err=True)
     _remind()
 
 
@@ -145,7 +158,7 @@ def list_tokens(tokens: Path) -> None:
 
     for each in entries(tokens):
         way = "token" if each.way == "sha256" else f"{each.way} {each.known_by}"
-        click.echo(f"{each.name}: {way}: {_rights(each.reads, each.writes, admin=each.admin)}")
+        click.echo(f"{each.name}: {way}: {_rights(each.reads, each.writes, each.works, admin=each.admin)}")
 
 
 @token.command("remove")
@@ -159,9 +172,10 @@ def remove_token(name: str, tokens: Path) -> None:
     _remind()
 
 
-def _rights(reads: Sequence[str], writes: Sequence[str], *, admin: bool) -> str:
+def _rights(reads: Sequence[str], writes: Sequence[str], works: Sequence[str], *, admin: bool) -> str:
     """What a client may do, in words."""
-    rights = [f"{what} {' '.join(routes)}" for what, routes in (("read", reads), ("write", writes)) if routes]
+    said = ("read", reads), ("write", writes), ("work", works)
+    rights = [f"{what} {' '.join(routes)}" for what, routes in said if routes]
     return "; ".join(["admin"] * admin + rights) or "no route, only /metrics and how far the log is"
 
 

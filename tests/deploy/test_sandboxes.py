@@ -49,7 +49,7 @@ def test_the_daemon_takes_input_seals_and_serves_metrics(host: Machine, root: Pa
 
 def test_a_gate_serves_whom_it_knows(host: Machine) -> None:
     """Root and the log's user on its socket; by TCP those with a token; and none is refused during a restart."""
-    token = {"name": "shop", "sha256": hashlib.sha256(b"secret").hexdigest(), "read": ["access"]}
+    token = {"name": "shop", "sha256": hashlib.sha256(b"secret").hexdigest(), "read": ["access"], "work": ["access"]}
     host.path("/etc/wald/tokens").write_text(json.dumps(token) + "\n")
     with host.path("/etc/wald/gate.toml").open("a") as settings:
         settings.write('tokens = "/etc/wald/tokens"\n')

@@ -37,12 +37,12 @@ class Admission:
         Raises:
             HttpError: 403, the client does not have the right on what the request names.
         """
-        route = request.path_params.get("route")
-        if not client.may(right, route):
+        route, group = request.path_params.get("route"), request.path_params.get("group")
+        if not client.may(right, route, group):
             raise HttpError(
                 403,
                 "not-permitted",
-                f"{client.name} may not do this: it needs {right.of(route)}",
+                f"{client.name} may not do this: it needs {right.of(route, group)}",
                 hint="the file of --tokens says who may what",
             )
 

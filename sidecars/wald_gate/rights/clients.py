@@ -26,10 +26,14 @@ class Right(Enum):
     KNOWN = "a token, whatever its routes"
     READ = "the right to read the route"
     WRITE = "the right to write to the route"
+    LOOK = "the right to read the route, or to work for the group"
+    WORK = "the right to work for the group"
     ADMIN = "the right to administer the log"
 
-    def of(self, route: str | None) -> str:
-        """It in words, with the route that it is about, if it is about one."""
+    def of(self, route: str | None, group: str | None = None) -> str:
+        """It in words, with the route or the group that it is about, if it is about one."""
+        if self in (Right.LOOK, Right.WORK) and route and group:
+            return f"{self.value} {group} of route {route}"
         return f"{self.value} {route}" if route and self in (Right.READ, Right.WRITE) else self.value
 
 
@@ -40,21 +44,27 @@ class Client:
     Attributes:
         name: of the token or the user; the gate writes it into its log.
         reads, writes: patterns of routes, as ``orders`` or ``app.*``.
+        works: patterns of groups, as ``orders/packing``; ``orders`` are all groups of that route.
         admin: whether it may do everything, such as make routes and cut.
     """
 
     name: str
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
+    works: tuple[str, ...] = ()
     admin: bool = False
 
-    def may(self, right: Right, route: str | None) -> bool:
-        """Whether it has a right, on ``route`` where that matters."""
+    def may(self, right: Right, route: str | None, group: str | None = None) -> bool:
+        """Whether it has a right, on ``route`` and ``group`` where those matter."""
         match right:
             case Right.READ:
                 return self.may_read(route or "")
             case Right.WRITE:
                 return self.admin or _matches(self.writes, route or "")
+            case Right.LOOK:
+                return self.may_read(route or "") or self._may_work(route or "", group or "")
+            case Right.WORK:
+                return self._may_work(route or "", group or "")
             case Right.ADMIN:
                 return self.admin
         return True
@@ -62,6 +72,12 @@ class Client:
     def may_read(self, route: str) -> bool:
         """Whether it may see a route and its records; who may write to a route may not for that."""
         return self.admin or _matches(self.reads, route)
+
+    def _may_work(self, route: str, group: str) -> bool:
+        patterns = (pattern.partition("/") for pattern in self.works)
+        return self.admin or any(
+            fnmatchcase(route, of_route) and fnmatchcase(group, of_group or "*") for of_route, _, of_group in patterns
+        )
 
 
 ANYONE = Client("anyone", admin=True)
@@ -103,7 +119,7 @@ class Rights:
             return
         found: dict[str, dict[str, Client]] = {"sha256": {}, "user": {}, "certificate": {}}
         for each in entries(self._path):
-            found[each.way][each.known_by] = Client(each.name, each.reads, each.writes, each.admin)
+            found[each.way][each.known_by] = Client(each.name, each.reads, each.writes, each.works, each.admin)
         tokens = {bytes.fromhex(known): client for known, client in found["sha256"].items()}
         if (tokens, found["user"], found["certificate"]) != (self._tokens, self._users, self._certificates):
             self.edition += 1

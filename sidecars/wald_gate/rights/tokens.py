@@ -2,6 +2,7 @@
 
     {"name": "shop", "sha256": "…", "write": ["orders"]}
     {"name": "reports", "certificate": "reports.example", "read": ["orders", "app.*"]}
+    {"name": "packer", "sha256": "…", "work": ["orders/packing"]}
     {"name": "ann", "user": "ann", "admin": true}
 
 This imports nothing that the extra ``gate`` brings.
@@ -29,9 +30,10 @@ _PREFIX = "wald_"  # so that a program that looks for secrets in texts knows it
 _SECRET_BYTES = 32
 _MODE = 0o600  # of a new file
 _WAYS = ("sha256", "user", "certificate")
-_KEYS = ("name", *_WAYS, "read", "write", "admin")
+_KEYS = ("name", *_WAYS, "read", "write", "work", "admin")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,126}")
 _PATTERN = re.compile(r"[A-Za-z0-9*?][A-Za-z0-9._*?-]{0,126}")
+_ROUTES, _GROUPS = '["orders", "app.*"]', '["orders", "app.*/packing"]'
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Entry:
             unix socket; certificate, by one with this common name.
         known_by: the digest in hexadecimal, the user, or the name.
         reads, writes: patterns of routes, as ``orders`` or ``app.*``.
+        works: patterns of groups, as ``orders/packing``; ``orders`` are all groups of that route.
         admin: whether it may do everything, such as make routes and cut.
     """
 
@@ -51,12 +54,13 @@ class Entry:
     known_by: str
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
+    works: tuple[str, ...] = ()
     admin: bool = False
 
     def line(self) -> str:
         """As it stands in the file."""
         fields: dict[str, Any] = {"name": self.name, self.way: self.known_by}
-        for key, patterns in (("read", self.reads), ("write", self.writes)):
+        for key, patterns in (("read", self.reads), ("write", self.writes), ("work", self.works)):
             if patterns:
                 fields[key] = list(patterns)
         if self.admin:
@@ -81,7 +85,15 @@ def entries(path: Path) -> list[Entry]:
 
 
 def add(
-    path: Path, name: str, *, user: str, certificate: str, read: tuple[str, ...], write: tuple[str, ...], admin: bool
+    path: Path,
+    name: str,
+    *,
+    user: str,
+    certificate: str,
+    read: tuple[str, ...],
+    write: tuple[str, ...],
+    work: tuple[str, ...],
+    admin: bool,
 ) -> str:
     """Add a client to a file, which is made if it is missing; on disk when this returns.
 
@@ -97,7 +109,8 @@ def add(
     """
     token = "" if user or certificate else _PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
     way = "sha256" if token else "user" if user else "certificate"
-    added = Entry(name, way, digest_of(token).hex() if token else user or certificate, read, write, admin)
+    known_by = digest_of(token).hex() if token else user or certificate
+    added = Entry(name, way, known_by, read, write, work, admin)
     with _changing(path) as found:
         if any(each.name == name for each in found):
             raise InvalidInput(
@@ -189,11 +202,19 @@ def _entry(fields: object) -> Entry:
             raise ValueError("sha256 has 64 hexadecimal digits")
     if not isinstance(admin, bool):
         raise ValueError("admin is true or false")
-    return Entry(name, ways[0], known_by, _patterns(fields, "read"), _patterns(fields, "write"), admin)
+    reads, writes, works = _patterns(fields, "read", 1), _patterns(fields, "write", 1), _patterns(fields, "work", 2)
+    return Entry(name, ways[0], known_by, reads, writes, works, admin)
 
 
-def _patterns(fields: dict[str, Any], key: str) -> tuple[str, ...]:
+def _patterns(fields: dict[str, Any], key: str, parts_max: int) -> tuple[str, ...]:
+    """Patterns of names, of up to so many with ``/`` between them."""
     given = fields.get(key, [])
-    if not isinstance(given, list) or not all(isinstance(each, str) and _PATTERN.fullmatch(each) for each in given):
-        raise ValueError(f'{key} is a list of routes, as ["orders", "app.*"], not {given!r}')
+    if not isinstance(given, list) or not all(isinstance(each, str) and _is_pattern(each, parts_max) for each in given):
+        what = f"routes, as {_ROUTES}" if parts_max == 1 else f"routes and groups, as {_GROUPS}"
+        raise ValueError(f"{key} is a list of {what}, not {given!r}")
     return tuple(given)
+
+
+def _is_pattern(given: str, parts_max: int) -> bool:
+    parts = given.split("/")
+    return len(parts) <= parts_max and all(map(_PATTERN.fullmatch, parts))

@@ -12,7 +12,7 @@ from gating import Gate
 from running import Daemon, eventually
 
 ROUTE = "/v1/routes/orders"
-TOKENS: dict[str, dict[str, Any]] = {"ann": {"admin": True}, "bob": {"read": ["*"], "write": ["*"]}}
+TOKENS: dict[str, dict[str, Any]] = {"ann": {"admin": True}, "bob": {"read": ["*"], "write": ["*"], "work": ["*"]}}
 
 
 @pytest.fixture(scope="module")

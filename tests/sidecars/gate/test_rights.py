@@ -18,7 +18,9 @@ ORDERS = "/v1/routes/orders/records"
 @pytest.fixture
 def tokens(tmp_path: Path) -> Path:
     path = tmp_path / "tokens"
-    path.write_text(entry("in", write=["ord*"]) + entry("out", read=["orders"]) + entry("all", admin=True))
+    path.write_text(
+        entry("in", write=["ord*"]) + entry("out", read=["orders"], work=["orders"]) + entry("all", admin=True)
+    )
     return path
 
 

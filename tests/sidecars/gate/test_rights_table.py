@@ -25,19 +25,20 @@ from wald_gate.table import VERBS
 pytestmark = needs_root
 RECORDS, CURSOR, GROUP = "/v1/routes/{}/records", "/v1/routes/{}/cursors/secret", "/v1/routes/{}/groups/secret/"
 NONE, KNOWN, READ, WRITE, ADMIN = "nothing", "any token", "read", "write", "admin"
+LOOK, WORK = "read, or work for the group", "work for the group"
 OF_GROUP = {"consumer": "ann", "sequences": [1]}
 
 TABLE: dict[str, tuple[str, str, str, Any]] = {
     "append": (WRITE, "POST", RECORDS, b"x\n"),
     "records": (READ, "GET", RECORDS, None),
-    "cursor": (READ, "GET", CURSOR, None),
-    "set_cursor": (READ, "PUT", CURSOR, {"sequence": 1}),
-    "lease": (READ, "POST", f"{GROUP}lease", {"consumer": "ann"}),
-    "ack": (READ, "POST", f"{GROUP}ack", OF_GROUP),
-    "nack": (READ, "POST", f"{GROUP}nack", OF_GROUP),
-    "extend": (READ, "POST", f"{GROUP}extend", OF_GROUP),
-    "release": (READ, "POST", f"{GROUP}release", {"consumer": "ann"}),
-    "pending": (READ, "GET", f"{GROUP}pending", None),
+    "cursor": (LOOK, "GET", CURSOR, None),
+    "set_cursor": (WORK, "PUT", CURSOR, {"sequence": 1}),
+    "lease": (WORK, "POST", f"{GROUP}lease", {"consumer": "ann"}),
+    "ack": (WORK, "POST", f"{GROUP}ack", OF_GROUP),
+    "nack": (WORK, "POST", f"{GROUP}nack", OF_GROUP),
+    "extend": (WORK, "POST", f"{GROUP}extend", OF_GROUP),
+    "release": (WORK, "POST", f"{GROUP}release", {"consumer": "ann"}),
+    "pending": (LOOK, "GET", f"{GROUP}pending", None),
     "routes": (KNOWN, "GET", "/v1/routes", None),
     "add_route": (ADMIN, "POST", "/v1/routes/{}", None),
     "head": (KNOWN, "GET", "/v1/head", None),
@@ -86,13 +87,17 @@ def asking(*has: str, token: str = "", user: int | None = None) -> Asking:
 CLIENTS = {
     "no token": asking(),
     "wrong token": asking(token="guess"),
-    "reader": asking(KNOWN, READ, token="reader-token"),
+    "reader": asking(KNOWN, READ, LOOK, token="reader-token"),
     "reader of another": asking(KNOWN, token="reader2-token"),
     "writer": asking(KNOWN, WRITE, token="writer-token"),
     "writer of another": asking(KNOWN, token="writer2-token"),
-    "admin": asking(KNOWN, READ, WRITE, ADMIN, token="admin-token"),
-    "owner": asking(KNOWN, READ, WRITE, ADMIN, user=0),
-    "named user": asking(KNOWN, READ, user=MEMBER.user_id),
+    "worker": asking(KNOWN, LOOK, WORK, token="worker-token"),
+    "worker of all groups": asking(KNOWN, LOOK, WORK, token="worker2-token"),
+    "worker of another group": asking(KNOWN, token="worker3-token"),
+    "worker of another route": asking(KNOWN, token="worker4-token"),
+    "admin": asking(KNOWN, READ, LOOK, WRITE, WORK, ADMIN, token="admin-token"),
+    "owner": asking(KNOWN, READ, LOOK, WRITE, WORK, ADMIN, user=0),
+    "named user": asking(KNOWN, READ, LOOK, user=MEMBER.user_id),
     "unknown user": asking(user=STRANGER.user_id),
 }
 
@@ -122,6 +127,10 @@ def guarded() -> Iterator[Gate]:
             + entry("reader2", read=["other"])
             + entry("writer", write=["orders"])
             + entry("writer2", write=["other"])
+            + entry("worker", work=["orders/secret"])
+            + entry("worker2", work=["ord*"])
+            + entry("worker3", work=["orders/other", "orders/s", "other/*"])
+            + entry("worker4", work=["*/other", "other", "secret", "ordersx/secret"])
             + entry("admin", admin=True)
             + json.dumps(user)
         )
@@ -193,7 +202,18 @@ def test_a_refusal_does_not_show_whether_a_route_exists(guarded: Gate, kind: str
         assert here.body.replace(b"orders", b"absent") == nowhere.body, name
 
 
-@pytest.mark.parametrize("kind", ["reader of another", "writer of another", "writer", "unknown user", "wrong token"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "reader of another",
+        "writer of another",
+        "writer",
+        "worker",
+        "worker of another group",
+        "unknown user",
+        "wrong token",
+    ],
+)
 def test_nothing_of_a_route_is_shown_to_who_may_not_read_it(guarded: Gate, kind: str) -> None:
     """Neither its name, nor a group, a value, or how much there is of it, wherever one looks."""
     client = CLIENTS[kind]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -51,10 +52,14 @@ def test_a_token_without_rights_is_for_metrics(daemon: Daemon, tmp_path: Path) -
 
 
 def test_add_says_what_the_client_may(tmp_path: Path) -> None:
-    added = token("add", "shop", "--tokens", tmp_path / "tokens", "--read", "orders", "--write", "app.*")
+    rights = ("--read", "orders", "--write", "app.*", "--work", "orders/billing", "--work", "app.*")
+    added = token("add", "shop", "--tokens", tmp_path / "tokens", *rights)
 
-    assert b"wald-gate: shop may: read orders; write app.*\n" in added.stderr
-    assert "may also move the cursors of all its groups" in " ".join(token("add", "--help").stdout.decode().split())
+    assert b"wald-gate: shop may: read orders; write app.*; work orders/billing app.*\n" in added.stderr
+    assert json.loads((tmp_path / "tokens").read_bytes())["work"] == ["orders/billing", "app.*"]
+    assert "acknowledges them and moves its cursor. What every group has passed, wald-reclaim may delete." in " ".join(
+        token("add", "--help").stdout.decode().split()
+    )
 
 
 def test_a_file_that_is_not_there_is_not_found_and_the_hint_makes_it(tmp_path: Path, root: Path) -> None:
@@ -96,6 +101,9 @@ def test_owner_group_and_mode_of_a_file_stay(tmp_path: Path) -> None:
         (("add", "shop", "--admin"), InvalidInput.exit_code, "there is a client 'shop' already"),
         (("add", "a b", "--admin"), InvalidInput.exit_code, "the name is 'a b'"),
         (("add", "new", "--read", "../x"), InvalidInput.exit_code, "read is a list of routes"),
+        (("add", "new", "--read", "orders/billing"), InvalidInput.exit_code, "read is a list of routes"),
+        (("add", "new", "--work", "a/b/c"), InvalidInput.exit_code, "work is a list of routes and groups"),
+        (("add", "new", "--work", "orders/"), InvalidInput.exit_code, "work is a list of routes and groups"),
         (("add", "new", "--admin", "--user", "a", "--certificate", "b"), InvalidInput.exit_code, "or a certificate"),
         (("remove", "nobody"), NotFound.exit_code, "there is no client 'nobody'"),
     ],
