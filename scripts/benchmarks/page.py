@@ -41,7 +41,7 @@ def measure(stage: Stage) -> tuple[list[Row], list[str]]:
     large(root, segments, routes)
     group = f"The page: {segments:,} segments, {routes:,} routes, records coming"
     rows: list[Row] = []
-    with Daemon(root), Gate(root) as gate, Chromium() as browser, _sending(root):
+    with Daemon(root), Gate(root, anew=True) as gate, Chromium() as browser, _sending(root):
         for name, path in _VIEWS.items():
             with browser.visit(gate.origin) as visit:
                 paints = [_paint(visit, path) for _ in range(max(3, stage.repeat))]

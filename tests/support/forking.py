@@ -29,7 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 
 SETTINGS = ("WALD_", "ARCHIVE_", "_WALD_", "COMP_")  # the variables of the environment that only our programs read
-_PROGRAMS = ("wald", "wald_archive", "wald_drain", "wald_reclaim")
+_PROGRAMS = ("wald", "wald_archive", "wald_drain", "wald_gate", "wald_reclaim")
 # Programs of the tests.
 _SCRIPTS = {str(Path(__file__).with_name(f"{name}.py")) for name in ("owning", "workgroup_worker", "working")}
 _PACKAGES = ("wald.cli", "wald.daemon", "wald.work", *_PROGRAMS[1:])  # what they import when they are told what to do

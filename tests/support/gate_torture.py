@@ -118,7 +118,7 @@ def torture_gate(
     """
     with Daemon(root, env=SETTINGS, anew=True) as daemon:
         daemon.ask(f"ROUTE ADD {ROUTE}")
-        with Gate(root) as gate:
+        with Gate(root, anew=True) as gate:
             scene = _Scene(daemon, gate, random.Random(seed), small_disk=small_disk)
             try:
                 scene.begin()

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from forking import Forked, forks
 from running import TIMEOUT_SECONDS, eventually, sidecar
 
 Body = bytes | Iterator[bytes] | None
@@ -65,17 +66,20 @@ class Gate:
         env: Mapping[str, str] | None = None,
         sockets: Sequence[socket.socket] = (),
         prefix: Sequence[str] = (),
+        anew: bool = False,
     ) -> None:
         """
         Args:
             sockets: handed over as systemd does.
             prefix: what stands in front of the command line.
+            anew: whether it is to be an interpreter of its own, as for a user, even where a fork would do.
         """
         self.root = root
         self._env = {**os.environ, **(env or {})}
         self._sockets = sockets
         self._prefix = prefix
         self._arguments = arguments
+        self._anew = anew
         self.log_path = root.with_name(f"{root.name}-gate.log")
         self.port = 0
         self.start()
@@ -102,7 +106,11 @@ class Gate:
             numbers = [each.fileno() for each in self._sockets]
             if numbers:
                 line = [sys.executable, "-c", _HAND_OVER, ",".join(map(str, numbers)), *line]
-            self.process = subprocess.Popen(line, stderr=log, env=self._env, pass_fds=numbers)
+            self.process: subprocess.Popen[bytes]
+            if forks(line, self._env) and not self._anew:
+                self.process = Forked(line, stderr=log.fileno(), env=self._env)
+            else:
+                self.process = subprocess.Popen(line, stderr=log, env=self._env, pass_fds=numbers)
 
     def await_ready(self) -> None:
         """Return once it takes connections."""

@@ -47,12 +47,12 @@ def test_a_killed_gate_delivers_again_what_was_leased_and_never_what_was_acknowl
     assert [(record["sequence"], record["tries"]) for record in again] == [(n, 2) for n in range(4, 101, 2)]
 
 
-def test_a_second_gate_and_a_drain_are_refused_while_a_gate_owns_the_group(gate: Gate, tmp_path: Path) -> None:
-    gate.post(RECORDS, b"1\n")
-    assert leased(gate) == [1]
+def test_a_second_gate_and_a_drain_are_refused_while_a_gate_owns_the_group(daemon: Daemon, tmp_path: Path) -> None:
     linked = tmp_path / "other"
-    linked.symlink_to(gate.root)
-    with Gate(linked) as other:
+    linked.symlink_to(daemon.root)
+    with Gate(daemon.root, anew=True) as gate, Gate(linked) as other:
+        gate.post(RECORDS, b"1\n")
+        assert leased(gate) == [1]
         refused = post(other, "lease")
         assert (refused.status, refused.json()["code"], refused.headers["retry-after"]) == (423, "locked", "2")
         said = refused.json()
