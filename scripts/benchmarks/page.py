@@ -7,19 +7,15 @@ browser, the gate, the daemon and the client that sends share the processors.
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
 
 from browsing import Chromium, Visit, lack
 from gating import Gate
-from large import large
+from large import large, sending
 from running import Daemon
 
-import wald
 from benchmarks.report import Goal, Row
 from benchmarks.stage import Stage
 
@@ -41,7 +37,12 @@ def measure(stage: Stage) -> tuple[list[Row], list[str]]:
     large(root, segments, routes)
     group = f"The page: {segments:,} segments, {routes:,} routes, records coming"
     rows: list[Row] = []
-    with Daemon(root), Gate(root, anew=True) as gate, Chromium() as browser, _sending(root):
+    with (
+        Daemon(root),
+        Gate(root, anew=True) as gate,
+        Chromium() as browser,
+        sending(root, ["route-0007"], batch=100),  # a thousand records a second
+    ):
         for name, path in _VIEWS.items():
             with browser.visit(gate.origin) as visit:
                 paints = [_paint(visit, path) for _ in range(max(3, stage.repeat))]
@@ -56,27 +57,3 @@ def _paint(visit: Visit, path: str) -> float:
     paint = visit.first_paint_ms()
     visit.page.wait_for_timeout(1500)  # until the first update is over
     return paint
-
-
-@contextmanager
-def _sending(root: Path) -> Iterator[None]:
-    """Send a thousand records a second, and cut once a second."""
-    over = threading.Event()
-
-    def send() -> None:
-        number = 0
-        with wald.Producer(root) as producer:
-            while not over.wait(0.1):
-                number += 1
-                producer.send("route-0007", [f"record {each} of batch {number}" for each in range(100)])
-                producer.flush()
-                if not number % 10:
-                    producer.command("CUT")
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()

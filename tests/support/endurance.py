@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import counted
 from contents import errors
 from disturbed import invariants
 from full_disk import fill, small_file_system
@@ -106,8 +107,7 @@ class Tally:
         reported |= (
             {"seconds": round(self.seconds)} | dict(sorted(self.faults.items())) | dict(sorted(self.sidecars.items()))
         )
-        lines = [f"{name:>24}  {count:,}" for name, count in reported.items()]
-        return "\n".join([*lines, *(f"{'FAULT':>24}  {words}" for words in self.wrong)])
+        return counted.table(reported, self.wrong)
 
 
 def endure(

@@ -31,6 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import counted
 from contents import errors, records
 from full_disk import fill
 from gating import Gate
@@ -85,9 +86,8 @@ class Outcome:
 
     def __str__(self) -> str:
         shown = ("kills", "requests", "attempts", "cut_off", "replayed", "sent", "read", "leases", "delivered")
-        lines = [f"{name.replace('_', ' '):>30}  {getattr(self, name):,}" for name in (*shown, "acknowledged")]
-        lines += [f"{name:>30}  {count:,}" for name, count in sorted(self.faults.items())]
-        return "\n".join([*lines, *(f"{'FAULT':>30}  {fault}" for fault in self.wrong)])
+        counts = {name: getattr(self, name) for name in (*shown, "acknowledged")}
+        return counted.table(counts | dict(sorted(self.faults.items())), self.wrong)
 
 
 class _Posted(NamedTuple):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from logs import Built
+
+import wald
 
 EACH = 10
 """How many of the routes are in each segment, with a record each."""
@@ -22,3 +27,29 @@ def large(path: Path, segments: int, routes: int) -> Built:
     for route in range(routes):
         log.root.cursor(f"route-{route:04}", "processed").write_text("0\n")
     return log
+
+
+@contextmanager
+def sending(root: Path, routes: Sequence[str], *, batch: int) -> Iterator[None]:
+    """Send ten batches of records a second, to one route after the other, and cut once a second."""
+    over = threading.Event()
+
+    def send() -> None:
+        number = 0
+        with wald.Producer(root) as producer:
+            while not over.wait(0.1):
+                number += 1
+                producer.send(
+                    routes[number % len(routes)], [f"record {each} of batch {number}" for each in range(batch)]
+                )
+                producer.flush()
+                if not number % 10:
+                    producer.command("CUT")
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import counted
 from contents import errors, records
 from running import Daemon, eventually
 from threads import started
@@ -48,8 +49,7 @@ class Outcome:
 
     def __str__(self) -> str:
         reported = ("kills", "attempted", "acknowledged", "read", "lost", "duplicated", "unacknowledged_but_there")
-        lines = [f"{name.replace('_', ' '):>24}  {getattr(self, name):,}" for name in reported]
-        return "\n".join([*lines, *(f"{'FAULT':>24}  {fault}" for fault in self.faults)])
+        return counted.table({name: getattr(self, name) for name in reported}, self.faults)
 
 
 def torture(root: Path, *, mode: str, kills: int, seed: int, tell: Callable[[int], None] = lambda _: None) -> Outcome:

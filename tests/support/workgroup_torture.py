@@ -24,6 +24,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import counted
 import workgroup_owner
 import workgroup_worker
 from contents import errors
@@ -80,9 +81,8 @@ class Outcome:
 
     def __str__(self) -> str:
         names = ("kills", "sent", "owners", "deliveries", "again", "acknowledged", "dead_letters", "segments_reclaimed")
-        lines = [f"{name.replace('_', ' '):>30}  {getattr(self, name):,}" for name in names]
-        lines += [f"{name:>30}  {count:,}" for name, count in sorted(self.faults.items())]
-        return "\n".join([*lines, *(f"{'FAULT':>30}  {words}" for words in self.wrong)])
+        counts = {name: getattr(self, name) for name in names}
+        return counted.table(counts | dict(sorted(self.faults.items())), self.wrong)
 
 
 def torture_workers(

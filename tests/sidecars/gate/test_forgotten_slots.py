@@ -93,8 +93,7 @@ def test_what_was_given_up_is_stored_later_and_the_daemon_has_forgotten_the_slot
         with stopped(daemon):
             storing = asyncio.create_task(store(repeats))
             if is_cancelled:
-                while not repeats._daemon._main.under_way:
-                    await asyncio.sleep(0.01)
+                await asyncio.to_thread(eventually, lambda: repeats._daemon._main.under_way)
                 storing.cancel()
             with pytest.raises(asyncio.CancelledError if is_cancelled else Unavailable):
                 await storing

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gating import Gate
+from group_requests import RECORDS, ask, lease
 from running import Daemon, eventually
 
-GROUP = "/v1/routes/orders/groups/billing"
-RECORDS = "/v1/routes/orders/records"
 CONFIG = """
 [groups."orders/billing"]
 order = "key"
@@ -29,14 +27,6 @@ def gate(daemon: Daemon, tmp_path: Path) -> Iterator[Gate]:
         yield running
 
 
-def lease(gate: Gate, consumer: str = "w1", **fields: Any) -> list[Any]:
-    answer = gate.post(f"{GROUP}/lease", {"consumer": consumer, **fields})
-    assert answer.status == 200, answer.body
-    records = answer.json()["records"]
-    assert isinstance(records, list)
-    return records
-
-
 def test_records_of_a_key_are_with_one_consumer_at_a_time(gate: Gate) -> None:
     lines = [{"value": "1", "key": "ann"}, {"value": "2", "key": "ann"}, {"value": "3", "key": "bob"}]
     gate.post(RECORDS, "".join(json.dumps(each) + "\n" for each in lines).encode(), "application/x-ndjson")
@@ -49,8 +39,7 @@ def test_a_record_that_was_tried_too_often_is_a_dead_letter_with_its_reason(gate
     gate.post(RECORDS, b"poison\n")
     for tries, life in ((1, gate.stop), (2, gate.kill)):
         assert [record["tries"] for record in lease(gate)] == [tries]
-        settled = gate.post(f"{GROUP}/nack", {"consumer": "w1", "sequences": [1], "reason": f"odd {tries}"})
-        assert settled.json() == {"refused": []}
+        assert ask(gate, "nack", sequences=[1], reason=f"odd {tries}") == {"refused": []}
         life()
         gate.start()
     assert lease(gate) == []

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from gating import Gate
+from group_requests import GROUP, RECORDS, lease
 from running import TIMEOUT_SECONDS, eventually
 
-GROUP = "/v1/routes/orders/groups/billing"
-RECORDS = "/v1/routes/orders/records"
 MANY = 500
 
 
@@ -38,16 +37,8 @@ def leases(gate: Gate) -> int:
     return int(float(found.split()[-1]))
 
 
-def leased(gate: Gate, consumer: str = "w1", **fields: Any) -> list[Any]:
-    found = gate.post(f"{GROUP}/lease", {"consumer": consumer, **fields})
-    assert found.status == 200, found.body
-    records = found.json()["records"]
-    assert isinstance(records, list)
-    return records
-
-
 def test_of_many_that_wait_one_gets_a_record_and_no_thread_is_needed_for_any(gate: Gate) -> None:
-    assert leased(gate) == []
+    assert lease(gate) == []
     tasks = Path(f"/proc/{gate.process.pid}/task")
     before = len(list(tasks.iterdir()))
     connections = [waiting(gate, f"w{number}") for number in range(MANY)]
@@ -61,18 +52,18 @@ def test_of_many_that_wait_one_gets_a_record_and_no_thread_is_needed_for_any(gat
 
 
 def test_a_client_that_has_gone_while_it_waited_gets_nothing(gate: Gate) -> None:
-    assert leased(gate) == []
+    assert lease(gate) == []
     connection = waiting(gate, "gone")
     eventually(lambda: leases(gate) == 1)
     connection.close()
     eventually(lambda: leases(gate) == 0)
     gate.post(RECORDS, b"one\n")
-    [record] = leased(gate, wait=60)
+    [record] = lease(gate, wait=60)
     assert (record["sequence"], record["tries"]) == (1, 1)
 
 
 def test_no_record_is_lost_with_a_client_that_goes_as_one_comes(gate: Gate) -> None:
-    assert leased(gate) == []
+    assert lease(gate) == []
     for sequence in range(1, 31):
         connection = waiting(gate, "gone", lease_for=0.5)
         eventually(lambda: leases(gate) == 1)
@@ -82,13 +73,13 @@ def test_no_record_is_lost_with_a_client_that_goes_as_one_comes(gate: Gate) -> N
         else:
             connection.close()
             gate.post(RECORDS, b"one\n")
-        [record] = leased(gate, wait=60, max_records=1)
+        [record] = lease(gate, wait=60, max_records=1)
         assert (record["sequence"], record["tries"] <= 2) == (sequence, True)
-        assert leased(gate, done=[sequence]) == []
+        assert lease(gate, done=[sequence]) == []
 
 
 def test_a_gate_that_ends_answers_those_that_wait_at_once(gate: Gate) -> None:
-    assert leased(gate) == []
+    assert lease(gate) == []
     connection = waiting(gate, "w1")
     eventually(lambda: leases(gate) == 1)
     assert gate.stop() == 0
@@ -96,4 +87,4 @@ def test_a_gate_that_ends_answers_those_that_wait_at_once(gate: Gate) -> None:
 
 
 def test_a_wait_that_is_over_is_answered_with_nothing(gate: Gate) -> None:
-    assert leased(gate, wait=0.2) == []
+    assert lease(gate, wait=0.2) == []

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from browsing import PHONE, Chromium
 from gating import Gate
-from large import large
+from large import large, sending
 from running import Daemon, eventually
 
-import wald
 from wald_gate.page.places import PLACES
 
 pytestmark = pytest.mark.slow
@@ -38,31 +34,9 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
     """A gate on such a log, to which records are sent and which is cut meanwhile."""
     root = tmp_path_factory.mktemp("large") / "log"
     large(root, 10_000, 1_000)
-    with Daemon(root), Gate(root) as running, sending(root):
+    routes = [f"route-{number:04}" for number in range(1000)]
+    with Daemon(root), Gate(root) as running, sending(root, routes, batch=200):
         yield running
-
-
-@contextmanager
-def sending(root: Path) -> Iterator[None]:
-    over = threading.Event()
-
-    def send() -> None:
-        with wald.Producer(root) as producer:
-            number = 0
-            while not over.wait(0.1):
-                number += 1
-                producer.send(f"route-{number % 1000:04}", [f"record {each} of {number}" for each in range(200)])
-                producer.flush()
-                if not number % 10:
-                    producer.command("CUT")
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 @pytest.mark.parametrize("path", VIEWS)

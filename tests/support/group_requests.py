@@ -1,0 +1,24 @@
+"""Requests for the work group ``billing`` of the route ``orders``, and what they are answered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gating import Gate
+
+GROUP = "/v1/routes/orders/groups/billing"
+RECORDS = "/v1/routes/orders/records"
+
+
+def ask(gate: Gate, verb: str, consumer: str = "w1", **fields: Any) -> Any:
+    """What a verb of the group answers."""
+    answer = gate.post(f"{GROUP}/{verb}", {"consumer": consumer, **fields})
+    assert answer.status == 200, answer.body
+    return answer.json()
+
+
+def lease(gate: Gate, consumer: str = "w1", **fields: Any) -> list[Any]:
+    """The records of a lease."""
+    records = ask(gate, "lease", consumer, **fields)["records"]
+    assert isinstance(records, list)
+    return records
