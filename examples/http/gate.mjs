@@ -3,7 +3,8 @@
 // usage: node gate.mjs store ROUTE | follow ROUTE FILE | work ROUTE GROUP
 //
 // store takes lines from stdin. follow prints records, and keeps in FILE which was the last. work prints records that it
-// gets as one worker of a group, and acknowledges them. WALD_GATE is the address, WALD_TOKEN a token if there are any.
+// gets as one worker of a group, and acknowledges them; curl -X PUT --json '{"sequence": "earliest"}' with the path
+// /v1/routes/ROUTE/cursors/GROUP makes the group. WALD_GATE is the address, WALD_TOKEN a token if there are any.
 
 import { randomUUID } from "node:crypto";
 import { existsSync, readFileSync, renameSync, writeFileSync } from "node:fs";

@@ -168,7 +168,8 @@ class Gate:
 
     def worker(self, group: str, left: int) -> Step:
         path = f"/v1/routes/{ROUTE}/groups/{group}"
-        assert self._ask(f"{path}/release", {"consumer": "worker-1"}) == {"released": 0}  # the group is made
+        self._ask(f"/v1/routes/{ROUTE}/cursors/{group}", {"sequence": "earliest"}, "PUT")
+        assert self._ask(f"{path}/release", {"consumer": "worker-1"}) == {"released": 0}  # the group is opened
         done: list[int] = []
 
         def step() -> int:
@@ -187,10 +188,10 @@ class Gate:
 
         return step
 
-    def _ask(self, path: str, asked: object) -> Any:
+    def _ask(self, path: str, asked: object, method: str = "POST") -> Any:
         body = msgspec.json.encode(asked)
-        head = "POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-        self._connection.sendall((head % (path, len(body))).encode() + body)
+        head = "%s %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        self._connection.sendall((head % (method, path, len(body))).encode() + body)
         data = b""
         while not (found := _LENGTH.search(data)) or len(data) < found.end() + int(found[1]):
             more = self._connection.recv(_CHUNK)

@@ -105,7 +105,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
             sessions,
             Admission(rights, sessions),
             Watching(log),
-            Groups(log, settings.group),
+            Groups(log, settings.groups),
             Repeats(log, daemon),
             Processed(log, threads),
         )

@@ -129,10 +129,6 @@ class Settings:
         metadata={"meaning": 'a table [groups."ROUTE/GROUP"] each: how a work group gives out records'},
     )
 
-    def group(self, route: str, group: str) -> GroupSettings:
-        """Of a work group; the defaults if the file does not name it."""
-        return self.groups.get(f"{route}/{group}", GroupSettings())
-
     def waiting(self, fresh: Settings) -> list[str]:
         """The names of what differs in ``fresh``, and waits for a restart."""
         return [

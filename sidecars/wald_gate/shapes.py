@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -66,9 +66,9 @@ class Health(Struct, omit_defaults=True):
 
 
 class NewCursor(Shape):
-    """Up to where a group has processed a route; 0: nothing."""
+    """Up to where a group has processed a route; 0: nothing, earliest: what is gone by now, end: all that there is."""
 
-    sequence: Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
+    sequence: Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)] | Literal["earliest", "end"]
     rewind: bool = False
 
 

@@ -49,7 +49,7 @@ def test_the_daemon_takes_input_seals_and_serves_metrics(host: Machine, root: Pa
 
 def test_a_gate_serves_whom_it_knows(host: Machine) -> None:
     """Root and the log's user on its socket; by TCP those with a token; and none is refused during a restart."""
-    token = {"name": "shop", "sha256": hashlib.sha256(b"secret").hexdigest(), "read": ["access"], "work": ["access"]}
+    token = {"name": "shop", "sha256": hashlib.sha256(b"secret").hexdigest(), "read": ["access"]}
     host.path("/etc/wald/tokens").write_text(json.dumps(token) + "\n")
     with host.path("/etc/wald/gate.toml").open("a") as settings:
         settings.write('tokens = "/etc/wald/tokens"\n')
@@ -170,6 +170,8 @@ def test_a_gate_keeps_keys_and_work_groups_in_the_log(host: Machine) -> None:
     keyed = "-H 'Idempotency-Key: a' -H 'Content-Type: text/plain' --data-binary one http://log/v1/routes/jobs/records"
     assert len({host.sh(f"{at_socket} --fail {keyed}") for _ in range(2)}) == 1
     group = "http://log/v1/routes/jobs/groups/work"
+    cursor = '-X PUT --json \'{"sequence": "earliest"}\' http://log/v1/routes/jobs/cursors/work'
+    host.sh(f"{at_socket} --fail {cursor}")
     leased = host.sh(f'{at_socket} --json \'{{"consumer": "ann"}}\' {group}/lease')
     (record,) = json.loads(leased)["records"]
     done = f'{{"consumer": "ann", "sequences": [{record["sequence"]}]}}'

@@ -119,6 +119,7 @@ def torture_gate(
     with Daemon(root, env=SETTINGS, anew=True) as daemon:
         daemon.ask(f"ROUTE ADD {ROUTE}")
         with Gate(root, anew=True) as gate:
+            gate.make_group(GROUP, ROUTE)
             scene = _Scene(daemon, gate, random.Random(seed), small_disk=small_disk)
             try:
                 scene.begin()

@@ -165,6 +165,11 @@ class Gate:
             return self.ask("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
         return self.ask("POST", path, body, {"Content-Type": media_type})
 
+    def make_group(self, group: str, route: str = "orders") -> None:
+        """Make a group, which has processed nothing that is there."""
+        made = self.ask("PUT", f"/v1/routes/{route}/cursors/{group}", b'{"sequence": "earliest"}')
+        assert made.status == 200, made.body
+
     @contextmanager
     def asked(
         self,

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
+
 from starlette.responses import Response
 
-from wald.errors import Damaged, NotFound, Refused
+from wald.errors import Damaged, Refused
+from wald.store.retention.beginning import beginning
 from wald.store.retention.cursors import Cursor, CursorState, require_no_remains
 from wald_gate import shapes
 from wald_gate.call import Call
+from wald_gate.groups.making import require_group
 from wald_gate.verbs import JSON
 
 
 async def get(call: Call) -> Response:
     """The cursor of a group."""
+    await call.state.in_thread(require_group, call.state.log, call.route, call.group)
     cursor = await call.state.in_thread(call.state.log.cursor, call.route, call.group)
-    if cursor.state is CursorState.ABSENT:
-        raise NotFound(cursor.message, hint=f"PUT {call.request.url.path} makes it")
     if cursor.state is not CursorState.VALID:
         raise Damaged(f"{cursor.message}; it counts as nothing processed", hint='PUT it with "rewind": true')
     return _answer(cursor)
@@ -28,22 +31,31 @@ async def put(call: Call) -> Response:
     def move() -> Cursor:
         log = call.state.log
         require_no_remains(log.root, log.cursor(call.route, call.group))
+        head = log.head()
+        durable = 0 if head is None else head.sequence
+        sequence = _sequence(call, wanted.sequence, durable)
         try:
-            return log.set_cursor(call.route, wanted.sequence, call.group, rewind=wanted.rewind)
+            return log.set_cursor(call.route, sequence, call.group, rewind=wanted.rewind)
         except Refused as error:
-            head = log.head()
-            raise Refused(error.message, hint=_way(call, wanted, 0 if head is None else head.sequence)) from None
+            raise Refused(error.message, hint=_way(call, wanted, sequence, durable)) from None
 
     return _answer(await call.state.in_thread(move))
 
 
-def _way(call: Call, wanted: shapes.NewCursor, head: int) -> str:
+def _sequence(call: Call, wanted: int | str, head: int) -> int:
+    """Up to where a group has processed its route, in a number."""
+    if isinstance(wanted, int):
+        return wanted
+    return head if wanted == "end" else beginning(call.state.log.view(), call.route, call.group).sequence - 1
+
+
+def _way(call: Call, wanted: shapes.NewCursor, sequence: int, head: int) -> str:
     """What a client may do about a cursor that was not moved."""
-    if wanted.sequence > head:
+    if sequence > head:
         return "GET /v1/head shows the last durable record"
     if wanted.rewind:
         return f"who runs the gate can remove the work group: wald group remove {call.route} {call.group}"
-    return f'{{"sequence": {wanted.sequence}, "rewind": true}} moves it all the same'
+    return f'{{"sequence": {json.dumps(wanted.sequence)}, "rewind": true}} moves it all the same'
 
 
 def _answer(cursor: Cursor) -> Response:

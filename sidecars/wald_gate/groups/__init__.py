@@ -3,6 +3,7 @@
 verbs       lease, ack, nack, extend, release, pending
 shapes      what they take and answer
 leased      leased records as JSON
+making      what makes a group
 hosting     opens a group at its first request, and closes it when it is not used
 waiting     leases that wait for a record, until their client has gone
 processed   producers that wait until a group has processed their records

@@ -1,5 +1,8 @@
 """The work groups that the gate owns: each is opened by the first request for it, and closed when it is not used.
 
+A request makes no group, as a name may be misspelt, and a group holds back what it has not processed. A group is there
+once it has a cursor; one that the settings name is made by the first request.
+
 Requests that come meanwhile share the opening. A group without requests for some time, of which no consumer
 has a record, is closed, so that another process may own it. One whose journal could not be written is closed too, and
 opened again by the next request: then its journal says what is on disk.
@@ -9,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -18,6 +21,7 @@ from wald.errors import Locked, WaldError
 from wald.log import Log
 from wald.store.files.processes import name_of
 from wald.work.picture import OwnerProcess, WorkFile, owner_of
+from wald_gate.groups.making import require_group
 from wald_gate.groups.waiting import Waiting
 from wald_gate.problems import RETRY_SECONDS, HttpError
 from wald_gate.settings import GroupSettings
@@ -67,7 +71,7 @@ class Groups:
     """The work groups of a log that go through this gate.
 
     Args:
-        settings: of a route and a group: how it gives out records.
+        settings: of each group that the settings name, as ``ROUTE/GROUP``: how it gives out records.
         groups_max: how many are open at a time.
         idle_seconds: after so long without a request a group is closed.
 
@@ -78,7 +82,7 @@ class Groups:
     def __init__(
         self,
         log: Log,
-        settings: Callable[[str, str], GroupSettings],
+        settings: Mapping[str, GroupSettings],
         *,
         groups_max: int = _GROUPS_MAX,
         idle_seconds: float = _IDLE_SECONDS,
@@ -98,7 +102,7 @@ class Groups:
 
     def dead_letter(self, route: str, group: str) -> str:
         """The route that gets what a group gives up while this gate is its host."""
-        return self._settings(route, group).dead_letter
+        return self._settings_of(route, group).dead_letter
 
     @asynccontextmanager
     async def use(self, route: str, group: str) -> AsyncIterator[aio.WorkGroup]:
@@ -106,6 +110,7 @@ class Groups:
 
         Raises:
             HttpError: 503, too many groups are in use; 423, another process owns it.
+            NotFound: it is not there.
             WaldError, OSError: as of :class:`wald.WorkGroup`; the next request tries again.
         """
         hosted = await self._found(route, group)
@@ -144,7 +149,7 @@ class Groups:
                 )
 
     def _open(self, route: str, group: str) -> _Hosted:
-        settings = self._settings(route, group)
+        settings = self._settings_of(route, group)
         work = aio.WorkGroup(
             self._log,
             route,
@@ -167,6 +172,8 @@ class Groups:
             HttpError: 423, another process owns the group.
             WaldError, OSError: as of :meth:`use`.
         """
+        if f"{route}/{group}" not in self._settings:
+            await asyncio.to_thread(require_group, self._log, route, group)
         try:
             return await work.__aenter__()
         except Locked as error:
@@ -180,6 +187,9 @@ class Groups:
                 "no consumer has a record",
                 headers={"Retry-After": str(RETRY_SECONDS)},
             ) from None
+
+    def _settings_of(self, route: str, group: str) -> GroupSettings:
+        return self._settings.get(f"{route}/{group}", GroupSettings())
 
     def _close(self, key: tuple[str, str], hosted: _Hosted) -> asyncio.Task[None]:
         """Close a group, once; another one of this name that was opened since then stays open."""

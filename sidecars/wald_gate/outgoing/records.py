@@ -15,8 +15,8 @@ from wald.cli.times import position
 from wald.errors import InvalidInput, NotFound
 from wald.format.names import DEFAULT_GROUP, check_group
 from wald.store.reading.selection import Start
-from wald.store.retention.cursors import CursorState
 from wald_gate.call import Call, wait_seconds
+from wald_gate.groups.making import require_group
 from wald_gate.outgoing.forms import BY_MEDIA_TYPE, FORMS, Events
 from wald_gate.outgoing.reading import Reading, Wanted
 from wald_gate.presence import Stream, while_there
@@ -67,7 +67,8 @@ async def records(call: Call) -> Response:
     follow = query.follow == "1" or (isinstance(form, Events) and query.to is UNSET and query.limit is UNSET)
     wanted = _wanted(call, query, is_events=isinstance(form, Events))
     if wanted.start == "cursor":
-        await call.state.in_thread(_require_cursor, call, wanted)
+        instead = "; ?from=earliest reads without one"  # not all records without being asked for them
+        await call.state.in_thread(require_group, call.state.log, wanted.route, wanted.group, more=instead)
     reading = Reading(call.state, wanted, form)
     with ExitStack() as ending:
         ending.callback(reading.close)
@@ -124,18 +125,6 @@ def _sequence(last_event_id: str) -> int:
             f"Last-Event-ID {last_event_id[:40]!r} is no sequence", hint="the id of the last event that came, or none"
         )
     return int(last_event_id)
-
-
-def _require_cursor(call: Call, wanted: Wanted) -> None:
-    """Refuse a group that has no cursor, which may be a name that is misspelt: it would get all records.
-
-    Raises:
-        NotFound: there is none, or no such route.
-    """
-    cursor = call.state.log.cursor(wanted.route, wanted.group)
-    if cursor.state is CursorState.ABSENT:
-        making = f'PUT {{"sequence": 0}} to /v1/routes/{wanted.route}/cursors/{wanted.group} makes it'
-        raise NotFound(cursor.message, hint=f"{making}; ?from=earliest reads without one")
 
 
 def _accepted(call: Call) -> str:

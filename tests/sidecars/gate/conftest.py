@@ -29,3 +29,9 @@ def gate(daemon: Daemon) -> Iterator[Gate]:
     """A running gate on that log."""
     with Gate(daemon.root) as running:
         yield running
+
+
+@pytest.fixture
+def billing(gate: Gate) -> None:
+    """A work group on its route, without a journal yet."""
+    gate.make_group("billing")

@@ -86,6 +86,7 @@ def test_a_program_outlives_the_gate(begin: Begin, gate: Gate, root: Path, tmp_p
     """What it stores is there once; what follows has each record once and in order; a worker has each at least once."""
     lines = [b"line %d" % number for number in range(LINES)]
     last = tmp_path / "last"
+    gate.make_group("billing")
     begin("work", "orders", "billing")
     following = begin("follow", "orders", last)
     storing = begin("store", "orders")

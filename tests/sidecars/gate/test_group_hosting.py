@@ -22,6 +22,7 @@ from wald_gate.problems import HttpError
 from wald_gate.settings import GroupSettings
 
 GROUP = "/v1/routes/orders/groups/billing"
+NAMED = {name: GroupSettings() for name in ("a/g", "a/g1", "a/g2", "b/g")}  # the settings have them
 RECORDS = "/v1/routes/orders/records"
 
 
@@ -35,6 +36,7 @@ def leased(gate: Gate, **fields: Any) -> list[int]:
     return [record["sequence"] for record in answer.json()["records"]]
 
 
+@pytest.mark.usefixtures("billing")
 def test_a_killed_gate_delivers_again_what_was_leased_and_never_what_was_acknowledged(gate: Gate) -> None:
     gate.post(RECORDS, b"".join(b"%d\n" % number for number in range(100)))
     assert leased(gate) == list(range(1, 101))
@@ -52,6 +54,7 @@ def test_a_second_gate_and_a_drain_are_refused_while_a_gate_owns_the_group(daemo
     linked.symlink_to(daemon.root)
     with Gate(daemon.root, anew=True) as gate, Gate(linked) as other:
         gate.post(RECORDS, b"1\n")
+        gate.make_group("billing")
         assert leased(gate) == [1]
         refused = post(other, "lease")
         assert (refused.status, refused.json()["code"], refused.headers["retry-after"]) == (423, "locked", "2")
@@ -78,6 +81,7 @@ def test_a_group_of_another_process_is_taken_over_when_that_has_ended(gate: Gate
     assert leased(gate) == [1]
 
 
+@pytest.mark.usefixtures("billing")
 def test_requests_at_the_same_time_share_the_opening_of_a_group(gate: Gate) -> None:
     gate.post(RECORDS, b"".join(b"%d\n" % number for number in range(32)))
     with ThreadPoolExecutor(32) as threads:
@@ -85,6 +89,7 @@ def test_requests_at_the_same_time_share_the_opening_of_a_group(gate: Gate) -> N
         assert sorted(sequence for each in asked for sequence in each.result()) == list(range(1, 33))
 
 
+@pytest.mark.usefixtures("billing")
 def test_at_its_end_the_gate_moves_the_cursor_and_leaves_the_group(gate: Gate) -> None:
     gate.post(RECORDS, b"1\n2\n")
     assert leased(gate) == [1, 2]
@@ -95,6 +100,7 @@ def test_at_its_end_the_gate_moves_the_cursor_and_leaves_the_group(gate: Gate) -
         assert work.floor == 2
 
 
+@pytest.mark.usefixtures("billing")
 def test_a_damaged_journal_is_an_error_until_it_is_gone(gate: Gate) -> None:
     gate.post(RECORDS, b"1\n")
     assert leased(gate) == [1]
@@ -117,6 +123,20 @@ def test_a_group_of_a_route_that_is_not_there_is_not_found(gate: Gate) -> None:
     assert gate.get(f"{GROUP}/pending").status == 404
 
 
+def test_a_name_that_is_misspelt_makes_no_group(gate: Gate) -> None:
+    gate.post(RECORDS, b"1\n2\n")
+    for verb in ("lease", "ack", "nack", "extend", "release"):
+        sequences = {} if verb == "lease" else {"sequences": [1]}
+        answer = gate.post(f"/v1/routes/orders/groups/biling/{verb}", {"consumer": "w1", **sequences})
+        assert (answer.status, answer.json()["code"]) == (404, "not-found"), verb
+        assert answer.json()["detail"] == "there is no group 'biling' on route orders"
+        assert answer.json()["hint"] == 'PUT {"sequence": "earliest"} to /v1/routes/orders/cursors/biling makes it'
+    assert not list(gate.root.rglob("biling*"))
+    gate.make_group("biling")
+    assert gate.post("/v1/routes/orders/groups/biling/lease", {"consumer": "w1"}).status == 200
+
+
+@pytest.mark.usefixtures("billing")
 def test_a_retired_route_is_worked_on_to_its_end(gate: Gate, daemon: Daemon) -> None:
     gate.post(RECORDS, b"1\n2\n")
     assert leased(gate, max_records=1) == [1]
@@ -133,6 +153,7 @@ def test_a_full_disk_is_said_and_the_group_goes_on_when_there_is_room(tmp_path: 
     ):
         daemon.ask("ROUTE ADD orders")
         gate.post(RECORDS, b"".join(b"%d\n" % number for number in range(20_000)))
+        gate.make_group("billing")
         assert leased(gate, max_records=1) == [1]
         fill(disk / "fill")
         acknowledged: set[int] = set()
@@ -170,7 +191,7 @@ def hosting(
     """Run ``main`` with the groups of a gate."""
 
     async def begin() -> None:
-        groups = Groups(built.log, lambda _route, _group: GroupSettings(), groups_max=groups_max, idle_seconds=idle)
+        groups = Groups(built.log, NAMED, groups_max=groups_max, idle_seconds=idle)
         try:
             await main(groups)
         finally:
@@ -194,7 +215,7 @@ def test_a_group_that_is_idle_is_closed_once_no_consumer_has_a_record(built: Bui
     async def main(groups: Groups) -> None:
         async with groups.use("a", "g") as first:
             assert len(await first.lease("w1", wait=60)) == 2
-        async with groups.use("a", "used later"):
+        async with groups.use("a", "g1"):
             pass
         while groups.count == 2:  # whatever closes that one has been idle for longer, and was looked at before it
             await asyncio.sleep(0.01)

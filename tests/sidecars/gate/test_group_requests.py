@@ -7,6 +7,7 @@ import json
 import pytest
 from gating import Gate
 
+pytestmark = pytest.mark.usefixtures("billing")
 GROUP = "/v1/routes/orders/groups/billing"
 RECORDS = "/v1/routes/orders/records"
 SEQUENCES = ", ".join(map(str, range(1, 100_002)))

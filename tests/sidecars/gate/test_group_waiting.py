@@ -7,10 +7,12 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import pytest
 from gating import Gate
 from group_requests import GROUP, RECORDS, lease
 from running import TIMEOUT_SECONDS, eventually
 
+pytestmark = pytest.mark.usefixtures("billing")
 MANY = 500
 
 

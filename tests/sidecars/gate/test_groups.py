@@ -8,8 +8,11 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 from gating import Gate
 from group_requests import GROUP, RECORDS, ask, lease
+
+pytestmark = pytest.mark.usefixtures("billing")
 
 
 def sequences(records: Iterable[Any]) -> list[int]:

@@ -29,6 +29,7 @@ def gate_of_two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
         daemon.ask("ROUTE ADD orders")
         daemon.ask("PUB orders 6\n1\n2\n3\n")
         with Gate(root, "--tokens", tokens) as gate:
+            told(gate, "ann", "PUT", f"{ROUTE}/cursors/packing", {"sequence": 0})
             lease = {"consumer": "w", "done": [1, 2, 3]}
             told(gate, "ann", "POST", f"{ROUTE}/groups/packing/lease", {"consumer": "w", "max_records": 3})
             told(gate, "ann", "POST", f"{ROUTE}/groups/packing/lease", lease)

@@ -67,7 +67,8 @@ def resident_bytes(gate: Gate) -> int:
 def test_a_client_that_goes_gives_its_place_back(daemon: Daemon, sent: bytes) -> None:
     daemon.ask("ROUTE ADD other")
     with gate_of(daemon, "requests_at_once = 2") as gate:
-        gate.ask("PUT", "/v1/routes/orders/cursors/billing", b'{"sequence": 0}')
+        gate.make_group("billing")
+        gate.make_group("packing")
         with connected(gate) as first, connected(gate) as second:
             first.sendall(sent)
             second.sendall(sent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -60,11 +61,24 @@ def test_a_group_of_which_records_were_reclaimed_learns_how_to_go_on(shared: Gat
     assert f'PUT {{"sequence": 3}} to {CURSORS}/billing' in answer.json()["hint"]
 
 
+def test_a_group_begins_at_the_oldest_record_there_or_behind_the_last_one(shared: Gate) -> None:
+    for group, position, sequence in (("first", "earliest", 3), ("next", "end", 5)):
+        made = shared.ask("PUT", f"{CURSORS}/{group}", json.dumps({"sequence": position}).encode())
+        assert made.json() == {"sequence": sequence, "state": "valid", "message": ""}
+    leased = shared.post("/v1/routes/orders/groups/first/lease", {"consumer": "w"}).json()["records"]
+    assert [record["sequence"] for record in leased] == [4, 5]
+    assert shared.post("/v1/routes/orders/groups/next/lease", {"consumer": "w"}).json() == {"records": []}
+    back = shared.ask("PUT", f"{CURSORS}/next", b'{"sequence": "earliest"}')
+    assert (back.status, back.json()["hint"]) == (409, '{"sequence": "earliest", "rewind": true} moves it all the same')
+    other = shared.ask("PUT", f"{CURSORS}/next", b'{"sequence": "latest"}')
+    assert (other.status, other.json()["code"]) == (400, "invalid")
+
+
 def test_a_group_without_a_cursor_gets_no_records(shared: Gate) -> None:
     answer = shared.get(f"{ORDERS}?from=cursor&group=biling")
 
     assert (answer.status, answer.json()["code"]) == (404, "not-found")
-    assert f'PUT {{"sequence": 0}} to {CURSORS}/biling makes it' in answer.json()["hint"]
+    assert f'PUT {{"sequence": "earliest"}} to {CURSORS}/biling makes it' in answer.json()["hint"]
 
 
 @pytest.mark.parametrize(

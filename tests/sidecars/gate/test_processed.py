@@ -50,6 +50,7 @@ def test_the_answer_comes_when_the_cursor_of_a_stream_group_has_passed(gate: Gat
         assert (waiting.result().status, waiting.result().json()) == (200, {"first": 1, "last": 2, "count": 2})
 
 
+@pytest.mark.usefixtures("billing")
 def test_the_answer_comes_when_workers_have_acknowledged_above_the_floor(gate: Gate) -> None:
     gate.post(RECORDS, b"stays open\n")
     assert len(verb(gate, "lease", max_records=1)["records"]) == 1

@@ -119,6 +119,7 @@ def metric(gate: Gate, name: str) -> int:
 def test_a_lease_that_waits_ends_when_its_client_may_not_lease_any_more(guarded: Gate, tokens: Path) -> None:
     """It is answered as a new request would be, takes no record along, and the leases of others go on."""
     leasing = "/v1/routes/orders/groups/billing/lease"
+    ask_as(guarded, "all-token", "PUT", "/v1/routes/orders/cursors/billing", {"sequence": 0})
     [first] = ask_as(guarded, "all-token", "POST", leasing, {"consumer": "all"}).json()["records"]
     assert first["value"] == "x"
     with ThreadPoolExecutor() as pool:

@@ -36,8 +36,8 @@ def test_each_work_group_has_a_table_of_its_own(tmp_path: Path) -> None:
 
     found = load(path, {})
 
-    assert found.group("orders", "billing") == GroupSettings("key", 5, "dead_letter", 10)
-    assert found.group("orders", "other") == GroupSettings("log", 0, "dead_letter", 1_000_000)
+    assert found.groups["orders/billing"] == GroupSettings("key", 5, "dead_letter", 10)
+    assert GroupSettings() == GroupSettings("log", 0, "dead_letter", 1_000_000)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,8 @@ def test_a_stop_with_everything_under_way_is_clean_and_answers_200_for_nothing_t
 ) -> None:
     daemon.ask("ROUTE ADD empty")
     with Gate(daemon.root) as gate, ExitStack() as stack:
-        assert gate.ask("PUT", "/v1/routes/orders/cursors/slow", b'{"sequence": 0}').status == 200
+        gate.make_group("slow")
+        gate.make_group("g", "empty")
         connections = []
         for sent in under_way():
             connection = socket.create_connection(("127.0.0.1", gate.port), timeout=TIMEOUT_SECONDS)

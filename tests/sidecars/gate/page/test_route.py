@@ -47,6 +47,7 @@ def test_a_route_that_nothing_reads_is_not_retired_by_one_paste(gate: Gate, root
 def test_who_has_which_records_is_said_and_which_wait(gate: Gate) -> None:
     gate.post("/v1/routes/orders/records", b"line\n" * 40)
     group = "/v1/routes/orders/groups/packing"
+    gate.make_group("packing")
     for consumer in ("w1", "w2"):
         asked = {"consumer": consumer, "max_records": 5, "lease_for": 600}
         assert len(gate.post(f"{group}/lease", asked).json()["records"]) == 5
@@ -73,6 +74,7 @@ def test_who_has_which_records_is_said_and_which_wait(gate: Gate) -> None:
 def test_a_route_leads_to_its_records_and_says_once_what_its_groups_are(gate: Gate) -> None:
     gate.post("/v1/routes/orders/records", b"one\n")
     for group in ("packing", "billing", "audit"):
+        gate.make_group(group)
         asked = {"consumer": "w", "lease_for": 600}
         assert gate.post(f"/v1/routes/orders/groups/{group}/lease", asked).status == 200
 
