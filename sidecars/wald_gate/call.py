@@ -12,8 +12,8 @@ from starlette.requests import Request
 from wald.errors import InvalidInput
 from wald.format.names import check_group, check_route
 from wald.setting_types import Duration
-from wald_gate.problems import HttpError, for_client
-from wald_gate.rights.clients import Client, Right
+from wald_gate.problems import HttpError, for_client, without_machine
+from wald_gate.rights.clients import PEER, Client, Right
 from wald_gate.state import State
 from wald_gate.words import in_words
 
@@ -62,6 +62,12 @@ class Call:
         """An error, as this client gets it."""
         route = self.request.path_params.get("route")
         return for_client(error, self.state.log.root, route, is_admin=self.client.admin)
+
+    def seen(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """An answer, as this client gets it: paths and commands are for who runs the log, or is on its machine."""
+        if self.client.admin or PEER in self.request.scope:
+            return fields
+        return without_machine(fields, self.state.log.root)
 
     def judge(self) -> None:
         """Judge the request again, which has waited, before it gets what has come meanwhile.

@@ -38,6 +38,7 @@ from wald_gate.shapes import Problem, encoded
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_SECONDS = 2
+_OF_MACHINE = frozenset({"path", "command", "commands"})
 _STATUS: tuple[tuple[type[WaldError], int, str], ...] = (
     (InvalidInput, 400, "invalid"),
     (NotPermitted, 403, "not-permitted"),
@@ -96,8 +97,26 @@ def for_client(error: Exception, root: Root, route: str | None, *, is_admin: boo
     if is_admin:
         return error
     path = os.fspath(root.path)
-    message = error.message.removeprefix(f"{path}: ").replace(f"{path}/", "")
-    return type(error)(message, hint="" if path in error.hint else error.hint)
+    return type(error)(_without_path(error.message, path), hint="" if path in error.hint else error.hint)
+
+
+def without_machine(fields: dict[str, Any], root: Root) -> dict[str, Any]:
+    """An answer without what names files and commands of the machine; a text keeps the path below the root."""
+    path = os.fspath(root.path)
+
+    def without(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: without(each) for name, each in value.items() if name not in _OF_MACHINE}
+        if isinstance(value, list):
+            return [without(each) for each in value]
+        return _without_path(value, path) if isinstance(value, str) else value
+
+    found: dict[str, Any] = without(fields)
+    return found
+
+
+def _without_path(text: str, path: str) -> str:
+    return text.removeprefix(f"{path}: ").replace(f"{path}/", "")
 
 
 def problem(error: Exception, **more: Any) -> Response:

@@ -10,6 +10,7 @@ from wald_gate.call import Call
 from wald_gate.facts import cursors
 from wald_gate.facts import log as facts
 from wald_gate.facts import shapes as said
+from wald_gate.groups import listing
 from wald_gate.groups import shapes as groups
 from wald_gate.groups import verbs as work
 from wald_gate.incoming.append import Query as AppendQuery
@@ -115,6 +116,26 @@ VERBS: tuple[Verb, ...] = (
             ("extend", "Keep leased records for longer.", work.extend, groups.Extend, groups.Settled),
             ("release", "Take records back from a consumer.", work.release, groups.Release, groups.Released),
         )
+    ),
+    Verb(
+        _GET,
+        "/v1/routes/{route}/groups",
+        "groups",
+        "The groups of a route, and how far they are.",
+        Right.READ,
+        listing.groups,
+        answers={JSON: groups.GroupsOfRoute},
+        statuses=(404,),
+    ),
+    Verb(
+        "DELETE",
+        "/v1/routes/{route}/groups/{group}",
+        "remove_group",
+        "Remove a group: what it has not processed is not kept for it any more.",
+        Right.WORK,
+        listing.remove,
+        answers={JSON: groups.Removed},
+        statuses=(404, 409, 423),
     ),
     Verb(
         _GET,

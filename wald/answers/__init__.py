@@ -5,6 +5,7 @@ docs/json.md says what is in each. ::
     positions    how far the log is durable; what became of a record
     routes       a route and how far its groups have come
     cursors      how far one group has processed a route
+    groups       who works for each work group, and how far it is
     pending      what of a work group is with workers, or waits
     explain      what holds back which bytes
     history      what happened to the log

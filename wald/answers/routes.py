@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
+from wald.store.retention.cursors import Cursor
 from wald.store.retention.progress import Progress
 from wald.store.writing.lives import no_daemon
 
@@ -23,15 +24,17 @@ def _route_fields(route: Progress) -> dict[str, object]:
         "retired": route.retired,
         "moved_to": route.moved.to if route.moved else None,
         "consumers": route.consumers,
-        "groups": [
-            {
-                "group": cursor.group,
-                "state": cursor.state.value,
-                "sequence": cursor.sequence,
-                "lag_records": lag,
-                "message": cursor.message,
-                "path": str(cursor.path),
-            }
-            for cursor, lag in zip(route.cursors, route.lags, strict=True)
-        ],
+        "groups": [reader_fields(cursor, lag) for cursor, lag in zip(route.cursors, route.lags, strict=True)],
+    }
+
+
+def reader_fields(cursor: Cursor, lag: int) -> dict[str, object]:
+    """A group of a route, which has so many records still to process."""
+    return {
+        "group": cursor.group,
+        "state": cursor.state.value,
+        "sequence": cursor.sequence,
+        "lag_records": lag,
+        "message": cursor.message,
+        "path": str(cursor.path),
     }

@@ -21,10 +21,10 @@ from wald.store.files.disk import Disk
 from wald.store.files.uptime import now as uptime_now
 from wald.store.retention.cursors import CursorState
 from wald.store.retention.missing import unless_lost
-from wald.work.commands import require_none
 from wald.work.group import WorkGroup
 from wald.work.ownership import Ownership
-from wald.work.picture import OwnerProcess, Seen, WorkFile, look, owner_of, remove_files, work_file
+from wald.work.picture import OwnerProcess, Seen, WorkFile, look, owner_of, work_file
+from wald.work.removal import remove_group
 from wald.work.requests import OwnerGone, ask
 
 timeout_option = duration_option("--timeout", "10s", "How long to wait for the owner of the group.", seconds_min=0.1)
@@ -116,19 +116,12 @@ def remove(root: Path, route: str, group: str, of_consumer: bool, as_json: bool)
     """
     log = wald.open(root)
     file = work_file(log.root, route, group, of_consumer=of_consumer)
-    if file.path.parent == log.root.place(route, group):
-        try:
-            ownership = Ownership(log.root, route, group, Disk())
-        except Locked as error:
-            raise Locked(error.message, hint=_stopping(file, owner_of(file))) from error
-        with ownership:
-            require_none(log.root, route, group)  # without its file, the next start would not wait for it
-            removed = remove_files(file, Disk())
-    elif (owner := owner_of(file)) is not None:
-        message = f"{file.lock}: another process works on route {route} for group {group}"
-        raise Locked(message, hint=_stopping(file, owner))
-    else:
-        removed = remove_files(file, Disk())
+    try:
+        removed = remove_group(file)
+    except Locked as error:
+        if (owner := owner_of(file)) is None:
+            raise
+        raise Locked(error.message, hint=_stopping(file, owner)) from error
     if as_json:
         click.echo(
             json_line("group.remove", {"route": route, "group": group, "paths": [str(each) for each in removed]})
@@ -137,8 +130,8 @@ def remove(root: Path, route: str, group: str, of_consumer: bool, as_json: bool)
         click.echo("\n".join(map(str, removed)))
 
 
-def _stopping(file: WorkFile, owner: OwnerProcess | None) -> str:
-    if owner is None or owner.pid is None:
+def _stopping(file: WorkFile, owner: OwnerProcess) -> str:
+    if owner.pid is None:
         return f"stop it first: fuser -v {file.lock} names it"
     return f"stop it first: kill {owner.pid}{', which is ' if owner.command else ''}{owner.command}"
 

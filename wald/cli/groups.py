@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 import wald
 from wald.answers.fields import time_fields
+from wald.answers.groups import FoundGroup, found_groups, group_fields, with_lags
 from wald.answers.pending import pending_fields
 from wald.answers.work import count_of
 from wald.cli.group_tables import SHOWN, dead_table, one_line, out_table, waiting_table
@@ -23,10 +23,9 @@ from wald.log import Log
 from wald.setting_types import format_bytes, format_seconds
 from wald.store.files.processes import is_stopped
 from wald.store.retention.backlog import Backlog, GroupBacklog
-from wald.store.retention.cursors import Cursor, CursorState
-from wald.store.retention.progress import Lag, lags
-from wald.work.commands import RunningCommand, commands_of
-from wald.work.picture import Seen, WorkFile, look, work_file, work_files
+from wald.store.retention.cursors import CursorState
+from wald.work.commands import RunningCommand
+from wald.work.picture import Seen, WorkFile, look, work_file
 
 _NS = 10**9
 _COLUMNS = ("ROUTE", "GROUP", "OWNER", "DONE TO", "READ TO", "OPEN", "OUT", "WAITING", "GIVING UP", "BEHIND", "OLDEST")
@@ -46,26 +45,6 @@ def group_argument(function: click.decorators.FC) -> click.decorators.FC:
     return click.argument("group", callback=lambda _ctx, _parameter, name: check_group(name))(function)
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A work group, and what the log has for it.
-
-    Attributes:
-        unfinished: from the first record on that is not done; behind: what was not taken in yet.
-        commands: of wald-drain, that run for it.
-    """
-
-    seen: Seen
-    unfinished: Lag
-    behind: Lag
-    commands: list[RunningCommand]
-
-    @property
-    def left(self) -> list[RunningCommand]:
-        """The commands that an earlier wald-drain has left running."""
-        return [each for each in self.commands if each.left]
-
-
 @group.command("list")
 @click.argument("route", required=False, callback=lambda _ctx, _parameter, name: name and check_route(name))
 @root_option
@@ -80,81 +59,17 @@ def list_(root: Path, route: str | None, as_json: bool) -> int:
     """
     log = wald.open(root)
     now_ns = time.time_ns()
-    found = _found(log, [route] if route else log.routes(), now_ns)
+    found = found_groups(log, [route] if route else log.routes(), now_ns)
     if as_json:
         for each in found:
-            click.echo(json_line("group.list", _fields(each)))
+            click.echo(json_line("group.list", group_fields(each)))
     else:
         for line in aligned([(*_COLUMNS, ""), *(_row(log, each, now_ns) for each in found)], _NUMERIC):
             click.echo(line)
     return Damaged.exit_code if any(each.seen.damage for each in found) else 0
 
 
-def _found(log: Log, routes: Iterable[str], now_ns: int) -> list[_Found]:
-    seen = []
-    for route in routes:
-        for file in work_files(log.root, route):
-            try:
-                seen.append(look(log, file, now_ns))
-            except FileNotFoundError:  # removed meanwhile
-                continue
-    return _with_lags(log, seen)
-
-
-def _with_lags(log: Log, seen: list[Seen]) -> list[_Found]:
-    """What the log has for each, counted in one pass."""
-    begins = []
-    for number, each in enumerate(seen):
-        at, picture = each.cursor, each.picture
-        for name, sequence in (("unfinished", picture.floor), ("behind", picture.end - 1)):
-            begins.append(Cursor(at.route, f"{number} {name}", at.path, CursorState.VALID, sequence))
-    counted = lags(log.view(), begins)
-    commands = commands_of(seen)
-    return [
-        _Found(
-            each,
-            counted[each.cursor.route, f"{number} unfinished"],
-            counted[each.cursor.route, f"{number} behind"],
-            commands.get(each.file.path, []),
-        )
-        for number, each in enumerate(seen)
-    ]
-
-
-def _fields(found: _Found) -> dict[str, object]:
-    seen, picture = found.seen, found.seen.picture
-    return {
-        "route": seen.file.route,
-        "group": seen.file.group,
-        "path": str(seen.file.path),
-        "owner": seen.owner and {"process": seen.owner.pid, "command": seen.owner.command},
-        "damage": seen.damage,
-        "cursor": seen.cursor.sequence,
-        "floor": picture.floor,
-        "taken_in": picture.end - 1,
-        "open_records": picture.open,
-        "out_records": count_of(picture.out()),
-        "waiting_records": count_of(picture.waiting()),
-        "giving_up_records": len(picture.dead),
-        "behind_records": found.behind.records,
-        **time_fields("oldest_append_time", found.unfinished.oldest_ns),
-        "tries_max": picture.tries_max,
-        "commands": [_command_fields(each) for each in found.commands],
-    }
-
-
-def _command_fields(command: RunningCommand) -> dict[str, object]:
-    return {
-        "worker": command.worker,
-        "process": command.process,
-        "process_group": command.process_group,
-        "command": command.words,
-        **time_fields("started", command.started_ns),
-        "left": command.left,
-    }
-
-
-def _row(log: Log, found: _Found, now_ns: int) -> tuple[str, ...]:
+def _row(log: Log, found: FoundGroup, now_ns: int) -> tuple[str, ...]:
     seen, picture = found.seen, found.seen.picture
     owner = "none" if seen.owner is None else str(seen.owner.pid or "elsewhere")
     notes = [f"in {CONSUMERS}/"] if seen.file.of_consumer else []
@@ -184,10 +99,10 @@ def show(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) -
     log = wald.open(root)
     now_ns = time.time_ns()
     seen = look(log, work_file(log.root, route, group, of_consumer=of_consumer), now_ns)
-    (found,) = _with_lags(log, [seen])
+    (found,) = with_lags(log, [seen])
     held = _held_back(log, seen)
     if as_json:
-        click.echo(json_line("group.show", _fields(found) | _more_fields(found, held)))
+        click.echo(json_line("group.show", group_fields(found) | _more_fields(found, held)))
     else:
         click.echo("\n".join(aligned(list(_rows(log, found, held, now_ns)), ())))
     return Damaged.exit_code if seen.damage else 0
@@ -202,7 +117,7 @@ def _held_back(log: Log, seen: Seen) -> GroupBacklog:
     return backlog.groups.get((file.route, file.group)) or GroupBacklog(seen.cursor, retired=False)
 
 
-def _more_fields(found: _Found, held: GroupBacklog) -> dict[str, object]:
+def _more_fields(found: FoundGroup, held: GroupBacklog) -> dict[str, object]:
     seen, picture = found.seen, found.seen.picture
     due = min((each.due_ns for each in picture.waiting()), default=None)
     return {
@@ -217,7 +132,7 @@ def _more_fields(found: _Found, held: GroupBacklog) -> dict[str, object]:
     }
 
 
-def _rows(log: Log, found: _Found, held: GroupBacklog, now_ns: int) -> Iterator[tuple[str, str]]:
+def _rows(log: Log, found: FoundGroup, held: GroupBacklog, now_ns: int) -> Iterator[tuple[str, str]]:
     seen, picture = found.seen, found.seen.picture
     at = seen.cursor
     yield "route", seen.file.route
@@ -271,7 +186,7 @@ def _open(seen: Seen) -> str:
     return f"{_records(picture.open)}: {', '.join(parts)}, {max(0, picture.open - out - waiting - dead)} ready"
 
 
-def _oldest(found: _Found, now_ns: int) -> str:
+def _oldest(found: FoundGroup, now_ns: int) -> str:
     picture = found.seen.picture
     named = f"record {picture.floor + 1}" if picture.open else "a record that was not read yet"
     since = f"appended {utc(found.unfinished.oldest_ns or 0)}, {format_seconds(found.unfinished.seconds(now_ns))} ago"
@@ -305,7 +220,7 @@ def _holding(held: GroupBacklog) -> str:
     return f"{segments}, {format_bytes(held.pinned_bytes)}; {format_bytes(held.exclusive_bytes)} by it alone"
 
 
-def _next(log: Log, found: _Found) -> str:
+def _next(log: Log, found: FoundGroup) -> str:
     """What to type, or to do."""
     seen, picture, left = found.seen, found.seen.picture, found.left
     path = seen.file.path
@@ -333,7 +248,7 @@ def _next(log: Log, found: _Found) -> str:
     return "look at its workers: none asks for a record" + f"; ps -fp {seen.owner.pid}" * bool(seen.owner.pid)
 
 
-def _only_waits(found: _Found) -> str:
+def _only_waits(found: FoundGroup) -> str:
     """When the next record is due, if nothing can be delivered before; else ""."""
     picture = found.seen.picture
     due = [each.due_ns for each in picture.waiting()]

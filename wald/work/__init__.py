@@ -26,6 +26,7 @@ A module knows nothing of those below it. ::
     deadletters  records that were given up, and back
     giving_up    making one, exactly once
     ownership    one process at a time works for a group
+    removal      removing one
     upkeep       the cursor and the dead letters, in a thread of their own
     requests     commands ask the owner for something, by a file
     group        all of it, for the threads of one process

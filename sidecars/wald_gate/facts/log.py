@@ -26,7 +26,7 @@ async def routes(call: Call) -> Response:
         log = call.state.log
         return routes_fields(log.root, [each for each in progress(log.view()) if call.client.may_read(each.route)])
 
-    return _answer(await call.state.in_thread(read))
+    return _answer(call.seen(await call.state.in_thread(read)))
 
 
 async def add_route(call: Call) -> Response:
@@ -45,7 +45,7 @@ async def head(call: Call) -> Response:
             raise NotFound(f"{log.root.head}: nothing has been durable yet", hint="POST a record")
         return head_fields(log.root, found)
 
-    return _answer(await call.state.in_thread(read))
+    return _answer(call.seen(await call.state.in_thread(read)))
 
 
 async def where(call: Call) -> Response:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 CursorWord = Literal["valid", "absent", "unreadable", "foreign", "linked", "beyond"]
 
@@ -26,14 +26,14 @@ class Cut(Struct):
 
 
 class GroupOfRoute(Struct):
-    """How far a group has processed a route."""
+    """How far a group has processed a route; the path is for admins, and for users of the machine."""
 
     group: str
     state: CursorWord
     sequence: int
     lag_records: int
     message: str
-    path: str
+    path: str | UnsetType = UNSET
 
 
 class Route(Struct):

@@ -1,6 +1,7 @@
 """Work groups: this gate owns each group that is used through it.
 
 verbs       lease, ack, nack, extend, release, pending
+listing     which groups there are; removing one
 shapes      what they take and answer
 leased      leased records as JSON
 making      what makes a group

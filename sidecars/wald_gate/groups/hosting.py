@@ -123,6 +123,24 @@ class Groups:
             if hosted.has_ended:
                 self._close((route, group), hosted)
 
+    async def let_go(self, route: str, group: str) -> None:
+        """Close a group, if it is open.
+
+        Raises:
+            HttpError: 409, it is used, or a consumer has a record of it.
+        """
+        hosted = self._hosted.get((route, group))
+        if hosted is None:
+            return
+        if hosted.closing is None and not await hosted.is_free():
+            raise HttpError(
+                409,
+                "in-use",
+                f"workers have records of group {group}, or wait for some",
+                hint=f"stop them; GET /v1/routes/{route}/groups/{group}/pending shows who has what; POST …/release",
+            )
+        await asyncio.shield(self._close((route, group), hosted))
+
     async def close(self) -> None:
         """Close all groups."""
         if self._looks is not None:
@@ -177,16 +195,7 @@ class Groups:
         try:
             return await work.__aenter__()
         except Locked as error:
-            owner = await asyncio.to_thread(owner_of, WorkFile(self._log.root, route, group))
-            message = error.message if owner is None else _owned(owner, route, group)
-            raise HttpError(
-                423,
-                "locked",
-                message,
-                hint=f"ask again: it lets go when it ends, and a gate {_IDLE_SECONDS:g} s after the last request, once "
-                "no consumer has a record",
-                headers={"Retry-After": str(RETRY_SECONDS)},
-            ) from None
+            raise await asyncio.to_thread(locked, self._log, route, group, error) from None
 
     def _settings_of(self, route: str, group: str) -> GroupSettings:
         return self._settings.get(f"{route}/{group}", GroupSettings())
@@ -223,6 +232,19 @@ class Groups:
                 if hosted.used_at < loop.time() - self._idle_seconds and await hosted.is_free():
                     self._close(key, hosted)
         self._looks = None
+
+
+def locked(log: Log, route: str, group: str, error: Locked) -> HttpError:
+    """423: another process works for a group; which one is looked up."""
+    owner = owner_of(WorkFile(log.root, route, group))
+    return HttpError(
+        423,
+        "locked",
+        error.message if owner is None else _owned(owner, route, group),
+        hint=f"ask again: it lets go when it ends, and a gate {_IDLE_SECONDS:g} s after the last request, once no "
+        "consumer has a record",
+        headers={"Retry-After": str(RETRY_SECONDS)},
+    )
 
 
 def _owned(owner: OwnerProcess, route: str, group: str) -> str:

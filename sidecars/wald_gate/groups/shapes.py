@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Any
 
-from msgspec import Meta, Struct, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from wald.format.work import TRIES_MAX
 from wald.work import deliveries
 from wald.work.arguments import CONSUMER_MAX
+from wald_gate.facts.shapes import GroupOfRoute
 from wald_gate.shapes import PRINTABLE, Shape
 
 RECORDS_MAX = 10_000
@@ -114,6 +115,50 @@ class Released(Struct):
     """How many records were taken back."""
 
     released: int
+
+
+class Owner(Struct):
+    """The process that works for a group, null if it is in another container; the command is for admins."""
+
+    process: int | None
+    command: str | UnsetType = UNSET
+
+
+class WorkOfGroup(Struct):
+    """Of a work group, how many records are where, as ``wald group list --json`` has it."""
+
+    owner: Owner | None
+    damage: str
+    floor: int
+    taken_in: int
+    open_records: int
+    out_records: int
+    waiting_records: int
+    giving_up_records: int
+    behind_records: int
+    oldest_append_time_ns: int | None
+    oldest_append_time: str | None
+    tries_max: int
+    commands: list[dict[str, Any]] | UnsetType = UNSET
+
+
+class Group(GroupOfRoute, kw_only=True):
+    """A group of a route; ``work`` once workers have asked for records."""
+
+    work: WorkOfGroup | UnsetType = UNSET
+
+
+class GroupsOfRoute(Struct):
+    """The groups of a route, by name."""
+
+    groups: list[Group]
+
+
+class Removed(Struct):
+    """A group that is not there any more."""
+
+    route: str
+    group: str
 
 
 class Out(Struct, tag_field="kind", tag="out"):

@@ -76,6 +76,7 @@ def test_answers_have_the_keys_of_their_schemas_and_no_others(gate: Gate) -> Non
         ("records", f"{ROUTE}/records"),
         ("cursor", f"{ROUTE}/cursors/g"),
         ("pending", f"{OF_GROUP}/pending"),
+        ("groups", f"{ROUTE}/groups"),
         ("routes", "/v1/routes"),
         ("head", "/v1/head"),
         ("where", "/v1/where/2"),
@@ -85,6 +86,7 @@ def test_answers_have_the_keys_of_their_schemas_and_no_others(gate: Gate) -> Non
     ):
         answers[name] = gate.get(path)
     answers["release"] = gate.post(f"{OF_GROUP}/release", taken)
+    answers["remove_group"] = gate.ask("DELETE", OF_GROUP)
 
     assert answers.keys() == SHAPES.keys() - {"metrics", "openapi"}
     for name, answer in answers.items():

@@ -38,6 +38,8 @@ TABLE: dict[str, tuple[str, str, str, Any]] = {
     "nack": (WORK, "POST", f"{GROUP}nack", OF_GROUP),
     "extend": (WORK, "POST", f"{GROUP}extend", OF_GROUP),
     "release": (WORK, "POST", f"{GROUP}release", {"consumer": "ann"}),
+    "groups": (READ, "GET", "/v1/routes/{}/groups", None),
+    "remove_group": (WORK, "DELETE", GROUP[:-1], None),
     "pending": (LOOK, "GET", f"{GROUP}pending", None),
     "routes": (KNOWN, "GET", "/v1/routes", None),
     "add_route": (ADMIN, "POST", "/v1/routes/{}", None),
@@ -217,6 +219,7 @@ def test_a_refusal_does_not_show_whether_a_route_exists(guarded: Gate, kind: str
 def test_nothing_of_a_route_is_shown_to_who_may_not_read_it(guarded: Gate, kind: str) -> None:
     """Neither its name, nor a group, a value, or how much there is of it, wherever one looks."""
     client = CLIENTS[kind]
+    assert ask(guarded, CLIENTS["admin"], "PUT", CURSOR.format("orders"), {"sequence": 1}).status == 200
     everywhere = {path: path for _, method, path, _ in TABLE.values() if method == "GET" and "{}" not in path}
     for path in (*everywhere, "/v1/routes?x=1", "/records?from=1", "/records?from=earliest&to=9"):
         body = ask(guarded, client, "GET", path, None).body

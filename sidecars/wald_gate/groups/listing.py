@@ -1,0 +1,69 @@
+"""The groups of a route: which there are, and removing one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from starlette.responses import Response
+
+from wald.answers.groups import found_groups, group_fields
+from wald.answers.routes import reader_fields
+from wald.errors import Locked, NotFound
+from wald.store.files.disk import Disk
+from wald.store.retention.cursors import CursorState, remove_cursor
+from wald.store.retention.progress import progress
+from wald.work.picture import work_file
+from wald.work.removal import remove_group
+from wald_gate.call import Call
+from wald_gate.groups.hosting import locked
+from wald_gate.groups.making import require_group
+from wald_gate.groups.shapes import Removed
+from wald_gate.shapes import encoded
+from wald_gate.verbs import JSON
+
+_SAID = ("route", "group", "path", "cursor")  # of a work group, beside it
+
+
+async def groups(call: Call) -> Response:
+    """The groups of a route, how far they are, and of a work group what of it is where."""
+
+    def read() -> dict[str, Any]:
+        log, route = call.state.log, call.route
+        log.root.require_route(route)
+        found = {
+            cursor.path: reader_fields(cursor, lag)
+            for each in progress(log.view())
+            if each.route == route
+            for cursor, lag in zip(each.cursors, each.lags, strict=True)
+            if cursor.state is not CursorState.ABSENT
+        }
+        for each in found_groups(log, [route], time.time_ns()):
+            at = each.seen.cursor
+            fields = {name: value for name, value in group_fields(each).items() if name not in _SAID}
+            found.setdefault(at.path, reader_fields(at, each.unfinished.records))["work"] = fields
+        return {"groups": sorted(found.values(), key=lambda each: str(each["group"]))}
+
+    return Response(encoded(call.seen(await call.state.in_thread(read))), media_type=JSON)
+
+
+async def remove(call: Call) -> Response:
+    """Remove a group; it is refused while workers have records of it, or another process works for it."""
+    log, route, group = call.state.log, call.route, call.group
+
+    def remove() -> None:
+        try:
+            file = work_file(log.root, route, group)
+        except NotFound:
+            require_group(log, route, group)
+            remove_cursor(log.root, route, group, disk=Disk())
+        else:
+            remove_group(file)
+
+    await call.state.groups.let_go(route, group)
+    try:
+        await call.state.in_thread(remove)
+    except Locked as error:
+        raise await asyncio.to_thread(locked, log, route, group, error) from None
+    return Response(encoded(Removed(route, group)), media_type=JSON)
