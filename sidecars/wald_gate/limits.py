@@ -1,11 +1,11 @@
-"""What a client may take: of a body, its size and the time in which it comes."""
+"""What a client may take: of a body, its size and the time in which it comes; of memory, what is kept for it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
@@ -18,6 +18,71 @@ COMPLETE = "wald.complete"
 ALLOWANCE = "wald.allowance"
 """In the scope of a request: what its client may take over time."""
 _STEP_BYTES = 64 << 10
+_ROOM_SECONDS = 0.5
+
+
+class Kept:
+    """What a request keeps in memory, of what all may keep together, beyond the 128 KiB that each may keep."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._counted = 0
+
+    def keep(self, size: int) -> None:
+        """Keep so many bytes now.
+
+        Raises:
+            HttpError: 503, all requests together would keep too much.
+        """
+        if not self._fits(size):
+            raise self._refused()
+        self.count(size)
+
+    async def reserve(self, size: int) -> None:
+        """As :meth:`keep`, once there is room, for which it waits for half a second.
+
+        So many bytes may be more than all may keep together; it has that alone then.
+        """
+        size = min(size, self._limits.settings.kept_max_bytes)
+        if not self._fits(size):
+            try:
+                async with asyncio.timeout(_ROOM_SECONDS):
+                    await self._room(size)
+            except TimeoutError:
+                raise self._refused() from None
+        self.count(size)
+
+    async def _room(self, size: int) -> None:
+        """Return once there is room for so many bytes."""
+        while not self._fits(size):
+            given_back = asyncio.get_running_loop().create_future()
+            self._limits.waiting.append(given_back)
+            await given_back
+
+    def count(self, size: int) -> None:
+        """Take in that so many bytes are kept, whether there is room or not."""
+        more = max(0, size - FRAME_MAX_BYTES) - self._counted
+        self._counted += more
+        self._limits.kept_bytes += more
+        if more < 0:
+            waiting, self._limits.waiting = self._limits.waiting, []
+            for each in waiting:
+                if not each.done():
+                    each.set_result(None)
+
+    def _fits(self, size: int) -> bool:
+        more = max(0, size - FRAME_MAX_BYTES) - self._counted
+        return more <= 0 or self._limits.kept_bytes + more <= self._limits.settings.kept_max_bytes
+
+    def _refused(self) -> HttpError:
+        kept, most = self._limits.kept_bytes, self._limits.settings.kept_max_bytes
+        return HttpError(
+            503,
+            "memory",
+            f"the gate keeps {kept} bytes of records for its clients, and may keep {most}",
+            hint="kept_max_bytes in [limits] of the gate's file of settings",
+            headers={"Retry-After": str(RETRY_SECONDS)},
+        )
 
 
 @dataclass
@@ -26,41 +91,24 @@ class Limits:
 
     Attributes:
         settings, hosts: as they are now; SIGHUP may change them.
-        kept_bytes: of unfinished records, of all requests, beyond the 128 KiB that each may keep.
+        kept_bytes: what all requests keep, beyond the 128 KiB that each may keep: unfinished records, and leased ones
+            until their client has taken them.
+        waiting: who waits for some of that to be given back.
     """
 
     settings: LimitSettings
     hosts: tuple[str, ...] = ()
     kept_bytes: int = 0
+    waiting: list[asyncio.Future[None]] = field(default_factory=list)
 
     @contextmanager
-    def keeping(self) -> Iterator[Callable[[int], None]]:
-        """What a request calls with how many bytes it keeps now; all is given back at the end.
-
-        Raises:
-            HttpError: 503, by that call: all requests together would keep too much.
-        """
-        kept = 0
-
-        def keep(size: int) -> None:
-            nonlocal kept
-            more = max(0, size - FRAME_MAX_BYTES) - kept
-            most = self.settings.kept_max_bytes
-            if more > 0 and self.kept_bytes + more > most:
-                raise HttpError(
-                    503,
-                    "memory",
-                    f"the gate keeps {self.kept_bytes} bytes of unfinished records, and may keep {most}",
-                    hint="kept_max_bytes in [limits] of the gate's file of settings",
-                    headers={"Retry-After": str(RETRY_SECONDS)},
-                )
-            kept += more
-            self.kept_bytes += more
-
+    def keeping(self) -> Iterator[Kept]:
+        """What a request keeps; all is given back at the end."""
+        kept = Kept(self)
         try:
-            yield keep
+            yield kept
         finally:
-            self.kept_bytes -= kept
+            kept.count(0)
 
     async def chunks(self, request: Request) -> AsyncIterator[bytes]:
         """The body as it comes.

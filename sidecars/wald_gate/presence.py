@@ -8,10 +8,11 @@ from contextlib import aclosing
 from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
+_SMALL_BYTES = 64 << 10  # are no matter of memory, and cost one step less
 
 
 async def gone(request: Request) -> None:
@@ -63,5 +64,28 @@ class Stream(StreamingResponse):
                     await send({"type": "http.response.body"})
                 else:
                     await super().__call__(scope, receive, send)
+        finally:
+            self._end()
+
+
+class Taken(Response):
+    """An answer in one piece, which may be large: it ends when the client has taken nearly all of it.
+
+    Args:
+        end: is called then, or when the client has gone.
+    """
+
+    def __init__(self, body: bytes, media_type: str, end: Callable[[], None]) -> None:
+        super().__init__(body, media_type=media_type)
+        self._end = end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            if len(self.body) <= _SMALL_BYTES:
+                await super().__call__(scope, receive, send)
+                return
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": self.body, "more_body": True})
+            await send({"type": "http.response.body"})  # waits for what the connection has not sent yet
         finally:
             self._end()

@@ -78,7 +78,8 @@ class LimitSettings:
     kept_max_bytes: int = setting(
         Size(MIB, 1024 * GIB),
         "128MiB",
-        "the most bytes of unfinished records in memory, of all clients, beyond 128 KiB of each",
+        "the most bytes in memory of unfinished records, and of leased ones until they are taken, of all clients, "
+        "beyond 128 KiB of each",
     )
     head_timeout: float = setting(Duration(0.1, _HOUR), "10s", "the time for a request line and its headers to come")
     body_timeout: float = setting(Duration(0.1, _HOUR), "20s", "the time for the next 64 KiB of a body to come")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable
+from contextlib import ExitStack
 
 from starlette.responses import Response
 
@@ -17,6 +18,7 @@ from wald.work.terms import Delivery
 from wald_gate.call import Call
 from wald_gate.groups import shapes
 from wald_gate.groups.leased import leased
+from wald_gate.presence import Taken
 from wald_gate.shapes import encoded
 from wald_gate.verbs import JSON
 
@@ -25,15 +27,21 @@ async def lease(call: Call) -> Response:
     """Records for a consumer. If there is none, it waits for one as long as the client says, and stays connected."""
     wanted = await call.body(shapes.Lease)
     async with call.state.groups.use(call.route, call.group) as work:
-        got = await _leased(work, wanted, wait=0.0, done=wanted.done)
-        deliveries: list[Delivery] = got
-        if not got and wanted.wait:
-            call.judge()  # the file of tokens may have changed while the group was opened
-            leasing = _leased(work, wanted, wait=wanted.wait, done=())
-            deliveries = await call.state.groups.waiting.leased(
-                call.request, call.judge, work, wanted.consumer, leasing
-            )
-        return _answer(leased(deliveries, got.refused))
+        with ExitStack() as ending:
+            kept = ending.enter_context(call.state.limits.keeping())
+            await kept.reserve(wanted.max_bytes)
+            got = await _leased(work, wanted, wait=0.0, done=wanted.done)
+            deliveries: list[Delivery] = got
+            if not got and wanted.wait:
+                kept.count(0)  # what comes is counted then; it is little beside what stands ready
+                call.judge()  # the file of tokens may have changed while the group was opened
+                leasing = _leased(work, wanted, wait=wanted.wait, done=())
+                deliveries = await call.state.groups.waiting.leased(
+                    call.request, call.judge, work, wanted.consumer, leasing
+                )
+            body = encoded(leased(deliveries, got.refused))
+            kept.count(len(body))
+            return Taken(body, JSON, ending.pop_all().close)
 
 
 async def ack(call: Call) -> Response:

@@ -65,8 +65,8 @@ async def append(call: Call) -> Response:
         raise InvalidInput("wait is for wait_processed", hint=f"?wait_processed=GROUP&wait={query.wait}")
     storing = _Storing(None if group is UNSET else await processed.expected(call.route, group))
     try:
-        with call.state.limits.keeping() as keep:
-            headers = await _store(call, storing, keep)
+        with call.state.limits.keeping() as kept:
+            headers = await _store(call, storing, kept.keep)
         if storing.unprocessed is not None:
             await processed.wait(call.request, storing.unprocessed, seconds)
     except WaldError as error:
