@@ -23,7 +23,7 @@ from wald.store.files.ledger import Ledger
 from wald.store.files.lines import Entry
 from wald.store.files.listing import Segment
 from wald_reclaim.decision import Decision
-from wald_reclaim.entries import excused_entry
+from wald_reclaim.entries import SEALED_SINCE, excused_entry
 from wald_reclaim.excuses import Excuses, joined
 from wald_reclaim.plan import Planner
 from wald_reclaim.policy import Verdict
@@ -55,7 +55,7 @@ class Reclaim:
         for entry in entries:
             self.planner.record(entry)
 
-    def release(self, decisions: Iterable[Decision]) -> Iterator[Decision]:
+    def release(self, decisions: Iterable[Decision], *, now_ns: int) -> Iterator[Decision]:
         """Rename the segments that go; yield each decision after it is carried out or changed.
 
         Renamed segments must be confirmed, which :meth:`delete` does.
@@ -63,6 +63,7 @@ class Reclaim:
         for group in _groups(decisions):
             if entries := self._lines(group):
                 self.record(*entries)
+            withdrawn: list[Entry] = []
             for number, decision in enumerate(group):
                 if not decision.verdict.goes:
                     continue
@@ -70,12 +71,16 @@ class Reclaim:
                 try:
                     self._renamed(segment, segment.kind.released)
                 except FileNotFoundError:
-                    if segment.kind is not Kind.RAW:
+                    sealed = self.root.segment(segment.base_sequence, Kind.SEALED)
+                    if segment.kind is not Kind.RAW or not sealed.exists():
                         raise
-                    # Sealed in between. The next pass decides about the sealed segment, and corrects the ledger.
+                    # The next pass decides about the sealed form; it withdraws the line if this one is killed.
                     group[number] = replace(decision, verdict=Verdict.SEALING)
+                    withdrawn.append(self.planner.kept(segment, SEALED_SINCE, now_ns))
             if any(decision.verdict.goes for decision in group):
                 self.disk.sync_directory(self.root.segments)
+            if withdrawn:
+                self.record(*withdrawn)
             yield from group
 
     def delete(self, released: Sequence[Segment], due: Sequence[Segment], *, now_ns: int) -> Iterator[Decision]:
@@ -92,8 +97,7 @@ class Reclaim:
             decisions = self.planner.confirm(there, now_ns=now_ns)
             decisions = self._take_back(decisions)
             going = [decision for decision in decisions if decision.verdict.goes]
-            lines = [line for decision in going for line in (decision.withdrawal, decision.entry)]
-            if entries := [line for line in lines if line is not None]:
+            if entries := self._lines(going):
                 self.record(*entries)
             for decision in going:
                 if decision.segment.kind is decision.segment.kind.deleting:
@@ -106,16 +110,17 @@ class Reclaim:
                 self.disk.sync_directory(self.root.segments)
             yield from decisions
 
-    def _lines(self, group: Iterable[Decision]) -> list[Entry]:
-        """The lines about a group, and before them the one that some of them share."""
+    def _lines(self, group: Sequence[Decision]) -> list[Entry]:
+        """The lines about a group, and before them those that take earlier ones back and the one that some share."""
+        withdrawals = [decision.withdrawal for decision in group if decision.withdrawal is not None]
         lines = [(decision.entry, decision.excuse) for decision in group if decision.entry is not None]
         sharing = [(entry, excuse) for entry, excuse in lines if excuse is not None]
         if not sharing:
-            return [entry for entry, _ in lines]
+            return [*withdrawals, *(entry for entry, _ in lines)]
         routes = joined([excuse.routes for _, excuse in sharing])
         shared = excused_entry([entry for entry, _ in sharing], self.excuses.text(routes, sharing[0][1].claims, {}))
         shares = {"excused": shared["base"]}
-        return [shared, *(entry if excuse is None else entry | shares for entry, excuse in lines)]
+        return [*withdrawals, shared, *(entry if excuse is None else entry | shares for entry, excuse in lines)]
 
     def _renamed(self, segment: Segment, kind: Kind) -> Segment:
         """The segment under the name of another state."""

@@ -191,7 +191,7 @@ class Pass:
             self.reclaim.record(witness)
         decisions = takewhile(lambda _: not self.stop.is_set(), planner.decisions(now_ns=now_ns))
         pinned: list[Segment] = []
-        for decision in self.reclaim.release(decisions):
+        for decision in self.reclaim.release(decisions, now_ns=now_ns):
             report.decision(decision)
             self.counts.decision(decision)
             if decision.relievable:

@@ -19,7 +19,6 @@ class Decision:
         pin: one of the cursors that hold it back. alone: whether no other route does.
         entry: the line to write into the ledger first; None: none, or it was written before.
         withdrawal: the line before that, which takes back an earlier one; None: there is none to take back.
-        recorded: whether the ledger says already that the segment is reclaimed.
         relievable: whether it is sealed, and would be deleted if its unread records were not in it.
         excuse: what the line leaves to one that it shares with others, if it does.
         message: what is wrong with the segment; "" if nothing is known to be.
@@ -30,7 +29,6 @@ class Decision:
     stored_bytes: int
     pin: Pin | None = None
     entry: Entry | None = None
-    recorded: bool = False
     message: str = ""
     withdrawal: Entry | None = None
     alone: bool = False

@@ -31,6 +31,7 @@ from wald_reclaim.routes import share_of_bytes
 
 UNEXPLAINED = "found released, reason unknown"
 COUNTED_AGAIN = "a cursor has moved, so what is lost is counted again"
+SEALED_SINCE = "it was sealed before it could be deleted raw"
 
 
 def kept_entry(base: int, why: str, now_ns: int) -> Entry:

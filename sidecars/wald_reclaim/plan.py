@@ -27,6 +27,7 @@ from wald_reclaim.contents import Contents, Unreadable
 from wald_reclaim.decision import Decision
 from wald_reclaim.entries import (
     COUNTED_AGAIN,
+    SEALED_SINCE,
     damaged_frames,
     kept_entry,
     may_share,
@@ -114,6 +115,10 @@ class Planner:
         """Take in that its name is about to be that of another file."""
         self._known.pop(segment.base_sequence, None)
 
+    def kept(self, segment: Segment, why: str, now_ns: int) -> Entry:
+        """The line by which an earlier one about a segment does not hold any more."""
+        return self._stamped(kept_entry(segment.base_sequence, why, now_ns))
+
     def released(self) -> tuple[Segment, ...]:
         """The released segments that still exist, oldest first."""
         return self._contents.take_in(list_segments(self._root)).released
@@ -138,7 +143,10 @@ class Planner:
             raw = segment.kind.form is Kind.RAW
             passes = segment.base_sequence in self._passed and not self._limits.require_archived
             with suppress(FileNotFoundError):  # deleted in between, and this is a dry run
-                taken = raw and segment.base_sequence in sealing
+                # It may have been renamed while the directory was listed, so that neither name was met.
+                taken = raw and (
+                    segment.base_sequence in sealing or self._root.segment(segment.base_sequence, Kind.SEALED).exists()
+                )
                 decisions.append(self._confirm(segment, None if passes else claims, now_ns, sealing=taken))
         return decisions
 
@@ -157,6 +165,7 @@ class Planner:
             self._ages.learn(bases)
         claims, due = self._read_claims()
         sealing = being_sealed(self._root)
+        raw_released = {segment.base_sequence for segment in listing.released if segment.kind.form is Kind.RAW}
         self._known = {base: known for base, known in self._known.items() if base in bases}
         waiting: list[tuple[Segment, Known, int, int]] = []
         newer_bytes = newer_records = 0
@@ -183,7 +192,7 @@ class Planner:
                     archived=True,
                     newest=segment is listing.segments[-1],
                     sealing=self._in_both_forms(segment)
-                    or (segment.kind is Kind.RAW and segment.base_sequence in sealing),
+                    or segment.base_sequence in (sealing if segment.kind is Kind.RAW else raw_released),
                     readable=not known.problem,
                 )
                 yield self._decide(segment, known, index, facts, claims, now_ns)
@@ -206,7 +215,11 @@ class Planner:
         self, segment: Segment, known: Known, index: SealedIndex | None, facts: Facts, claims: Claims, now_ns: int
     ) -> Decision:
         """The decision by the index, which is read here if it is not given and the verdict depends on it."""
-        recorded = self._recorded.get(segment.base_sequence) is not None
+        recorded = self._recorded.get(segment.base_sequence)
+        withdrawal = None
+        if recorded is not None and recorded.form is not segment.kind.form:
+            # It does not say what the sealed form is, nor how many bytes go with it.
+            recorded, withdrawal = None, self.kept(segment, SEALED_SINCE, now_ns)
         log = over(facts, self._limits)
         concerned = self._routes.concerns(segment.base_sequence, facts.age_ns, log)
         # As far as is known without opening it:
@@ -217,14 +230,14 @@ class Planner:
         if verdict.goes:
             try:
                 verdict, entry, excuse = self._judge_opened(
-                    segment, known, index, facts, claims, now_ns, recorded=recorded
+                    segment, known, index, facts, claims, now_ns, recorded=recorded is not None
                 )
                 pin = known.pin
             except (Unreadable, BadSealed) as error:  # readable in an earlier pass, or the loss cannot be counted
                 known.problem = str(error)
                 verdict = Verdict.UNREADABLE
-        if recorded and not verdict.goes:
-            entry = self._stamped(kept_entry(segment.base_sequence, verdict.value, now_ns))
+        if recorded is not None and not verdict.goes:
+            entry = self.kept(segment, verdict.value, now_ns)
         message = known.problem or known.damage
         unneeded = verdict is Verdict.UNREAD and judge(facts, self._limits, [log or Verdict.READ]).goes
         return Decision(
@@ -233,8 +246,8 @@ class Planner:
             known.stored_bytes,
             pin,
             entry,
-            recorded,
             message,
+            withdrawal,
             alone=pin is not None and known.other is None,
             relievable=unneeded and segment.kind is Kind.SEALED and not known.damage,
             excuse=excuse,
@@ -254,13 +267,13 @@ class Planner:
             except Unreadable as error:
                 verdict, message = Verdict.UNREADABLE, str(error)
         if recorded is not None and not verdict.goes:
-            entry = self._stamped(kept_entry(base, verdict.value, now_ns))
+            entry = self.kept(segment, verdict.value, now_ns)
         elif recorded is None and verdict.goes:
             entry = self._stamped(unexplained_entry(base, self._contents.last(segment), now_ns))
         withdrawal = None
         if recorded is not None and verdict.goes and entry is not None:
-            withdrawal = self._stamped(kept_entry(base, COUNTED_AGAIN, now_ns))
-        return Decision(segment, verdict, stored_bytes, pin, entry, recorded is not None, message, withdrawal)
+            withdrawal = self.kept(segment, COUNTED_AGAIN, now_ns)
+        return Decision(segment, verdict, stored_bytes, pin, entry, message, withdrawal)
 
     def _confirm_opened(
         self, segment: Segment, verdict: Verdict, recorded: Recorded | None, claims: Claims, now_ns: int

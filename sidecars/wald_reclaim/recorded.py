@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from wald.format.ledger import read_out
+from wald.format.names import Kind
 from wald.store.files.lines import Entry
 from wald.store.files.listing import Segment
 from wald.store.files.uptime import Moment, moment_of
@@ -23,12 +24,14 @@ class Recorded:
         lost: for each route the unread records that go with it.
         rules: of the routes in ``lost``, if routes go by different ones.
         since: when the line was written; None if it does not say.
+        form: in which the segment is deleted, RAW or SEALED.
     """
 
     verdict: Verdict
     lost: Mapping[str, int]
     rules: Mapping[str, Verdict]
     since: Moment | None
+    form: Kind
 
     @classmethod
     def of(cls, entry: Entry) -> Recorded:
@@ -39,7 +42,7 @@ class Recorded:
         if verdict is Verdict.EACH_ROUTE:
             routes = (each for each in read_out(entry)["routes"] if each["route"] in lost)
             rules = {each["route"]: _RULES.get(str(each.get("rule")), Verdict.READ) for each in routes}
-        return cls(verdict, lost, rules, moment_of(entry))
+        return cls(verdict, lost, rules, moment_of(entry), Kind.RAW if entry.get("form") == "raw" else Kind.SEALED)
 
 
 @dataclass(frozen=True, slots=True)

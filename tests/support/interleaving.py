@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
+import pytest
 from faults import SteppingDisk
 
 _STUCK_SECONDS = 120.0
@@ -79,6 +82,18 @@ class PausingDisk(SteppingDisk):
     def step(self, name: str, path: Path | None = None, descriptor: int = -1) -> None:
         if name in self._calls:
             self._schedule.pause()
+
+
+def pausing(patched: pytest.MonkeyPatch, schedule: Schedule, name: str) -> None:
+    """Let the others go on before each call of what ``name`` stands for."""
+    module, _, function = name.rpartition(".")
+    real = getattr(import_module(module), function)
+
+    def paused(*given: Any, **more: Any) -> Any:
+        schedule.pause()
+        return real(*given, **more)
+
+    patched.setattr(name, paused)
 
 
 def interleavings() -> Iterator[Schedule]:

@@ -188,7 +188,9 @@ def test_cursors_that_were_read_again_get_a_shared_line_of_their_own(built: Buil
                 for route in [*MANY, "z"]:
                     built.log.set_cursor(route, built.last)
 
-    released = list(Reclaim(built.root, built.disk, reclaimer.ledger, reclaimer.planner).release(decisions()))
+    released = list(
+        Reclaim(built.root, built.disk, reclaimer.ledger, reclaimer.planner).release(decisions(), now_ns=built.now_ns)
+    )
     reclaimer.ledger.close()
 
     assert [decision.verdict.goes for decision in released] == [True] * 4

@@ -11,13 +11,11 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 from faults import SteppingDisk
-from interleaving import PausingDisk, Schedule, interleavings
+from interleaving import PausingDisk, Schedule, interleavings, pausing
 from logs import Built
 from reclaiming import Reclaimer, bases, ledger
 from running import Daemon, eventually, output_of, run, sidecar, wald
@@ -114,18 +112,6 @@ def meet(root: Root, schedule: Schedule, *, now_ns: int) -> Cursor:
     schedule.run(delete, lambda: found.append(Log(root.path).set_cursor("a", 0, rewind=True)))
     reclaimer.ledger.close()
     return found[0]
-
-
-def pausing(patched: pytest.MonkeyPatch, schedule: Schedule, name: str) -> None:
-    """Let the others go on before each call of what ``name`` stands for."""
-    module, _, function = name.rpartition(".")
-    real = getattr(import_module(module), function)
-
-    def paused(*given: Any, **more: Any) -> Any:
-        schedule.pause()
-        return real(*given, **more)
-
-    patched.setattr(name, paused)
 
 
 def test_a_cursor_that_is_set_while_its_segment_goes_in_any_order_of_the_steps_of_both(

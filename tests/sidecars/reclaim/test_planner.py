@@ -199,7 +199,7 @@ def test_a_sealed_segment_that_somebody_else_has_deleted_is_an_error(built: Buil
     decisions = list(reclaimer.planner.decisions(now_ns=built.now_ns))
     built.path(11, Kind.SEALED).unlink()
     with pytest.raises(FileNotFoundError, match=built.path(11, Kind.SEALED).name):
-        list(doing.release(decisions))
+        list(doing.release(decisions, now_ns=built.now_ns))
 
 
 def test_a_ledger_that_is_long_is_cut_behind_its_lines(built: Built, reclaimer: Reclaimer) -> None:
@@ -207,7 +207,7 @@ def test_a_ledger_that_is_long_is_cut_behind_its_lines(built: Built, reclaimer: 
     cutting = Ledger(path, reclaimer.disk, part_bytes=1)
     built.log.set_cursor("stuck", built.last)
     doing = Reclaim(built.root, reclaimer.disk, cutting, reclaimer.planner)
-    list(doing.release(reclaimer.planner.decisions(now_ns=built.now_ns)))
+    list(doing.release(reclaimer.planner.decisions(now_ns=built.now_ns), now_ns=built.now_ns))
     cutting.close()
     assert parts_of(path)
     assert [line["event"] for line in ledger(built.root.path)] == ["continues"]

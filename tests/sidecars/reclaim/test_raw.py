@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from contents import errors
 from logs import Built, Unsynced
-from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
+from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim, rulings
 
 from wald.format.names import Kind
 from wald.store.files.directory import TEMPORARY
@@ -97,9 +97,12 @@ def test_a_raw_segment_that_is_sealed_before_it_is_renamed_is_judged_anew(built:
     reclaim(built, disk=_SealingMeanwhile(built))
     assert bases(built.root, Kind.SEALED) == [1, 4]
     assert [record.value for record in built.log.records("a", start=1)] == [b"1", b"2", b"4"]
+    assert [line["event"] for line in ledger(built.root.path)] == ["reclaimed", "reclaimed", "kept", "kept"]
     reclaim(built)
 
     assert (raw(built), bases(built.root, Kind.SEALED)) == ([5], [])
+    assert all("sha256" in line for line in ledger(built.root.path)[4:])
+    assert rulings(built.root) == {1: (), 4: ()}
     assert errors(built.root.path) == []
 
 
