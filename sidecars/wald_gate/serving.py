@@ -41,6 +41,7 @@ from wald_gate.state import State
 from wald_gate.table import VERBS
 from wald_gate.transport.connection import Bounds
 from wald_gate.transport.server import Listening, Server
+from wald_gate.transport.unix import check_path
 
 _READERS = 16  # threads that wait for the disk
 _GC_OBJECTS = 10_000  # between two collections; the 700 of Python are those of 10 requests
@@ -72,7 +73,10 @@ def check(root: Path, settings: Settings) -> list[str]:
     Raises:
         InvalidInput, NotFound, OSError: as of :func:`serve`.
     """
-    Listening.of(settings).tls()
+    listening = Listening.of(settings)
+    listening.tls()
+    if listening.path is not None:
+        check_path(listening.path)
     _rights(settings)
     return list(_unlikely(Root(root), settings))
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import ssl
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
 from ipaddress import ip_address
@@ -20,6 +18,7 @@ from uvicorn.server import ServerState
 
 from wald.errors import InvalidInput
 from wald_gate.settings import Settings
+from wald_gate.transport import unix
 from wald_gate.transport.connection import Bounds, Connection
 
 _BACKLOG = 1024
@@ -30,7 +29,6 @@ _HEADERS = (  # of every answer
 )
 _GRACE_SECONDS = 10  # for requests under way, at the end
 _LAST_SECONDS = 1  # for those to let go of what they have that did not end in that time
-_SOCKET_MODE = 0o666  # each user may connect; what they may do is theirs to prove
 
 
 @dataclass(frozen=True)
@@ -158,8 +156,8 @@ class Server:
         if listening.inherited:
             await self._inherit(listening.inherited)
             return
-        try:
-            if listening.host:
+        if listening.host:
+            try:
                 server = await loop.create_server(
                     self._connection,
                     listening.host,
@@ -167,16 +165,14 @@ class Server:
                     backlog=_BACKLOG,
                     **self._tls_options(),
                 )
-                self._servers.append(server)
-                self.addresses.append(self._address(server.sockets[0]))
-            if listening.path is not None:
-                self._servers.append(await _unix_server(self._connection, listening.path))
-                self.addresses.append(str(listening.path))
-        except OSError as error:
-            where = f"{listening.host}:{listening.port}" if error.errno and not self._servers else listening.path
-            raise InvalidInput(
-                f"--listen {where}: {error.strerror}", hint="ss -ltnp; --listen 127.0.0.1:7701"
-            ) from None
+            except OSError as error:
+                where = f"--listen {listening.host}:{listening.port}"
+                raise InvalidInput(f"{where}: {error.strerror}", hint="ss -ltnp; --listen 127.0.0.1:7701") from None
+            self._servers.append(server)
+            self.addresses.append(self._address(server.sockets[0]))
+        if listening.path is not None:
+            self._servers.append(await unix.serve(self._connection, listening.path, _BACKLOG))
+            self.addresses.append(str(listening.path))
 
     def read_certificates(self) -> None:
         """Take new certificates, for connections from now on.
@@ -208,7 +204,7 @@ class Server:
             task.cancel()
         await _ended(self._state.tasks, _LAST_SECONDS)
         if self._listening.path is not None and not self._listening.inherited:
-            self._listening.path.unlink(missing_ok=True)
+            unix.remove(self._listening.path)
 
     async def _inherit(self, sockets: Sequence[socket.socket]) -> None:
         """Take the connections of sockets that are systemd's, which outlive this process.
@@ -280,15 +276,3 @@ def _no_password() -> str:
         OSError: always.
     """
     raise OSError("the key has a password; openssl pkey -in KEY -out NEW takes it off")
-
-
-async def _unix_server(connection: Callable[[], asyncio.Protocol], path: Path) -> asyncio.Server:
-    """A server at ``path``, in the place of one that has ended."""
-    probe = socket.socket(socket.AF_UNIX)
-    with probe, suppress(OSError):
-        probe.connect(os.fspath(path))
-        raise InvalidInput(f"--uds {path}: another process listens there", hint=f"fuser {path}")
-    path.unlink(missing_ok=True)
-    server = await asyncio.get_running_loop().create_unix_server(connection, path, backlog=_BACKLOG)
-    path.chmod(_SOCKET_MODE)
-    return server

@@ -1,0 +1,75 @@
+"""The unix socket at its path: what is there and is no socket stays, and errors name the option."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gating import Gate
+from running import Daemon, refused, run, sidecar
+
+from wald.errors import InvalidInput
+
+
+def refusal(root: Path, path: object, *more: str) -> tuple[int, str, str]:
+    """Of a gate that is to listen there alone."""
+    return refused(run(sidecar("gate", "--root", root, "--listen", "", "--uds", path, *more)))
+
+
+@pytest.mark.parametrize("only_check", [(), ("--check",)])
+@pytest.mark.parametrize("kind", ["file", "link", "link to nothing"])
+def test_what_is_no_socket_stays(daemon: Daemon, tmp_path: Path, kind: str, only_check: tuple[str, ...]) -> None:
+    precious, path = tmp_path / "tokens", tmp_path / "gate.sock"
+    precious.write_text("precious")
+    path = path if kind != "file" else precious
+    if kind != "file":
+        path.symlink_to(precious if kind == "link" else tmp_path / "none")
+
+    code, message, hint = refusal(daemon.root, path, *only_check)
+
+    assert (code, message) == (InvalidInput.exit_code, f"--uds {path}: what is there is not a socket")
+    assert hint.startswith(f"ls -ld {path}")
+    assert path.is_symlink() is (kind != "file")
+    assert precious.read_text() == "precious"
+
+
+def test_what_takes_the_place_of_the_socket_stays_at_the_end(daemon: Daemon, tmp_path: Path) -> None:
+    path = tmp_path / "gate.sock"
+    with Gate(daemon.root, "--uds", path) as gate:
+        path.unlink()
+        path.write_text("precious")
+        assert gate.stop() == 0
+    assert path.read_text() == "precious"
+
+
+def test_a_socket_that_was_left_is_taken_over_and_one_that_answers_is_not(daemon: Daemon, tmp_path: Path) -> None:
+    path = tmp_path / "gate.sock"
+    with Gate(daemon.root, "--uds", path) as gate:
+        gate.kill()
+        assert path.is_socket()
+        gate.start()
+
+        assert refusal(daemon.root, path) == (
+            InvalidInput.exit_code,
+            f"--uds {path}: another process listens there",
+            f"fuser {path}",
+        )
+        done = run(sidecar("gate", "--root", daemon.root, "--listen", "", "--uds", path, "--check"))  # as at a reload
+        assert done.returncode == 0
+        assert gate.stop() == 0
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("none/gate.sock", "there is no directory {}/none"),
+        (".", "what is there is not a socket"),
+        ("x" * 108, "the path is longer than 107 bytes"),
+    ],
+)
+def test_errors_are_about_the_path(daemon: Daemon, tmp_path: Path, name: str, said: str) -> None:
+    code, message, hint = refusal(daemon.root, tmp_path / name)
+
+    assert (code, message) == (InvalidInput.exit_code, f"--uds {tmp_path / name}: {said.format(tmp_path)}")
+    assert hint
