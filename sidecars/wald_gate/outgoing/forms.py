@@ -86,10 +86,10 @@ class Arrow:
         self._writer: pa.RecordBatchStreamWriter = pa.ipc.new_stream(pa.PythonFile(self._sink, mode="w"), schema)
 
     def write(self, batches: Sequence[Batch]) -> bytes:
-        from wald.store.reading.arrow import record_batch
+        from wald.store.reading.arrow import record_batches
 
-        if batches:
-            self._writer.write_batch(record_batch(list(batches)))
+        for each in record_batches(batches):
+            self._writer.write_batch(each)
         return self._sink.take()
 
     def end(self) -> bytes:

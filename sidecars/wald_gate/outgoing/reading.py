@@ -93,7 +93,8 @@ class Reading:
 
         Args:
             follow: whether to go on behind the end of the log, until the file of tokens says something else: the client
-                may ask again, and is then judged by what it says now.
+                may ask again, and is then judged by what it says now. What does not follow is whole: an end before
+                its last record would pass for the end of the log.
         """
         counts, rights = self._state.counts, self._state.rights
         edition = rights.edition
@@ -101,7 +102,7 @@ class Reading:
         try:
             chunk = first
             while True:
-                while chunk and rights.edition == edition:
+                while chunk and (not follow or rights.edition == edition):
                     yield chunk
                     chunk = b"" if self._is_at_end else await self.chunk()
                 is_over = self._is_complete() or self._state.following.is_over or rights.edition != edition

@@ -45,6 +45,8 @@ _log = logging.getLogger("wald_gate")
 _ROW = re.compile(r'<(?P<tag>tr|g) id="(?P<id>[^"]+)".*?</(?P=tag)>', re.DOTALL)
 Facts = Mapping[str, Any]
 """What a template shows, by the names that it uses; ``Any``: of any type that it can write."""
+Sent = dict[str, tuple[int, dict[str, int]]]
+"""What was sent of each part: a hash of what stands around its rows, and one of each row."""
 
 
 async def page(call: Call, template: str, facts: Facts, *, status: int = 200) -> Response:
@@ -105,7 +107,7 @@ def bare(template: str, facts: Facts, *, status: int = 200) -> Response:
 
 async def _changes(call: Call, template: Template, facts: Callable[[Picture], Facts]) -> AsyncGenerator[bytes]:
     """Events: the parts that have changed, each time that there is a new picture; it waits until they are read."""
-    sent: dict[str, int] = {}
+    sent: Sent = {}
     number = due = failures = 0
     rights, edition = call.state.rights, call.state.rights.edition
     yield f"retry: 1000\nevent: hello\ndata: {BUILD}\n\n".encode()
@@ -128,13 +130,11 @@ async def _changes(call: Call, template: Template, facts: Callable[[Picture], Fa
             yield event
 
 
-def _event(
-    call: Call, template: Template, facts: Callable[[Picture], Facts], picture: Picture, sent: dict[str, int]
-) -> bytes:
+def _event(call: Call, template: Template, facts: Callable[[Picture], Facts], picture: Picture, sent: Sent) -> bytes:
     """The event for one picture.
 
     Args:
-        sent: a hash of each part, as it was sent before.
+        sent: what was sent before.
     """
     try:
         context = template.new_context(_of_frame(call, picture, live="") | dict(facts(picture)))
@@ -144,21 +144,20 @@ def _event(
     return b"event: parts\ndata: " + msgspec.json.encode(parts) + b"\n\n"
 
 
-def changes(name: str, html: str, sent: dict[str, int]) -> list[tuple[str, str]]:
+def changes(name: str, html: str, sent: Sent) -> list[tuple[str, str]]:
     """What has to be sent of a part: nothing, those of its rows that have changed, or all of it.
 
     A row is a ``tr``, or a ``g`` of a picture, with an id. If others have come or gone, the whole part is sent.
 
     Args:
-        sent: a hash of each part and row, as it was sent before; changed to what is sent now.
+        sent: what was sent before; changed to what is sent now.
     """
     rows = {found["id"]: found[0] for found in _ROW.finditer(html)}
     around = hash(_ROW.sub(lambda found: f"\0{found['id']}", html))
-    is_same = sent.get(name) == around
-    changed = [(row, outer) for row, outer in rows.items() if sent.get(row) != hash(outer)]
-    sent.update({row: hash(outer) for row, outer in rows.items()})
-    sent[name] = around
-    return changed if is_same else [(name, html)]
+    before, rows_before = sent.get(name, (None, {}))
+    changed = [(row, outer) for row, outer in rows.items() if rows_before.get(row) != hash(outer)]
+    sent[name] = around, {row: hash(outer) for row, outer in rows.items()}
+    return changed if before == around else [(name, html)]
 
 
 def _parts(template: Template, context: Any) -> Iterator[tuple[str, str]]:

@@ -57,6 +57,36 @@ def test_an_arrow_stream_has_all_records(filled: Gate) -> None:
     assert table.column("value").to_pylist() == [b"%d" % number for number in range(1, 10_001)]
 
 
+def test_an_arrow_stream_says_what_json_says_of_records_that_came_in_all_ways(gate: Gate) -> None:
+    full = b'{"value": "v", "key": "ann", "headers": {"h": "1"}, "time": 1700000000000000000}\n'
+    for body, media_type, key in (
+        (b"a\nb\n", "text/plain", None),
+        (full, "application/x-ndjson", None),
+        (b"c\nd\n", "text/plain", "one"),
+        (b"e\n", "text/plain", "two"),
+        (b"f", "application/octet-stream", None),
+        (b"g\n", "text/plain", None),
+    ):
+        keyed = {} if key is None else {"Idempotency-Key": key}
+        assert gate.ask("POST", ORDERS, body, {"Content-Type": media_type, **keyed}).status == 200
+
+    rows = pa.ipc.open_stream(io.BytesIO(gate.get(f"{ORDERS}?format=arrow").body)).read_all().to_pylist()
+    assert [
+        {
+            "sequence": row["sequence"],
+            "value": row["value"].decode(),
+            "key": row["key"] and row["key"].decode(),
+            "headers": row["headers"] and json.loads(row["headers"]),
+            "event_time_ns": row["event_time"] and row["event_time"].value,
+        }
+        for row in rows
+    ] == [
+        {name: record.get(name) for name in ("sequence", "value", "key", "headers", "event_time_ns")}
+        for record in gate.get(ORDERS).lines()
+    ]
+    assert len(rows) == 8
+
+
 def test_events_go_on_behind_the_last_one_that_came(filled: Gate, daemon: Daemon, root: Path) -> None:
     with filled.asked("GET", ORDERS, headers={"Accept": "text/event-stream", "Last-Event-ID": "9999"}) as events:
         assert next_event(events) == ("10000", "10000")

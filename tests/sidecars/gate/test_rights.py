@@ -105,6 +105,20 @@ def test_a_stream_ends_when_the_file_of_tokens_says_something_else(guarded: Gate
         assert lines.read() == b""
 
 
+def test_a_read_that_has_an_end_is_whole_although_the_tokens_change(guarded: Gate, tokens: Path) -> None:
+    """It would pass for whole if it ended before."""
+    large = b"%0999d\n" * 20_000 % tuple(range(20_000))
+    storing = {"Authorization": "Bearer all-token", "Content-Type": "text/plain"}
+    assert guarded.ask("POST", ORDERS, large, storing).status == 200
+    headers = {"Authorization": "Bearer out-token"}
+    with guarded.asked("GET", f"{ORDERS}?from=2&format=raw", headers=headers) as lines:
+        first = lines.readline()
+        tokens.write_text(tokens.read_text() + entry("new", read=["*"]))
+        guarded.process.send_signal(signal.SIGHUP)
+        eventually(lambda: status(guarded, "new-token", "GET", f"{ORDERS}?limit=1") == 200)
+        assert first + lines.read() == large
+
+
 def ask_as(gate: Gate, token: str, method: str, path: str, fields: object = None) -> Answer:
     body = None if fields is None else json.dumps(fields).encode()
     return gate.ask(method, path, body, {"Authorization": f"Bearer {token}", "Content-Type": "application/json"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wald_gate.page.frame import changes
+from wald_gate.page.frame import Sent, changes
 
 
 def table(**rows: int) -> str:
@@ -10,7 +10,7 @@ def table(**rows: int) -> str:
 
 
 def test_a_part_is_sent_whole_first_and_then_row_by_row() -> None:
-    sent: dict[str, int] = {}
+    sent: Sent = {}
 
     assert changes("live_x", table(a=1, b=2), sent) == [("live_x", table(a=1, b=2))]
     assert changes("live_x", table(a=1, b=2), sent) == []
@@ -19,13 +19,23 @@ def test_a_part_is_sent_whole_first_and_then_row_by_row() -> None:
 
 
 def test_a_part_is_sent_whole_when_rows_come_go_or_change_places() -> None:
-    sent: dict[str, int] = {}
+    sent: Sent = {}
     for html in (table(a=1, b=2), table(a=1), table(b=2, a=1), table(a=1, b=2), table(a=1, b=2, c=3), "<p>", "<q>"):
         assert changes("live_x", html, sent) == [("live_x", html)]
 
 
+def test_of_rows_that_have_gone_nothing_is_kept() -> None:
+    """A page that follows records for days has as many of them as have come."""
+    sent: Sent = {}
+    for number in range(3):
+        changes("live_x", table(**{f"r{number}": number}), sent)
+
+    _, rows = sent["live_x"]
+    assert list(rows) == ["r2"]
+
+
 def test_parts_of_a_picture_are_rows_too() -> None:
-    sent: dict[str, int] = {}
+    sent: Sent = {}
     changes("live_x", '<svg><g id="s-1" class="x"><rect/></g></svg>', sent)
 
     assert changes("live_x", '<svg><g id="s-1" class="y"><rect/></g></svg>', sent) == [
