@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 from gating import Answer, Gate
 
 ORDERS = "/v1/routes/orders/records"
@@ -15,3 +17,11 @@ def send(gate: Gate, key: str, body: bytes = b"one\ntwo\n", media_type: str = "t
 def outcome(answer: Answer) -> tuple[int, bool, bytes]:
     """The status, whether it says that it is a replay, and the body."""
     return answer.status, answer.headers.get("idempotency-replayed") == "true", answer.body
+
+
+def begun(gate: Gate, key: str, body: bytes, *, length: int) -> socket.socket:
+    """A request of which only the beginning of the body is sent."""
+    connection = socket.create_connection(("127.0.0.1", gate.port))
+    head = f"POST {ORDERS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nContent-Length: {length}\r\n"
+    connection.sendall(f"{head}Idempotency-Key: {key}\r\n\r\n".encode() + body)
+    return connection

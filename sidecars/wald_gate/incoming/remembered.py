@@ -17,7 +17,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from threading import Event
@@ -48,6 +48,11 @@ create index parts_by_time on parts (time_ns);
 create table origin (log_id blob);
 create table upto (sequence integer, time_ns integer, checksum integer);
 """
+_FORGET = """
+with old as (select distinct key from parts where time_ns < ?1) delete from parts where key in (
+    select key from old where not exists (select 1 from parts where parts.key = old.key and parts.time_ns >= ?1)
+)
+"""  # each key is looked at once, as one may have thousands of parts
 _KEPT_NS = int(KEPT.total_seconds()) * 10**9
 _Upto = tuple[int, int, int]  # the sequence of the last record that was read, and what is known of its batch
 _log = logging.getLogger("wald_gate")
@@ -127,7 +132,7 @@ class Remembered:
         view = self._log.view()
         if view.bound.lost:
             raise lost_head(self._log.root, view.bound)
-        first = self._beginning(view) if self._upto is None else self._upto[0] + 1
+        first = self._next(view)
         last = (1 << 64) - 1 if view.bound.sequence is None else view.bound.sequence
         self.seen = first - 1
         if first > last:
@@ -245,8 +250,11 @@ class Remembered:
         found = list(_span(view, sequence, sequence))
         return not found or (found[0].append_time_ns, found[0].header.body_checksum) == (time_ns, checksum)
 
-    def _beginning(self, view: View) -> int:
-        return sequence_since(view, int((datetime.now(UTC) - KEPT).timestamp() * 1e9))
+    def _next(self, view: View) -> int:
+        """Where to read on; what is older than a day is passed over."""
+        oldest_ns = time.time_ns() - _KEPT_NS
+        following, read_ns = (self._upto[0] + 1, self._upto[1]) if self._upto else (1, 0)
+        return following if read_ns >= oldest_ns else max(following, sequence_since(view, oldest_ns))
 
     def _read_numbers(self) -> None:
         """Take the numbers of the slots from the state that the newest segment begins with, and from its batches."""
@@ -298,11 +306,7 @@ class Remembered:
             "select time_ns from parts order by time_ns desc limit 1 offset ?", (KEPT_PARTS,)
         ).fetchone()
         limit_ns = max(now_ns - _KEPT_NS, *behind) if behind else now_ns - _KEPT_NS
-        self._table.execute(
-            "delete from parts where time_ns < ?1"
-            " and not exists (select 1 from parts as other where other.key = parts.key and other.time_ns >= ?1)",
-            (limit_ns,),
-        )
+        self._table.execute(_FORGET, (limit_ns,))
 
 
 def _connected(path: Path | str) -> sqlite3.Connection:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from gating import Gate
-from repeating import ORDERS, outcome, send
+from repeating import ORDERS, begun, outcome, send
 from running import Daemon, eventually, reclaim
 from tracing import traced
 
@@ -61,14 +60,6 @@ def copy_back(daemon: Daemon, root: Path, source: Path) -> None:
     daemon.start_again()
 
 
-def begun(gate: Gate, key: str, body: bytes, *, length: int) -> socket.socket:
-    """A request of which only the beginning of the body is sent."""
-    connection = socket.create_connection(("127.0.0.1", gate.port))
-    head = f"POST {ORDERS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nContent-Length: {length}\r\n"
-    connection.sendall(f"{head}Idempotency-Key: {key}\r\n\r\n".encode() + body)
-    return connection
-
-
 def table(root: Path) -> Path:
     return root / "gate/keys.db"
 
@@ -93,12 +84,18 @@ def give_to_another_log(root: Path) -> None:
     of_this_log.close()
 
 
+def make_older(root: Path) -> None:
+    with sqlite3.connect(table(root)) as older:
+        older.executescript("pragma user_version = 0; drop table parts; create table parts (key blob)")
+    older.close()
+
+
 def forbid(root: Path) -> None:
     take_away(root)
     table(root).parent.write_bytes(b"")
 
 
-@pytest.mark.parametrize("spoil", [take_away, truncate, write_nonsense, give_to_another_log, forbid])
+@pytest.mark.parametrize("spoil", [take_away, truncate, write_nonsense, give_to_another_log, make_older, forbid])
 @pytest.mark.parametrize("end", [Gate.stop, Gate.kill])
 def test_without_its_table_a_key_is_found_in_the_log(
     gate: Gate, root: Path, spoil: Callable[[Path], None], end: Callable[[Gate], None]
