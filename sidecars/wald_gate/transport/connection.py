@@ -2,6 +2,7 @@
 
 A request line with its headers has to come within some seconds and in so many bytes, and a response has to be taken.
 What is left of a body once its request is answered is read for as long, so that the client sees the answer.
+Of requests that come before the answers to others a number is kept; who sends more gets these answers, and no others.
 The user at the other end of a unix socket is known. When there are too many connections, one of those that wait for
 their next request makes way, the one that has waited for longest.
 """
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from wald_gate.limits import COMPLETE
@@ -27,6 +29,7 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7), SO_PEERCRED
 _HEADER_BYTES = 4  # around a name and a value
 _UNSENT_BYTES = 256 << 10  # of a response, in the buffer of its connection
 _HEAD_SIZE = b"431 Request Header Fields Too Large"
+_PIPELINED = 64  # requests behind the one that is being answered
 _REST_BYTES = 64 << 20  # of a body, that are read after the answer
 
 
@@ -41,6 +44,7 @@ class Ended(StrEnum):
     HEAD_TIME = "head too slow"
     SEND_TIME = "answer not taken"
     REST = "body after its answer"
+    PIPELINED = "too many requests at once"
 
 
 @dataclass
@@ -70,6 +74,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._head_bytes = 0
         self._is_in_head = True
+        self._plain_head = b""  # of a request that asks for another protocol, without that
         self._is_refused = False  # and nothing that it sends is looked at any more
         self._rest_bytes: int | None = None  # of a body, that have come after its answer
         self._timer: asyncio.TimerHandle | None = None  # for what comes
@@ -113,9 +118,15 @@ class Connection(HttpToolsProtocol):
             self._answering.message_event.set()
 
     def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
         self.bounds.idle.pop(self, None)
         self._head_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):  # the latter: CONNECT
+            self.send_400_response("Invalid HTTP request received.")
         if self._rest_bytes is not None:
             self._pass_over(len(data), self._rest_bytes)
         if self._head_bytes and not self.transport.is_closing():
@@ -123,6 +134,28 @@ class Connection(HttpToolsProtocol):
                 self._refuse(Ended.HEAD_SIZE, _HEAD_SIZE)
             elif self._is_in_head and self._timer is None:
                 self._set_timer(self.bounds.limits.head_timeout)
+
+    def _parse(self, data: bytes) -> None:
+        """Parse; who asks for another protocol is answered as if he had not (RFC 9110, section 7.8).
+
+        The parser takes a request as ended where another protocol may begin. So its head is parsed again without that
+        question, and then what came behind it.
+
+        Raises:
+            HttpParserError, HttpParserUpgrade: it is no request that can be answered.
+        """
+        rest = memoryview(data)
+        while True:
+            try:
+                self.parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as asked:
+                rest = rest[asked.args[0] :]
+                if self._is_refused:
+                    return
+                self.parser = httptools.HttpRequestParser(self)  # behind "close" the one before reads nothing more
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+                self.parser.feed_data(self._plain_head)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -140,12 +173,21 @@ class Connection(HttpToolsProtocol):
         self._rest_bytes = None
         if self._is_refused:
             return
+        if self.parser.should_upgrade():
+            line = self.parser.get_method(), self.url, self.parser.get_http_version().encode()
+            headers = b"".join(b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade")
+            self._plain_head = b"%b %b HTTP/%b\r\n%b\r\n" % (*line, headers)
+            return
         size = len(self.url) + sum(len(name) + len(value) + _HEADER_BYTES for name, value in self.headers)
         hosts = sum(name == b"host" for name, _ in self.headers)
         if size > self.bounds.limits.head_max_bytes:  # it came with its end, in one read
             self._refuse(Ended.HEAD_SIZE, _HEAD_SIZE)
         elif hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):  # RFC 9112, section 3.2
             self._refuse(Ended.HOST, b"400 Bad Request")
+        elif len(self.pipeline) == _PIPELINED:
+            self._is_refused = True
+            self.bounds.ended[Ended.PIPELINED] += 1
+            self.cycle.keep_alive = False  # its answer, the last one, says that the connection ends
         else:
             super().on_headers_complete()
             self._is_in_head, self._head_bytes = False, 0
@@ -160,7 +202,7 @@ class Connection(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self._is_refused:
+        if not (self._is_refused or self.parser.should_upgrade()):
             super().on_message_complete()
             self.scope[COMPLETE] = True  # type: ignore[literal-required]
             self._is_in_head, self._head_bytes = True, 0
@@ -180,9 +222,6 @@ class Connection(HttpToolsProtocol):
             super().send_400_response(msg)
         else:
             self._end()
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Say nothing: the request is answered as if it had not asked for another protocol (RFC 9110, section 7.8)."""
 
     def pause_writing(self) -> None:
         super().pause_writing()

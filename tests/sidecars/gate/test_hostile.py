@@ -65,6 +65,7 @@ def nested(times: int, data: bytes) -> bytes:
 LENGTH = b"Content-Length: 5"
 CHUNKED = b"Transfer-Encoding: chunked"
 SMUGGLED = b"GET /v1/head HTTP/1.1\r\nHost: localhost\r\n\r\n"
+UPGRADE = b"Connection: Upgrade"
 REFUSED = {
     "chunk size that is no number": request(CHUNKED, body=b"zz\r\nevil\n\r\n0\r\n\r\n"),
     "chunk size beyond 64 bits": request(CHUNKED, body=b"fffffffffffffffff1\r\nevil\n"),
@@ -94,6 +95,13 @@ REFUSED = {
     "no method": b"\0\1\2\3\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
     "CONNECT": b"CONNECT localhost:22 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "CONNECT to a path": request(method=b"CONNECT"),
+    "length and chunks, and another protocol": request(
+        UPGRADE, b"Upgrade: h2c", b"Content-Length: 5", CHUNKED, body=b"5\r\nevil\n\r\n0\r\n\r\n"
+    ),
+    "another protocol and no host": request(UPGRADE, b"Upgrade: h2c", b"Content-Length: 5", body=b"evil\n").replace(
+        b"Host: localhost\r\n", b""
+    ),
     "TRACE": request(method=b"TRACE"),
     "a method of nobody": b"EVIL " + PATH + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "OPTIONS of all": b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -160,8 +168,12 @@ def test_what_is_left_of_the_body_of_a_refused_request_is_no_request(attacked: G
         (SMUGGLED * 3, [200] * 3),
         (b"GET http://localhost/v1/head HTTP/1.1\r\nHost: localhost\r\n\r\n", [200]),
         (b"GET /v1/head HTTP/1.0\r\nHost: localhost\r\n\r\n", [200]),
-        (b"GET /v1/head HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", [200]),
-        (b"GET /v1/head HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", [200]),
+        (request(UPGRADE, b"Upgrade: websocket", method=b"GET", path=b"/v1/head"), [200]),
+        (request(UPGRADE, b"Upgrade: x", method=b"GET", path=b"/v1/head") + SMUGGLED, [200, 200]),
+        (request(UPGRADE, b"Upgrade: h2c", b"Content-Length: 3", body=b"ok\n") + SMUGGLED, [200, 200]),
+        (request(UPGRADE, b"Upgrade: h2c", b"Content-Length: 3", body=b"ok\n") * 3, [200] * 3),
+        (request(UPGRADE, b"Upgrade: h2c", CHUNKED, body=b"3\r\nok\n\r\n0\r\n\r\n") + SMUGGLED, [200, 200]),
+        (request(b"Connection: close, Upgrade", b"Upgrade: h2c", b"Content-Length: 3", body=b"ok\n") + SMUGGLED, [200]),
         (b"\r\n\r\n" + SMUGGLED, [200]),
         (request(b"Expect: 100-continue", b"Content-Length: 3", body=b"ok\n"), [100, 200]),
         (request(b"Content-Length: 3", b"Content-Length: 3", body=b"ok\n"), [400]),
@@ -171,6 +183,22 @@ def test_what_is_left_of_the_body_of_a_refused_request_is_no_request(attacked: G
 def test_what_is_unusual_but_right_is_answered(attacked: Gate, sent: bytes, expected: list[int]) -> None:
     assert statuses(attacked, sent) == expected
     assert "WebSocket" not in attacked.log
+
+
+@pytest.mark.parametrize("length", [b"Content-Length: %d" % len(SMUGGLED), CHUNKED])
+def test_the_body_of_who_asks_for_another_protocol_is_no_request(attacked: Gate, length: bytes) -> None:
+    """It comes after its head, in a packet of its own, and is stored as what it is."""
+    body = SMUGGLED if length is not CHUNKED else b"%x\r\n%b\r\n0\r\n\r\n" % (len(SMUGGLED), SMUGGLED)
+    before = len(stored(attacked))
+    with socket.create_connection(("127.0.0.1", attacked.port), timeout=TIMEOUT_SECONDS) as connection:
+        connection.sendall(request(UPGRADE, b"Upgrade: h2c", b"Expect: 100-continue", length))
+        assert connection.recv(1 << 16) == b"HTTP/1.1 100 Continue\r\n\r\n"  # the head is taken
+        connection.sendall(body)
+        with connection.makefile("rb") as answer:
+            assert answer.readline() == b"HTTP/1.1 200 OK\r\n"
+            assert answer.read().count(b"HTTP/1.1") == 0
+
+    assert stored(attacked)[before:] == SMUGGLED.removesuffix(b"\n").split(b"\n")
 
 
 @pytest.mark.parametrize(

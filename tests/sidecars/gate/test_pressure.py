@@ -134,6 +134,14 @@ def ended(connection: socket.socket) -> bool:
         return True
 
 
+def test_who_sends_without_end_before_the_answers_gets_a_number_of_them(daemon: Daemon) -> None:
+    with Gate(daemon.root) as gate, connected(gate) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000)
+        answers = b"".join(iter(partial(connection.recv, 1 << 16), b"")).split(b"HTTP/1.1 200 OK\r\n")[1:]
+        assert [b"connection: close" in answer for answer in answers] == [False] * 64 + [True]
+        assert endings(gate, "too many requests at once") == 1
+
+
 def test_256_that_wait_keep_nobody_out_and_each_gets_what_comes(daemon: Daemon) -> None:
     with Gate(daemon.root) as gate, ExitStack() as stack:
         waiting = [stack.enter_context(connected(gate)) for _ in range(256)]
