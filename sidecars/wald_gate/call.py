@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from wald_gate.words import in_words
 
 T = TypeVar("T")
 _WAIT = Duration(0, 300)
+_SOME_ROOT = "ROOT"
 _SHAPES = "/openapi.json says what may be there"
 
 
@@ -57,6 +59,11 @@ class Call:
             InvalidInput: a name that no group can have.
         """
         return check_group(self.request.path_params["group"])
+
+    @property
+    def root(self) -> str:
+        """The path of the log, in commands for this client; a word for it, if the client may not know it."""
+        return os.fspath(self.state.log.root.path) if self.client.admin else _SOME_ROOT
 
     def shown(self, error: Exception) -> Exception:
         """An error, as this client gets it."""

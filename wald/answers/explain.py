@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from wald.answers.fields import time_fields
 from wald.answers.liveness import over_quota
@@ -69,7 +69,7 @@ def state_of(status: SegmentStatus) -> str:
     return str(status.state.value)
 
 
-def advice(root: Path, cursor: Cursor) -> Iterator[tuple[str, str]]:
+def advice(root: str | os.PathLike[str], cursor: Cursor) -> Iterator[tuple[str, str]]:
     """What the operator should know of a cursor that counts, each with the command that helps; "" if there is none."""
     wald_ = command_line(root)
     if cursor.of_work_group:

@@ -140,7 +140,7 @@ def _event(call: Call, template: Template, facts: Callable[[Picture], Facts], pi
         context = template.new_context(_of_frame(call, picture, live="") | dict(facts(picture)))
         parts = [change for name, html in _parts(template, context) for change in changes(name, html, sent)]
     except (WaldError, OSError) as error:  # the next picture may do
-        return b"event: trouble\ndata: " + msgspec.json.encode(str(error)) + b"\n\n"
+        return b"event: trouble\ndata: " + msgspec.json.encode(str(call.shown(error))) + b"\n\n"
     return b"event: parts\ndata: " + msgspec.json.encode(parts) + b"\n\n"
 
 
@@ -179,7 +179,7 @@ def _of_frame(call: Call, picture: Picture | None, *, live: str) -> dict[str, An
         "live": live,
         "picture": picture,
         "places": places_of(client),
-        "root": str(call.state.log.root.path),
+        "root": call.root,
     }
 
 

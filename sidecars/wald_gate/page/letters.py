@@ -62,5 +62,5 @@ def letters(call: Call, route: str, walk: Walk, rows: Sequence[Row]) -> Iterator
             exists,
             max((row.lag_records for row in there), default=None),
             there[0].last_sequence if there else None,
-            command_line(call.state.log.root.path, f"redrive {goal}", program="wald-drain"),
+            command_line(call.root, f"redrive {goal}", program="wald-drain"),
         )

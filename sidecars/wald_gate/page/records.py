@@ -236,7 +236,7 @@ def _batches(
         last,
         limit=limit,
         on_missing=lambda missing: note(missing.message()),
-        on_damage=lambda error: note(error.message),
+        on_damage=lambda error: note(error.message.replace(f"{log.root.path}/", "")),
     )
 
 

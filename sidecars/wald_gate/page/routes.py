@@ -181,11 +181,11 @@ def lines(picture: Picture, may_read: Callable[[str], bool]) -> list[Line]:
 
 def ways(call: Call, row: Row, group: GroupBacklog) -> Iterator[Way]:
     """Why a group holds back what it does, and what can be done; nothing if it holds back nothing."""
-    root, cursor = call.state.log.root.path, group.cursor
+    root, cursor = call.root, group.cursor
     if group.retired:
         return
     for said, command in advice(root, cursor):
-        yield Way(said, command)
+        yield Way(said.replace(f"{call.state.log.root.path}/", ""), command)
     if not group.pinned_segments:
         return
     what = f"{group.pinned_segments} segment{'s' * (group.pinned_segments != 1)}"

@@ -181,11 +181,21 @@ def test_a_reader_learns_nothing_of_the_routes_of_others(guarded: Gate) -> None:
     reader = session(guarded, "reader")
     eventually(lambda: "orders" in text(guarded.ask("GET", "/routes", headers=reader)))
 
-    for path in ("/", "/routes", "/routes?find=payroll&sort=lag", "/routes/orders"):
+    for path in ("/", "/routes", "/routes?find=payroll&sort=lag", "/routes/orders", "/records?route=orders"):
         source = guarded.ask("GET", path, headers=reader).body.decode()
         assert "salaries" not in source
         assert 'id="seg-' not in source
+        assert str(guarded.root) not in source
         assert "payroll" not in re.sub(r'find=payroll|value="payroll"|“payroll”', "", source)
+
+
+def test_commands_for_a_reader_name_no_path_of_the_machine(guarded: Gate) -> None:
+    """Who administers the log can type them as they are."""
+    reader, chief = session(guarded, "reader"), session(guarded, "chief")
+    for seen, named in ((reader, "ROOT"), (chief, str(guarded.root))):
+        source = guarded.ask("GET", "/records/2", headers=seen).body.decode()
+        assert f"wald --root {named} where 2" in source
+        assert (str(guarded.root) in source) == (seen is chief)
 
 
 def test_logging_out_ends_the_session(guarded: Gate) -> None:
