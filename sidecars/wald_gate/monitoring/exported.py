@@ -45,8 +45,13 @@ def of_gate(
     yield histogram("wald_gate_publish_seconds", meaning, published.seconds.copy())
     meaning = "Requests that were sent to the daemon again, as it was restarted or had no room"
     yield counter("wald_gate_repeated_requests_total", meaning, published.repeated)
-    idle = len(bounds.idle)
-    connections: Samples = {("idle",): idle, ("busy",): len(bounds.open) - idle}
+    handshakes = bounds.count - len(bounds.open)
+    idle = max(0, len(bounds.idle) - handshakes)
+    connections: Samples = {
+        ("idle",): idle,
+        ("busy",): len(bounds.open) - idle,
+        ("handshake",): handshakes,
+    }
     yield Metric("wald_gate_connections", "gauge", "Open connections", ("state",), connections)
     meaning = "Connections that the gate has ended, by the reason"
     ended: Samples = {(reason.value,): bounds.ended[reason] for reason in Ended}

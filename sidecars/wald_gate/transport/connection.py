@@ -15,7 +15,7 @@ import struct
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -47,6 +47,13 @@ class Ended(StrEnum):
     PIPELINED = "too many requests at once"
 
 
+class Waits(Protocol):
+    """What waits for its client."""
+
+    def make_way(self) -> None:
+        """End."""
+
+
 @dataclass
 class Bounds:
     """What connections may take; shared by all of them.
@@ -54,19 +61,53 @@ class Bounds:
     Attributes:
         limits: as they are now; beyond ``connections_max`` idle ones make way, and without an idle one new ones are
             closed.
+        open: without those of which the TLS handshake is not done.
+        idle: what waits for a request, or for a handshake to be done, in the order in which that began.
+        count: of all, handshakes included.
         open_from: how many of them are of which address, or of which user on the unix socket.
         ended: how many connections were ended for which reason.
     """
 
     limits: LimitSettings
     open: set[Connection] = field(default_factory=set)
-    idle: OrderedDict[Connection, None] = field(default_factory=OrderedDict)
+    idle: OrderedDict[Waits, None] = field(default_factory=OrderedDict)
+    count: int = 0
     open_from: Counter[str] = field(default_factory=Counter)
     ended: Counter[Ended] = field(default_factory=Counter)
 
+    def enter(self, client: str) -> bool:
+        """Count a connection that has come; :meth:`leave` has to follow, also if there is no place for it: False."""
+        self.count += 1
+        self.open_from[client] += 1
+        limits = self.limits
+        if self.open_from[client] > (limits.connections_per_address or limits.connections_max):
+            self.ended[Ended.NO_PLACE] += 1
+            return False
+        if self.count > limits.connections_max:
+            if not self.idle:
+                self.ended[Ended.NO_PLACE] += 1
+                return False
+            self.ended[Ended.MADE_WAY] += 1
+            longest, _ = self.idle.popitem(last=False)
+            longest.make_way()
+        return True
+
+    def leave(self, client: str) -> None:
+        """Take in that a connection is not there any more."""
+        self.count -= 1
+        self.open_from[client] -= 1
+        if not self.open_from[client]:
+            del self.open_from[client]
+
 
 class Connection(HttpToolsProtocol):
-    """One connection. ``bounds`` is set in a class of its own for each server."""
+    """One connection. ``bounds`` is set in a class of its own for each server.
+
+    Attributes:
+        client_place: as whose it was counted, if it was before it was made; then it is for another to see that there is
+            a place for it.
+        is_made: whether it has begun, and sees to its place itself.
+    """
 
     bounds: Bounds
 
@@ -82,25 +123,21 @@ class Connection(HttpToolsProtocol):
         self._answering: RequestResponseCycle | None = None
         self._peer: int | None = None
         self._certificate: str | None = None
-        self._from = ""
+        self.client_place = ""
+        self.is_made = False
         self.timeout_keep_alive = self.bounds.limits.idle_timeout  # type: ignore[assignment]  # it takes fractions
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's
         super().connection_made(JoinedWrites(transport))  # type: ignore[arg-type]  # it has all of it
         transport.set_write_buffer_limits(high=_UNSENT_BYTES)
         self._peer, self._certificate = _peer_of(transport), _certificate_of(transport)
-        self._from = f"user {self._peer}" if self._peer is not None else str((self.client or ("",))[0])
-        bounds = self.bounds
-        bounds.open.add(self)
-        bounds.open_from[self._from] += 1
-        if bounds.open_from[self._from] > (bounds.limits.connections_per_address or bounds.limits.connections_max):
-            bounds.ended[Ended.NO_PLACE] += 1
-            transport.abort()
-            return
-        if len(bounds.open) > bounds.limits.connections_max:
-            found = next(iter(bounds.idle), self)
-            bounds.ended[Ended.NO_PLACE if found is self else Ended.MADE_WAY] += 1
-            found.transport.abort()
+        self.bounds.open.add(self)
+        self.is_made = True
+        if not self.client_place:
+            self.client_place = f"user {self._peer}" if self._peer is not None else str((self.client or ("",))[0])
+            if not self.bounds.enter(self.client_place):
+                transport.abort()
+                return
         self._wait_for_head()
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
@@ -108,9 +145,7 @@ class Connection(HttpToolsProtocol):
         self._set_timer(None)
         self._set_send_timer(None)
         self.bounds.open.discard(self)
-        self.bounds.open_from[self._from] -= 1
-        if not self.bounds.open_from[self._from]:
-            del self.bounds.open_from[self._from]
+        self.bounds.leave(self.client_place)
         self.bounds.idle.pop(self, None)
         super().connection_lost(exc)
         if self._answering is not None and self._answering is not self.cycle:  # uvicorn tells the last one alone
@@ -230,6 +265,9 @@ class Connection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._set_send_timer(None)
         super().resume_writing()
+
+    def make_way(self) -> None:
+        self.transport.abort()
 
     def _wait_for_head(self) -> None:
         if not self.transport.is_closing():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
 from collections.abc import Collection, Sequence
@@ -10,7 +11,6 @@ from dataclasses import dataclass
 from email.utils import formatdate
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -20,6 +20,7 @@ from wald.errors import InvalidInput
 from wald_gate.settings import Settings
 from wald_gate.transport import unix
 from wald_gate.transport.connection import Bounds, Connection
+from wald_gate.transport.handshakes import TlsListener
 
 _BACKLOG = 1024
 _HEADERS = (  # of every answer
@@ -142,7 +143,7 @@ class Server:
         )
         self._config.load()
         self._state = ServerState()
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[asyncio.Server | TlsListener] = []
         self.addresses: list[str] = []
 
     async def start(self) -> None:
@@ -151,25 +152,20 @@ class Server:
         Raises:
             InvalidInput: the address is in use, or is none of this machine.
         """
-        loop, listening = asyncio.get_running_loop(), self._listening
+        listening = self._listening
         self._tick()
         if listening.inherited:
             await self._inherit(listening.inherited)
             return
         if listening.host:
             try:
-                server = await loop.create_server(
-                    self._connection,
-                    listening.host,
-                    listening.port,
-                    backlog=_BACKLOG,
-                    **self._tls_options(),
-                )
+                sockets = _listeners(listening.host, listening.port)
             except OSError as error:
                 where = f"--listen {listening.host}:{listening.port}"
                 raise InvalidInput(f"{where}: {error.strerror}", hint="ss -ltnp; --listen 127.0.0.1:7701") from None
-            self._servers.append(server)
-            self.addresses.append(self._address(server.sockets[0]))
+            for each in sockets:
+                await self._listen(each)
+            self.addresses.append(self._address(sockets[0]))
         if listening.path is not None:
             self._servers.append(await unix.serve(self._connection, listening.path, _BACKLOG))
             self.addresses.append(str(listening.path))
@@ -181,9 +177,6 @@ class Server:
             InvalidInput: they cannot be read; the old ones stay.
         """
         self._tls_now = self._listening.tls()
-
-    def _tls_options(self) -> dict[str, Any]:
-        return {"ssl": self._tls, "ssl_handshake_timeout": self._bounds.limits.head_timeout} if self._tls else {}
 
     def _choose_certificates(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
         """Give a new connection what was read last: what was loaded into a context does not leave it again."""
@@ -223,8 +216,15 @@ class Server:
             if each.family == socket.AF_UNIX:
                 self._servers.append(await loop.create_unix_server(self._connection, sock=each, backlog=_BACKLOG))
             else:
-                server = await loop.create_server(self._connection, sock=each, backlog=_BACKLOG, **self._tls_options())
-                self._servers.append(server)
+                await self._listen(each)
+
+    async def _listen(self, listener: socket.socket) -> None:
+        """Take the connections of a socket of TCP, over TLS if there are certificates."""
+        if self._tls is not None:
+            self._servers.append(TlsListener(listener, self._tls, self._bounds, self._connection))
+        else:
+            loop = asyncio.get_running_loop()
+            self._servers.append(await loop.create_server(self._connection, sock=listener, backlog=_BACKLOG))
 
     def _address(self, listener: socket.socket) -> str:
         """The address of a socket, as a client writes it."""
@@ -254,6 +254,30 @@ def _address(given: str) -> tuple[str, int]:
     if not (colon and port.isascii() and port.isdecimal() and int(port) < 1 << 16):
         raise InvalidInput(f"--listen {given}: is not HOST:PORT", hint="--listen 127.0.0.1:7700")
     return host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port)  # noqa: S104 - --insecure is asked for
+
+
+def _listeners(host: str, port: int) -> list[socket.socket]:
+    """Sockets that listen, one for each address that the name has.
+
+    Raises:
+        OSError: the name has none, or one is in use, or none of this machine.
+    """
+    sockets: list[socket.socket] = []
+    failed: OSError | None = None
+    for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
+        try:
+            sockets.append(socket.create_server(address, family=family, backlog=_BACKLOG))
+        except OSError as error:
+            failed = error
+            if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):  # as of IPv6, which may be switched off
+                break
+    else:
+        if sockets or failed is None:
+            return sockets
+    for each in sockets:
+        each.close()
+    assert failed is not None
+    raise failed
 
 
 def _is_loopback(host: str) -> bool:

@@ -9,7 +9,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -217,14 +217,66 @@ def test_certificates_of_clients_need_a_file_that_says_what_they_may(authority: 
     assert b"--authorities: certificates of clients need TLS" in run(line).stderr
 
 
-def test_handshakes_that_do_not_go_on_end_in_time_and_take_no_place(daemon: Daemon, authority: Authority) -> None:
+def silent(gate: Gate) -> socket.socket:
+    """A connection on which no handshake comes."""
+    return socket.create_connection(("127.0.0.1", gate.port), timeout=TIMEOUT_SECONDS)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the gate closes it, which is awaited."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+@contextmanager
+def limited(daemon: Daemon, authority: Authority, limits: str) -> Iterator[Gate]:
+    """A gate with TLS, which needs no tokens."""
     config = daemon.root.with_name("gate.toml")
-    config.write_text("[limits]\nhead_timeout = 1\nconnections_max = 10\n")
-    with Gate(daemon.root, "--config", config, "--certificate", authority.sign("gate")) as gate, ExitStack() as stack:
-        address = ("127.0.0.1", gate.port)
-        slow = [stack.enter_context(socket.create_connection(address, timeout=TIMEOUT_SECONDS)) for _ in range(50)]
+    config.write_text(f"[limits]\n{limits}\n")
+    with Gate(daemon.root, "--config", config, "--certificate", authority.sign("gate")) as gate:
+        yield gate
+        assert gate.stop() == 0
+        assert "Traceback" not in gate.log
+
+
+def test_handshakes_that_do_not_go_on_end_in_time(daemon: Daemon, authority: Authority) -> None:
+    with limited(daemon, authority, "head_timeout = 1\nconnections_max = 10") as gate, ExitStack() as stack:
+        slow = [stack.enter_context(silent(gate)) for _ in range(9)]
         for each in slow[::2]:
             each.sendall(b"\x16\x03\x01\x02")  # the beginning of a record of a handshake
         assert asked(gate, trusting(authority)) == 200
-        assert {each.recv(1) for each in slow} == {b""}
+        assert all(map(is_closed, slow))
         assert asked(gate, trusting(authority)) == 200
+
+
+def test_a_handshake_has_a_place_and_the_one_that_waits_for_longest_makes_way(
+    daemon: Daemon, authority: Authority
+) -> None:
+    client = trusting(authority)
+    with limited(daemon, authority, "head_timeout = 3600\nconnections_max = 3") as gate, ExitStack() as stack:
+        idle = stack.enter_context(closing(connected(gate, client)))
+        assert status(idle) == 200
+        held = [stack.enter_context(silent(gate)) for _ in range(3)]
+        assert is_closed(idle.sock)
+        with closing(connected(gate, client)) as again:
+            again.request("GET", "/metrics")
+            text = again.getresponse().read().decode()
+        assert is_closed(held[0])
+        assert 'wald_gate_connections{state="handshake"} 2.0' in text
+        assert 'wald_gate_connections{state="idle"} 0.0' in text
+        assert 'connections_ended_total{reason="made way"} 2.0' in text
+
+
+def test_handshakes_of_one_address_have_a_bound_and_one_that_fails_gives_its_place_back(
+    daemon: Daemon, authority: Authority
+) -> None:
+    limits = "head_timeout = 3600\nconnections_per_address = 2"
+    with limited(daemon, authority, limits) as gate, ExitStack() as stack:
+        held = [stack.enter_context(silent(gate)) for _ in range(2)]
+        assert is_closed(stack.enter_context(silent(gate)))
+        held[0].sendall(b"GET / HTTP/1.1\r\n\r\n")  # no TLS
+        eventually(lambda: not is_refused(gate, trusting(authority)))
+        held[1].close()
+        eventually(lambda: not is_refused(gate, trusting(authority)))
