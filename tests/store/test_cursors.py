@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from logs import Built
+from running import TIMEOUT_SECONDS
 
 from wald.errors import InvalidInput, NotFound, Refused
 from wald.format.cursor import CursorLines, encode_cursor
 from wald.store.files.disk import Disk
-from wald.store.retention.cursors import Cursor, CursorState, cursors_of, read_cursor, set_cursor
+from wald.store.retention.cursors import Cursor, CursorState, cursors_of, read_cursor, set_cursor, turn
+from wald.store.retention.taken import move_cursor
 
 NOW = "2026-11-21T10:00:00Z"
 
@@ -132,3 +136,26 @@ def test_groups_have_cursors_of_their_own(built: Built) -> None:
     built.log.set_cursor("a", 5, "archive")
     found = cursors_of(built.root, "a", log_id=built.log_id, head_sequence=10)
     assert [(cursor.group, cursor.sequence) for cursor in found] == [("archive", 5), ("processed", 3)]
+
+
+def test_of_two_that_move_a_cursor_at_once_the_lower_one_is_refused(built: Built) -> None:
+    waits = threading.Event()
+
+    class Awaited(Disk):
+        def lock(self, descriptor: int, *, shared: bool = False) -> bool:
+            is_free = super().lock(descriptor, shared=shared)
+            if not is_free:
+                waits.set()
+            return is_free
+
+    def lower() -> Cursor:
+        return move_cursor(built.root, "a", "processed", 3, log_id=built.log_id, disk=Awaited(), now=NOW)
+
+    with ThreadPoolExecutor() as threads:
+        with turn(built.root.place("a", "processed"), Disk()):
+            moving = threads.submit(lower)
+            assert waits.wait(TIMEOUT_SECONDS)
+            move(built, 7)
+        with pytest.raises(Refused, match="backwards"):
+            moving.result()
+    assert built.log.cursor("a").sequence == 7

@@ -7,6 +7,9 @@ beyond the head) counts as if nothing had been processed: it pins what RECLAIM m
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -20,6 +23,8 @@ from wald.store.files.disk import Disk
 from wald.store.files.identity import read_identity
 from wald.store.files.regular import open_regular
 
+_TURN_SECONDS = 5.0  # for others that move a cursor of the route; each takes two syncs
+_POLL_SECONDS = 0.002
 _MODE = 0o644  # the log's owner reads cursors that others have left; the directories above keep strangers out
 
 
@@ -132,6 +137,26 @@ def _content(path: Path) -> tuple[bytes, int]:
         os.close(descriptor)
 
 
+@contextmanager
+def turn(directory: Path, disk: Disk) -> Iterator[None]:
+    """Let one process, and one thread of it, compare and replace a cursor in ``directory`` at a time.
+
+    It goes on without a lock if the file system has none, if this user may not read the directory, or if another
+    process holds the lock for longer than that takes.
+    """
+    descriptor = -1
+    try:
+        with suppress(OSError):
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            until = time.monotonic() + _TURN_SECONDS
+            while not disk.lock(descriptor) and time.monotonic() < until:
+                time.sleep(_POLL_SECONDS)
+        yield
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
 def set_cursor(
     root: Root,
     route: str,
@@ -146,6 +171,8 @@ def set_cursor(
     of_consumer: bool = False,
 ) -> Cursor:
     """Record that ``group`` has processed ``route`` up to ``sequence``; on disk when this returns.
+
+    Of two that do it at once, the lower one may be the last: :func:`turn` keeps them apart.
 
     Args:
         rewind: whether the cursor may move backwards, or replace one that cannot be trusted.

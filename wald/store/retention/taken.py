@@ -19,7 +19,7 @@ from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.lines import Entry
 from wald.store.files.listing import Listing, Segment, list_segments
-from wald.store.retention.cursors import Cursor, set_cursor
+from wald.store.retention.cursors import Cursor, set_cursor, turn
 from wald.store.retention.history import History
 from wald.store.retention.missing import RouteRange
 from wald.store.retention.pins import segment_index
@@ -83,18 +83,19 @@ def move_cursor(
     except Damaged:  # it is derived, and made anew at the next commit
         head = None
     follows = not rewind and os.path.lexists(root.cursor(route, group, of_consumer=of_consumer))
-    cursor = set_cursor(
-        root,
-        route,
-        group,
-        sequence,
-        disk=disk,
-        head_sequence=end_sequence(root, log_id) - 1,
-        epoch=head.epoch if head else 0,
-        now=now,
-        rewind=rewind,
-        of_consumer=of_consumer,
-    )
+    with turn(root.place(route, group, of_consumer=of_consumer), disk):
+        cursor = set_cursor(
+            root,
+            route,
+            group,
+            sequence,
+            disk=disk,
+            head_sequence=end_sequence(root, log_id) - 1,
+            epoch=head.epoch if head else 0,
+            now=now,
+            rewind=rewind,
+            of_consumer=of_consumer,
+        )
     if follows:  # RECLAIM has kept for it what it needs
         return cursor
     taken = taken_above(root, cursor, log_id=log_id)
