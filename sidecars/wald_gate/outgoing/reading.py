@@ -55,6 +55,10 @@ class Reading:
 
     Args:
         form: how it is written.
+
+    Attributes:
+        begins_behind: the sequence behind which the wanted records begin, once some were looked for.
+        last: the sequence up to which all was read.
     """
 
     def __init__(self, state: State, wanted: Wanted, form: Form) -> None:
@@ -67,7 +71,8 @@ class Reading:
         self._left = wanted.limit
         self._is_at_end = False  # of the log, as it was when it was looked at last
         self._is_over = False  # nothing more can be wanted
-        self._last = 0  # record up to which all was read
+        self.begins_behind: int | None = None
+        self.last = 0
         self._records = 0
 
     async def chunk(self) -> bytes:
@@ -86,7 +91,7 @@ class Reading:
         """Wait at the end of the log; False if nothing came for so many seconds, or if nothing more is wanted."""
         if self._is_complete() or (seconds is not None and seconds <= 0):
             return False
-        return await self._state.following.beyond(self._last, seconds)
+        return await self._state.following.beyond(self.last, seconds)
 
     async def chunks(self, first: bytes, *, follow: bool, silent_seconds: float) -> AsyncGenerator[bytes]:
         """All that is wanted, beginning with ``first``; b"" each time that nothing has come for so many seconds.
@@ -141,13 +146,15 @@ class Reading:
             found = next(self._found, None)
             if not isinstance(found, Batch):
                 self._is_at_end, self._is_over = True, found is None
-                self._last = max(self._last, found or 0)
+                self.last = max(self.last, found or 0)
+                self._begin_behind(self.last)
                 break
             if self._left is not None:
                 found = found.between(found.first_sequence, found.first_sequence + self._left - records - 1)
                 assert found is not None
             batches.append(found)
-            self._last = max(self._last, found.last_sequence)
+            self._begin_behind(found.first_sequence - 1)
+            self.last = max(self.last, found.last_sequence)
             size += len(found.payload)
             records += found.count
         self._records += records
@@ -166,13 +173,17 @@ class Reading:
             on_missing=wanted.missing,
         )
 
+    def _begin_behind(self, sequence: int) -> None:
+        if self.begins_behind is None:
+            self.begins_behind = sequence
+
     def _is_complete(self) -> bool:
         stop = self._wanted.stop
         if self._left == 0 or self._is_over:
             return True
         if isinstance(stop, datetime):
             return time.time_ns() > nanoseconds(stop) + _LATE_NS
-        return stop is not None and self._last >= stop
+        return stop is not None and self.last >= stop
 
 
 def _parts(batch: Batch) -> Iterator[Batch]:

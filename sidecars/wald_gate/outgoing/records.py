@@ -25,7 +25,7 @@ from wald_gate.shapes import GroupName, Shape, WaitTime
 
 _SILENT_SECONDS = 15.0  # after which an event stream says that it goes on
 _HEADERS = {"Cache-Control": "no-store"}
-_ALIVE = b": nothing new\n\n"
+_ALIVE = b": nothing new\n"
 _SEQUENCE = re.compile(r"[0-9]{1,19}")
 _AGO = r"^(\d{1,9}(\.\d{1,6})? ?[sm]|\d{1,7}(\.\d{1,6})? ?h|\d{1,5}(\.\d{1,6})? ?d|\d{1,4}(\.\d{1,6})? ?w)( ago)?$"
 _CLOCK = r"([01]\d|2[0-3]):[0-5]\d(:[0-5]\d)?"
@@ -82,7 +82,7 @@ async def records(call: Call) -> Response:
             call.judge()
         chunks = reading.chunks(first, follow=follow, silent_seconds=_SILENT_SECONDS)
         if isinstance(form, Events):
-            chunks = _kept_alive(chunks)
+            chunks = _kept_alive(reading, chunks)
         return Stream(chunks, form.media_type, _HEADERS, ending.pop_all().close)
 
 
@@ -94,12 +94,20 @@ async def _first(reading: Reading, seconds: float) -> bytes:
     return first
 
 
-async def _kept_alive(chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """The same, and comments where nothing comes, so that nothing between takes the connection for dead."""
-    yield _ALIVE
+async def _kept_alive(reading: Reading, chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """The same, and where nothing comes, what keeps the connection: a comment, and the id to go on behind.
+
+    An id without data is no event, but a browser keeps it (HTML, section 9.2.6). So it misses nothing if the connection
+    breaks before the first event, and asks for nothing that was reclaimed meanwhile after a long silence.
+    """
+    yield _alive(reading.begins_behind)
     async with aclosing(chunks):
         async for chunk in chunks:
-            yield chunk or _ALIVE
+            yield chunk or _alive(reading.last)
+
+
+def _alive(sequence: int | None) -> bytes:
+    return _ALIVE + (b"" if sequence is None else b"id: %d\n" % sequence) + b"\n"
 
 
 def _wanted(call: Call, query: Query, *, is_events: bool) -> Wanted:

@@ -87,27 +87,12 @@ def test_an_arrow_stream_says_what_json_says_of_records_that_came_in_all_ways(ga
     assert len(rows) == 8
 
 
-def test_events_go_on_behind_the_last_one_that_came(filled: Gate, daemon: Daemon, root: Path) -> None:
-    with filled.asked("GET", ORDERS, headers={"Accept": "text/event-stream", "Last-Event-ID": "9999"}) as events:
-        assert next_event(events) == ("10000", "10000")
-        output_of("append", "orders", "--root", root, stdin=b"later\n")
-        assert next_event(events) == ("10001", "later")
-
-
 def test_following_goes_on_without_an_end(filled: Gate, root: Path) -> None:
     with filled.asked("GET", f"{ORDERS}?from=10000&follow=1&format=raw") as lines:
         assert lines.readline() == b"10000\n"
         for number in range(3):
             output_of("append", "orders", "--root", root, stdin=b"later %d\n" % number)
             assert lines.readline() == b"later %d\n" % number
-
-
-def test_who_follows_from_the_end_of_an_empty_log_gets_the_first_record(gate: Gate) -> None:
-    with gate.asked("GET", f"{ORDERS}?from=end&format=events") as events:
-        assert events.readline() == b": nothing new\n"
-        gate.post(ORDERS, b"first\n")
-        assert events.readline() == b"\n"
-        assert events.readline() == b"id: 1\n"
 
 
 def test_records_of_another_route_end_no_wait(gate: Gate, daemon: Daemon) -> None:
@@ -143,11 +128,3 @@ def test_a_request_that_waits_gets_the_next_record(filled: Gate, root: Path) -> 
 )
 def test_what_is_no_position(filled: Gate, query: str, status: int) -> None:
     assert filled.get(f"{ORDERS}?{query}").status == status
-
-
-def next_event(events: io.BufferedIOBase) -> tuple[str, str]:
-    """The id and the value of the next event; comments are passed over."""
-    while not (line := events.readline()).startswith(b"id: "):
-        assert line, "the stream has ended"
-    record = json.loads(events.readline().removeprefix(b"data: "))
-    return line.removeprefix(b"id: ").decode().strip(), record["value"]
