@@ -114,12 +114,13 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
             Processed(log, threads),
         )
         server = Server(Application(state, (*VERBS, *PAGES)), listening, bounds)
+        state.counts.expiries = listening.expiries()
 
         def reload() -> None:
             """Read what may have changed; what is wrong is reported, and what was there stays."""
             systemd.reloading()
             failed = False
-            for read in (server.read_certificates, rights.read, read_settings):
+            for read in (read_certificates, rights.read, read_settings):
                 try:
                     read()
                 except (WaldError, OSError) as error:
@@ -129,6 +130,10 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
             if not failed:
                 _log.info("wald-gate: SIGHUP: certificates, tokens, limits and hosts are read again")
             systemd.ready()
+
+        def read_certificates() -> None:
+            server.read_certificates()
+            state.counts.expiries = listening.expiries()
 
         def read_settings() -> None:
             fresh = load()

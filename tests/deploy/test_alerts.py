@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import ssl
 import subprocess
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import programs
 import pytest
 import yaml
-from endpoint import free_address, get
+from endpoint import free_address
 from logs import Built
 from pages import ROOT, headings
 from running import TIMEOUT_SECONDS, Daemon, eventually, launched, output_of, run, sidecar
@@ -99,13 +101,17 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str
     addresses = [free_address() for _ in range(4)]
     settings = root.parent / "wald.toml"
     settings.write_text("[routes.unread]\npinned_max_bytes = 1\n")
+    certificate = root.parent / "gate.pem"
+    making = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=gate", "-addext"]
+    making += ["subjectAltName=IP:127.0.0.1", "-keyout", str(certificate), "-out", str(certificate)]
+    subprocess.run(making, check=True, capture_output=True)
     with Daemon(root, "--config", settings, env={"WALD_METRICS": addresses[0]}):
         output_of("verify", "--record", "--root", root)
         options = ("--root", root, "--metrics")
         lines = (
             sidecar("reclaim", "--watch", "--grace", "0s", *options, addresses[1]),
             sidecar("drain", "feed", *options, addresses[2], "b", "--", "true"),
-            sidecar("gate", "--root", root, "--listen", addresses[3]),
+            sidecar("gate", "--root", root, "--listen", addresses[3], "--certificate", certificate),
         )
         beside = [launched(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for line in lines]
         try:
@@ -115,21 +121,25 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str
                 "wald_drain_last_success",
                 "wald_gate",
             )
-            for address, name in zip(addresses, wanted, strict=True):
-                eventually(lambda address=address, name=name: name in scraped(address))  # type: ignore[misc]
-            yield dict(zip(PROGRAMS, map(scraped, addresses), strict=True))
+            origins = [*(f"http://{address}" for address in addresses[:3]), f"https://{addresses[3]}"]
+            for origin, name in zip(origins, wanted, strict=True):
+                eventually(lambda origin=origin, name=name: name in scraped(origin, certificate))  # type: ignore[misc]
+            yield {name: scraped(origin, certificate) for name, origin in zip(PROGRAMS, origins, strict=True)}
         finally:
             for process in beside:
                 process.terminate()
                 process.wait(TIMEOUT_SECONDS)
 
 
-def scraped(address: str) -> str:
+def scraped(origin: str, certificate: Path) -> str:
     """The text of ``/metrics``; nothing before the program listens."""
+    trusting = ssl.create_default_context(cafile=certificate) if origin.startswith("https") else None
     try:
-        return get(address, "/metrics")[1]
+        with urllib.request.urlopen(f"{origin}/metrics", timeout=TIMEOUT_SECONDS, context=trusting) as answer:
+            text: str = answer.read().decode()
     except OSError:
         return ""
+    return text
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

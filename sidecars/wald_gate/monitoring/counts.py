@@ -54,6 +54,7 @@ class Counts:
     Attributes:
         answered: by the name of the verb; "none" is a path or a method that no verb has.
         stored_bytes: as they went to the daemon; ``sent_bytes``: of the answers that have records.
+        expiries: when the first certificate of each file expires, in seconds since 1970.
         streams: answers under way that go on with what is appended later.
     """
 
@@ -62,6 +63,7 @@ class Counts:
     stored_bytes: int = 0
     sent_records: int = 0
     sent_bytes: int = 0
+    expiries: dict[str, float] = field(default_factory=dict)
     streams: int = 0
 
     def count_stored(self, records: int, size: int) -> None:

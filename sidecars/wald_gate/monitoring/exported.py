@@ -56,6 +56,10 @@ def of_gate(
     meaning = "Connections that the gate has ended, by the reason"
     ended: Samples = {(reason.value,): bounds.ended[reason] for reason in Ended}
     yield Metric("wald_gate_connections_ended_total", "counter", meaning, ("reason",), ended)
+    expiries: Samples = {(file,): at for file, at in counts.expiries.items()}
+    meaning = "When the first certificate in a file expires, that is served or that of clients have to descend from"
+    labels = ("file",)
+    yield Metric("wald_gate_certificate_expiry_timestamp_seconds", "gauge", meaning, labels, expiries)
     meaning = "1 if the log can be read and its daemon answers"
     yield gauge("wald_gate_ready", meaning, float(word is not Word.NOT_READY))
     info: Samples = {(log_id, wald.__version__): 1}

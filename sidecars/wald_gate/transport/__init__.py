@@ -3,6 +3,7 @@
 server      listens, on TCP and on a unix socket, with TLS or without
 unix        the unix socket at its path
 handshakes  accepts TLS connections
+expiry      when certificates expire
 connection  one connection, with bounds on what it may take
 joined      one write for all that is sent in a round of the event loop
 """

@@ -7,6 +7,7 @@ import errno
 import socket
 import ssl
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import formatdate
 from ipaddress import ip_address
@@ -20,6 +21,7 @@ from wald.errors import InvalidInput
 from wald_gate.settings import Settings
 from wald_gate.transport import unix
 from wald_gate.transport.connection import Bounds, Connection
+from wald_gate.transport.expiry import first_expiry
 from wald_gate.transport.handshakes import TlsListener
 
 _BACKLOG = 1024
@@ -113,6 +115,15 @@ class Listening:
             files = ", ".join(str(path) for path in (self.certificate, self.key, self.authorities) if path is not None)
             raise InvalidInput(f"{files}: {error}", hint="openssl x509 -noout -text -in FILE") from None
         return context
+
+    def expiries(self) -> dict[str, float]:
+        """When the first certificate in each file expires, in seconds since 1970; nothing of one it cannot read."""
+        found = {}
+        for name, path in (("certificate", self.certificate), ("authorities", self.authorities)):
+            if path is not None:
+                with suppress(OSError, ValueError):
+                    found[name] = first_expiry(path)
+        return found
 
 
 class Server:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import signal
 import socket
 import ssl
@@ -19,6 +20,7 @@ from running import TIMEOUT_SECONDS, Daemon, eventually, refused, run, sidecar
 
 from wald.errors import InvalidInput
 from wald_gate.settings import Settings
+from wald_gate.transport.expiry import expiry, first_expiry
 from wald_gate.transport.server import Listening
 
 ORDERS = "/v1/routes/orders/records"
@@ -107,6 +109,51 @@ def is_refused(gate: Gate, context: ssl.SSLContext) -> bool:
     except (ssl.SSLError, ConnectionError, http.client.RemoteDisconnected):
         return True
     return False
+
+
+def expiry_of(path: Path) -> float:
+    """When the first certificate in a file expires, as openssl says it."""
+    done = subprocess.run(["openssl", "x509", "-noout", "-enddate", "-in", path], check=True, capture_output=True)
+    return ssl.cert_time_to_seconds(done.stdout.decode().strip().removeprefix("notAfter="))
+
+
+@pytest.mark.parametrize("days", [1, 9_000, 12_000], ids=["soon", "before 2050 or after", "in 2058"])
+def test_the_expiry_of_a_certificate_is_read_from_it(authority: Authority, days: int) -> None:
+    path = authority.sign("gate", days=days)
+    assert first_expiry(path) == expiry_of(path)
+
+
+def test_the_first_certificate_to_expire_counts_and_what_is_none_is_refused(authority: Authority) -> None:
+    soon, late = authority.sign("gate", days=1), authority.sign("gate", days=9)
+    both = authority.directory / "both.pem"
+    both.write_text(late.read_text() + soon.read_text())
+    assert first_expiry(both) == expiry_of(soon)
+    whole = ssl.PEM_cert_to_DER_cert(authority.certificate.read_text())
+    for size in range(0, len(whole), 7):
+        with pytest.raises(ValueError, match="no certificate"):
+            expiry(whole[:size])
+
+
+def test_metrics_say_when_certificates_expire_and_of_new_ones_after_sighup(gate: Gate, authority: Authority) -> None:
+    client = trusting(authority, authority.sign("shop.example"))
+
+    def said() -> dict[str, float]:
+        with closing(connected(gate, client)) as connection:
+            connection.request("GET", "/metrics")
+            text = connection.getresponse().read().decode()
+        found = re.findall(r'^wald_gate_certificate_expiry_timestamp_seconds{file="(\w+)"} (\S+)$', text, re.MULTILINE)
+        return {name: float(value) for name, value in found}
+
+    served = gate.root.with_name("gate.pem")
+    assert said() == {"certificate": expiry_of(served), "authorities": expiry_of(authority.certificate)}
+    served.write_text(authority.sign("gate", days=30).read_text())
+    gate.process.send_signal(signal.SIGHUP)
+    eventually(lambda: said()["certificate"] == expiry_of(served))
+    after = said()
+    served.write_text("no certificate")
+    gate.process.send_signal(signal.SIGHUP)
+    eventually(lambda: "what was there stays" in gate.log)
+    assert said() == after
 
 
 def test_only_tls_1_2_and_above_is_spoken(gate: Gate, authority: Authority) -> None:
