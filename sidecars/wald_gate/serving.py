@@ -43,7 +43,7 @@ from wald_gate.transport.connection import Bounds
 from wald_gate.transport.server import Listening, Server
 from wald_gate.transport.unix import check_path
 
-_READERS = 16  # threads that wait for the disk
+_THREADS, _READERS = 8, 16  # which wait for the disk; the latter for records, of which there may be many to read
 _GC_OBJECTS = 10_000  # between two collections; the 700 of Python are those of 10 requests
 _PATIENCE_SECONDS = 15.0
 _log = logging.getLogger("wald_gate")
@@ -88,7 +88,10 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(number, stop.set)
-    with ThreadPoolExecutor(_READERS, thread_name_prefix="wald-gate") as threads:
+    with (
+        ThreadPoolExecutor(_THREADS, thread_name_prefix="wald-gate") as threads,
+        ThreadPoolExecutor(_READERS, thread_name_prefix="wald-gate-read") as readers,
+    ):
         socket = socket_of(log.root)
         daemon = Daemon(log.root.path, socket, patience=_PATIENCE_SECONDS)
         following = Following(log)
@@ -101,6 +104,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
             limits,
             Allowances(limits),
             threads,
+            readers,
             following,
             bounds,
             Counts(),

@@ -32,7 +32,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class State:
-    """Of a gate; one of each, shared by all requests."""
+    """Of a gate; one of each, shared by all requests.
+
+    Attributes:
+        readers: threads that read records; threads: those for all else that waits for the disk.
+    """
 
     log: Log
     daemon: Daemon
@@ -40,6 +44,7 @@ class State:
     limits: Limits
     allowances: Allowances
     threads: ThreadPoolExecutor
+    readers: ThreadPoolExecutor
     following: Following
     bounds: Bounds
     counts: Counts

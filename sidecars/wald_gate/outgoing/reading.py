@@ -1,7 +1,12 @@
-"""Reading for one response: chunks of about a quarter of a mebibyte, read by threads, one ahead of the client."""
+"""Reading for one response: chunks of about a quarter of a mebibyte, read by threads, one ahead of the client.
+
+A route may be rare, so that the way to its next record is the whole log. So a thread reads for some time only, and
+those that wait for one take their turn.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import AsyncGenerator, Generator, Iterator
@@ -19,7 +24,9 @@ from wald_gate.problems import HttpError
 from wald_gate.state import State
 
 _CHUNK_BYTES = 256 << 10  # of values
+_STEP_SECONDS = 0.05  # of a thread
 _CHUNK_RECORDS = 4096  # JSON may take eighty times as much as a value
+_OVER = -1  # no sequence: nothing more can be wanted
 _LATE_NS = 2_000_000_000  # from the append time of a record until it is durable
 
 
@@ -65,8 +72,8 @@ class Reading:
         self._state = state
         self._wanted = wanted
         self._form = form
-        self._onward: Generator[Batch | int] | None = None  # one way through the log
-        self._found: Iterator[Batch | int] = iter(())  # what is on it, in parts
+        self._onward: Generator[Batch | int | None] | None = None  # one way through the log
+        self._found: Iterator[Batch | int | None] = iter(())  # what is on it, in parts
         self._reads = threading.Lock()
         self._left = wanted.limit
         self._is_at_end = False  # of the log, as it was when it was looked at last
@@ -81,11 +88,17 @@ class Reading:
         Raises:
             WaldError: as of :meth:`wald.log.Log.batches`.
         """
+        while (chunk := await self.step()) is None:
+            pass
+        return chunk
+
+    async def step(self) -> bytes | None:
+        """As :meth:`chunk`, or None after some time in which no record was met."""
         before, counts = self._records, self._state.counts
-        chunk = await self._state.in_thread(self._read)
+        chunk = await asyncio.get_running_loop().run_in_executor(self._state.readers, self._read)
         counts.sent_records += self._records - before
         counts.sent_bytes += len(chunk)
-        return chunk
+        return chunk or (b"" if self._is_at_end or self._left == 0 else None)
 
     async def more(self, seconds: float | None) -> bool:
         """Wait at the end of the log; False if nothing came for so many seconds, or if nothing more is wanted."""
@@ -122,7 +135,7 @@ class Reading:
 
     def close(self) -> None:
         """Close what is read, as soon as no thread is at it: a response that was cancelled leaves one behind."""
-        self._state.threads.submit(self._close)
+        self._state.readers.submit(self._close)
 
     def _close(self) -> None:
         with self._reads:
@@ -137,16 +150,21 @@ class Reading:
         if self._onward is None:
             self._onward = self._begin()
             self._found = (
-                part for found in self._onward for part in ((found,) if isinstance(found, int) else _parts(found))
+                part for found in self._onward for part in (_parts(found) if isinstance(found, Batch) else (found,))
             )
         batches: list[Batch] = []
         size = records = 0
+        until = time.monotonic() + _STEP_SECONDS
         self._is_at_end = False
         while size < _CHUNK_BYTES and records < _CHUNK_RECORDS and self._left != records:
-            found = next(self._found, None)
+            found = next(self._found, _OVER)
+            if found is None:
+                if time.monotonic() > until:
+                    break
+                continue
             if not isinstance(found, Batch):
-                self._is_at_end, self._is_over = True, found is None
-                self.last = max(self.last, found or 0)
+                self._is_at_end, self._is_over = True, found == _OVER
+                self.last = max(self.last, found)
                 self._begin_behind(self.last)
                 break
             if self._left is not None:
@@ -162,7 +180,7 @@ class Reading:
             self._left -= records
         return self._form.write(batches) if batches else b""
 
-    def _begin(self) -> Generator[Batch | int]:
+    def _begin(self) -> Generator[Batch | int | None]:
         wanted = self._wanted
         return read_onward(
             self._state.log.view(),

@@ -73,7 +73,8 @@ async def records(call: Call) -> Response:
     with ExitStack() as ending:
         ending.callback(reading.close)
         try:
-            first = await reading.chunk()  # so that what is wrong with the request is its answer
+            begun = await reading.step()  # so that what is wrong with the request is its answer
+            first = await while_there(call.request, reading.chunk()) if begun is None else begun
         except NotFound as error:
             raise NotFound(error.message, hint="?from=end&follow=1 waits for the next record") from None
         seconds = wait_seconds(query.wait)

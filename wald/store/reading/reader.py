@@ -108,11 +108,12 @@ def read_portion(
 
 def read_onward(
     view: View, *, route: str | None, start: Start, stop: Stop | None, group: str, on_missing: OnMissing = None
-) -> Generator[Batch | int]:
+) -> Generator[Batch | int | None]:
     """Batches as of :func:`read_batches`, and in the place of waiting the number of the last record that is durable.
 
     All that is wanted up to it has come then. Who asks for the next batch again gets what is durable by that time,
-    from where reading had ended. It ends when nothing more can be wanted.
+    from where reading had ended. It ends when nothing more can be wanted. None is a step without a batch: the way to
+    the next one may be the whole log.
     """
     return _Reading(view, select(view, route, start, stop, group), None, policy(on_missing)).onward()
 
@@ -157,7 +158,7 @@ class _Reading:
             self.renew()
         with closing(self):
             while True:
-                yield from self.to_end()
+                yield from (found for found in self.to_end() if found is not None)
                 if self._complete:
                     return
                 if not follow:
@@ -168,7 +169,7 @@ class _Reading:
                 follow = not self._is_over()  # asked first: what is wanted is in the view that is taken then
                 self._view = self._view.renewed()
 
-    def onward(self) -> Generator[Batch | int]:
+    def onward(self) -> Generator[Batch | int | None]:
         """The same without waiting; see :func:`read_onward`."""
         with closing(self):
             while not self._complete:
@@ -182,8 +183,8 @@ class _Reading:
         if _moved(self._view):
             self._view = self._view.renewed()
 
-    def to_end(self) -> Generator[Batch]:
-        """Go on to the end of the view, or of what is wanted."""
+    def to_end(self) -> Generator[Batch | None]:
+        """Go on to the end of the view, or of what is wanted; None is a step without a batch."""
         begin: int | None = min([self._selection.first, *self._selection.floors.values()])
         while begin is not None and not self._complete:
             if self._walk is None:
@@ -213,7 +214,7 @@ class _Reading:
         routes = self._selection.routes
         return Walk(self._view, sequence=sequence, routes=routes, passable=absent and passable)
 
-    def _advance(self, walk: Walk) -> Generator[Batch, None, int | None]:
+    def _advance(self, walk: Walk) -> Generator[Batch | None, None, int | None]:
         """Go on to the end of the view, or of what is wanted; return where to begin again, if that is necessary."""
         for met in walk.advance(self._view):
             if isinstance(met, StoredBatch):
@@ -231,6 +232,7 @@ class _Reading:
                 return met.first
             if self._complete:
                 return None
+            yield None
         return None
 
     def _last(self, stored: StoredBatch) -> int:

@@ -1,0 +1,43 @@
+"""A read of a rare route gives up its thread on the way through the log, and misses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from logs import Built
+
+from wald_gate.monitoring.counts import Counts
+from wald_gate.outgoing import reading
+from wald_gate.outgoing.forms import Raw
+from wald_gate.outgoing.reading import Reading, Wanted
+from wald_gate.state import State
+
+
+def test_a_thread_walks_for_some_time_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_STEP_SECONDS", 0.0)
+    log = Built(tmp_path / "root")
+    for number in range(3):
+        log.lines("common", [b"one"])
+        log.cut()
+        log.lines("rare", [b"%d" % number])
+        log.cut()
+
+    async def steps() -> list[bytes | None]:
+        with ThreadPoolExecutor(1) as readers:
+            state = cast("State", SimpleNamespace(log=log.log, readers=readers, counts=Counts()))
+            one = Reading(state, Wanted("rare", "earliest"), Raw())
+            found = []
+            while (step := await one.step()) != b"":
+                found.append(step)
+            one.close()
+            return found
+
+    found = asyncio.run(steps())
+
+    assert found.count(None) >= 1
+    assert b"".join(filter(None, found)) == b"0\n1\n2\n"
