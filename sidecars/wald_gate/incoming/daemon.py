@@ -1,8 +1,8 @@
 """Requests to the daemon: many under way over one connection, and those that the daemon lets wait over another.
 
 Each request that stores records has the id of a producer and a number, so that the daemon recognises it when it comes
-again. An id has one request under way at a time: then the daemon still remembers it. Ids are used again, as the daemon
-remembers a thousand of them.
+again. An id has one request under way at a time, and of all ids the lanes send so many at a time that the daemon still
+remembers each. Ids are used again.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class Daemon:
             Lane(socket, self.published, seconds=patience, send_again=self._send) for _ in range(2)
         )
         self._held_routes: frozenset[str] = frozenset()  # of which all goes over the second connection
+        self._asking: dict[str, asyncio.Future[WaldError]] = {}  # why the daemon does not answer
         self._task = asyncio.create_task(self._look(), name="wald-gate-held-routes")
 
     async def publish(self, route: str, payload: bytes, *, columns: bool) -> Durable:
@@ -120,20 +121,16 @@ class Daemon:
         return Durable(int(first), int(last))
 
     async def _ask(self, request: Request, end: float) -> str:
-        loop = asyncio.get_running_loop()
+        timer = asyncio.get_running_loop().call_at(end, request.give_up)  # a third of what asyncio.timeout takes
         try:
-            may_write = self._lane_of(request).may_write
-            if not may_write.is_set():
-                async with asyncio.timeout_at(end):
-                    await may_write.wait()
-            timer = loop.call_at(end, request.give_up)  # a third of what asyncio.timeout takes
-            try:
-                self._send(request)
-                return await request.answer
-            finally:
-                timer.cancel()
+            self._send(request)
+            return await request.answer
         except TimeoutError:
-            raise await asyncio.to_thread(self._unreachable, request.trouble or TimeoutError()) from None
+            self._forget(request)
+            raise await self._asked(request.trouble or TimeoutError()) from None
+        except asyncio.CancelledError:
+            self._forget(request)
+            raise
         except ProtocolError as error:
             if error.code in _OVERTAKEN:
                 raise Overtaken(error.message) from None
@@ -141,6 +138,20 @@ class Daemon:
                 message = f"the daemon is older than this gate, and does not know what it asks for: {error.message}"
                 raise Unavailable(message, hint="start the daemon again, with the version of the gate") from None
             raise refused(error, request.line, root=self._root, socket=self._socket) from None
+        finally:
+            timer.cancel()
+
+    def _forget(self, request: Request) -> None:
+        for lane in (self._main, self._held):
+            lane.forget(request)
+
+    async def _asked(self, reason: OSError | ProtocolError) -> WaldError:
+        """The error for a request that was tried for long enough: asked once for all that end at the same time."""
+        key = repr(reason)
+        if (asking := self._asking.get(key)) is None:
+            asking = self._asking[key] = asyncio.ensure_future(asyncio.to_thread(self._unreachable, reason))
+            asking.add_done_callback(lambda _: self._asking.pop(key))
+        return (await asyncio.shield(asking)).with_traceback(None)
 
     def _unreachable(self, reason: OSError | ProtocolError) -> WaldError:
         """The error for a request that was tried for long enough; what is busy is no fault of the log."""

@@ -1,9 +1,13 @@
-"""One connection to the daemon: requests under way in the order of their answers, sent again when it is lost."""
+"""One connection to the daemon: requests under way in the order of their answers, sent again when it is lost.
+
+Of them there is a bound, so that the daemon, which remembers 1,024 ids of producers, still knows each that it has
+carried out when the connection is lost before its answer. What is beyond it waits here.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,6 +20,7 @@ from wald_gate.transport.joined import JoinedWrites
 
 _PASSES = frozenset({Code.FULL, Code.BUSY, Code.TIMEOUT, Code.FAILED})
 _PAUSE_SECONDS, _PAUSE_MAX_SECONDS = 0.02, 1.0
+_UNDER_WAY = 256  # requests; there are two connections
 _UNSENT_BYTES = 4 << 20  # in the buffer of the connection, from which on new requests wait
 
 
@@ -52,10 +57,9 @@ class Lane:
         self._seconds = seconds
         self._send_again = send_again
         self.under_way: deque[Request] = deque()
-        self._again: deque[Request] = deque()  # to be sent once there is a connection
+        self._waiting: OrderedDict[Request, None] = OrderedDict()  # to be sent once there is a connection, or room
         self._wanted = asyncio.Event()
-        self.may_write = asyncio.Event()
-        self.may_write.set()
+        self._is_held = False
         self._transport: JoinedWrites | None = None
         self._task = asyncio.create_task(self._keep_sending(), name="wald-gate-daemon")
 
@@ -72,11 +76,22 @@ class Lane:
             self._transport.abort()
 
     def send(self, request: Request) -> None:
-        """Send, or keep it until there is a connection."""
-        if self._transport is None or self._again:
-            self._again.append(request)
+        """Send, or keep it until there is a connection, or room."""
+        self._waiting[request] = None
+        if self._transport is None:
             self._wanted.set()
         else:
+            self._send_on()
+
+    def forget(self, request: Request) -> None:
+        """Keep nothing of a request that was given up; what was sent of it may be carried out."""
+        self._waiting.pop(request, None)
+        request.payload = b""
+
+    def _send_on(self) -> None:
+        """Send what waits, as far as there is room."""
+        while self._waiting and self._transport is not None and not self._is_held and len(self.under_way) < _UNDER_WAY:
+            request, _ = self._waiting.popitem(last=False)
             self.under_way.append(request)
             self._transport.write(request.line)
             self._transport.write(request.payload)
@@ -86,6 +101,7 @@ class Lane:
         if not self.under_way:  # the daemon says why it closes the connection
             return
         request = self.under_way.popleft()
+        self._send_on()
         if request.answer.done():  # it was given up
             return
         try:
@@ -105,19 +121,17 @@ class Lane:
 
     def lose(self) -> None:
         """Take in that the connection is lost: what was under way is sent again."""
-        self._transport = None
-        self.may_write.set()
-        self._published.repeated += len(self.under_way)
-        self._again.extendleft(reversed(self.under_way))
+        self._transport, self._is_held = None, False
+        lost = [request for request in self.under_way if not request.answer.done()]
+        self._published.repeated += len(lost)
+        self._waiting = OrderedDict.fromkeys([*lost, *self._waiting])
         self.under_way.clear()
         self._wanted.set()
 
     def hold(self, *, held: bool) -> None:
         """Take in whether the daemon reads more slowly than is written to it."""
-        if held:
-            self.may_write.clear()
-        else:
-            self.may_write.set()
+        self._is_held = held
+        self._send_on()
 
     async def _keep_sending(self) -> None:
         """Connect when there is something to send, and send again what was lost."""
@@ -130,16 +144,15 @@ class Lane:
                     self._transport = await self._connected()
                 pause = _PAUSE_SECONDS
             except OSError as error:
-                for request in self._again:
+                for request in self._waiting:
                     request.trouble = error
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _PAUSE_MAX_SECONDS)
                 self._wanted.set()
                 continue
-            requests, self._again = self._again, deque()
-            for request in requests:
-                if not request.answer.done():
-                    self._send_again(request)
+            waiting, self._waiting = self._waiting, OrderedDict()
+            for request in waiting:
+                self._send_again(request)
 
     async def _connected(self) -> JoinedWrites:
         connection = await asyncio.to_thread(connect, self._socket, seconds=self._seconds)
