@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from asking import stat
 from contents import assert_sound, values
 from full_disk import fill, small_file_system
-from running import Client, Daemon, eventually
+from running import Client, Daemon, eventually, wald
 
 from wald.setting_types import MIB
 from wald.store.files.disk import free_bytes
@@ -81,6 +82,8 @@ def test_what_the_disk_has_room_for_again_is_not_reported_to_wait(start: Start, 
     daemon.ask("ROUTE ADD r")
     fill(disk / "filler")
     eventually(lambda: stat(daemon)["degraded"])
+    said = wald("status", "--root", daemon.root).stdout
+    assert re.search(rb"the disk is full, so input waits; other files fill it; .* are free, .* are needed", said)
     with Client(daemon.socket_path) as client:
         client.publish("r", b"x\n")
         eventually(lambda: stat(daemon)["held_requests"] == 1)

@@ -29,6 +29,11 @@ from wald.work.checking import check_journals
 _FULL_SOON_SECONDS = 86400.0
 _SEAL_STALLED_SECONDS = 900.0  # as in the rules for alerts
 _STALLED_SECONDS = 60.0
+_FILLED_BY = {  # docs/retention.md, "A full disk"
+    "segments": "the log fills it",
+    "others": "other files fill it",
+    "refused": "the last write was refused",
+}
 _NAMED = 3  # of the routes whose directories are gone
 
 
@@ -197,8 +202,7 @@ def _of_daemon(facts: Facts) -> Iterator[Finding]:
     elif not daemon.is_asked:
         yield Finding(Severity.WARNING, daemon.message, daemon.hint)
     if answer.get("degraded"):
-        message = f"input waits: {answer.get('degraded_by') or 'the disk is full'}"
-        yield Finding(Severity.FAILING, message, command_line(facts.root, "explain"))
+        yield Finding(Severity.FAILING, _full(answer), command_line(facts.root, "explain"))
     elif held := answer.get("held_requests"):
         yield Finding(Severity.WARNING, f"{held} requests wait for room", command_line(facts.root, "explain"))
     for over in answer.get("over_quota") or ():
@@ -213,6 +217,17 @@ def _of_daemon(facts: Facts) -> Iterator[Finding]:
         yield Finding(Severity.WARNING, message, "journalctl -u wald")
     for message in facts.report.get("errors") or ():
         yield Finding(Severity.FAILING, f"the last start found damage: {message}", command_line(facts.root, "verify"))
+
+
+def _full(answer: Mapping[str, Any]) -> str:
+    """What a daemon says of a disk that is full; ``Any``: it is JSON."""
+    by, free, needed = (answer.get(name) for name in ("degraded_by", "free_bytes", "needed_bytes"))
+    said = ["the disk is full, so input waits"]
+    if by in _FILLED_BY:
+        said.append(_FILLED_BY[by])
+    if isinstance(free, int) and isinstance(needed, int):
+        said.append(f"{format_bytes(free)} are free, {format_bytes(needed)} are needed")
+    return "; ".join(said)
 
 
 def _of_log(facts: Facts, now_ns: int, lag_max: float | None) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from starlette.responses import Response
 
 from wald.store.retention.backlog import GroupBacklog
+from wald.store.retention.cursors import CursorState
 from wald_gate.call import Call
 from wald_gate.page.archived import Archived
 from wald_gate.page.frame import Facts, live_page
@@ -46,7 +47,8 @@ def _facts(picture: Picture, *, may_see: bool) -> Facts:
     if not may_see:
         return {"may_see": False, "picture": picture}
     walk = picture.walk
-    counting = [each for each in walk.by_name.values() if not each.retired] if walk else []
+    named = [each for each in walk.by_name.values() if not each.retired] if walk else []
+    counting = [each for each in named if each.cursor.state is not CursorState.ABSENT]
     cursors = [(_name(each), each.cursor.effective) for each in counting]
     seen = picture.activity
     archived = walk.archived if walk else Archived()
@@ -64,6 +66,7 @@ def _facts(picture: Picture, *, may_see: bool) -> Facts:
         "archived_gone": sum(last - first + 1 for first, last in archived.gone),
         "lines": _lines(drawn.marks, counting),
         "groups": len(counting),
+        "without": len(named) - len(counting),
         "out": sum(out) if out else None,
         "spark": _spark(picture.rates),
     }

@@ -78,7 +78,8 @@ class Picture:
         pieces: the segments, oldest first.
         rates: records a second, of the pictures before and of this one; None where that is not known.
         syncs: how long they have taken; None if no daemon says so.
-        is_lately: whether that is of the last seconds, and not since the daemon has started.
+        in_seconds: between the picture before and this one, over which the newest rates are; None for the first one.
+        sync_seconds: the time that the syncs are of; None: since the daemon has started.
         walk: None before the first one.
         facts: of the daemon, the head and the disk at this moment; the rest is that of the walk. None
             if they cannot be read, and ``trouble`` says why.
@@ -92,7 +93,8 @@ class Picture:
     pieces: tuple[Piece, ...]
     rates: tuple[float | None, ...]
     syncs: Spread | None
-    is_lately: bool
+    in_seconds: float | None
+    sync_seconds: float | None
     walk: Walk | None
     facts: Facts | None
     findings: tuple[Finding, ...]
@@ -137,7 +139,8 @@ class Camera:
         trouble = trouble or self._walk_trouble
         syncs = self._syncs(now, daemon)
         self._number += 1
-        is_lately = len(self._answers) > 1
+        sync_seconds = now - self._answers[0][0] if len(self._answers) > 1 else None
+        taken = [sample.taken for sample in self._head.samples]
         return Picture(
             self._number,
             now_ns,
@@ -146,7 +149,8 @@ class Camera:
             pieces,
             tuple(self._rates),
             syncs,
-            is_lately,
+            taken[-1] - taken[0] if len(taken) > 1 else None,
+            sync_seconds,
             walk,
             facts,
             tuple(findings(facts, now_ns=now_ns, lag_max=None)) if facts is not None else (),

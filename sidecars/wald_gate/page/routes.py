@@ -188,7 +188,8 @@ def ways(call: Call, row: Row, group: GroupBacklog) -> Iterator[Way]:
         yield Way(said.replace(f"{call.state.log.root.path}/", ""), command)
     if not group.pinned_segments:
         return
-    what = f"{group.pinned_segments} segment{'s' * (group.pinned_segments != 1)}"
+    is_one = group.pinned_segments == 1
+    what, hold = ("1 segment", "holds") if is_one else (f"{group.pinned_segments} segments", "hold")
     if cursor.state is CursorState.ABSENT:
         yield Way(
             f"No group has a cursor on {cursor.route}, so everything it ever received is kept: {what}. After it has "
@@ -202,8 +203,8 @@ def ways(call: Call, row: Row, group: GroupBacklog) -> Iterator[Way]:
         )
         return
     yield Way(
-        f"{cursor.group} has processed {cursor.route} up to record {cursor.effective}, and {what} hold records behind "
-        "that. What it has still to process",
+        f"{cursor.group} has processed {cursor.route} up to record {cursor.effective}, and {what} {hold} records "
+        "behind that. What it has still to process",
         command_line(root, f"cursor show {cursor.route} {cursor.options}"),
     )
     if not cursor.of_work_group:

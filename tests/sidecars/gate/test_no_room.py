@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from users import MEMBER, OWNER, daemon_of, needs_root
 
 pytestmark = pytest.mark.slow  # a gate tries for 15 s
 BUSY = "/v1/routes/busy/records"
+FULL = r"the disk is full, so input waits; other files fill it; [0-9.]+ \w+ are free, [0-9.]+ MiB are needed"
 QUOTA = '[routes.busy]\npinned_max_bytes = 1000\non_pinned = "{}"\n[routes.other]\n'
 
 
@@ -104,6 +106,7 @@ def test_a_full_disk_is_503_and_what_was_refused_can_be_sent_once_there_is_room(
             assert gate.post(BUSY, b"first\n").status == 200
             fill(disk / "filler")
             eventually(lambda: stat(daemon)["degraded"])
+            eventually(lambda: re.search(FULL, gate.get("/").body.decode()))
             refusal(gate, 503, "disk")
             (disk / "filler").unlink()
             eventually(lambda: gate.post(BUSY, b"again\n").status == 200)

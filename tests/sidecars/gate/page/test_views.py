@@ -7,6 +7,7 @@ import html
 import json
 import re
 import signal
+import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -85,6 +86,28 @@ def test_the_overview_shows_head_segments_and_cursors(gate: Gate, root: Path) ->
     assert "daemon running" in found
 
 
+def test_a_route_without_a_cursor_has_no_mark_and_no_line(gate: Gate, root: Path) -> None:
+    gate.post("/v1/routes/orders/records", b"one\n")
+    eventually(lambda: "1 route has no cursor" in text(gate.get("/")))
+    source = gate.get("/").body.decode()
+    assert 'id="mark-' not in source
+    assert "orders/processed" not in source
+
+    wald("cursor", "set", "orders", 1, "--root", root)
+    eventually(lambda: "orders/processed 1 0" in text(gate.get("/")))
+    assert 'id="mark-1"' in gate.get("/").body.decode()
+
+
+@pytest.mark.slow  # it takes its time
+def test_rates_are_said_to_be_over_the_time_since_the_picture_before(gate: Gate) -> None:
+    """A page without its script is loaded now and then."""
+    gate.get("/")
+    gate.post("/v1/routes/orders/records", b"x\n" * 10_000)
+    began = time.monotonic()
+    eventually(lambda: time.monotonic() > began + 3.2)
+    assert re.search(r"In [0-9,]+ records/s [0-9.]+ KiB/s, over [3-9]\.?[0-9]* s ", text(gate.get("/")))
+
+
 def test_a_cut_and_its_seal_are_seen_to_happen(gate: Gate) -> None:
     gate.post("/v1/routes/orders/records", b"one\n")
     before = gate.get("/").body.decode()
@@ -112,7 +135,7 @@ def test_a_route_says_why_it_is_held_back_and_what_frees_it(gate: Gate, root: Pa
     eventually(lambda: "billing has processed" in text(gate.get("/routes/orders")))
     found = text(gate.get("/routes/orders"))
 
-    assert "billing has processed orders up to record 1, and 1 segment hold records behind that" in found
+    assert "billing has processed orders up to record 1, and 1 segment holds records behind that" in found
     command = f"wald --root {root} cursor set orders 2 --group billing"
     assert command in found
     wald(*command.split()[1:])
