@@ -160,7 +160,7 @@ def test_a_full_disk_is_said_and_the_group_goes_on_when_there_is_room(tmp_path: 
 
         def is_full() -> bool:
             """Many lines are needed until those that stand ready are used up."""
-            got = post(gate, "lease", max_records=10)
+            got = post(gate, "lease", max_records=100)
             if got.status == 200:
                 sequences = [record["sequence"] for record in got.json()["records"]][::2]
                 answer = post(gate, "ack", sequences=sequences)
