@@ -9,13 +9,14 @@ from typing import NamedTuple
 from running import eventually
 
 _SCRIPT = """
-x=$(tr '\\n' ' ')
+x=
+while read -r v; do x="$x$v "; done  # no further process: some tests run a thousand of these
 echo "begin ${WALD_WORKER:-0} $WALD_TRY $$ $PPID $x" >> "$1/journal"
 code=0
 while [ -e "$1/hold-from-$WALD_FIRST" ]; do sleep 0.02; done
 for v in $x; do
     while [ -e "$1/hold-$v" ]; do sleep 0.02; done
-    failed=$(cat "$1/fail-$v" 2>/dev/null) && code=$failed
+    [ ! -e "$1/fail-$v" ] || read -r code < "$1/fail-$v"
 done
 echo "end ${WALD_WORKER:-0} $code $$ $PPID $x" >> "$1/journal"
 exit $code

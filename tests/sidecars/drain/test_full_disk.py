@@ -15,7 +15,7 @@ from logs import Built
 from running import TIMEOUT_SECONDS
 
 Start = Callable[..., subprocess.Popen[bytes]]
-VALUES = [str(number) for number in range(1, 501)]  # of so many the journal needs more than the room that it has
+VALUES = [str(number) for number in range(1, 251)]  # of so many the journal needs more than the room that it has
 ONCE = dict.fromkeys(VALUES, 1)
 
 
@@ -27,7 +27,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def built(disk: Path) -> Built:
-    """Records 1 to 500 on route a, each with its sequence as value."""
+    """Records 1 to 250 on route a, each with its sequence as value."""
     log = Built(disk / "log")
     log.lines("a", [value.encode() for value in VALUES])
     return log
@@ -52,7 +52,7 @@ def test_it_goes_on_once_there_is_room(
 
     assert process.wait(TIMEOUT_SECONDS) == 0
     assert jobs.processed == ONCE
-    assert cursor(built.root.path) == 500
+    assert cursor(built.root.path) == 250
 
 
 def test_a_signal_ends_the_waiting_for_room(
@@ -71,4 +71,4 @@ def test_a_signal_ends_the_waiting_for_room(
     assert drain(*jobs.arguments(built.root.path, *options, "--exit-at-end")).returncode == 0
 
     assert jobs.processed == ONCE
-    assert cursor(built.root.path) == 500
+    assert cursor(built.root.path) == 250
