@@ -25,6 +25,7 @@ _STATE = """() => ({
         .map((each) => each.href || each.src || each.action).filter((each) => !each.startsWith(location.origin)),
     polluted: {}.polluted,
 })"""
+FORMS = ("", "?as=text", "?as=json", "?as=hex")
 OURS = {
     *(
         "a",
@@ -131,11 +132,15 @@ def test_no_record_in_a_table_is_carried_out(chromium: Chromium, gate: Gate, que
         assert (state["handlers"], state["links"]) == ([], [])
 
 
-def test_no_value_key_or_header_is_carried_out_in_any_form(chromium: Chromium, gate: Gate) -> None:
-    first = first_of(gate)
+@pytest.mark.parametrize(
+    "forms", [pytest.param(len(FORMS), marks=pytest.mark.slow), 2], ids=["every form", "two forms of each"]
+)
+def test_no_value_key_or_header_is_carried_out_in_any_form(chromium: Chromium, gate: Gate, forms: int) -> None:
+    """Shown as the page would by itself, and in the other forms; where it is to be quick, in one of them in turn."""
     with chromium.visit(gate.origin) as visit:
-        for sequence in range(first, first + len(RECORDS)):
-            for form in ("", "?as=text", "?as=json", "?as=hex"):
+        for number, sequence in enumerate(range(first_of(gate), first_of(gate) + len(RECORDS))):
+            others = [FORMS[1:][(number + each) % 3] for each in range(forms - 1)]
+            for form in (FORMS[0], *others):
                 visit.page.goto(f"/records/{sequence}{form}")
                 state = visit.page.evaluate(_STATE)
                 assert state["title"].startswith(f"Record {sequence}"), sequence
@@ -216,15 +221,18 @@ def test_a_value_that_is_opened_in_the_browser_becomes_a_file(chromium: Chromium
         assert download.value.path().read_bytes() == hostile.MARKUP[0]
 
 
-@pytest.mark.parametrize("name", hostile.EDGE_NAMES)
-def test_names_at_the_ends_of_the_grammar_are_only_names(chromium: Chromium, gate: Gate, name: str) -> None:
+def test_names_at_the_ends_of_the_grammar_are_only_names(chromium: Chromium, gate: Gate) -> None:
     with chromium.visit(gate.origin, size=PHONE) as visit:
-        for path in (f"/records?route={name}", f"/history?route={name}", *(place.path for place in PLACES)):
-            visit.page.goto(path)
-            assert visit.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"], path
-        visit.page.goto(f"/records?route={name}")
-        assert visit.page.locator("select[name=route]").input_value() == name
-        assert visit.page.locator("table.records td.value").inner_text() == "<script>alert(0)</script>"
+        for place in PLACES:
+            visit.page.goto(place.path)
+            assert visit.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"], place
+        for name in hostile.EDGE_NAMES:
+            visit.page.goto(f"/history?route={name}")
+            assert visit.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"], name
+            visit.page.goto(f"/records?route={name}")
+            assert visit.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"], name
+            assert visit.page.locator("select[name=route]").input_value() == name
+            assert visit.page.locator("table.records td.value").inner_text() == "<script>alert(0)</script>", name
 
 
 def test_hostile_records_that_arrive_while_a_page_follows_are_only_shown(chromium: Chromium, gate: Gate) -> None:

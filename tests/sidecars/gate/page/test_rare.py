@@ -52,7 +52,7 @@ def test_links_lead_to_all_records_of_a_rare_route(built: Built, back: bool) -> 
     assert all(page.searched for page in found[:-1])
 
 
-def test_a_page_of_a_rare_route_costs_no_more_than_one_of_any_other(built: Built, tmp_path: Path) -> None:
-    log = made(tmp_path / "longer", 5 * SEGMENTS).log
-    costs = {route: steps(lambda route=route: _excerpt(log, route, Query())) for route in ("rare", "common")}  # type: ignore[misc]
-    assert costs["rare"] < 2 * costs["common"]
+def test_a_page_of_a_rare_route_costs_no_more_in_a_longer_log(built: Built, tmp_path: Path) -> None:
+    longer = made(tmp_path / "longer", 3 * SEGMENTS)
+    costs = [steps(lambda log=each.log: _excerpt(log, "rare", Query())) for each in (built, longer)]  # type: ignore[misc]
+    assert costs[1] < 1.5 * costs[0], costs
