@@ -19,20 +19,22 @@ from forking import SETTINGS, Forked, forks, run_forked
 
 TIMEOUT_SECONDS = 120.0  # before what does not come is missed; a loaded machine is slow
 _POLL_SECONDS = 0.01
+_POLL_MOST_SECONDS = 0.05  # to look costs: in a browser as much as to wait
 _BARE = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
 
 
 def eventually(condition: Callable[[], object], *, timeout: float = TIMEOUT_SECONDS) -> None:
-    """Return once ``condition`` holds.
+    """Return once ``condition`` holds; the longer it takes, the more rarely is it looked at.
 
     Raises:
         TimeoutError: it has not for ``timeout`` seconds.
     """
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
     while not condition():
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - began
+        if waited > timeout:
             raise TimeoutError(f"still not so after {timeout} s: {condition}")
-        time.sleep(_POLL_SECONDS)
+        time.sleep(min(max(_POLL_SECONDS, waited / 20), _POLL_MOST_SECONDS))
 
 
 def command(*arguments: object) -> list[str]:
