@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from starlette.requests import Request
 
@@ -55,20 +55,22 @@ class Kept:
     async def _room(self, size: int) -> None:
         """Return once there is room for so many bytes."""
         while not self._fits(size):
-            given_back = asyncio.get_running_loop().create_future()
-            self._limits.waiting.append(given_back)
-            await given_back
+            if self._limits.given_back is None:
+                self._limits.given_back = asyncio.Event()
+            await self._limits.given_back.wait()
 
     def count(self, size: int) -> None:
         """Take in that so many bytes are kept, whether there is room or not."""
         more = max(0, size - FRAME_MAX_BYTES) - self._counted
         self._counted += more
         self._limits.kept_bytes += more
-        if more < 0:
-            waiting, self._limits.waiting = self._limits.waiting, []
-            for each in waiting:
-                if not each.done():
-                    each.set_result(None)
+        if more < 0 and self._limits.given_back is not None:
+            self._limits.given_back.set()
+            self._limits.given_back = None
+
+    def give_back(self) -> None:
+        """Keep nothing any more."""
+        self.count(0)
 
     def _fits(self, size: int) -> bool:
         more = max(0, size - FRAME_MAX_BYTES) - self._counted
@@ -93,13 +95,13 @@ class Limits:
         settings, hosts: as they are now; SIGHUP may change them.
         kept_bytes: what all requests keep, beyond the 128 KiB that each may keep: unfinished records, and leased ones
             until their client has taken them.
-        waiting: who waits for some of that to be given back.
+        given_back: is set when some of that is given back; None: this is not waited for.
     """
 
     settings: LimitSettings
     hosts: tuple[str, ...] = ()
     kept_bytes: int = 0
-    waiting: list[asyncio.Future[None]] = field(default_factory=list)
+    given_back: asyncio.Event | None = None
 
     @contextmanager
     def keeping(self) -> Iterator[Kept]:
@@ -108,7 +110,7 @@ class Limits:
         try:
             yield kept
         finally:
-            kept.count(0)
+            kept.give_back()
 
     async def chunks(self, request: Request) -> AsyncIterator[bytes]:
         """The body as it comes.

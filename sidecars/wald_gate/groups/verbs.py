@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable
-from contextlib import ExitStack
 
 from starlette.responses import Response
 
@@ -18,6 +17,7 @@ from wald.work.terms import Delivery
 from wald_gate.call import Call
 from wald_gate.groups import shapes
 from wald_gate.groups.leased import leased
+from wald_gate.limits import Kept
 from wald_gate.presence import Taken
 from wald_gate.shapes import encoded
 from wald_gate.verbs import JSON
@@ -27,13 +27,13 @@ async def lease(call: Call) -> Response:
     """Records for a consumer. If there is none, it waits for one as long as the client says, and stays connected."""
     wanted = await call.body(shapes.Lease)
     async with call.state.groups.use(call.route, call.group) as work:
-        with ExitStack() as ending:
-            kept = ending.enter_context(call.state.limits.keeping())
+        kept = Kept(call.state.limits)
+        try:
             await kept.reserve(wanted.max_bytes)
             got = await _leased(work, wanted, wait=0.0, done=wanted.done)
             deliveries: list[Delivery] = got
             if not got and wanted.wait:
-                kept.count(0)  # what comes is counted then; it is little beside what stands ready
+                kept.give_back()  # what comes is counted then; it is little beside what stands ready
                 call.judge()  # the file of tokens may have changed while the group was opened
                 leasing = _leased(work, wanted, wait=wanted.wait, done=())
                 deliveries = await call.state.groups.waiting.leased(
@@ -41,7 +41,10 @@ async def lease(call: Call) -> Response:
                 )
             body = encoded(leased(deliveries, got.refused))
             kept.count(len(body))
-            return Taken(body, JSON, ending.pop_all().close)
+            return Taken(body, JSON, kept.give_back)
+        except BaseException:
+            kept.give_back()
+            raise
 
 
 async def ack(call: Call) -> Response:
