@@ -138,7 +138,7 @@ def test_json_lines_carry_key_time_headers_and_value(daemon: Daemon, root: Path)
     ]
     assert [record.get("value", record.get("value_hex")) for record in records] == [
         "text",
-        '{"nested":[1,2]}',
+        '{"nested": [1, 2]}',
         "00ff",
         "",
     ]
@@ -160,6 +160,23 @@ def test_what_read_writes_as_json_append_takes(daemon: Daemon, root: Path) -> No
     assert json.loads(first) | assigned == json.loads(second)
 
 
+def test_json_that_is_no_string_is_stored_as_it_stands_in_its_line(daemon: Daemon, root: Path) -> None:
+    """A number has more digits than Python keeps, and a key may be there twice; lines of white space are no records."""
+    texts = [
+        '{"id": 12345678901234567890123, "price":1.10, "x" : 1e400, "b": 0.1000000000000000055}',
+        '{"value":1,"value":[2,{"value": "\\ud800"}]}',
+        "100.00",
+        "-0",
+        "1E5",
+        "true",
+        "null",
+    ]
+    lines = [f' {{ "headers": {{"value": "{{"}} , "value"\t:\r {text} , "key":"\\"value\\":" }}\r' for text in texts]
+    output_of("append", "a", "--jsonl", "--root", root, stdin="\n \r\n".join(["", *lines, ""]).encode() + b"\n\n")
+
+    assert [record["value"] for record in records_of(root)] == texts
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -174,6 +191,10 @@ def test_what_read_writes_as_json_append_takes(daemon: Daemon, root: Path) -> No
         (b'{"time": 9223372036854775808}', "within 64 bits"),
         (b'{"headers": {"a": 1}}', "headers is not an object of strings"),
         (b'{"value": "\\ud800"}', "surrogate"),
+        (b'{"value": {"a": [NaN]}}', "not JSON (it has NaN)"),
+        (b'{"value": -Infinity}', "not JSON (it has -Infinity)"),
+        (b'{"value": 1, "value": 2}', "a key is there twice"),
+        (b'{"value": "a"', "not JSON (Expecting ',' delimiter: column 14)"),
         (b"\xff", "not JSON"),
         (b"[" * 10_000, "not JSON"),
     ],

@@ -63,8 +63,10 @@ def append(
     sent become durable, and none after it is sent (2). If the daemon does not come back, stderr says how many records
     are durable, and how many may be (6, or 7 if its disk is full).
 
-    With --jsonl, value is a string (or any JSON, stored as its text) or value_hex, key a string or key_hex, time is ns
-    since 1970 or like 2026-11-21T10:00:00Z, headers an object of strings; what `wald read --format json` writes fits.
+    With --jsonl, value is a string (or any other JSON, also null, whose text is stored as it stands in the line) or
+    value_hex, key a string or key_hex, time is ns since 1970 or like 2026-11-21T10:00:00Z, headers an object of
+    strings; what `wald read --format json` writes fits. Without a value the record is empty. Lines of white space are
+    passed over.
 
     --delay and --at are for work groups (`wald.WorkGroup`), which deliver a record once it is due; all else reads it at
     once. The time is kept as the header wald.not-before. With --jsonl, not_before is that of one object, written like

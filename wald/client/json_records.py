@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import json
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
@@ -30,6 +31,26 @@ _ASSIGNED = frozenset(
 _TIME_LIMIT = 1 << 63
 
 
+class _Twice(dict[str, Any]):
+    """An object with a key that is there twice, of which the last value counts."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    return found if len(found) == len(pairs) else _Twice(pairs)
+
+
+def _no_json(constant: str) -> None:
+    """
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError(f"it has {constant}")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_no_json)
+
+
 class _Fields(NamedTuple):
     value: bytes
     key: bytes | None
@@ -38,7 +59,7 @@ class _Fields(NamedTuple):
 
 
 def json_payloads(lines: bytes, name: str, number: int, due_ns: int | None) -> Iterator[bytes]:
-    """Whole lines as payloads, in order.
+    """Whole lines as payloads, in order; lines of white space alone are passed over.
 
     Args:
         name: of the source of the lines; ``number`` of the first of them in it.
@@ -51,6 +72,8 @@ def json_payloads(lines: bytes, name: str, number: int, due_ns: int | None) -> I
     parsed = []
     wrong = ""
     for position, line in enumerate(lines.split(b"\n")[:-1], start=number):
+        if not line or line.isspace():
+            continue
         try:
             parsed.append(_fields(line, due_ns))
         except ValueError as error:
@@ -71,22 +94,41 @@ def json_payloads(lines: bytes, name: str, number: int, due_ns: int | None) -> I
 
 def _fields(line: bytes, due_ns: int | None) -> _Fields:
     try:
-        fields = json.loads(line)
+        text = line.removeprefix(codecs.BOM_UTF8).decode()
+        fields = _DECODER.decode(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error.msg}: column {error.colno})") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON ({error})") from None
     if not isinstance(fields, dict):
         raise ValueError("not a JSON object")
+    if isinstance(fields, _Twice) or isinstance(fields.get("headers"), _Twice):
+        raise ValueError("a key is there twice")
     unknown = fields.keys() - _FIELDS - _ASSIGNED
     if unknown:
         raise ValueError(f"unknown field {min(unknown)!r}; there are {', '.join(sorted(_FIELDS))}")
-    key = _bytes(fields, "key")
-    if "key" in fields and fields["key"] is not None and not isinstance(fields["key"], str):
+    if not isinstance(fields.get("value", ""), str):
+        fields["value"] = _as_sent(text, "value")
+    if not isinstance(fields.get("key"), str | None):
         raise ValueError("key is not a string")
+    key = _bytes(fields, "key")
     if "time" in fields and "event_time_ns" in fields:
         raise ValueError("time and event_time_ns exclude each other")
     time_ns = _time("time", fields.get("time", fields.get("event_time_ns")))
     headers = _headers(fields.get("headers"), _due(fields.get("not_before")), due_ns)
     return _Fields(_bytes(fields, "value") or b"", key, time_ns, headers)
+
+
+def _as_sent(line: str, name: str) -> str:
+    """The value of a field as it stands in a line, which is an object with that field."""
+    rest = line[line.index("{") + 1 :]
+    while True:
+        found, end = _DECODER.raw_decode(rest.lstrip())
+        rest = rest.lstrip()[end:].lstrip().removeprefix(":").lstrip()
+        _, end = _DECODER.raw_decode(rest)
+        if found == name:
+            return rest[:end]
+        rest = rest[end:].lstrip().removeprefix(",")
 
 
 def _bytes(fields: dict[str, Any], name: str) -> bytes | None:
@@ -98,12 +140,9 @@ def _bytes(fields: dict[str, Any], name: str) -> bytes | None:
             return _FORMS[form](fields[f"{name}{form}"])
         except (ValueError, TypeError):
             raise ValueError(f"{name}{form} is not {_NOTATIONS[form]}") from None
-    given = fields.get(name)
-    if given is None:
-        return None
-    text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False, separators=(",", ":"))
+    given: str | None = fields.get(name)
     try:
-        return text.encode()
+        return None if given is None else given.encode()
     except UnicodeEncodeError:
         raise ValueError(f"{name} has half of a surrogate pair") from None
 

@@ -53,6 +53,24 @@ def test_objects_have_keys_headers_and_times(gate: Gate, root: Path) -> None:
     assert b"1795471200000000000" in (second.headers or b"")
 
 
+def test_json_is_stored_as_it_was_sent_and_lines_of_white_space_are_passed_over(gate: Gate, root: Path) -> None:
+    sent = [b'{"price": 1.10, "id":12345678901234567890123}', b"null", b"1E5", b'"text"']
+
+    answer = gate.post(ORDERS, b"\n".join(b'{"value": %s}\n \r' % each for each in sent) + b"\n\n", NDJSON)
+
+    assert answer.json() == {"first": 1, "last": 4, "count": 4}
+    assert values(root) == [*sent[:3], b"text"]
+    nothing = gate.post(ORDERS, b"\n\n", NDJSON)
+    assert (nothing.status, nothing.json()["detail"]) == (400, "the body has no record")
+
+
+def test_what_is_no_json_is_said_with_its_line(gate: Gate, root: Path) -> None:
+    answer = gate.post(ORDERS, b'{"value": "a"}\n{"value": [Infinity]}\n', NDJSON)
+
+    assert (answer.status, answer.json()["detail"]) == (400, "the body:2: not JSON (it has Infinity)")
+    assert values(root) == [b"a"]
+
+
 @pytest.mark.parametrize("packed", [("gzip", gzip.compress), ("zstd", zstandard.compress)])
 def test_a_compressed_body_is_what_it_was_before(gate: Gate, root: Path, packed: tuple[str, type]) -> None:
     encoding, compress = packed
