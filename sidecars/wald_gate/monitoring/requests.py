@@ -17,6 +17,7 @@ from wald_gate.problems import MEDIA_TYPE
 
 _PATH_MAX = 256
 _SERVER_ERROR = 500
+_NOT_PROCESSED = 504  # in time, as the client has asked; the gate did what it should
 _log = logging.getLogger("wald_gate.requests")
 
 
@@ -24,7 +25,7 @@ class RequestLog:
     """Where the lines go.
 
     Args:
-        every: write one for each request, and not for answers of 500 and above only.
+        every: write one for each request, and not for answers of 500 and above only, but for 504.
     """
 
     def __init__(self, *, every: bool) -> None:
@@ -37,7 +38,7 @@ class RequestLog:
             client: the name of the token or the user; "" if it is not known.
             seconds: until the answer began.
         """
-        failed = response.status_code >= _SERVER_ERROR
+        failed = response.status_code >= _SERVER_ERROR and response.status_code != _NOT_PROCESSED
         if not (failed or self._every):
             return
         line = {

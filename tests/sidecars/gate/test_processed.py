@@ -82,6 +82,7 @@ def test_what_is_not_processed_in_time_is_stored_all_the_same(gate: Gate) -> Non
     assert problem["stored"] == {"first": 1, "last": 1, "count": 1}
     assert "1 of 1 records" in problem["detail"]
     assert stored(gate) == 1
+    assert '"status": 504' not in gate.log  # the gate did what it should
 
 
 def test_nothing_is_stored_for_a_group_that_has_not_begun(gate: Gate) -> None:
