@@ -38,6 +38,7 @@ and what they share::
     state        what all requests share
     settings     what the command line and the file say
     limits       what a client may take
+    guarded      reads files that other users may not write
     shapes       what is sent and answered in JSON
     problems     errors, as application/problem+json
     words        says what a parameter or a field may be

@@ -140,13 +140,17 @@ def add_token(
     A new file has the mode 0600; one that is there keeps owner, group and mode, so that the user that the gate runs as
     can read it.
     """
-    from wald_gate.rights.tokens import add
+    from wald_gate.rights.tokens import add, is_user
 
     if user and certificate:
         raise InvalidInput("a client has a token, a user or a certificate", hint="--user USER, or --certificate NAME")
     if made := add(tokens, name, user=user, certificate=certificate, read=read, write=write, work=work, admin=admin):
         click.echo(made)
     click.echo(f"wald-gate: {name} may: {_rights(read, write, work, admin=admin)}", err=True)
+    if user and not is_user(user):
+        click.echo(f"wald-gate: there is no user {user!r} on this machine", err=True)
+    if "*" in certificate:
+        click.echo(f"wald-gate: only a certificate of the very name {certificate!r}: '*' stands for itself", err=True)
     _remind()
 
 
@@ -180,7 +184,9 @@ def _rights(reads: Sequence[str], writes: Sequence[str], works: Sequence[str], *
 
 
 def _remind() -> None:
-    click.echo("wald-gate: a gate that runs reads the file at SIGHUP: systemctl reload wald-gate", err=True)
+    click.echo(
+        "wald-gate: a gate that runs reads the file at SIGHUP: kill -HUP PID, or systemctl reload wald-gate", err=True
+    )
 
 
 def main() -> None:

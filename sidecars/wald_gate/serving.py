@@ -14,7 +14,7 @@ from pathlib import Path
 import uvloop
 
 from wald.answers.liveness import socket_of
-from wald.errors import WaldError
+from wald.errors import NotFound, WaldError
 from wald.log import Log
 from wald.loop import SIGNALS
 from wald.store.files.directory import Root
@@ -68,7 +68,7 @@ def check(root: Path, settings: Settings) -> list[str]:
     """Read all files that the settings name.
 
     Returns:
-        what is likely to be a mistake, as of :func:`_unlikely`.
+        what is likely to be a mistake.
 
     Raises:
         InvalidInput, NotFound, OSError: as of :func:`serve`.
@@ -77,8 +77,14 @@ def check(root: Path, settings: Settings) -> list[str]:
     listening.tls()
     if listening.path is not None:
         check_path(listening.path)
-    _rights(settings)
-    return list(_unlikely(Root(root), settings))
+    rights = _rights(settings)
+    try:
+        Log(root)
+    except NotFound as error:
+        missing = [f"{error.message}, which a start needs; hint: {error.hint}"]
+    else:
+        missing = []
+    return [*missing, *listening.unlikely(), *rights.unlikely(), *_unlikely(Root(root), settings)]
 
 
 async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> None:
@@ -130,6 +136,8 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
                 except (WaldError, OSError) as error:
                     failed = True
                     _log.warning("wald-gate: SIGHUP: %s; what was there stays", error)
+                    if isinstance(error, WaldError) and error.hint:
+                        _log.warning("  hint: %s", error.hint)
             state.groups.waiting.judge()
             if not failed:
                 _log.info("wald-gate: SIGHUP: certificates, tokens, limits and hosts are read again")
@@ -145,7 +153,10 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
             limits.hosts = fresh.hosts
             if waiting := settings.waiting(fresh):
                 _log.warning("wald-gate: what has changed in %s waits for a restart", ", ".join(waiting))
-            for each in _unlikely(log.root, fresh):
+            warn(fresh)
+
+        def warn(now: Settings) -> None:
+            for each in (*listening.unlikely(), *rights.unlikely(), *_unlikely(log.root, now)):
                 _log.warning("wald-gate: %s", each)
 
         try:
@@ -154,8 +165,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
             gc.collect()
             gc.freeze()  # no collection goes through what the gate is made of
             loop.add_signal_handler(signal.SIGHUP, reload)
-            for each in _unlikely(log.root, settings):
-                _log.warning("wald-gate: %s", each)
+            warn(settings)
             _log.info("wald-gate serves %s on %s", log.root.path, " and ".join(server.addresses))
             systemd.ready()
             _keep_alive(systemd)

@@ -187,7 +187,8 @@ def _groups(tables: object, file: SettingFile) -> Iterable[tuple[str, GroupSetti
             check_route(route)
             check_group(group)
             found = GroupSettings(**_parsed(GroupSettings, keys, file, f'groups."{name}"', after=name))
-            if check_route(found.dead_letter) == route and found.max_tries:
+            is_used = bool(found.max_tries) or "dead_letter" in keys
+            if check_route(found.dead_letter) == route and is_used:
                 raise InvalidInput(f"route {route}: cannot be its own dead-letter route", hint="dead_letter = ROUTE")
         except InvalidInput as error:
             if error.message.startswith(str(file.path)):

@@ -31,7 +31,8 @@ _CLASHES = [{"required": pair} for names in _APART for pair in combinations(name
 class NewRecord(Shape):
     """A record, as a line of ``wald append --jsonl``; what the log itself assigns is passed over.
 
-    Of a value that is no string, the text is stored as it stands in the line. Numbers of times are in nanoseconds since 1970.
+    Of a value that is no string, the text is stored as it stands in the line. Numbers of times are in nanoseconds since
+    1970.
     """
 
     value: Any = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from wald.errors import user_name
 from wald_gate.problems import HttpError
-from wald_gate.rights.tokens import digest_of, entries
+from wald_gate.rights.tokens import digest_of, entries, is_user
 
 CERTIFICATE = "wald.certificate"  # in the scope of a request: the common name of the client's
 PEER = "wald.peer"  # in the scope of a request: the number of the user at the other end of a unix socket
@@ -124,6 +124,14 @@ class Rights:
         if (tokens, found["user"], found["certificate"]) != (self._tokens, self._users, self._certificates):
             self.edition += 1
         self._tokens, self._users, self._certificates = tokens, found["user"], found["certificate"]
+
+    def unlikely(self) -> Iterator[str]:
+        """What of the file is likely to be a mistake."""
+        if self._path is not None and not (self._tokens or self._users or self._certificates):
+            yield f"{self._path}: it names no client, so none may do anything over TCP"
+        for name in self._users:
+            if not is_user(name):
+                yield f"{self._path}: there is no user {name!r} on this machine"
 
     def client(self, authorization: str | None, user: int | None, certificate: str | None = None) -> Client:
         """Who asks.

@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import json
 import os
+import pwd
 import re
 import secrets
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from typing import Any
 
 from wald.errors import InvalidInput, NotFound
 from wald.store.files.disk import Disk
+from wald_gate.guarded import read_guarded
 
 _EXAMPLE = '{"name": "shop", "sha256": "…", "read": ["orders"], "write": ["orders"]}'
 _PREFIX = "wald_"  # so that a program that looks for secrets in texts knows it
@@ -72,12 +74,12 @@ def entries(path: Path) -> list[Entry]:
     """All that a file has.
 
     Raises:
-        InvalidInput: a line is wrong, or says what another one has said.
+        InvalidInput: a line is wrong, or says what another one has said; or other users may write the file.
         NotFound: there is no such file.
         OSError: the file cannot be read.
     """
     try:
-        data = path.read_bytes()
+        data = read_guarded(path)
     except FileNotFoundError:
         hint = f"wald-gate token add NAME --tokens {path} --read ROUTE makes it"
         raise NotFound(f"{path}: there is no such file of tokens", hint=hint) from None
@@ -139,6 +141,15 @@ def remove(path: Path, name: str) -> None:
 def digest_of(token: str) -> bytes:
     """What is kept of a token. It has 256 random bits, so no slow hash is needed."""
     return hashlib.sha256(token.encode()).digest()
+
+
+def is_user(name: str) -> bool:
+    """Whether this machine has a user of that name."""
+    try:
+        pwd.getpwnam(name)
+    except KeyError:
+        return False
+    return True
 
 
 @contextmanager

@@ -45,6 +45,7 @@ class Ended(StrEnum):
     SEND_TIME = "answer not taken"
     REST = "body after its answer"
     PIPELINED = "too many requests at once"
+    CERTIFICATE = "certificate refused"
 
 
 class Waits(Protocol):

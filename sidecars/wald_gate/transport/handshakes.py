@@ -11,6 +11,7 @@ import socket
 import ssl
 from collections.abc import Callable
 
+from wald_gate.transport.alerts import CLIENT
 from wald_gate.transport.connection import Bounds, Connection
 
 _AT_ONCE = 64  # are accepted before the loop goes on
@@ -72,6 +73,7 @@ class TlsListener:
     async def _hand_over(self, accepted: socket.socket, client: str) -> None:
         connection = self._make()
         connection.client_place = client
+        CLIENT.set(client)  # of this task, and of what the loop does for its connection
         try:
             accepted.setblocking(False)
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

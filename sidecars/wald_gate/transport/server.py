@@ -6,9 +6,11 @@ import asyncio
 import errno
 import socket
 import ssl
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from email.utils import formatdate
 from ipaddress import ip_address
 from pathlib import Path
@@ -20,6 +22,8 @@ from uvicorn.server import ServerState
 from wald.errors import InvalidInput
 from wald_gate.settings import Settings
 from wald_gate.transport import unix
+from wald_gate.transport.alerts import Handshake
+from wald_gate.transport.certificates import server_context
 from wald_gate.transport.connection import Bounds, Connection
 from wald_gate.transport.expiry import first_expiry
 from wald_gate.transport.handshakes import TlsListener
@@ -91,30 +95,10 @@ class Listening:
         return [self.host] if self.host else []
 
     def tls(self) -> ssl.SSLContext | None:
-        """The certificates, read now.
-
-        Raises:
-            InvalidInput: one cannot be read, or does not belong to its key.
-        """
+        """The certificates, read now; errors are those of :func:`wald_gate.transport.certificates.server_context`."""
         if self.certificate is None:
             return None
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols(["http/1.1"])
-        key = self.key or self.certificate
-        try:
-            if b"PRIVATE KEY-----" not in key.read_bytes():
-                raise InvalidInput(
-                    f"{key}: there is no private key in it", hint=f"--certificate {self.certificate} --key FILE"
-                )
-            context.load_cert_chain(self.certificate, self.key, password=_no_password)
-            if self.authorities is not None:
-                context.load_verify_locations(self.authorities)
-                context.verify_mode = ssl.CERT_OPTIONAL
-        except (OSError, ssl.SSLError) as error:
-            files = ", ".join(str(path) for path in (self.certificate, self.key, self.authorities) if path is not None)
-            raise InvalidInput(f"{files}: {error}", hint="openssl x509 -noout -text -in FILE") from None
-        return context
+        return server_context(self.certificate, self.key or self.certificate, self.authorities)
 
     def expiries(self) -> dict[str, float]:
         """When the first certificate in each file expires, in seconds since 1970; nothing of one it cannot read."""
@@ -124,6 +108,13 @@ class Listening:
                 with suppress(OSError, ValueError):
                     found[name] = first_expiry(path)
         return found
+
+    def unlikely(self) -> Iterator[str]:
+        """Which files have a certificate that has expired, so that none will be content with it."""
+        files = {"certificate": self.certificate, "authorities": self.authorities}
+        for name, at in self.expiries().items():
+            if at <= time.time():
+                yield f"{files[name]}: a certificate in it has expired on {datetime.fromtimestamp(at, UTC):%Y-%m-%d}"
 
 
 class Server:
@@ -143,6 +134,7 @@ class Server:
         self._tls = self._tls_now = listening.tls()
         if self._tls is not None:
             self._tls.sni_callback = self._choose_certificates
+            self._tls.sslobject_class = type("BoundHandshake", (Handshake,), {"bounds": bounds, "reported": {}})
         self._config = uvicorn.Config(
             application,
             http=self._protocol,
@@ -302,12 +294,3 @@ def _is_loopback(host: str) -> bool:
     except OSError as error:
         raise InvalidInput(f"--listen {host}: {error.strerror}", hint="--listen 127.0.0.1:7700") from None
     return all(ip_address(address.partition("%")[0]).is_loopback for address in found)
-
-
-def _no_password() -> str:
-    """In place of a question on the terminal, which would wait there at a reload.
-
-    Raises:
-        OSError: always.
-    """
-    raise OSError("the key has a password; openssl pkey -in KEY -out NEW takes it off")

@@ -52,7 +52,8 @@ def test_each_work_group_has_a_table_of_its_own(tmp_path: Path) -> None:
         ('[groups."orders"]', "names no route and group", "ROUTE/GROUP"),
         ('[groups."../billing"]', "gate.toml:1: ", "letters"),
         ('[groups."a/b"]\n\nordr = "key"', "gate.toml:3: there is no setting 'ordr'", "did you mean 'order'?"),
-        ('[groups."a/b"]\ndead_letter = "a"\nmax_tries = 2', "its own dead-letter route", "dead_letter = ROUTE"),
+        ('[groups."a/b"]\ndead_letter = "a"', "its own dead-letter route", "dead_letter = ROUTE"),
+        ('[groups."dead_letter/b"]\nmax_tries = 2', "its own dead-letter route", "dead_letter = ROUTE"),
         ("hosts = 'a b'", "hosts must be a list of host names", "lists every setting"),
     ],
 )
@@ -74,7 +75,23 @@ def test_check_reads_the_files_that_the_settings_name(tmp_path: Path, root: Path
     line[-1] = str(written(tmp_path, "[limits]\nconnections_max = 0"))
     assert refused(run(line))[0] == InvalidInput.exit_code
     line[-1] = str(written(tmp_path, "[limits]\nconnections_max = 9"))
-    assert run(line).returncode == 0
+    done = run(line)
+    assert done.returncode == 0
+    assert f"{root}: there is no log here, which a start needs" in done.stderr.decode()
+
+
+def test_check_says_what_a_file_of_tokens_does_not_do(daemon: Daemon, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    line = sidecar("gate", "--root", daemon.root, "--check", "--tokens", tokens)
+    tokens.touch()
+    assert run(line).stderr.decode() == f"wald-gate: {tokens}: it names no client, so none may do anything over TCP\n"
+
+    added = run(sidecar("gate", "token", "add", "a", "--tokens", tokens, "--user", "nosuchuser", "--admin"))
+    assert (added.returncode, b"there is no user 'nosuchuser' on this machine" in added.stderr) == (0, True)
+    assert run(line).stderr.decode() == f"wald-gate: {tokens}: there is no user 'nosuchuser' on this machine\n"
+
+    added = run(sidecar("gate", "token", "add", "b", "--tokens", tokens, "--certificate", "*.example", "--admin"))
+    assert b"'*' stands for itself" in added.stderr
 
 
 def test_tables_of_groups_whose_routes_are_not_there_are_said(daemon: Daemon, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ from gating import Gate
 from running import TIMEOUT_SECONDS, Daemon, eventually, refused, run, sidecar
 
 from wald.errors import InvalidInput
+from wald_gate.rights.tokens import entries
 from wald_gate.settings import Settings
+from wald_gate.transport.certificates import server_context
 from wald_gate.transport.expiry import expiry, first_expiry
 from wald_gate.transport.server import Listening
 
@@ -184,6 +187,21 @@ def test_a_certificate_of_a_stranger_or_of_the_past_is_refused(
     assert asked(gate, trusting(authority)) == 401
 
 
+def test_client_and_log_are_told_why_a_certificate_is_refused(gate: Gate, authority: Authority, tmp_path: Path) -> None:
+    """In both versions of TLS; the client has sent its request with the certificate in one of them."""
+    expired = trusting(authority, authority.sign("shop.example", days=-1))
+    stranger = trusting(authority, Authority(tmp_path, "theirs").sign("shop.example"))
+    for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+        expired.maximum_version = stranger.maximum_version = version
+        with pytest.raises(ssl.SSLError, match="alert certificate expired"):
+            asked(gate, expired)
+        with pytest.raises(ssl.SSLError, match="alert unknown ca"):
+            asked(gate, stranger)
+
+    assert gate.log.count("the certificate of 127.0.0.1 is refused: certificate has expired\n") == 1
+    assert gate.log.count("the certificate of 127.0.0.1 is refused: unable to get local issuer certificate\n") == 1
+
+
 def test_sighup_takes_new_certificates_while_connections_go_on(
     gate: Gate, authority: Authority, tmp_path: Path
 ) -> None:
@@ -208,14 +226,63 @@ def test_sighup_takes_new_certificates_while_connections_go_on(
     old.close()
 
 
-def test_a_key_of_another_certificate_is_refused_at_the_start(authority: Authority, root: Path) -> None:
-    line = sidecar("gate", "--root", root, "--check", "--certificate", authority.sign("a"), "--key")
-    authority.sign("b")
+@pytest.mark.parametrize(
+    ("certificate", "key", "authorities", "wrong", "said"),
+    [
+        ("pem", "other.key", "pem", "pem", "the key in {} belongs to another certificate"),
+        ("key", "key", "pem", "key", "there is no certificate in it"),
+        ("damaged.pem", "key", "pem", "damaged.pem", "a certificate in it is damaged"),
+        ("pem", "damaged.key", "pem", "damaged.key", "the private key is damaged"),
+        ("none", "key", "pem", "none", "No such file or directory"),
+        ("pem", "none", "pem", "none", "No such file or directory"),
+        ("pem", "key", "none", "none", "No such file or directory"),
+        ("pem", "key", "key", "key", "there is no certificate in it"),
+    ],
+)
+def test_errors_name_the_file_that_is_wrong(
+    authority: Authority, certificate: str, key: str, authorities: str, wrong: str, said: str
+) -> None:
+    directory = authority.directory
+    (directory / "other.key").write_text(Path(f"{authority.sign('b')}.key").read_text())
+    both = authority.sign("a").read_text()
+    start = both.index("-----BEGIN PRIVATE")
+    for name, text in (("pem", both[:start]), ("key", both[start:])):
+        (directory / name).write_text(text)
+        (directory / f"damaged.{name}").write_text(text.replace("\nM", "\n!", 1))
 
-    done = run([*line, str(authority.directory / "ours-b-2.pem.key")])
+    with pytest.raises(InvalidInput) as found:
+        server_context(directory / certificate, directory / key, directory / authorities)
 
-    assert done.returncode == InvalidInput.exit_code
-    assert b"ours-b-2.pem.key" in done.stderr
+    assert found.value.message == f"{directory / wrong}: {said.format(directory / key)}"
+    assert str(directory / wrong) in found.value.hint
+
+
+def test_files_that_others_may_write_are_refused_also_at_sighup(
+    gate: Gate, authority: Authority, tmp_path: Path
+) -> None:
+    """Who can write them says who is who; what was read before stays."""
+    shop = trusting(authority, authority.sign("shop.example"))
+    for name, mode in (("tokens", 0o622), ("gate.pem", 0o620), ("authorities.pem", 0o666)):
+        path = tmp_path / name
+        path.chmod(mode)
+        with pytest.raises(InvalidInput, match=f"{name}: (its group|every user) may write it") as found:
+            entries(path) if name == "tokens" else server_context(
+                tmp_path / "gate.pem", tmp_path / "gate.pem", tmp_path / "authorities.pem"
+            )
+        assert found.value.hint == f"chmod go-w {path}"
+        hint = f"hint: {found.value.hint}\n"
+        gate.process.send_signal(signal.SIGHUP)
+        eventually(partial(lambda said: said in gate.log, hint))
+        assert asked(gate, shop) == 200
+        path.chmod(0o640)
+
+
+def test_a_certificate_that_has_expired_is_said(authority: Authority, root: Path) -> None:
+    line = sidecar("gate", "--root", root, "--check", "--certificate")
+
+    assert b"expired" not in run([*line, str(authority.sign("gate"))]).stderr
+    expired = authority.sign("gate", days=-1)
+    assert f"wald-gate: {expired}: a certificate in it has expired on 20" in run([*line, str(expired)]).stderr.decode()
 
 
 def test_a_certificate_without_a_key_in_its_file_needs_one(authority: Authority, root: Path) -> None:
