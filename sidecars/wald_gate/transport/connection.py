@@ -168,8 +168,8 @@ class Connection(HttpToolsProtocol):
         if self._head_bytes and not self.transport.is_closing():
             if self._head_bytes > self.bounds.limits.head_max_bytes:
                 self._refuse(Ended.HEAD_SIZE, _HEAD_SIZE)
-            elif self._is_in_head and self._timer is None:
-                self._set_timer(self.bounds.limits.head_timeout)
+            elif self._is_in_head and self._timer is None and self._has_answered():
+                self._set_timer(self.bounds.limits.head_timeout)  # else it has time until the answer is complete
 
     def _parse(self, data: bytes) -> None:
         """Parse; who asks for another protocol is answered as if he had not (RFC 9110, section 7.8).
@@ -245,12 +245,12 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.pipeline:
+        if not self._has_answered() or self.transport.is_closing():
             return
-        if self._is_in_head:
+        if self._is_in_head and not self._head_bytes:
             self._wait_for_head()
-        elif self.cycle.response_complete and not self.transport.is_closing():
-            self._rest_bytes = 0
+        else:
+            self._rest_bytes = None if self._is_in_head else 0
             self._set_timer(self.bounds.limits.head_timeout)
 
     def send_400_response(self, msg: str) -> None:

@@ -207,6 +207,18 @@ def test_the_extension_of_a_chunk_has_the_bound_of_a_head(daemon: Daemon) -> Non
         assert connection.recv(12) == b"HTTP/1.1 431"
 
 
+@pytest.mark.parametrize("early", [b"\r\n", b"GET /healthz HT"], ids=["empty line", "next request"])
+def test_what_comes_early_has_time_until_the_answer_is_complete(daemon: Daemon, early: bytes) -> None:
+    with limited(daemon, "head_timeout = 0.5") as gate, connected(gate) as waiting, connected(gate) as slow:
+        waiting.sendall(f"GET {ORDERS}?wait=60s&format=raw HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        eventually(lambda: 'wald_gate_connections{state="busy"} 2' in gate.get("/metrics").body.decode())
+        waiting.sendall(early)
+        slow.sendall(b"GET /healthz HT")
+        assert slow.recv(1 << 16).startswith(b"HTTP/1.1 408 ")
+        gate.post(ORDERS, b"one\n")
+        assert waiting.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+
+
 def test_a_body_that_trickles_after_its_answer_holds_no_place(daemon: Daemon) -> None:
     with limited(daemon, "head_timeout = 0.5") as gate, connected(gate) as connection:
         connection.sendall(NOWHERE + b"Content-Length: 100000000\r\n\r\n")
