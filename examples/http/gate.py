@@ -42,6 +42,8 @@ def ask(method: str, path: str, **options: Any) -> requests.Response:
             if answer.status_code not in PASSES or "Retry-After" not in answer.headers:
                 sys.exit(f"{answer.status_code}: {answer.text}")
             pause = float(answer.headers["Retry-After"])
+        except requests.exceptions.SSLError as error:
+            sys.exit(f"{error}; REQUESTS_CA_BUNDLE names a certificate of one's own")
         except (requests.ConnectionError, requests.Timeout) as error:
             print(f"trying again: {error}", file=sys.stderr)
         time.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - so that not all come at once

@@ -133,6 +133,9 @@ def remove(root: Path, route: str, group: str, of_consumer: bool, as_json: bool)
 def _stopping(file: WorkFile, owner: OwnerProcess) -> str:
     if owner.pid is None:
         return f"stop it first: fuser -v {file.lock} names it"
+    if any(name in owner.command for name in ("wald-gate", "wald_gate")):  # it works for other groups too
+        asking = f"DELETE /v1/routes/{file.route}/groups/{file.group}"
+        return f"ask it: {asking}; or wait: it lets go 30 s after the last request, once no worker has a record"
     return f"stop it first: kill {owner.pid}{', which is ' if owner.command else ''}{owner.command}"
 
 

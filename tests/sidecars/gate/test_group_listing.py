@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from gating import Answer, Gate, entry
 from group_requests import GROUP, RECORDS, lease
-from running import Daemon
+from running import Daemon, refusal_of
 
 import wald
 
@@ -69,6 +69,16 @@ def test_a_group_of_another_process_is_not_removed(gate: Gate) -> None:
         assert refused.headers["retry-after"] == "2"
     assert removed(gate).status == 200
     assert removed(gate, "billing", "nowhere").status == 404
+
+
+def test_the_command_that_removes_a_group_says_what_the_gate_takes(daemon: Daemon) -> None:
+    """To stop the gate would end all clients of all groups."""
+    with Gate(daemon.root, anew=True) as gate:
+        gate.post(RECORDS, b"1\n")
+        assert len(lease(gate)) == 1
+        _, _, hint = refusal_of("group", "remove", "orders", "billing", "--root", gate.root)
+    assert hint.startswith(f"ask it: DELETE {GROUP}; or wait")
+    assert "kill" not in hint
 
 
 def test_paths_and_commands_are_for_those_who_run_the_log(daemon: Daemon, gate: Gate, tmp_path: Path) -> None:
