@@ -28,6 +28,7 @@ from wald.log import Log
 from wald.store.reading.batches import Batch
 from wald.store.retention.missing import OnMissing
 from wald.work.arguments import Order
+from wald.work.asks import Make
 from wald.work.deliveries import Refusal
 from wald.work.sharing import Leased
 from wald.work.tasks import Tasks
@@ -306,7 +307,28 @@ class WorkGroup:
         done: Collection[int] = (),
     ) -> Leased:
         """As :meth:`wald.WorkGroup.lease`."""
-        return await self._tasks.ask(self._work.calls.lease(consumer, max_records, max_bytes, lease_for, wait, done))
+        return await self.lease_as(Leased, consumer, max_records, max_bytes, lease_for, wait, done=done)
+
+    async def lease_as(
+        self,
+        make: Make[T],
+        consumer: str,
+        max_records: int = 100,
+        max_bytes: int = 1 << 20,
+        lease_for: float = 30.0,
+        wait: float = 0.0,
+        *,
+        done: Collection[int] = (),
+    ) -> T:
+        """As :meth:`lease`, but returns what ``make`` makes, such as JSON.
+
+        Args:
+            make: gets the records in shares, each of one batch, and those of ``done`` for which it did not count. It is
+                called in the event loop, as a rule while the disk takes in what is done. If that fails, or the task is
+                cancelled meanwhile, what it has made is of no use.
+        """
+        calls = self._work.calls
+        return await self._tasks.ask(calls.lease(consumer, max_records, max_bytes, lease_for, wait, done, make))
 
     async def ack(self, consumer: str, sequences: Collection[int]) -> list[Refusal]:
         """As :meth:`wald.WorkGroup.ack`."""

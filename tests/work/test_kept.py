@@ -51,7 +51,8 @@ def kept(reads: Reads) -> Iterator[Kept]:
 
 
 def values(kept: Kept, first: int, last: int, taken_end: int = END) -> list[bytes]:
-    return [record.value for record in kept.records(first, last, taken_end)]
+    rows = kept.rows(first, taken_end)
+    return [] if rows is None else list(rows.values_of(first, last))
 
 
 def test_the_batch_behind_one_that_was_read_again_is_read_by_another_thread(kept: Kept, reads: Reads) -> None:

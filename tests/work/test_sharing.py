@@ -5,15 +5,23 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
-from wald.format.record import Record
-from wald.work.sharing import Wanted, hand_out, share
+from wald.store.reading.rows import Rows
+from wald.work.sharing import Leased, Wanted, hand_out, share
+from wald.work.window import Run
 
 SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=12)
 LIMITS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 20)), min_size=1, max_size=6)
 
 
-def records(sizes: list[int]) -> list[Record]:
-    return [Record("a", number, bytes(size), 0) for number, size in enumerate(sizes, 1)]
+def rows(sizes: list[int]) -> Rows:
+    return Rows("a", 1, len(sizes), 0, [bytes(size) for size in sizes])
+
+
+def handed_out(sizes: list[int], tries: bytes, wanted: list[Wanted]) -> None:
+    some = rows(sizes)
+    if shares := list(share(some.values, wanted)):
+        run = Run(1, sum(count for _, count in shares))
+        hand_out(some, run, tries[: run.size], shares)
 
 
 def by_itself(sizes: list[int], records_max: int, bytes_max: int) -> int:
@@ -27,13 +35,12 @@ def by_itself(sizes: list[int], records_max: int, bytes_max: int) -> int:
 @given(SIZES, LIMITS)
 def test_each_gets_what_it_would_get_alone_of_what_is_left(sizes: list[int], limits: list[tuple[int, int]]) -> None:
     wanted = [Wanted(f"worker-{place}", *limit, 1) for place, limit in enumerate(limits)]
-    shares = list(share(records(sizes), wanted))
-    hand_out(records(sizes), bytes(range(1, len(sizes) + 1)), shares)
+    handed_out(sizes, bytes(range(1, len(sizes) + 1)), wanted)
     at = 0
     for each, limit in zip(wanted, limits, strict=True):
         count = by_itself(sizes[at:], *limit)
         expected = [(sequence, sequence) for sequence in range(at + 1, at + count + 1)]
-        assert [(delivery.record.sequence, delivery.tries) for delivery in each.got] == expected
+        assert [(delivery.record.sequence, delivery.tries) for delivery in Leased(each.got, ())] == expected
         assert each.runs == ([(at + 1, at + count)] if count else [])
         at += count
 
@@ -44,12 +51,11 @@ def test_what_comes_in_parts_counts_together(parts: list[list[int]], records_max
     first = 0
     for sizes in parts:
         if not wanted.is_over:
-            some = records(sizes)
-            hand_out(some, bytes(len(sizes)), list(share(some, [wanted])))
+            handed_out(sizes, bytes(len(sizes)), [wanted])
         first += len(sizes)
     sizes = [size for part in parts for size in part]
-    assert len(wanted.got) <= records_max
-    values = [len(delivery.record.value) for delivery in wanted.got]
+    values = [len(delivery.record.value) for delivery in Leased(wanted.got, ())]
+    assert len(values) <= records_max
     assert values == sizes[: len(values)]
     assert sum(values) <= bytes_max or len(values) == 1
     if len(values) < len(sizes):

@@ -14,9 +14,10 @@ from typing import Any, Generic, Protocol, TypeVar
 from wald.errors import WaldError
 from wald.work.claims import Named
 from wald.work.deliveries import Refusal
-from wald.work.sharing import Leased, Wanted
+from wald.work.sharing import Share, Wanted
 
 T = TypeVar("T")
+Make = Callable[[Sequence[Share], Sequence[Refusal]], T]
 
 
 class Inbox(Protocol):
@@ -24,6 +25,9 @@ class Inbox(Protocol):
 
     def put(self, asks: Sequence[Ask[Any]]) -> None:
         """Take in asks that are answered; called by any thread."""
+
+    def foretell(self, asks: Sequence[LeaseAsk[Any]]) -> None:
+        """Take in leases that are answered once the disk has them; called by any thread."""
 
 
 class Ask(Generic[T]):
@@ -101,33 +105,51 @@ class AckAsk(Ask[list[Refusal]]):
         self.named = named
 
 
-class LeaseAsk(Ask[Leased]):
+class LeaseAsk(Ask[T]):
     """A lease. While there is nothing to lease, it waits until ``until_ns`` of the clock that is never set.
 
     Args:
         named: who acknowledges which records before; that is on disk when it is answered.
+        make: makes the answer of what was leased, and of the records for which the acknowledgement did not count.
+
+    Attributes:
+        refused: those.
     """
 
-    __slots__ = ("until_ns", "wanted")
+    __slots__ = ("_make", "refused", "until_ns", "wanted")
 
-    def __init__(self, wanted: Wanted, named: Named, *, until_ns: int) -> None:
+    def __init__(self, wanted: Wanted, named: Named, make: Make[T], *, until_ns: int) -> None:
         super().__init__(durable=bool(named[1]))
-        self.result = wanted.got
+        self._make: Make[T] | None = make
         self.wanted = wanted
         self.named = named
+        self.refused: Sequence[Refusal] = ()
         self.until_ns = until_ns
 
     @property
     def is_served(self) -> bool:
         """Whether there was something, or an error."""
-        return bool(self.result) or self.error is not None
+        return bool(self.wanted.got) or self.error is not None
 
     def look(self) -> None:
         """Take in what it has got."""
-        if not self.result:
+        if not self.wanted.got:
             self.error = self.wanted.error
         elif not self.durable:  # so that the number of tries never goes down
-            self.durable = any(delivery.tries > 1 for delivery in self.result)
+            self.durable = any(max(tries) > 1 for _, tries in self.wanted.got)
+
+    def prepare(self) -> None:
+        """Make the answer, if that is not done yet; by the thread that gets it, so that no turn waits for it."""
+        if self._make is not None and self.error is None:
+            make, self._make = self._make, None
+            try:
+                self.result = make(self.wanted.got, self.refused)
+            except Exception as error:  # noqa: BLE001 - who asks gets it
+                self.error = error
+
+    def answer(self) -> T:
+        self.prepare()
+        return super().answer()
 
 
 def answer(asks: Iterable[Ask[Any]], then: Callable[[], object] | None = None) -> bool:
@@ -154,3 +176,13 @@ def answer(asks: Iterable[Ask[Any]], then: Callable[[], object] | None = None) -
     before.then = then
     first.lock.release()
     return True
+
+
+def foretell(asks: Iterable[Ask[Any]]) -> None:
+    """Have answers prepared that are given once the disk has what was written, where no thread waits for them."""
+    elsewhere: dict[Inbox, list[LeaseAsk[Any]]] = {}
+    for ask in asks:
+        if ask.inbox is not None and isinstance(ask, LeaseAsk):
+            elsewhere.setdefault(ask.inbox, []).append(ask)
+    for inbox, some in elsewhere.items():
+        inbox.foretell(some)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from operator import index
+from typing import TypeVar
 
 from wald.errors import InvalidInput
 from wald.log import Log
 from wald.work.arguments import named_by, nanoseconds, text_of
-from wald.work.asks import AckAsk, Ask, LeaseAsk
+from wald.work.asks import AckAsk, Ask, LeaseAsk, Make
 from wald.work.deliveries import Refusal
 from wald.work.owner import Owner
 from wald.work.sharing import Wanted
 from wald.work.terms import Clock, Failure, Pending
 from wald.work.window import Run
+
+T = TypeVar("T")
 
 
 class Calls:
@@ -32,7 +35,8 @@ class Calls:
         lease_for: float,
         wait: float,
         done: Collection[int],
-    ) -> LeaseAsk:
+        make: Make[T],
+    ) -> LeaseAsk[T]:
         max_records, max_bytes, lease_ns = index(max_records), index(max_bytes), nanoseconds("lease_for", lease_for)
         if max_records < 1 or max_bytes < 1 or not lease_ns:
             raise InvalidInput(
@@ -41,7 +45,7 @@ class Calls:
             )
         wanted = Wanted(consumer, max_records, max_bytes, lease_ns)
         until_ns = self._clock.monotonic_ns() + nanoseconds("wait", wait)
-        return LeaseAsk(wanted, (consumer, named_by(consumer, done)), until_ns=until_ns)
+        return LeaseAsk(wanted, (consumer, named_by(consumer, done)), make, until_ns=until_ns)
 
     def ack(self, consumer: str, sequences: Collection[int]) -> AckAsk:
         return AckAsk((consumer, named_by(consumer, sequences)))

@@ -188,7 +188,7 @@ class WorkGroup:
             Damaged, NotFound: the next record cannot be read; all before it were delivered. A later lease tries again.
             OSError: the journal cannot be written, or the log cannot be read.
         """
-        return self._turns.ask(self.calls.lease(consumer, max_records, max_bytes, lease_for, wait, done))
+        return self._turns.ask(self.calls.lease(consumer, max_records, max_bytes, lease_for, wait, done, Leased))
 
     def ack(self, consumer: str, sequences: Collection[int]) -> list[Refusal]:
         """Take in that ``consumer`` has processed these records; on disk when this returns.

@@ -9,12 +9,11 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Self
 
-from wald.format.record import Record
 from wald.store.reading.batches import Batch
 from wald.store.reading.rows import Rows
 from wald.work.window import Run
@@ -74,8 +73,8 @@ class Kept:
             while self._bytes > self._bytes_max and len(self._batches) > 1:
                 self._remove(next(iter(self._batches)))
 
-    def records(self, first: int, last: int, taken_end: int) -> Sequence[Record]:
-        """Records of one batch, from ``first`` on; none if that is not kept.
+    def rows(self, first: int, taken_end: int) -> Rows | None:
+        """The batch with the record ``first``; None if that is not kept.
 
         Args:
             taken_end: the first sequence that was not taken in before.
@@ -83,15 +82,17 @@ class Kept:
         with self._changing:
             place = bisect_right(self._firsts, first) - 1
             if place < 0:
-                return ()
+                return None
             base = self._firsts[place]
             self._batches.move_to_end(base)
             batch = self._batches[base]
-        if batch.is_again and first <= batch.run.last:
+        if first > batch.run.last:
+            return None
+        if batch.is_again:
             batch.is_again = False
             if batch.run.last + 1 < taken_end:
                 self._ask(batch.run.last + 1)
-        return () if batch.rows is None else list(batch.rows.records(first, last))
+        return batch.rows
 
     def close(self) -> None:
         """End the thread."""

@@ -14,6 +14,7 @@ from wald.errors import WaldError
 from wald.format.not_before import not_before
 from wald.format.record import Record
 from wald.format.work import PAGE, Commit, Dead, Held, Line, Start, Why
+from wald.store.reading.rows import Rows
 from wald.work.claims import Named
 from wald.work.deliveries import Part, Refusal, Settled
 from wald.work.replay import Replayed, note, written
@@ -25,6 +26,7 @@ from wald.work.window import Run, State
 _NS = 1_000_000_000
 _FOR_EVER_NS = 1 << 62
 _REASON_MAX = 500  # letters; kept in memory for each record that came back
+_NOTHING = Rows("", 0, 0, 0, ())
 _LOOK_NS = 1 * _NS  # while a record waits for a time of a clock that may be set
 
 
@@ -250,8 +252,8 @@ class Owner:
             if not self._deliveries.window.is_open(sequence):  # passed over meanwhile
                 self._to_give_up.pop()
                 continue
-            records = self._read(Run(sequence, sequence))
-            if not records:
+            record = next(self._read(Run(sequence, sequence)).records(sequence, sequence), None)
+            if record is None:
                 continue
             may_be_sent = sequence in self._dead
             if not may_be_sent:
@@ -262,7 +264,7 @@ class Owner:
                 self._dead[sequence] = dead
                 self._settling().dead.append(dead)
             self._to_give_up.pop()
-            return DeadLetter(records[0], self._dead[sequence], may_be_sent)
+            return DeadLetter(record, self._dead[sequence], may_be_sent)
         return None
 
     def gave_up(self, sequence: int) -> None:
@@ -288,11 +290,11 @@ class Owner:
         run = self._next_run(sum(each.records_max for each in sharing))
         if run is None:
             return False
-        records = self._read(run)
-        if shares := list(share(records, sharing)):
+        rows = self._read(run)
+        if shares := list(share(rows.values_of(*run), sharing)):
             parts = [Part(each.consumer, now_ns + each.lease_ns, count) for each, count in shares]
             run = Run(run.first, run.first + sum([part.size for part in parts]) - 1)
-            hand_out(records, self._deliveries.deliver(run, parts, now_ns=now_ns), shares)
+            hand_out(rows, run, self._deliveries.deliver(run, parts, now_ns=now_ns), shares)
         last, _ = shares[-1] if shares else (sharing[0], 0)
         if last.is_over:
             self._deliveries.close()
@@ -324,14 +326,14 @@ class Owner:
         tried_out = max_tries is not None and self._deliveries.window.tries(sequence) >= max_tries
         return tried_out or sequence in self._dead
 
-    def _read(self, run: Run) -> Sequence[Record]:
-        """Records of a run, from its first one on; none if that one is lost, and done with it."""
+    def _read(self, run: Run) -> Rows:
+        """The batch with the first record of a run; no records if that one is lost, and done with it."""
         try:
-            return self._source.records(*run)
+            return self._source.rows(run.first)
         except Lost as lost:
             self._deliveries.finish_all(lost.run)
             self._finished([lost.run])
-            return ()
+            return _NOTHING
 
     def _was_delivered(self, sequence: int) -> bool:
         window = self._deliveries.window

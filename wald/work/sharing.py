@@ -7,10 +7,16 @@ from functools import partial
 from itertools import accumulate
 
 from wald.format.record import Record
+from wald.store.reading.rows import Rows
 from wald.work.deliveries import Refusal
 from wald.work.terms import Delivery
+from wald.work.window import Run
 
 _DELIVERY: Callable[[tuple[Record, int]], Delivery] = partial(tuple.__new__, Delivery)  # in half the time of Delivery()
+
+
+Share = tuple[Iterable[Record], bytes]
+"""Records that a consumer has got, to be gone through once, and how often each was delivered, this time included."""
 
 
 class Leased(list[Delivery]):
@@ -22,8 +28,10 @@ class Leased(list[Delivery]):
 
     __slots__ = ("refused",)
 
-    def __init__(self) -> None:
-        self.refused: Sequence[Refusal] = ()
+    def __init__(self, shares: Iterable[Share], refused: Sequence[Refusal]) -> None:
+        for records, tries in shares:
+            self += map(_DELIVERY, zip(records, tries, strict=True))
+        self.refused = refused
 
 
 class Wanted:
@@ -32,7 +40,7 @@ class Wanted:
     Attributes:
         records_max: how many records it still takes; bytes_max: of their values, but for the first record it gets.
         lease_ns: for how long it has them.
-        got: what it has by now, and runs: which those are.
+        got: what it has by now, and runs: which records those are.
         error: why it got nothing.
     """
 
@@ -43,7 +51,7 @@ class Wanted:
         self.records_max = records_max
         self.bytes_max = bytes_max
         self.lease_ns = lease_ns
-        self.got = Leased()
+        self.got: list[Share] = []
         self.runs: list[tuple[int, int]] = []
         self.error: Exception | None = None
 
@@ -52,9 +60,9 @@ class Wanted:
         """Whether it gets no more."""
         return not (self.records_max and self.bytes_max)
 
-    def reserve(self, records: Sequence[Record], start: int) -> int:
-        """Count what it gets of ``records`` from ``start`` on; how many records that is."""
-        lengths = [len(record.value) for record in records[start : start + self.records_max]]
+    def reserve(self, values: Sequence[bytes], start: int) -> int:
+        """Count what it gets of the records with these values from ``start`` on; how many records that is."""
+        lengths = list(map(len, values[start : start + self.records_max]))
         count, size = len(lengths), sum(lengths)
         if size >= self.bytes_max:
             count = max(sum(size <= self.bytes_max for size in accumulate(lengths)), 0 if self.got else 1)
@@ -63,26 +71,34 @@ class Wanted:
         self.bytes_max -= size
         return count
 
-    def take(self, records: Sequence[Record], tries: bytes) -> None:
+    def take(self, run: tuple[int, int], records: Iterable[Record], tries: bytes) -> None:
         """Take records that were delivered to it."""
-        self.got += map(_DELIVERY, zip(records, tries, strict=True))
-        self.runs.append((records[0].sequence, records[-1].sequence))
+        self.got.append((records, tries))
+        self.runs.append(run)
 
 
-def share(records: Sequence[Record], wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, int]]:
-    """Who gets how many of ``records``, which follow each other, until there are no more of them."""
+def share(values: Sequence[bytes], wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, int]]:
+    """Who gets how many of the records with these values, which follow each other, until there are no more of them."""
     at = 0
     for each in wanted:
-        if at == len(records):
+        if at == len(values):
             return
-        if count := each.reserve(records, at):
+        if count := each.reserve(values, at):
             at += count
             yield each, count
 
 
-def hand_out(records: Sequence[Record], tries: bytes, shares: Iterable[tuple[Wanted, int]]) -> None:
-    """Give each its share of records that were delivered so often."""
-    at = 0
+def hand_out(rows: Rows, run: Run, tries: bytes, shares: Sequence[tuple[Wanted, int]]) -> None:
+    """Give each its share of a run of records, which were delivered so often.
+
+    One that gets all of them makes them itself, later; for several it takes less time to make all at once.
+    """
+    records = rows.records(*run)
+    if len(shares) == 1:
+        shares[0][0].take(run, records, tries)
+        return
+    every, at = list(records), 0
     for each, count in shares:
-        each.take(records[at : at + count], tries[at : at + count])
+        first = run.first + at
+        each.take((first, first + count - 1), every[at : at + count], tries[at : at + count])
         at += count

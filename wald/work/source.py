@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from wald.errors import Damaged, WaldError, command_line
-from wald.format.record import Record
 from wald.log import Log
 from wald.store.reading.rows import Rows
 from wald.store.retention.missing import Missing, unless_lost
@@ -98,15 +97,15 @@ class Source:
             self._taken_end = batch.run.last + 1
         return batch.rows
 
-    def records(self, first: int, last: int) -> Sequence[Record]:
-        """Records that were taken before, from ``first`` on, at most up to ``last``.
+    def rows(self, first: int) -> Rows:
+        """The batch with the record ``first``, which was taken before.
 
         Raises:
-            Lost: a repair has given up the first of them.
-            NotFound, Damaged: they cannot be read any more.
+            Lost: a repair has given up the record.
+            NotFound, Damaged: it cannot be read any more.
         """
-        if records := self._kept.records(first, last, self._taken_end):
-            return records
+        if (rows := self._kept.rows(first, self._taken_end)) is not None:
+            return rows
         lost: list[Missing] = []
         # As a whole: the next ones are often asked for next.
         batch = next(self._log.batches(self._route, first, on_missing=lost.append), None)
@@ -121,7 +120,7 @@ class Source:
                 hint=f"{command_line(self._log.root.path, 'verify')} checks the log",
             )
         self._kept.add(Decoded.of(batch, is_again=True))
-        return self._kept.records(first, last, self._taken_end)
+        return self.rows(first)
 
     def close(self) -> None:
         """End the threads."""

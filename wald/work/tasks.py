@@ -46,6 +46,11 @@ class Tasks:
         with suppress(RuntimeError):  # the loop is closed, and its tasks with it
             self._loop.call_soon_threadsafe(self._go_on, asks)
 
+    def foretell(self, asks: Sequence[LeaseAsk[Any]]) -> None:
+        """Have leases prepared whose turn waits for the disk, from any thread."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(_prepare, asks)
+
     def _send(self, ask: Ask[Any]) -> None:
         if not self._asked:
             self._loop.call_soon(self._send_all)  # behind the other tasks that go on in this round
@@ -60,3 +65,8 @@ class Tasks:
             answered = self._unanswered.pop(ask, None)
             if answered is not None and not answered.done():
                 answered.set_result(None)
+
+
+def _prepare(asks: Sequence[LeaseAsk[Any]]) -> None:
+    for ask in asks:
+        ask.prepare()

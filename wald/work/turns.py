@@ -20,7 +20,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from wald.work.asks import AckAsk, Ask, LeaseAsk, answer
+from wald.work.asks import AckAsk, Ask, LeaseAsk, answer, foretell
 from wald.work.journal import Journal
 from wald.work.owner import Owner
 
@@ -42,7 +42,7 @@ class Turns:
         self._owner = owner
         self._journal = journal
         self._asked: deque[Ask[Any]] = deque()
-        self._waiting: deque[LeaseAsk] = deque()  # in the order in which they have come
+        self._waiting: deque[LeaseAsk[Any]] = deque()  # in the order in which they have come
         self._turn = threading.Lock()  # held while one is carried out
         self._chains: deque[None] = deque()  # of threads that go on, one after the other
         self._wake = wake
@@ -79,7 +79,7 @@ class Turns:
         if self._closed:
             self._try_turn()
 
-    def withdrawal(self, ask: LeaseAsk) -> Ask[None]:
+    def withdrawal(self, ask: LeaseAsk[Any]) -> Ask[None]:
         """What ends a lease that is not waited for any more, so that no record goes where it is not seen."""
         withdrawal = Ask(lambda: self._withdraw(ask))
         withdrawal.is_alone = True  # no thread waits for its answer, so none would wake the next one
@@ -107,11 +107,12 @@ class Turns:
                 self.send([self.withdrawal(ask)])
             raise
 
-    def _withdraw(self, ask: LeaseAsk) -> None:
+    def _withdraw(self, ask: LeaseAsk[Any]) -> None:
         if ask in self._waiting:
             self._waiting.remove(ask)
-        elif ask.result:
-            self._owner.give_back(ask.wanted.consumer, [each.record.sequence for each in ask.result], 0, "", 0)
+        elif runs := ask.wanted.runs:
+            sequences = [sequence for first, last in runs for sequence in range(first, last + 1)]
+            self._owner.give_back(ask.wanted.consumer, sequences, 0, "", 0)
 
     def _try_turn(self, ask: Ask[Any] | None = None) -> None:
         """Carry out a turn, if none is under way; what is asked during it is left to the thread that is there for it.
@@ -194,6 +195,7 @@ class Turns:
             self._journal.rewrite(self._owner.snapshot())
         self._answer(ask for ask in settled if not ask.durable)
         if any(ask.durable for ask in (*settled, *self._waiting)):
+            foretell(ask for ask in settled if ask.durable)
             self._journal.sync()
             self._answer(ask for ask in settled if ask.durable)
 
@@ -214,10 +216,10 @@ class Turns:
         for ask, refused in zip(asks, self._owner.finish([ask.named for ask in asks]), strict=True):
             if isinstance(ask, AckAsk):
                 ask.result = refused
-            elif refused:
-                ask.result.refused = refused
+            elif isinstance(ask, LeaseAsk):
+                ask.refused = refused
 
-    def _lease(self) -> list[LeaseAsk]:
+    def _lease(self) -> list[LeaseAsk[Any]]:
         """The leases among those that wait that have an answer now."""
         self._owner.lease([ask.wanted for ask in self._waiting])
         now_ns = self._owner.clock.monotonic_ns()
@@ -237,7 +239,7 @@ class Turns:
             return float("inf")
         return min(self._owner.next_change_ns(), *map(self._patience_ns, self._waiting))
 
-    def _patience_ns(self, ask: LeaseAsk) -> int:
+    def _patience_ns(self, ask: LeaseAsk[Any]) -> int:
         """Until when a lease waits: at a start it may take a moment until what is there was read."""
         return ask.until_ns if self._owner.has_read else ask.until_ns + _START_NS
 

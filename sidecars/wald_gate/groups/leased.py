@@ -7,34 +7,34 @@ from collections.abc import Iterable
 
 import msgspec
 
-from wald.work.deliveries import Refusal
-from wald.work.terms import Delivery
-from wald_gate.groups.shapes import Leased, LeasedRecord, refusals
+from wald.format.record import Record
+from wald.work.sharing import Share
+from wald_gate.groups.shapes import Leased, LeasedRecord, Refusal
 
 _headers = msgspec.json.Decoder(dict[str, str])
 
 
-def leased(deliveries: Iterable[Delivery], refused: Iterable[Refusal]) -> Leased:
+def leased(shares: Iterable[Share], refused: list[Refusal]) -> Leased:
     """What a consumer has got; ``refused``: of what it has said to be done, for which that did not count."""
-    return Leased([_record(delivery) for delivery in deliveries], refusals(refused))
+    return Leased([_record(*each) for share in shares for each in zip(*share, strict=True)], refused)
 
 
-def _record(delivery: Delivery) -> LeasedRecord:
-    (route, sequence, value, append_time_ns, key, event_time_ns, headers, terminated), tries = delivery
+def _record(record: Record, tries: int) -> LeasedRecord:
+    route, sequence, value, append_time_ns, key, event_time_ns, headers, terminated = record
     text, base64 = _text(value)
-    record = LeasedRecord(sequence, route, append_time_ns, tries, text, base64)
+    found = LeasedRecord(sequence, route, append_time_ns, tries, text, base64)
     if key is not None:
-        record.key, record.key_base64 = _text(key)
+        found.key, found.key_base64 = _text(key)
     if headers is not None:
         try:
-            record.headers = _headers.decode(headers)
+            found.headers = _headers.decode(headers)
         except (msgspec.DecodeError, UnicodeDecodeError):  # not what producers are asked for
-            record.headers, record.headers_base64 = _text(headers)
+            found.headers, found.headers_base64 = _text(headers)
     if event_time_ns is not None:
-        record.event_time_ns = event_time_ns
+        found.event_time_ns = event_time_ns
     if not terminated:
-        record.terminated = False
-    return record
+        found.terminated = False
+    return found
 
 
 def _text(value: bytes) -> tuple[str | None, str | None]:

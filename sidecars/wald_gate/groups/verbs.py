@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from starlette.responses import Response
 
@@ -12,11 +12,11 @@ from wald.answers.pending import pending_fields
 from wald.errors import Damaged, command_line
 from wald.work.deliveries import Refusal
 from wald.work.picture import look, work_file
-from wald.work.sharing import Leased
-from wald.work.terms import Delivery
+from wald.work.sharing import Share
 from wald_gate.call import Call
 from wald_gate.groups import shapes
 from wald_gate.groups.leased import leased
+from wald_gate.groups.waiting import Got
 from wald_gate.limits import Kept
 from wald_gate.presence import Taken
 from wald_gate.shapes import encoded
@@ -31,17 +31,14 @@ async def lease(call: Call) -> Response:
         try:
             await kept.reserve(wanted.max_bytes)
             got = await _leased(work, wanted, wait=0.0, done=wanted.done)
-            deliveries: list[Delivery] = got
-            if not got and wanted.wait:
+            if not got.leased.records and wanted.wait:
                 kept.give_back()  # what comes is counted then; it is little beside what stands ready
                 call.judge()  # the file of tokens may have changed while the group was opened
-                leasing = _leased(work, wanted, wait=wanted.wait, done=())
-                deliveries = await call.state.groups.waiting.leased(
-                    call.request, call.judge, work, wanted.consumer, leasing
-                )
-            body = encoded(leased(deliveries, got.refused))
-            kept.count(len(body))
-            return Taken(body, JSON, kept.give_back)
+                leasing = _leased(work, wanted, wait=wanted.wait, refused=got.leased.refused)
+                waiting = call.state.groups.waiting
+                got = await waiting.leased(call.request, call.judge, work, wanted.consumer, leasing) or got
+            kept.count(len(got.body))
+            return Taken(got.body, JSON, kept.give_back)
         except BaseException:
             kept.give_back()
             raise
@@ -96,8 +93,26 @@ async def pending(call: Call) -> Response:
     return Response(await call.state.in_thread(read), media_type="application/x-ndjson")
 
 
-async def _leased(work: aio.WorkGroup, wanted: shapes.Lease, *, wait: float, done: Collection[int]) -> Leased:
-    return await work.lease(wanted.consumer, wanted.max_records, wanted.max_bytes, wanted.lease_for, wait, done=done)
+async def _leased(
+    work: aio.WorkGroup,
+    wanted: shapes.Lease,
+    *,
+    wait: float,
+    done: Collection[int] = (),
+    refused: Sequence[shapes.Refusal] = (),
+) -> Got:
+    """
+    Args:
+        refused: of what it has said to be done before.
+    """
+
+    def made(shares: Iterable[Share], refused_now: Iterable[Refusal]) -> Got:
+        found = leased(shares, [*refused, *shapes.refusals(refused_now)])
+        return Got(found, encoded(found))
+
+    return await work.lease_as(
+        made, wanted.consumer, wanted.max_records, wanted.max_bytes, wanted.lease_for, wait, done=done
+    )
 
 
 def _settled(refused: Iterable[Refusal]) -> Response:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from starlette.requests import ClientDisconnect, Request
 
 from wald import aio
-from wald.work.terms import Delivery
+from wald_gate.groups.shapes import Leased
 from wald_gate.presence import gone
 from wald_gate.problems import HttpError
 
-Lease = Coroutine[None, None, list[Delivery]]
+
+class Got(NamedTuple):
+    """What a consumer has got, and the JSON that says so."""
+
+    leased: Leased
+    body: bytes
 
 
 @dataclass(eq=False)
@@ -26,7 +32,7 @@ class _Waiter:
     """
 
     judge: Callable[[], None]
-    leasing: asyncio.Task[list[Delivery]]
+    leasing: asyncio.Task[Got]
     refused: Exception | None = None
 
     @property
@@ -48,9 +54,14 @@ class Waiting:
         return len(self._waiters)
 
     async def leased(
-        self, request: Request, judge: Callable[[], None], work: aio.WorkGroup, consumer: str, lease: Lease
-    ) -> list[Delivery]:
-        """What is leased; nothing, if the gate ends meanwhile.
+        self,
+        request: Request,
+        judge: Callable[[], None],
+        work: aio.WorkGroup,
+        consumer: str,
+        lease: Coroutine[None, None, Got],
+    ) -> Got | None:
+        """What is leased; None, if the gate ends meanwhile.
 
         Args:
             judge: raises an HttpError if the client is not admitted any more.
@@ -71,9 +82,9 @@ class Waiting:
                 waiter.refused = ClientDisconnect()
             if waiter.refused is not None:
                 if waiter.has_got:
-                    await work.nack(consumer, [delivery.record.sequence for delivery in leasing.result()])
+                    await work.nack(consumer, [record.sequence for record in leasing.result().leased.records])
                 raise waiter.refused
-            return [] if leasing.cancelled() else leasing.result()
+            return None if leasing.cancelled() else leasing.result()
         finally:
             self._waiters.discard(waiter)
             leaving.cancel()

@@ -244,6 +244,7 @@ class Connection(HttpToolsProtocol):
             self._is_in_head, self._head_bytes = True, 0
 
     def on_response_complete(self) -> None:
+        self.transport.flush()  # type: ignore[attr-defined]  # of JoinedWrites
         super().on_response_complete()
         if not self._has_answered() or self.transport.is_closing():
             return

@@ -30,18 +30,19 @@ class JoinedWrites:
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send, in the order of the calls."""
         if not self._kept:
-            self._call_soon(self._flush)
+            self._call_soon(self.flush)
         self._kept.append(data)
         self._kept_bytes += len(data)
         if self._kept_bytes >= _AT_ONCE_BYTES:
-            self._flush()
+            self.flush()
 
     def close(self) -> None:
         """Close, once all is sent."""
-        self._flush()
+        self.flush()
         self._transport.close()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send what is kept, as nothing follows soon."""
         if self._kept:
             kept, self._kept, self._kept_bytes = self._kept, [], 0
             if not self._transport.is_closing():  # it may have been lost in this round

@@ -41,14 +41,20 @@ class Rows:
 
     def records(self, first: int, last: int) -> Iterator[Record]:
         """Those of the records that are numbered ``first`` to ``last``."""
-        first, last = max(first, self.first), min(last, self.first + self.count - 1)
-        numbers = range(first, last + 1)
-        here = slice(first - self.first, last + 1 - self.first)
+        here = self._place(first, last)
+        numbers = range(self.first + here.start, self.first + here.stop)
         end = 0 if self.terminated else self.first + self.count - 1
         ended = (number != end for number in numbers) if end in numbers else repeat(True)
         keys, times, headers = (_part(column, here) for column in (self.keys, self.times, self.headers))
         made_of = (repeat(self.route), numbers, self.values[here], repeat(self.append_time_ns), keys, times, headers)
         return map(_RECORD, zip(*made_of, ended, strict=False))
+
+    def values_of(self, first: int, last: int) -> Sequence[bytes]:
+        """As :meth:`records`, but the values alone."""
+        return self.values[self._place(first, last)]
+
+    def _place(self, first: int, last: int) -> slice:
+        return slice(max(0, first - self.first), max(0, min(last + 1 - self.first, self.count)))
 
 
 def _part(column: Sequence[T] | None, here: slice) -> Sequence[T] | repeat[None]:
