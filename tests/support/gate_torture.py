@@ -8,12 +8,12 @@ acknowledge, give back and extend. None of them knows of the kills. docs/http.md
 - what a worker gets is what the log has at that sequence
 - a record of which the acknowledgement was answered is in no lease that is asked for later
 - each record is acknowledged, and the cursor gets to the end
+- RECLAIM deletes meanwhile what all have read; it changes nothing of that, and a reader gets each record once
 - a gate ends with 0 at SIGTERM, and no process writes a traceback
 """
 
 from __future__ import annotations
 
-import base64
 import gzip
 import http.client
 import json
@@ -23,7 +23,7 @@ import subprocess
 import threading
 import time
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 import counted
 from contents import errors, records
 from full_disk import fill
+from gate_reclaiming import READER, Reader, Reclaimer, value_of
 from gating import Gate
 from running import Daemon, eventually
 from threads import started
@@ -44,6 +45,7 @@ ROUTE, GROUP = "orders", "billing"
 PRODUCERS, WORKERS = 8, 8
 SETTINGS = {"WALD_SEGMENT_MAX_BYTES": "1MiB", "WALD_LOG_LEVEL": "error"}  # a cut every few requests
 STUCK_SECONDS = 90.0
+_NO_ROOM = 7  # an exit code
 _TEXT, _NDJSON, _BYTES = "text/plain", "application/x-ndjson", "application/octet-stream"
 _BODIES = [
     (_TEXT, "", 1),
@@ -76,6 +78,8 @@ class Outcome:
     requests: int = 0
     sent: int = 0
     replayed: int = 0
+    reclaimed: int = 0
+    passes: int = 0
     attempts: int = 0
     cut_off: int = 0
     leases: int = 0
@@ -85,8 +89,8 @@ class Outcome:
     wrong: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        shown = ("kills", "requests", "attempts", "cut_off", "replayed", "sent", "read", "leases", "delivered")
-        counts = {name: getattr(self, name) for name in (*shown, "acknowledged")}
+        shown = ("kills", "requests", "attempts", "cut_off", "replayed", "sent", "read", "passes", "reclaimed")
+        counts = {name: getattr(self, name) for name in (*shown, "leases", "delivered", "acknowledged")}
         return counted.table(counts | dict(sorted(self.faults.items())), self.wrong)
 
 
@@ -119,7 +123,8 @@ def torture_gate(
     with Daemon(root, env=SETTINGS, anew=True) as daemon:
         daemon.ask(f"ROUTE ADD {ROUTE}")
         with Gate(root, anew=True) as gate:
-            gate.make_group(GROUP, ROUTE)
+            for group in (GROUP, READER):
+                gate.make_group(group, ROUTE)
             scene = _Scene(daemon, gate, random.Random(seed), small_disk=small_disk)
             try:
                 scene.begin()
@@ -146,6 +151,7 @@ class _Scene:
         self._gate = gate
         self._chance = chance
         self._port = gate.port
+        self._small_disk = small_disk
         self._faults = _FAULTS | ({"disk full for a while": 2} if small_disk else {})
         self._stopping, self._over = threading.Event(), threading.Event()
         self._producers: list[threading.Thread] = []
@@ -153,6 +159,7 @@ class _Scene:
         self._lock = threading.Lock()
         self._posted: list[_Posted] = []
         self._leased: list[_Leased] = []
+        self._settled: set[str] = set()  # values that were answered with 200, and may be deleted
         self._acknowledged: dict[int, float] = {}  # when it was answered
         self._unanswered: set[int] = set()  # acknowledgements that may have counted or not
 
@@ -164,6 +171,10 @@ class _Scene:
         for number in range(WORKERS):
             work = partial(self._work, f"worker-{number}", random.Random(self._chance.random()))
             self._workers.append(started(f"worker {number}", work, wrong, hushed=self._over))
+
+        self._reader = Reader(self._port, ROUTE, self._settled.__contains__, wrong)
+        full = (_NO_ROOM,) if self._small_disk else ()
+        self._reclaimer = Reclaimer(self._daemon.root, random.Random(self._chance.random()), (0, *full), wrong)
 
     def let_work(self) -> None:
         """Return at a random moment: of a start, or of the work that follows it."""
@@ -201,6 +212,8 @@ class _Scene:
                 self.outcome.wrong.append(f"{thread.name} is stuck")
         last = max((posted.last for posted in self._posted), default=0)
         log = wald.open(self._daemon.root)
+        with suppress(TimeoutError):
+            self._await(lambda: self._reader.last >= last)
         try:
             self._await(lambda: log.cursor(ROUTE, GROUP).sequence >= last)
         except TimeoutError:
@@ -212,10 +225,15 @@ class _Scene:
         self._over.set()
         for thread in (*self._producers, *self._workers):
             thread.join(STUCK_SECONDS)
+        self._reclaimer.stop()
+        self._reader.stop()
 
     def judge(self) -> Outcome:
         outcome, wrong = self.outcome, self.outcome.wrong
-        found = {record.sequence: record.value.decode() for record in records(self._daemon.root, ROUTE)}
+        found = self._reader.found
+        left = {record.sequence: record.value.decode() for record in records(self._daemon.root, ROUTE)}
+        outcome.reclaimed, outcome.passes = len(found) - len(left), self._reclaimer.passes
+        wrong += [f"{at} is not what it was: {value}" for at, value in left.items() if found.get(at) != value][:5]
         times = Counter(found.values())
         at = {value: sequence for sequence, value in found.items()}
         sent = [value for posted in self._posted for value in posted.values]
@@ -256,7 +274,7 @@ class _Scene:
     def _is_alive(self) -> bool:
         """Whether both run, or should: a daemon that has found no room at its start (7) is started again."""
         ended = {"gate": self._gate.process.poll(), "daemon": self._daemon.process.poll()}
-        if ended["daemon"] == 7 and "disk full for a while" in self.outcome.faults:
+        if ended["daemon"] == _NO_ROOM and "disk full for a while" in self.outcome.faults:
             self._daemon.spawn()
             del ended["daemon"]
         wrong = [f"the {name} has ended with {code}" for name, code in ended.items() if code is not None]
@@ -322,6 +340,8 @@ class _Scene:
 
     def _keep_sending(self, client: _Client, number: int, chance: random.Random) -> None:
         sent = 0
+        # What was answered, to be sent again later. A full disk may keep a key from the table: then only the last one.
+        before: deque[tuple[dict[str, str], bytes, Any]] = deque(maxlen=1 if self._small_disk else 50)
         while not self._stopping.is_set():
             media_type, encoding, count = chance.choice(_BODIES)
             width = chance.choice((8, 8, 200))
@@ -332,15 +352,19 @@ class _Scene:
             answer = self._posted_at_last(client, chance, headers, plain, encoding)
             if answer is None:
                 return
+            posted = _Posted(values, answer["first"], answer["last"])
             if answer["count"] != count:
                 self.outcome.wrong.append(f"{count} records were sent, {answer['count']} were counted")
+            before.append((headers, plain, answer))
             if chance.random() < 0.1:
+                headers, plain, answer = chance.choice(before)
                 again = self._posted_at_last(client, chance, headers, plain, chance.choice(("", "gzip")))
                 self.outcome.replayed += 1
                 if again is not None and again != answer:
                     self.outcome.wrong.append(f"{answer} became {again} when it was sent again")
             with self._lock:
-                self._posted.append(_Posted(values, answer["first"], answer["last"]))
+                self._posted.append(posted)
+            self._settled.update(values)
             self._stopping.wait(chance.uniform(0, 0.1))
 
     def _posted_at_last(
@@ -383,7 +407,7 @@ class _Scene:
             if given is None:
                 self._over.wait(chance.uniform(0, 0.3))
                 continue
-            leased = [_Leased(each["sequence"], _value(each), asked_at) for each in given["records"]]
+            leased = [_Leased(each["sequence"], value_of(each), asked_at) for each in given["records"]]
             with self._lock:
                 self.outcome.leases += 1
                 self._leased += leased
@@ -463,7 +487,3 @@ def _body(values: list[str], media_type: str) -> bytes:
         return values[0].encode()
     lines = values if media_type == _TEXT else [json.dumps({"value": value, "key": value[:1]}) for value in values]
     return "".join(f"{line}\n" for line in lines).encode()
-
-
-def _value(record: dict[str, Any]) -> str:
-    return record["value"] if "value" in record else base64.b64decode(record["value_base64"]).decode()

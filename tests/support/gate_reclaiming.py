@@ -1,0 +1,139 @@
+"""RECLAIM beside a gate that is tortured: a reader who keeps what the log had, and ``wald-reclaim``, which deletes it.
+
+The reader follows a route as Server-Sent Events, and comes again with the id that came last. Of what it has read its
+cursor passes the records whose requests are answered: of the others a key is known by the log alone, so they may not be
+deleted (docs/http.md, "Repeating a request").
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import random
+import subprocess
+import threading
+from collections.abc import Callable, Container
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from running import launched, sidecar
+from threads import started
+
+READER = "reader"
+_SECONDS = 90.0
+_AGAIN = (429, 503)
+
+
+class Reader:
+    """Reads all records of a route, while the gate comes and goes.
+
+    Args:
+        is_settled: whether a value may be deleted.
+        wrong: takes what was wrong, in words.
+    """
+
+    def __init__(self, port: int, route: str, is_settled: Callable[[str], bool], wrong: list[str]) -> None:
+        self.found: dict[int, str] = {}
+        self.last = self._passed = 0
+        self._port = port
+        self._path = f"/v1/routes/{route}"
+        self._is_settled = is_settled
+        self._wrong = wrong
+        self._over = threading.Event()
+        self._threads = [started(each.__name__, each, wrong, hushed=self._over) for each in (self._read, self._move)]
+
+    def stop(self) -> None:
+        """Read no more."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join(_SECONDS)
+
+    def _read(self) -> None:
+        while not self._over.wait(0.05):
+            with closing(self._new()) as connection:
+                headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": str(self.last)} if self.last else {})
+                try:
+                    connection.request("GET", f"{self._path}/records", headers=headers)
+                    answer = connection.getresponse()
+                    if answer.status == 200:
+                        self._take(answer)
+                    elif answer.status not in _AGAIN:
+                        self._wrong.append(f"a reader was answered {answer.status}: {answer.read().decode()}")
+                        return
+                except (OSError, http.client.HTTPException):
+                    continue
+
+    def _take(self, answer: http.client.HTTPResponse) -> None:
+        while not self._over.is_set() and (line := answer.readline()):
+            if not (line.startswith(b"data: ") and line.endswith(b"\n")):
+                continue
+            record = json.loads(line.removeprefix(b"data: "))
+            if record["sequence"] != self.last + 1:
+                self._wrong.append(f"{record['sequence']} came behind {self.last}")
+            self.last = record["sequence"]
+            self.found[self.last] = value_of(record)
+
+    def _move(self) -> None:
+        while not self._over.wait(0.2):
+            following = self._passed
+            while following < self.last and self._is_settled(self.found[following + 1]):
+                following += 1
+            if following > self._passed and self._put(following):
+                self._passed = following
+
+    def _put(self, sequence: int) -> bool:
+        with closing(self._new()) as connection:
+            try:
+                connection.request("PUT", f"{self._path}/cursors/{READER}", json.dumps({"sequence": sequence}))
+                answer = connection.getresponse()
+                said = answer.read().decode()
+            except (OSError, http.client.HTTPException):
+                return False
+        if answer.status not in (200, *_AGAIN):
+            self._wrong.append(f"the cursor was answered {answer.status}: {said}")
+        return answer.status == 200
+
+    def _new(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self._port, timeout=_SECONDS)
+
+
+class Reclaimer:
+    """``wald-reclaim`` again and again, and killed now and then.
+
+    Attributes:
+        passes: how many ended by themselves.
+    """
+
+    def __init__(self, root: Path, chance: random.Random, codes: Container[int], wrong: list[str]) -> None:
+        self.passes = 0
+        self._line = sidecar("reclaim", "--root", root, "--once", "--grace", "0")
+        self._chance = chance
+        self._codes = codes
+        self._wrong = wrong
+        self._over = threading.Event()
+        self._thread = started("reclaimer", self._work, wrong)
+
+    def stop(self) -> None:
+        """Delete no more."""
+        self._over.set()
+        self._thread.join(_SECONDS)
+
+    def _work(self) -> None:
+        while not self._over.wait(self._chance.uniform(0, 1.0)):
+            with launched(self._line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+                if self._chance.random() < 0.2:
+                    self._over.wait(self._chance.uniform(0, 0.3))
+                    process.kill()
+                    process.wait()
+                    continue
+                _, said = process.communicate(timeout=_SECONDS)
+            self.passes += 1
+            if process.returncode not in self._codes:
+                self._wrong.append(f"wald-reclaim ended with {process.returncode}: {said.decode()[-500:]}")
+
+
+def value_of(record: dict[str, Any]) -> str:
+    """The value of a record in JSON."""
+    return record["value"] if "value" in record else base64.b64decode(record["value_base64"]).decode()
