@@ -29,7 +29,11 @@ _LOOK_SECONDS = 1.0
 
 
 class Overtaken(Refused):
-    """The number of a request is not the next one of its producer."""
+    """The number of a request is not the next one of its producer; ``code`` says why."""
+
+    def __init__(self, error: ProtocolError) -> None:
+        super().__init__(error.message)
+        self.code = error.code
 
 
 @dataclass(slots=True)
@@ -73,11 +77,23 @@ class Daemon:
             WaldError: nothing of it is stored; but of Unavailable and DiskFailure it may be, later.
         """
         producer = self._idle.pop() if self._idle else Producer()
-        producer.number += 1
-        request = _publishing(route, payload, producer, columns=columns)
-        durable = await self._publish(request, self._deadline())
+        end = self._deadline()
+        try:
+            durable = await self._publish_next(producer, route, payload, columns=columns, end=end)
+        except Overtaken as overtaken:
+            if overtaken.code is not Code.GAP:
+                raise
+            self._idle.clear()  # the log was copied back: it lacks what was stored under them
+            producer = Producer()
+            durable = await self._publish_next(producer, route, payload, columns=columns, end=end)
         self._idle.append(producer)  # not where the last number may be in the log or not
         return durable
+
+    async def _publish_next(
+        self, producer: Producer, route: str, payload: bytes, *, columns: bool, end: float
+    ) -> Durable:
+        producer.number += 1
+        return await self._publish(_publishing(route, payload, producer, columns=columns), end)
 
     async def publish_as(self, producer: Producer, route: str, payload: bytes, *, seen: int, until: float) -> Durable:
         """Store columns under an id and a number that the caller has chosen.
@@ -133,7 +149,7 @@ class Daemon:
             raise
         except ProtocolError as error:
             if error.code in _OVERTAKEN:
-                raise Overtaken(error.message) from None
+                raise Overtaken(error) from None
             if error.code is Code.BAD_REQUEST and request.route:
                 message = f"the daemon is older than this gate, and does not know what it asks for: {error.message}"
                 raise Unavailable(message, hint="start the daemon again, with the version of the gate") from None

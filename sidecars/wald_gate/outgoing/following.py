@@ -32,6 +32,8 @@ class Following:
         Args:
             seconds: None: without an end.
         """
+        if self._head > sequence:
+            self._see()  # the log may have been copied back: then there is less than there was
         if self._head > sequence or self.is_over:
             return self._head > sequence
         moved = asyncio.get_running_loop().create_future()
@@ -59,6 +61,12 @@ class Following:
         self.is_over = True
         self._wake()
 
+    def _see(self) -> None:
+        with suppress(WaldError, OSError):  # who reads reports it
+            if (head := self._log.head()) is not None:
+                self._head = min(self._head, head.sequence)
+                self.move(head.sequence)
+
     def _wake(self) -> None:
         for moved in self._waiting:
             if not moved.done():
@@ -76,9 +84,7 @@ class Following:
         moved_at = loop.time()
         while self._waiting:
             before = self._head
-            with suppress(WaldError, OSError):  # who reads reports it
-                if (head := self._log.head()) is not None:
-                    self.move(head.sequence)
+            self._see()
             if self._head > before:
                 moved_at = loop.time()
             silent = loop.time() - moved_at

@@ -10,6 +10,7 @@ from itertools import count, islice
 from pathlib import Path
 
 import pytest
+from copied_back import copy, copy_back
 from gating import Gate
 from repeating import ORDERS, begun, outcome, send
 from running import Daemon, eventually, reclaim
@@ -41,23 +42,6 @@ def keys_of_slot(slot: int, route: str = "orders") -> Iterator[str]:
         key = key_of([f"k{number}"], "anyone", route)
         if key is not None and key[0] == slot:
             yield f"k{number}"
-
-
-def copy(daemon: Daemon, root: Path, to: Path) -> None:
-    """A copy of the log, while its daemon does not run."""
-    daemon.stop()
-    shutil.copytree(root, to, ignore=shutil.ignore_patterns("gate", "wald.sock"))
-    daemon.start_again()
-
-
-def copy_back(daemon: Daemon, root: Path, source: Path) -> None:
-    """The log as it was; what the gate has stays."""
-    daemon.stop()
-    for path in root.iterdir():
-        if path.name != "gate":
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    shutil.copytree(source, root, dirs_exist_ok=True)
-    daemon.start_again()
 
 
 def table(root: Path) -> Path:

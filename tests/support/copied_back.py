@@ -1,0 +1,25 @@
+"""A log that is copied back beneath a gate, as from a backup: what was stored since is gone."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from running import Daemon
+
+
+def copy(daemon: Daemon, root: Path, to: Path) -> None:
+    """A copy of the log, while its daemon does not run."""
+    daemon.stop()
+    shutil.copytree(root, to, ignore=shutil.ignore_patterns("gate", "wald.sock"))
+    daemon.start_again()
+
+
+def copy_back(daemon: Daemon, root: Path, source: Path) -> None:
+    """The log as it was; what the gate has stays."""
+    daemon.stop()
+    for path in root.iterdir():
+        if path.name != "gate":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.copytree(source, root, dirs_exist_ok=True)
+    daemon.start_again()
