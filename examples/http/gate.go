@@ -67,7 +67,7 @@ func ask(method, path string, body []byte, headers map[string]string, take func(
 		} else {
 			fmt.Fprintln(os.Stderr, "trying again:", err)
 		}
-		time.Sleep(time.Duration(pause * (0.5 + mathrand.Float64()/2) * float64(time.Second)))
+		time.Sleep(time.Duration(pause * (1 + mathrand.Float64()/2) * float64(time.Second)))
 	}
 }
 

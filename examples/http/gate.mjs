@@ -39,7 +39,7 @@ async function ask(method, path, { headers, body, take }) {
     } finally {
       clearTimeout(timer);
     }
-    await sleep(pause * 1000 * (0.5 + Math.random() / 2));
+    await sleep(pause * 1000 * (1 + Math.random() / 2));
   }
 }
 

@@ -46,7 +46,7 @@ def ask(method: str, path: str, **options: Any) -> requests.Response:
             sys.exit(f"{error}; REQUESTS_CA_BUNDLE names a certificate of one's own")
         except (requests.ConnectionError, requests.Timeout) as error:
             print(f"trying again: {error}", file=sys.stderr)
-        time.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - so that not all come at once
+        time.sleep(pause * random.uniform(1, 1.5))  # noqa: S311 - so that not all come at once
 
 
 def store(route: str) -> None:

@@ -30,6 +30,7 @@ from wald_gate.state import State
 from wald_gate.verbs import Verb
 
 _CLIENT = "wald.client"  # in the scope: the name of who asks
+_API = "/v1/"
 _NO_VERB = "none"
 _NOBODY = Client("anyone")  # who asks for what needs no right
 _KNOWN_PATHS, _KNOWN_LENGTH = 1024, 512
@@ -138,7 +139,10 @@ class _Endpoint:
                 request.scope[_CLIENT] = client.name
                 request.scope[ALLOWANCE] = self.state.allowances.begin(_paying(client, request))
                 admission.require(client, self.verb.right, request)
-            return await self.verb.handle(Call(request, client, self.state, self.verb.right, has_session))
+            call = Call(request, client, self.state, self.verb.right, has_session)
+            if self.verb.query is None and self.verb.path.startswith(_API):
+                call.require_no_query()
+            return await self.verb.handle(call)
         except (WaldError, OSError) as error:
             call = Call(request, client, self.state, self.verb.right, has_session)
             response = self.verb.failed(request, call.shown(error))

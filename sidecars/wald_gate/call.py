@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from wald_gate.words import in_words
 T = TypeVar("T")
 _WAIT = Duration(0, 300)
 _SOME_ROOT = "ROOT"
+_CHARSET = re.compile(r';[ \t]*charset="?([^";,\s]*)', re.IGNORECASE)
 _SHAPES = "/openapi.json says what may be there"
 
 
@@ -88,6 +90,21 @@ class Call:
     def media_type(self) -> str:
         """Of the body, without its parameters; "" if it is not said."""
         return self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    @property
+    def charset(self) -> str:
+        """Of the body, as its media type says; "" if it does not."""
+        found = _CHARSET.search(self.request.headers.get("content-type", ""))
+        return found[1].lower() if found else ""
+
+    def require_no_query(self) -> None:
+        """
+        Raises:
+            InvalidInput: there are parameters behind the ``?``.
+        """
+        if self.request.scope["query_string"]:
+            name = next(iter(self.request.query_params), "")
+            raise InvalidInput(f"the query: there is no {name[:40]!r}, nor any other", hint=_SHAPES)
 
     def query(self, shape: type[T]) -> T:
         """The parameters behind the ``?``; UNSET is what is not there, as None could be sent: "null".

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from starlette.requests import ClientDisconnect, Request
 
-from wald.errors import NotProcessed, WaldError
+from wald.errors import NotFound, NotProcessed, WaldError
 from wald.log import Log
 from wald.work.processed import Progress, Unprocessed, not_processed, pause
 from wald_gate.presence import gone
@@ -55,7 +55,10 @@ class Processed:
 
         def begin() -> Unprocessed:
             unprocessed = Unprocessed(self._log, route, group)
-            Progress(self._log, unprocessed.route, group).look()
+            try:
+                Progress(self._log, unprocessed.route, group).look()
+            except NotFound as error:
+                raise NotFound(error.message, hint="GET /v1/routes shows the groups that have") from None
             return unprocessed
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, begin)

@@ -20,6 +20,7 @@ from wald_gate.shapes import GroupName, Shape, Stored, WaitTime, encoded
 from wald_gate.verbs import JSON
 
 _WAIT = "30s"
+_CHARSETS = ("", "utf-8", "utf8", "us-ascii", "ascii")
 
 
 class Query(Shape):
@@ -97,7 +98,14 @@ async def _store(call: Call, storing: _Storing, keep: Callable[[int], None]) -> 
 def _payloads(call: Call, keep: Callable[[int], None]) -> AsyncIterator[Payload]:
     cut = BODIES.get(call.media_type)
     if cut is None:
-        raise HttpError(415, "media-type", f"{call.media_type or 'no media type'}: {' or '.join(BODIES)} is taken here")
+        raise HttpError(
+            415,
+            "media-type",
+            f"{call.media_type or 'no media type'}: {' or '.join(BODIES)} is taken here",
+            hint="curl -H 'Content-Type: text/plain' --data-binary @FILE",
+        )
+    if (charset := call.charset) not in _CHARSETS:
+        raise HttpError(415, "charset", f"charset={charset[:40]}: only UTF-8 is taken here", hint="iconv -t UTF-8")
     limits = call.state.limits
     sizes = Sizes(limits.settings.body_max_bytes, limits.settings.record_max_bytes, keep)
     encoding = call.request.headers.get("content-encoding", "").strip().lower()

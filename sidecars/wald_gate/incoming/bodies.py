@@ -24,6 +24,7 @@ _GZIP = 31  # zlib: a gzip header, and a window of 32 KiB
 _STEP_BYTES = 256 << 10  # of output, of one step of gzip
 _ZSTD_STEP_BYTES = 256  # of input: a block of 4 bytes may stand for 128 KiB, so a step makes 8 MiB at most
 _ZSTD_WINDOW_BYTES = 8 << 20  # what RFC 8878 asks decoders to support
+_LARGER = "send it in several records; record_max_bytes in [limits] of the gate"
 
 
 class Payload(NamedTuple):
@@ -75,7 +76,9 @@ async def expanded(chunks: AsyncIterator[bytes], encoding: str, sizes: Sizes) ->
         for part in expand(chunk) if chunk else ():
             total += len(part)
             if total > sizes.body:
-                raise _too_large("the body", sizes.body, "send it in several requests")
+                raise _too_large(
+                    "the body", sizes.body, "send it in several requests; body_max_bytes in [limits] of the gate"
+                )
             yield part
     for part in expand(b""):
         yield part
@@ -115,7 +118,7 @@ async def single_payload(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncIter
     async for part in parts:
         value += part
         if len(value) > sizes.record:
-            raise _too_large("the record", sizes.record)
+            raise _too_large("the record", sizes.record, _LARGER)
         sizes.keep(len(value))
     whole = bytes(value)
     value.clear()  # its memory, before there is a payload of the same size
@@ -142,7 +145,7 @@ async def _lines(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncIterator[byt
             within = start + FRAME_MAX_BYTES
             end = held.rfind(b"\n", start, within) + 1 or held.find(b"\n", max(searched, within)) + 1
             if (end or len(held)) - start > max(sizes.record + 1, FRAME_MAX_BYTES):
-                raise _too_large("a line", sizes.record)
+                raise _too_large("a line", sizes.record, _LARGER)
             if not end:
                 break
             yield _checked(bytes(held[start:end]), sizes.record)
@@ -164,11 +167,11 @@ def _checked(lines: bytes, limit: int) -> bytes:
     while len(lines) - start > limit + 1:
         start = lines.rfind(b"\n", start, start + limit + 1) + 1
         if not start:
-            raise _too_large("a line", limit)
+            raise _too_large("a line", limit, _LARGER)
     return lines
 
 
-def _too_large(what: str, limit: int, hint: str = "") -> HttpError:
+def _too_large(what: str, limit: int, hint: str) -> HttpError:
     return HttpError(413, "too-large", f"{what} is larger than {limit} bytes", hint=hint)
 
 

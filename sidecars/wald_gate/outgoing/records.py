@@ -145,4 +145,9 @@ def _accepted(call: Call) -> str:
             return "ndjson"
         if media_type in BY_MEDIA_TYPE:
             return BY_MEDIA_TYPE[media_type]
-    raise HttpError(406, "not-acceptable", f"Accept: {given[:80]}: none of {', '.join(BY_MEDIA_TYPE)}")
+    raise HttpError(
+        406,
+        "not-acceptable",
+        f"Accept: {given[:80]}: none of {', '.join(BY_MEDIA_TYPE)}",
+        hint="Accept: application/x-ndjson",
+    )

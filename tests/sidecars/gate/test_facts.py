@@ -36,6 +36,23 @@ def test_routes_are_made_and_segments_cut(gate: Gate) -> None:
     assert gate.get("/v1/explain").lines()
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/explain?route=orders"),
+        ("GET", "/v1/routes?limit=1"),
+        ("GET", "/v1/head?token=secret"),
+        ("POST", "/v1/routes/orders/groups/packing/lease?wait=3"),
+    ],
+)
+def test_a_parameter_that_a_request_does_not_have_is_refused(gate: Gate, method: str, path: str) -> None:
+    answer = gate.ask(method, path, b'{"consumer": "w"}' if method == "POST" else None)
+
+    name, _, value = path.partition("?")[2].partition("=")
+    assert (answer.status, answer.json()["detail"]) == (400, f"the query: there is no {name!r}, nor any other")
+    assert len(value) < 2 or value.encode() not in answer.body
+
+
 def test_a_cursor_moves_forward_and_back_only_if_that_is_meant(gate: Gate) -> None:
     gate.post("/v1/routes/orders/records", b"one\ntwo\n")
     moved = [

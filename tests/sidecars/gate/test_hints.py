@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from gating import Gate
-from running import Daemon, eventually
+from running import Daemon, eventually, wald
 
 ROUTE = "/v1/routes/orders"
 TOKENS: dict[str, dict[str, Any]] = {"ann": {"admin": True}, "bob": {"read": ["*"], "write": ["*"], "work": ["*"]}}
@@ -71,6 +71,7 @@ def told(
             b"4\n",
             f"GET {ROUTE}/cursors/billing shows how far it is; do not send them again",
         ),
+        ("POST", f"{ROUTE}/records?wait_processed=nobody", b"4\n", "GET /v1/routes shows the groups that have"),
     ],
 )
 def test_hints_say_what_to_do_over_http(
@@ -80,6 +81,16 @@ def test_hints_say_what_to_do_over_http(
 
     assert answer["hint"] == hint
     assert (str(gate_of_two.root) in json.dumps(answer)) <= (name == "ann")
+
+
+def test_a_retired_route_comes_back_over_http(gate_of_two: Gate) -> None:
+    told(gate_of_two, "ann", "POST", "/v1/routes/gone")
+    assert wald("--root", gate_of_two.root, "route", "retire", "gone").returncode == 0
+
+    answer = told(gate_of_two, "ann", "POST", "/v1/routes/gone/records", b"1\n")
+    assert (answer["code"], answer["hint"]) == ("not-found", "POST /v1/routes/gone takes it back")
+    told(gate_of_two, "ann", "POST", "/v1/routes/gone")
+    assert told(gate_of_two, "ann", "POST", "/v1/routes/gone/records", b"1\n")["count"] == 1
 
 
 def test_storing_and_reading_know_a_route_or_not_in_the_same_words(gate_of_two: Gate) -> None:

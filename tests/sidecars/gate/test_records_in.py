@@ -109,6 +109,30 @@ def test_what_is_not_taken(gate: Gate, route: str, media_type: str, body: bytes,
     assert answer.json()["detail"]
 
 
+@pytest.mark.parametrize(
+    ("charset", "status"),
+    [("; charset=UTF-8", 200), (';CHARSET="us-ascii"', 200), ("; charset=ISO-8859-1", 415), ("; a=b; charset=x", 415)],
+)
+def test_text_is_utf_8_or_it_is_refused(gate: Gate, root: Path, charset: str, status: int) -> None:
+    answer = gate.post(ORDERS, "grün\n".encode("latin-1"), f"text/plain{charset}")
+
+    assert answer.status == status
+    assert len(values(root)) == (status == 200)
+    if status != 200:
+        assert (answer.json()["code"], answer.json()["hint"]) == ("charset", "iconv -t UTF-8")
+
+
+def test_the_hint_says_what_to_do_about_a_size_or_a_type(daemon: Daemon, tmp_path: Path) -> None:
+    config = tmp_path / "gate.toml"
+    config.write_text("[limits]\nrecord_max_bytes = 100\n")
+    with Gate(daemon.root, "--config", config) as gate:
+        for media_type in ("text/plain", "application/octet-stream"):
+            answer = gate.post(ORDERS, b"x" * 101, media_type)
+            assert (answer.status, "record_max_bytes in [limits]" in answer.json()["hint"]) == (413, True)
+        answer = gate.post(ORDERS, b"x\n", "application/x-www-form-urlencoded")
+        assert (answer.status, "'Content-Type: text/plain' --data-binary" in answer.json()["hint"]) == (415, True)
+
+
 def test_a_request_outlives_a_daemon_that_is_killed(gate: Gate, daemon: Daemon, root: Path) -> None:
     """It waits for the next one, and what the first one may have stored is stored once."""
     gate.post(ORDERS, b"first\n")
