@@ -14,6 +14,7 @@ and a handler that ends with ``await page(call, template, facts)``, or ``await l
     table        which pages there are
     places       the views that the navigation names
     frame        a page as HTML, with the headers that bound what it may do; live pages; errors as pages
+    changes      what of a live page has changed since it was sent
     assets       the style and the script
     login        a token typed into a form, and a session for it
     visible      text of strangers, so that all of it can be seen

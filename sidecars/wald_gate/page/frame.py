@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ from wald.format.times import utc
 from wald.setting_types import format_bytes, format_seconds
 from wald_gate.call import Call
 from wald_gate.page.assets import BUILD
+from wald_gate.page.changes import Sent, changes
 from wald_gate.page.picture import Picture
 from wald_gate.page.places import places_of
 from wald_gate.page.visible import marked, visible
@@ -42,11 +42,8 @@ HEADERS: Mapping[str, str] = {
 }
 _PICTURES_PASSED_MAX = 5  # after failures; so often a browser hears that it goes on
 _log = logging.getLogger("wald_gate")
-_ROW = re.compile(r'<(?P<tag>tr|g) id="(?P<id>[^"]+)".*?</(?P=tag)>', re.DOTALL)
 Facts = Mapping[str, Any]
 """What a template shows, by the names that it uses; ``Any``: of any type that it can write."""
-Sent = dict[str, tuple[int, dict[str, int]]]
-"""What was sent of each part: a hash of what stands around its rows, and one of each row."""
 
 
 async def page(call: Call, template: str, facts: Facts, *, status: int = 200) -> Response:
@@ -142,22 +139,6 @@ def _event(call: Call, template: Template, facts: Callable[[Picture], Facts], pi
     except (WaldError, OSError) as error:  # the next picture may do
         return b"event: trouble\ndata: " + msgspec.json.encode(str(call.shown(error))) + b"\n\n"
     return b"event: parts\ndata: " + msgspec.json.encode(parts) + b"\n\n"
-
-
-def changes(name: str, html: str, sent: Sent) -> list[tuple[str, str]]:
-    """What has to be sent of a part: nothing, those of its rows that have changed, or all of it.
-
-    A row is a ``tr``, or a ``g`` of a picture, with an id. If others have come or gone, the whole part is sent.
-
-    Args:
-        sent: what was sent before; changed to what is sent now.
-    """
-    rows = {found["id"]: found[0] for found in _ROW.finditer(html)}
-    around = hash(_ROW.sub(lambda found: f"\0{found['id']}", html))
-    before, rows_before = sent.get(name, (None, {}))
-    changed = [(row, outer) for row, outer in rows.items() if rows_before.get(row) != hash(outer)]
-    sent[name] = around, {row: hash(outer) for row, outer in rows.items()}
-    return changed if before == around else [(name, html)]
 
 
 def _parts(template: Template, context: Any) -> Iterator[tuple[str, str]]:
