@@ -51,9 +51,14 @@ class NotFound(WaldError):
 
 
 class Damaged(WaldError):
-    """Bytes on disk are not what was written there."""
+    """Bytes on disk are not what was written there.
+
+    Attributes:
+        last: the last of the records that cannot be read for it; 0: none, or it is not known.
+    """
 
     exit_code = 4
+    last = 0
 
 
 class Locked(WaldError):

@@ -23,10 +23,12 @@ from wald_gate.call import Call
 from wald_gate.limits import ALLOWANCE
 from wald_gate.monitoring.counts import Answered
 from wald_gate.page.frame import HTML, failed
+from wald_gate.presence import gone
 from wald_gate.problems import HttpError, problem
 from wald_gate.rights.clients import ANYONE, Client, Right
 from wald_gate.rights.origins import require_own_name, require_own_page
 from wald_gate.state import State
+from wald_gate.transport.connection import BREAK_OFF
 from wald_gate.verbs import Verb
 
 _CLIENT = "wald.client"  # in the scope: the name of who asks
@@ -122,7 +124,15 @@ class _Endpoint:
             seconds = time.perf_counter() - began
             self.answered.count(response.status_code, seconds)
             self.state.request_log.note(scope["method"], scope["path"], scope.get(_CLIENT, ""), response, seconds)
-            await response(scope, receive, send)
+            try:
+                await response(scope, receive, send)
+            except (WaldError, OSError) as error:  # in the middle of it: an end would pass for that of the records
+                seconds = time.perf_counter() - began
+                self.state.counts.broken_answers += 1
+                name, status = scope.get(_CLIENT, ""), response.status_code
+                self.state.request_log.note_broken(scope["method"], scope["path"], name, status, seconds, str(error))
+                scope[BREAK_OFF]()
+                await gone(request)
         except asyncio.CancelledError:  # the gate ends, and has closed the connection
             return
         finally:

@@ -99,7 +99,10 @@ def for_client(error: Exception, root: Root, route: str | None, *, is_admin: boo
     if is_admin:
         return error
     path = os.fspath(root.path)
-    return type(error)(_without_path(error.message, path), hint="" if path in error.hint else error.hint)
+    found = type(error)(_without_path(error.message, path), hint="" if path in error.hint else error.hint)
+    if isinstance(error, Damaged) and isinstance(found, Damaged):
+        found.last = error.last
+    return found
 
 
 def without_machine(fields: dict[str, Any], root: Root) -> dict[str, Any]:
@@ -132,7 +135,11 @@ def problem(error: Exception, **more: Any) -> Response:
     if isinstance(error, WaldError):
         status, code = next((status, code) for kind, status, code in _STATUS if isinstance(error, kind))
         headers = {"Retry-After": str(RETRY_SECONDS)} if status == HTTPStatus.SERVICE_UNAVAILABLE else {}
-        return _response(status, code, error.message, error.hint, headers, more)
+        hint = error.hint
+        if isinstance(error, Damaged) and error.last:
+            more["next"] = error.last + 1
+            hint = "; ".join(filter(None, (f"?from={error.last + 1} goes on behind what cannot be read", hint)))
+        return _response(status, code, error.message, hint, headers, more)
     if isinstance(error, PermissionError):
         return problem(NotPermitted.of(error), **more)
     if isinstance(error, OSError) and error.errno in (*DISK_ERRORS, errno.EMFILE, errno.ENFILE):

@@ -38,7 +38,7 @@ class Problem(Struct, omit_defaults=True):
 
     Attributes:
         stored: what is durable of a request that was carried out in part.
-        next: the sequence behind records that were asked for and are not there any more.
+        next: the sequence behind records that were asked for and are not there any more, or cannot be read.
     """
 
     title: str

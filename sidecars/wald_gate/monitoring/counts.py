@@ -53,12 +53,14 @@ class Counts:
 
     Attributes:
         answered: by the name of the verb; "none" is a path or a method that no verb has.
+        broken_answers: that had begun, and were broken off as something went wrong.
         stored_bytes: as they went to the daemon; ``sent_bytes``: of the answers that have records.
         expiries: when the first certificate of each file expires, in seconds since 1970.
         streams: answers under way that go on with what is appended later.
     """
 
     answered: dict[str, Answered] = field(default_factory=dict)
+    broken_answers: int = 0
     stored_records: int = 0
     stored_bytes: int = 0
     sent_records: int = 0

@@ -15,6 +15,7 @@ _COUNTERS = {
     "stored_bytes": "Bytes of them, as they went to the daemon",
     "sent_records": "Records that were sent to clients",
     "sent_bytes": "Bytes of the answers that have them",
+    "broken_answers": "Answers that had begun, and were broken off as something went wrong",
 }
 
 

@@ -41,14 +41,30 @@ class RequestLog:
         failed = response.status_code >= _SERVER_ERROR and response.status_code != _NOT_PROCESSED
         if not (failed or self._every):
             return
-        line = {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "client": client,
-            "method": method,
-            "path": path[:_PATH_MAX],
-            "status": response.status_code,
-            "seconds": round(seconds, 6),
-        }
+        line = _line(method, path, client, response.status_code, seconds)
         if failed and response.media_type == MEDIA_TYPE:
             line["detail"] = msgspec.json.decode(response.body)["detail"]
-        _log.info("%s", json.dumps(line).replace("\x7f", "\\u007f"))
+        _write(line)
+
+    def note_broken(self, method: str, path: str, client: str, status: int, seconds: float, why: str) -> None:
+        """Write a line about an answer that was broken off after it had begun.
+
+        Args:
+            seconds: until then.
+        """
+        _write(_line(method, path, client, status, seconds) | {"detail": f"broken off: {why}"})
+
+
+def _line(method: str, path: str, client: str, status: int, seconds: float) -> dict[str, object]:
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "client": client,
+        "method": method,
+        "path": path[:_PATH_MAX],
+        "status": status,
+        "seconds": round(seconds, 6),
+    }
+
+
+def _write(line: dict[str, object]) -> None:
+    _log.info("%s", json.dumps(line).replace("\x7f", "\\u007f"))

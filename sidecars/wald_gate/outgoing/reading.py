@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Generator, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
+from wald.errors import WaldError
 from wald.format.names import DEFAULT_GROUP
 from wald.format.times import nanoseconds
 from wald.store.reading.batches import Batch
@@ -72,6 +73,7 @@ class Reading:
         self._state = state
         self._wanted = wanted
         self._form = form
+        self._error: WaldError | OSError | None = None  # that ends the way, behind what was found before it
         self._onward: Generator[Batch | int | None] | None = None  # one way through the log
         self._found: Iterator[Batch | int | None] = iter(())  # what is on it, in parts
         self._reads = threading.Lock()
@@ -144,7 +146,10 @@ class Reading:
 
     def _read(self) -> bytes:
         with self._reads:
-            return self._next()
+            chunk = self._next() if self._error is None else b""
+            if self._error is not None and not chunk:
+                raise self._error
+            return chunk
 
     def _next(self) -> bytes:
         if self._onward is None:
@@ -157,7 +162,11 @@ class Reading:
         until = time.monotonic() + _STEP_SECONDS
         self._is_at_end = False
         while size < _CHUNK_BYTES and records < _CHUNK_RECORDS and self._left != records:
-            found = next(self._found, _OVER)
+            try:
+                found = next(self._found, _OVER)
+            except (WaldError, OSError) as error:
+                self._error = error
+                break
             if found is None:
                 if time.monotonic() > until:
                     break

@@ -25,6 +25,7 @@ from wald_gate.rights.clients import CERTIFICATE, PEER
 from wald_gate.settings import LimitSettings
 from wald_gate.transport.joined import JoinedWrites
 
+BREAK_OFF = "wald.break-off"  # in the scope: what ends the connection in the middle of an answer
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7), SO_PEERCRED
 _HEADER_BYTES = 4  # around a name and a value
 _UNSENT_BYTES = 256 << 10  # of a response, in the buffer of its connection
@@ -195,6 +196,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope[BREAK_OFF] = self._break_off  # type: ignore[literal-required]
         if self._peer is not None:
             self.scope[PEER] = self._peer  # type: ignore[literal-required]
         if self._certificate is not None:
@@ -316,6 +318,13 @@ class Connection(HttpToolsProtocol):
         if self._expects_answer():
             self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
         self._end()
+
+    def _break_off(self) -> None:
+        """Close, behind what there is of an answer; without its last chunk it does not pass for complete."""
+        if self.parser.get_http_version() == "1.1":
+            self.transport.close()
+        else:  # its end is that of the connection
+            self.transport.abort()
 
     def _expects_answer(self) -> bool:
         """Whether what is being received is the one request that has had nothing of its answer yet."""

@@ -393,7 +393,9 @@ class _Reading:
             (route,) = selection.routes
             going_on = command_line(self._root.path, f"cursor set {route} {last} --group {selection.group}")
             hint += f"; {going_on} goes on behind it"
-        self._report(Damaged(message, hint=hint))
+        damaged = Damaged(message, hint=hint)
+        damaged.last = last
+        self._report(damaged)
 
     def _report(self, error: Damaged) -> None:
         if self._on_damage is None:
