@@ -144,7 +144,8 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
             systemd.ready()
 
         def read_certificates() -> None:
-            server.read_certificates()
+            if server.read_certificates():
+                rights.edition += 1
             state.counts.expiries = listening.expiries()
 
         def read_settings() -> None:

@@ -91,8 +91,8 @@ class Rights:
         path: the file, of a JSON object a line; None: there is none, and everyone is admitted.
 
     Attributes:
-        edition: grows when the file says something else; what goes on without an end was allowed by one edition, and
-            ends with it.
+        edition: grows when the file says something else, or an authority is none any more; what goes on without an end
+            was allowed by one edition, and ends with it.
     """
 
     def __init__(self, path: Path | None) -> None:

@@ -262,6 +262,16 @@ class Connection(HttpToolsProtocol):
         else:
             self._end()
 
+    def distrust(self) -> None:
+        """Take it that the client has shown no certificate, and end if it has: the next one may show another."""
+        if self._certificate is None:
+            return
+        self._certificate = None
+        for cycle in (self._answering, self.cycle, *(each for each, _ in self.pipeline)):
+            if cycle is not None:
+                cycle.scope.pop(CERTIFICATE, None)  # type: ignore[misc]
+        self.shutdown()
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._set_send_timer(self.bounds.limits.send_timeout)

@@ -22,11 +22,13 @@ class TlsListener:
     """Accepts what comes to a socket that listens.
 
     Args:
+        tls: the certificates of a new connection. They are of the time of its handshake: what was loaded into a context
+            does not leave it again, and a session that began with one goes on without asking for certificates.
         make: a connection, as yet without a transport.
     """
 
     def __init__(
-        self, listener: socket.socket, tls: ssl.SSLContext, bounds: Bounds, make: Callable[[], Connection]
+        self, listener: socket.socket, tls: Callable[[], ssl.SSLContext], bounds: Bounds, make: Callable[[], Connection]
     ) -> None:
         self._listener = listener
         self._tls = tls
@@ -43,6 +45,10 @@ class TlsListener:
         self._is_closed = True
         self._loop.remove_reader(self._listener)
         self._listener.close()
+        self.end_handshakes()
+
+    def end_handshakes(self) -> None:
+        """End those that are under way."""
         for handshake in self._handshakes:
             handshake.make_way()
 
@@ -80,7 +86,7 @@ class TlsListener:
             await self._loop.connect_accepted_socket(
                 lambda: connection,
                 accepted,
-                ssl=self._tls,
+                ssl=self._tls(),
                 ssl_handshake_timeout=self._bounds.limits.head_timeout,
             )
         except OSError:  # the client has gone, speaks no TLS, or was too slow

@@ -131,10 +131,8 @@ class Server:
         self._protocol: type[Connection] = type("BoundConnection", (Connection,), {"bounds": bounds})
         self._bounds = bounds
         self._listening = listening
-        self._tls = self._tls_now = listening.tls()
-        if self._tls is not None:
-            self._tls.sni_callback = self._choose_certificates
-            self._tls.sslobject_class = type("BoundHandshake", (Handshake,), {"bounds": bounds, "reported": {}})
+        self._handshake = type("BoundHandshake", (Handshake,), {"bounds": bounds, "reported": {}})
+        self._tls = self._read_tls()
         self._config = uvicorn.Config(
             application,
             http=self._protocol,
@@ -173,18 +171,25 @@ class Server:
             self._servers.append(await unix.serve(self._connection, listening.path, _BACKLOG))
             self.addresses.append(str(listening.path))
 
-    def read_certificates(self) -> None:
+    def read_certificates(self) -> bool:
         """Take new certificates, for connections from now on.
+
+        Returns:
+            whether an authority is none any more. Then connections that have shown a certificate count as if they had
+            not, and end once they have answered.
 
         Raises:
             InvalidInput: they cannot be read; the old ones stay.
         """
-        self._tls_now = self._listening.tls()
-
-    def _choose_certificates(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        """Give a new connection what was read last: what was loaded into a context does not leave it again."""
-        assert self._tls_now is not None
-        connection.context = self._tls_now
+        before, self._tls = self._tls, self._read_tls()
+        if _authorities(before) <= _authorities(self._tls):
+            return False
+        for server in self._servers:
+            if isinstance(server, TlsListener):
+                server.end_handshakes()
+        for connection in list(self._bounds.open):
+            connection.distrust()
+        return True
 
     async def stop(self) -> None:
         """Take no more connections, and end when the requests under way are answered, or after some seconds."""
@@ -224,7 +229,7 @@ class Server:
     async def _listen(self, listener: socket.socket) -> None:
         """Take the connections of a socket of TCP, over TLS if there are certificates."""
         if self._tls is not None:
-            self._servers.append(TlsListener(listener, self._tls, self._bounds, self._connection))
+            self._servers.append(TlsListener(listener, self._certificates, self._bounds, self._connection))
         else:
             loop = asyncio.get_running_loop()
             self._servers.append(await loop.create_server(self._connection, sock=listener, backlog=_BACKLOG))
@@ -236,6 +241,16 @@ class Server:
         host, port = listener.getsockname()[:2]
         return f"{'https' if self._tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
+    def _read_tls(self) -> ssl.SSLContext | None:
+        tls = self._listening.tls()
+        if tls is not None:
+            tls.sslobject_class = self._handshake
+        return tls
+
+    def _certificates(self) -> ssl.SSLContext:
+        assert self._tls is not None
+        return self._tls
+
     def _connection(self) -> Connection:
         return self._protocol(config=self._config, server_state=self._state, app_state={})
 
@@ -243,6 +258,10 @@ class Server:
         """Keep the Date of answers."""
         self._state.default_headers = [(b"date", formatdate(usegmt=True).encode()), *_HEADERS]
         asyncio.get_running_loop().call_later(1.0, self._tick)
+
+
+def _authorities(tls: ssl.SSLContext | None) -> set[bytes]:
+    return set(tls.get_ca_certs(binary_form=True)) if tls is not None else set()
 
 
 async def _ended(tasks: Collection[asyncio.Task[None]], seconds: float) -> None:

@@ -210,14 +210,14 @@ def test_sighup_takes_new_certificates_while_connections_go_on(
     assert status(old) == 200
 
     (tmp_path / "gate.pem").write_bytes(other.sign("gate").read_bytes())
-    (tmp_path / "authorities.pem").write_bytes(other.certificate.read_bytes())
+    both = authority.certificate.read_bytes() + other.certificate.read_bytes()
+    (tmp_path / "authorities.pem").write_bytes(both)
     gate.process.send_signal(signal.SIGHUP)
     new = trusting(other, other.sign("shop.example"))
     eventually(lambda: not is_refused(gate, new))
 
     assert asked(gate, new) == 200
     assert status(old) == 200
-    assert is_refused(gate, trusting(other, authority.sign("shop.example")))  # an authority that was removed
 
     (tmp_path / "gate.pem").write_bytes(authority.certificate.read_bytes())
     gate.process.send_signal(signal.SIGHUP)
@@ -394,3 +394,34 @@ def test_handshakes_of_one_address_have_a_bound_and_one_that_fails_gives_its_pla
         eventually(lambda: not is_refused(gate, trusting(authority)))
         held[1].close()
         eventually(lambda: not is_refused(gate, trusting(authority)))
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_an_authority_that_was_removed_gives_no_right_any_more(
+    gate: Gate, authority: Authority, tmp_path: Path, version: ssl.TLSVersion
+) -> None:
+    """Neither by a session that goes on, nor on a connection that stands, nor for an answer that follows."""
+    context = trusting(authority, authority.sign("shop.example"))
+    context.maximum_version = version
+
+    stack = ExitStack()
+
+    def asking(session: ssl.SSLSession | None, path: str = ORDERS) -> ssl.SSLSocket:
+        plain = socket.create_connection(("localhost", gate.port), timeout=TIMEOUT_SECONDS)
+        stack.callback(plain.close)
+        connection = stack.enter_context(context.wrap_socket(plain, server_hostname="localhost", session=session))
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+        return connection
+
+    with stack:
+        stands, follows = asking(None), asking(None, f"{ORDERS}?follow=1")
+        assert asking(stands.session).session_reused
+        other = Authority(tmp_path, "other")
+        (tmp_path / "authorities.pem").write_bytes(other.certificate.read_bytes())
+        gate.process.send_signal(signal.SIGHUP)
+        for connection in (stands, follows):
+            while connection.recv(1 << 16):
+                pass
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            asking(stands.session)
