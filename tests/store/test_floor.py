@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from logs import Built
 from running import Daemon, eventually, output_of
 
 from wald.format.cursor import CursorLines, encode_cursor
+from wald.format.work import Commit, Line, Start, encode_work
 from wald.store.files.directory import Root
 from wald.store.files.ledger import Ledger
 from wald.store.files.routes import retire_route
@@ -89,6 +91,35 @@ def test_a_number_is_believed_so_far_and_what_is_not_pins(
         assert any("to be believed" in words for words in following.report.warnings)
     cursors = cursors_of(built.root, "a", log_id=built.log_id, head_sequence=following.last)
     assert [cursor.state is CursorState.VALID for cursor in cursors] == [believed]
+
+
+def read_by_workers(built: Built, *lines: Line, group: str = "g") -> None:
+    """The journal of a work group as it came out of a backup, with its cursor."""
+    put(built.root, "a", group, 1, built.log_id)
+    data = b"".join(encode_work(line, 0) for line in lines)
+    built.root.cursor("a", group).with_suffix(".work").write_bytes(data + b"\n" * 100)
+
+
+def test_the_floor_is_above_what_workers_have_read(built: Built) -> None:
+    """Of which some may be done: a new record with such a number would never be delivered."""
+    begin = Start(built.log_id, "a", "g", 1, 21)
+    read_by_workers(built, begin)
+    assert again(built).lines("a", [b"new"]) == 21
+
+    read_by_workers(built, begin, Commit(taken_in=[(21, 25), (31, 45)]), Commit(done=[(31, 31)]))
+    assert Built(built.root.path, epoch=3).lines("a", [b"new"]) == 46
+
+
+def test_a_journal_of_another_log_or_without_a_cursor_or_a_damaged_line_says_nothing(built: Built) -> None:
+    begin = Start(built.log_id, "a", "g", 1, LAST + 3)
+    read_by_workers(built, begin, Commit(taken_in=[(LAST + 3, 45)]))
+    path = built.root.cursor("a", "g").with_suffix(".work")
+    path.write_bytes(path.read_bytes().replace(b"45]", b"95]"))
+    read_by_workers(built, replace(begin, log_id=bytes(16), end=70), group="foreign")
+    read_by_workers(built, replace(begin, end=80), group="removed")
+    built.root.cursor("a", "removed").unlink()
+
+    assert again(built).lines("a", [b"new"]) == LAST + 3
 
 
 @pytest.mark.parametrize("name", ["reclaim", "archive"])

@@ -68,3 +68,10 @@ def test_what_is_no_file_is_damage_and_hides_no_other(built: Built, path: Path) 
     (consumers / "planted.work").symlink_to(path)
     (consumers / "directory.work").mkdir()
     assert sorted(level.value for level in levels(built)) == ["error", "error", "ok"]
+
+
+def test_a_journal_with_records_that_the_log_does_not_have_is_damage(built: Built, path: Path) -> None:
+    path.write_bytes(encode_work(Start(built.log_id, "a", "g", 2, 7), 0))
+    assert levels(built) == [Level.ERROR]
+    path.write_bytes(encode_work(Start(built.log_id, "a", "g", 2, 6), 0))
+    assert levels(built) == [Level.OK]

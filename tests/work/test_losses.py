@@ -12,6 +12,7 @@ from repairing import repair
 from running import eventually
 
 from wald.errors import Damaged, NotFound
+from wald.format.names import Kind
 from wald.work.arguments import Order
 from wald.work.group import WorkGroup
 from wald.work.standing import Standing, standing
@@ -109,19 +110,47 @@ def test_the_end_of_the_log_may_be_lost(built: Built) -> None:
         assert drained(work, 10) == [1, 2, 3, 4, 5]
 
 
-def test_what_was_read_and_is_missing_without_a_reason_is_an_error(built: Built, tmp_path: Path) -> None:
-    """As if the log had been copied back without the directory of the route."""
+def test_a_journal_that_is_newer_than_the_log_waits_for_a_start_of_the_daemon(built: Built, tmp_path: Path) -> None:
+    """As if the log had been copied back without its routes; new records would have got numbers that are done."""
     built.lines("a", [b"1", b"2"])
     shutil.copytree(built.root.path, tmp_path / "older")
-    built.lines("a", [b"3", b"4"])
+    built.lines("a", [b"3", b"4", b"5"])
     with group(built) as work:
-        work.ack("x", {*leased(work, 4)} - {3})
-    for file in (built.root.routes / "a").glob("g.*"):
-        shutil.copy2(file, tmp_path / "older" / "routes" / "a")
-    with WorkGroup(tmp_path / "older", "a", "g") as work:
-        for _ in range(2):
-            with pytest.raises(Damaged, match="record 3 of route a was read before, and is not there"):
-                work.lease("x", wait=30)
+        work.ack("x", {*leased(work, 5)} - {1, 4})
+    shutil.copytree(built.root.route("a"), tmp_path / "older/routes/a", dirs_exist_ok=True)
+    with pytest.raises(Damaged, match="it has records up to 5, and the last one of the log is 2"):
+        WorkGroup(tmp_path / "older", "a", "g")
+
+    started, said = Built(tmp_path / "older", epoch=2), list[str]()
+    assert started.report.skipped is not None
+    started.ledger.append(
+        dict(zip(("base", "last", "why"), started.report.skipped, strict=True)) | {"event": "skipped"}
+    )
+    with WorkGroup(tmp_path / "older", "a", "g", report=said.append) as work:
+        assert started.lines("a", [b"new"]) == 6
+        assert drained(work, 6) == [1, 6]
+        eventually(lambda: said)
+    assert "records 4 to 5 lost" in said[0]
+    assert "a start of the daemon passed over them, as routes/a/g.work is at 5" in said[0]
+
+
+def test_each_of_several_losses_is_reported(built: Built) -> None:
+    for route, value in (("a", b"fine"), ("a", b"damaged"), ("b", b"fine"), ("a", b"damaged"), ("a", b"fine")):
+        built.lines(route, [value])
+        built.cut()
+    built.lines("b", [b"fine"])
+    with group(built) as work:
+        leased(work, 4)
+    for base in (2, 4):
+        path = built.path(base, Kind.RAW)
+        path.write_bytes(path.read_bytes().replace(b"damaged", b"DAMAGED"))
+    built.crash()
+    repair(built.root.path)
+    said: list[str] = []
+    with WorkGroup(built.root.path, "a", "g", report=said.append) as work:
+        assert drained(work, 5) == [1, 5]
+        eventually(lambda: len(said) == 2)
+    assert ["record 2 lost" in said[0], "record 4 lost" in said[1]] == [True, True]
 
 
 def test_a_record_that_is_given_up_may_be_lost(log: Built) -> None:

@@ -25,6 +25,7 @@ from wald.store.files.processes import is_stopped
 from wald.store.retention.backlog import Backlog, GroupBacklog
 from wald.store.retention.cursors import CursorState
 from wald.work.commands import RunningCommand
+from wald.work.journal import beyond_head
 from wald.work.picture import Seen, WorkFile, look, work_file
 
 _NS = 10**9
@@ -224,6 +225,9 @@ def _next(log: Log, found: FoundGroup) -> str:
     """What to type, or to do."""
     seen, picture, left = found.seen, found.seen.picture, found.left
     path = seen.file.path
+    if seen.damage and beyond_head(log.root, seen.reading):
+        daemon = command_line(log.root.path, "run")
+        return f"start the daemon again ({daemon}): it gives none of these numbers out; then start its workers"
     if seen.damage:
         lost = _records(found.unfinished.records)
         moving = f"mv {path} {path}.damaged, then start its workers: all above the cursor is delivered again, {lost}"

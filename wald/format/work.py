@@ -155,6 +155,15 @@ class Commit:
 
 
 Line = Start | Page | Commit
+
+
+def last_read(line: Line) -> int:
+    """The last sequence that was read by then, as far as a line says; 0: it does not."""
+    if isinstance(line, Start):
+        return line.end - 1
+    return line.taken_in[-1][1] if isinstance(line, Commit) and line.taken_in else 0
+
+
 _LISTS = (("done", "done"), ("back", "back"), ("in", "taken_in"), ("due", "due"))
 _HELD = ("out", "longer")
 

@@ -21,11 +21,12 @@ from pathlib import Path
 
 from wald.errors import Damaged, command_line
 from wald.format.names import WORK_SUFFIX
-from wald.format.work import BadWork, Line, Start, decode_work, encode_work
+from wald.format.work import BadWork, Line, Start, decode_work, encode_work, last_read
 from wald.store.files.consumers import open_own
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.regular import read_regular
+from wald.store.segments.head import readable_head
 
 _MODE = 0o644  # as a cursor's: the log's owner reads what others have left
 _GROWN_BYTES = 256 << 10
@@ -142,6 +143,7 @@ class Reading:
         damage: what is wrong there; "" if nothing is, or only what a crash has torn.
         torn: whether a crash has left something there.
         behind: how many lines behind that are whole.
+        last: the last sequence that was read from the log.
     """
 
     size: int
@@ -151,6 +153,7 @@ class Reading:
     damage: str = ""
     torn: bool = False
     behind: int = 0
+    last: int = 0
 
 
 def read_journal(path: Path, take: Callable[[Line], None]) -> Reading:
@@ -180,6 +183,7 @@ def read_journal(path: Path, take: Callable[[Line], None]) -> Reading:
                 _begin(read, line)
                 take(line)
                 read.lines += 1
+                read.last = max(read.last, last_read(line))
                 read.end = offset + len(piece)
         except BadWork as error:
             unreadable = unreadable or str(error)
@@ -213,13 +217,27 @@ def read_whole(path: Path, root: Root, take: Callable[[Line], None]) -> Reading:
     """Read a journal as :func:`read_journal` does; damage is an error.
 
     Raises:
-        Damaged: a line that was on disk cannot be read.
+        Damaged: a line that was on disk cannot be read, or it names records beyond the head.
         OSError: as of open(2).
     """
     read = read_journal(path, take)
     if read.damage:
         raise _damaged(path, root, read.end, read.damage)
+    if why := beyond_head(root, read):
+        raise _damaged(path, root, 0, why)
     return read
+
+
+def beyond_head(root: Root, read: Reading) -> str:
+    """Says that a journal names records which the log does not have, if it does; else "".
+
+    The log is older than the journal then: what gets these numbers next would be taken for done. The head is read after
+    the journal, so one that an owner writes to is never beyond it.
+    """
+    head = readable_head(root)
+    if head is None or read.last <= head.sequence:
+        return ""
+    return f"it has records up to {read.last}, and the last one of the log is {head.sequence}"
 
 
 def _is_torn(data: bytes, offset: int) -> bool:

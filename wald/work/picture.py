@@ -23,7 +23,7 @@ from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.processes import command_of
 from wald.store.retention.cursors import Cursor
-from wald.work.journal import Reading, read_beside_owner
+from wald.work.journal import Reading, beyond_head, read_beside_owner
 from wald.work.replay import Replayed
 from wald.work.terms import FOREVER_SECONDS
 from wald.work.window import Run, State
@@ -295,7 +295,7 @@ def read_of_group(file: WorkFile, log_id: bytes) -> tuple[Reading, list[Line], s
 
     Returns:
         how far it could be read, its lines up to there, and what is wrong with it; "" if nothing is. Of a journal that
-        is not that of the group, no lines.
+        is not that of the group, or is newer than the log, no lines.
 
     Raises:
         FileNotFoundError: it was removed meanwhile.
@@ -305,8 +305,11 @@ def read_of_group(file: WorkFile, log_id: bytes) -> tuple[Reading, list[Line], s
     reading, lines = read_beside_owner(file.path)
     if reading.damage:
         return reading, lines, f"offset {reading.end}: {reading.damage}"
-    foreign = _foreign(log_id, file, reading)
-    return reading, [] if foreign else lines, foreign
+    if foreign := _foreign(log_id, file, reading):
+        return reading, [], foreign
+    if beyond := beyond_head(file.root, reading):
+        return reading, [], f"offset 0: {beyond}"
+    return reading, lines, ""
 
 
 def owner_of(file: WorkFile) -> OwnerProcess | None:

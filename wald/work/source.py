@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from wald.errors import Damaged, WaldError, command_line
 from wald.log import Log
 from wald.store.reading.rows import Rows
+from wald.store.retention.history import History
 from wald.store.retention.missing import Missing, unless_lost
 from wald.work.kept import Decoded, Kept
 from wald.work.window import Run
@@ -19,7 +20,7 @@ _KEPT_BYTES = 8 << 20
 
 
 class Lost(Exception):
-    """A repair has given up records that were taken before.
+    """Records that were taken before were given up by a repair, or are in no copy of the log.
 
     Attributes:
         run: those.
@@ -101,7 +102,7 @@ class Source:
         """The batch with the record ``first``, which was taken before.
 
         Raises:
-            Lost: a repair has given up the record.
+            Lost: the record is given up.
             NotFound, Damaged: it cannot be read any more.
         """
         if (rows := self._kept.rows(first, self._taken_end)) is not None:
@@ -111,8 +112,11 @@ class Source:
         batch = next(self._log.batches(self._route, first, on_missing=lost.append), None)
         for missing in lost:
             unless_lost(missing)
+        if not lost and (batch is None or batch.first_sequence > first):
+            lost += self._passed_over(first)
+        for missing in lost:
+            self._lost(missing)
         if lost:
-            self._lost(lost[0])
             raise Lost(Run(first, lost[-1].last))
         if batch is None or batch.first_sequence > first:  # the log is older than the journal, or shorter
             raise Damaged(
@@ -121,6 +125,14 @@ class Source:
             )
         self._kept.add(Decoded.of(batch, is_again=True))
         return self.rows(first)
+
+    def _passed_over(self, first: int) -> Iterator[Missing]:
+        """What a start of the daemon has passed over from ``first`` on, as the log is older than the journal."""
+        entry = History(self._log.root).skipped(first)
+        if entry is not None:
+            last, why = int(entry["last"]), f"a start of the daemon passed over them, as {entry.get('why')}"
+            count, routes = last + 1 - first, frozenset([self._route])
+            yield Missing(self._log.root.path, first, last, count, False, self._route, routes, asked=False, lost=why)
 
     def close(self) -> None:
         """End the threads."""

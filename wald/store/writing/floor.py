@@ -1,4 +1,4 @@
-"""The floor for new sequences: it is above every sequence that a cursor or a ledger of this log names.
+"""The floor for new sequences: it is above all that a cursor, a journal of a work group or a ledger of this log names.
 
 If an older backup of the segments is restored beside newer cursors, new records would get sequences that the cursors
 count as processed, and would never be delivered. So a start passes over such sequences and records it in
@@ -12,6 +12,7 @@ its log, and 2^40 for everything else. A cursor that is not believed holds back 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,6 +24,8 @@ from typing import BinaryIO
 from wald.errors import Damaged
 from wald.format.cursor import CURSOR_MAX_BYTES, BadCursor, decode_cursor
 from wald.format.ledger import BadLine, decode_line
+from wald.format.names import WORK_SUFFIX
+from wald.format.work import BadWork, Start, decode_work, last_read
 from wald.store.files.directory import Root
 from wald.store.files.ledger_parts import highest_in_parts
 from wald.store.files.lines import Lines
@@ -36,6 +39,8 @@ _SEALED = re.compile(rb'"event":"(?:sealed|lost)","base":\d{1,20},"last":(\d{1,2
 _CHUNK_BYTES = 1 << 20
 _NO_NUMBER = 1 << 80
 _OVERLAP_BYTES = 128  # longer than what is searched for
+_TAKEN_IN = b'"in": ['
+_JOURNAL_MAX_BYTES = 64 << 20  # read of a journal, behind its first line: its end
 
 
 @dataclass(slots=True)
@@ -54,7 +59,7 @@ class Floor:
 
 
 def find_floor(root: Root, *, log_id: bytes, next_sequence: int) -> Floor:
-    """Read every cursor of every route, retired or not, and the ledgers of deletions and archives.
+    """Read every cursor and journal of every route, retired or not, and the ledgers of deletions and archives.
 
     A sequence that was sealed and is missing is damage and belongs to :func:`last_sealed`.
     """
@@ -73,7 +78,7 @@ def find_floor(root: Root, *, log_id: bytes, next_sequence: int) -> Floor:
 
 
 def _cursors(root: Root, log_id: bytes) -> Iterator[tuple[Path, int, bool]]:
-    """Each cursor file of this log, its sequence, and whether it names the log."""
+    """Each cursor file of this log, and each journal beside one; its sequence, and whether it names the log."""
     for route in root.route_names():
         try:
             groups, _ = root.cursors(route)
@@ -86,6 +91,27 @@ def _cursors(root: Root, log_id: bytes) -> Iterator[tuple[Path, int, bool]]:
                 continue  # an unreadable cursor counts as 0
             if lines.log_id in (None, log_id):
                 yield path, lines.sequence, lines.log_id is not None
+                journal = path.with_suffix(WORK_SUFFIX)
+                yield journal, _read_by_workers(journal, log_id), True
+
+
+def _read_by_workers(journal: Path, log_id: bytes) -> int:
+    """The last sequence that a work group has read; 0: it has not, or the journal is of another log, or damaged."""
+    try:
+        with open_file(journal) as file:
+            start, _ = decode_work(file.readline(_CHUNK_BYTES))
+            if not isinstance(start, Start) or start.log_id != log_id:
+                return 0
+            file.seek(max(file.tell(), file.seek(0, os.SEEK_END) - _JOURNAL_MAX_BYTES))
+            text = file.read(_JOURNAL_MAX_BYTES)
+    except (OSError, Damaged, BadWork):
+        return 0
+    at = len(text)
+    while (at := text.rfind(_TAKEN_IN, 0, at)) >= 0:  # they only grow
+        with suppress(BadWork):
+            line, _ = decode_work(text[text.rfind(b"\n", 0, at) + 1 : text.find(b"\n", at)])
+            return max(last_read(start), last_read(line))
+    return last_read(start)
 
 
 def last_sealed(root: Root, *, next_sequence: int) -> int:
