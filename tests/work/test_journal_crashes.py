@@ -127,7 +127,7 @@ def test_what_was_synced_is_there_and_the_rest_up_to_any_line(
 def test_another_byte_is_damage_and_takes_no_line_away(
     turns: list[list[Commit] | None], place: float, byte: int
 ) -> None:
-    """But in the last 21 bytes of a last line that ends with a sector, which then looks like a torn one."""
+    """But where it leaves a sector of the last line blank, as if that had been lost: of which the line had one byte."""
     with log() as built:
         built.lines("a", [b"x"])
         journal = opened(built, [])
@@ -142,7 +142,10 @@ def test_another_byte_is_damage_and_takes_no_line_away(
         except Damaged:
             assert data[at] != byte
         except AssertionError:
-            assert (end % SECTOR_BYTES, at >= end - 21) == (0, True)
+            begin = data.rfind(b"\n", 0, end) + 1
+            assert bytes([byte]) in b"\n\0"
+            assert (at + 1 if at == begin else at) % SECTOR_BYTES == 0
+            assert at in (begin, end - 1) or (at, byte) == (end, 0)
 
 
 def test_a_whole_line_behind_a_lost_one_does_not_count(built: Built) -> None:
@@ -170,10 +173,30 @@ def test_another_byte_in_a_last_line_that_ends_with_a_sector_is_damage(built: Bu
     journal.close()
     data = journal.path.read_bytes()
     assert len(data.rstrip(b"\n")) == SECTOR_BYTES
-    for at in (begin, begin + 20, SECTOR_BYTES - 5):
-        journal.path.write_bytes(data[:at] + b"!" + data[at + 1 :])
-        with pytest.raises(Damaged):
-            lines(built)
+    for at in (begin, begin + 20, *range(SECTOR_BYTES - 21, SECTOR_BYTES)):
+        for byte in (b"!", b"\0"):
+            journal.path.write_bytes(data[:at] + byte + data[at + 1 :])
+            with pytest.raises(Damaged):
+                lines(built)
+
+
+@pytest.mark.parametrize("where", [SECTOR_BYTES - 1, SECTOR_BYTES])
+@pytest.mark.parametrize("byte", [b"!", b"\0"])
+def test_another_byte_in_the_place_of_the_newline_is_damage(built: Built, where: int, byte: bytes) -> None:
+    """At the end of a sector, and at the begin of the next, which is room otherwise."""
+    built.lines("a", [b"x"])
+    journal = opened(built, [])
+    begin = len(journal.path.read_bytes().rstrip(b"\n")) + 1
+    reason = "x" * (where + 1 - begin - len(encode_work(Commit(why=[Why("", 1, [])]), begin)))
+    journal.append([Commit(why=[Why(reason, 1, [])])])
+    journal.close()
+    data = journal.path.read_bytes()
+    assert data.rstrip(b"\n") == data[:where]
+    journal.path.write_bytes(data[:where] + byte + data[where + 1 :])
+    with pytest.raises(Damaged):
+        lines(built)
+    journal.path.write_bytes(data[:where])
+    assert len(lines(built)) == 0, "a newline that never reached the disk"
 
 
 @pytest.mark.parametrize("blank", [b"\n", b"\0"])

@@ -20,6 +20,7 @@ from io import BytesIO
 from pathlib import Path
 
 from wald.errors import Damaged, command_line
+from wald.format.checked_line import decode_line
 from wald.format.names import WORK_SUFFIX
 from wald.format.work import BadWork, Line, Start, decode_work, encode_work, last_read
 from wald.store.files.consumers import open_own
@@ -35,7 +36,8 @@ _ROOM_BYTES = 64 << 10  # so that few leases wait for a sync of more
 _SECTOR_BYTES = 512  # what a disk writes at once, at least
 _BLANK = b"\n\0"  # room, and what a file system makes of a sector that never reached the disk where the file has grown
 _FIRST_BLANK = re.compile(rb"[\n\0]|\Z")
-_ENDED = re.compile(rb', "crc": ".{8}"}\n\Z')  # no string in a line has that, as its quotes are escaped
+_END = b', "crc": "________"}'  # of a line; no string in one has that, as its quotes are escaped
+_LOST = re.compile(rb"\n*\0*")  # what is in a sector that did not reach the disk: room, or where the file has grown
 _READ_AGAIN = 5
 _AGAIN_SECONDS = 0.02
 
@@ -244,14 +246,26 @@ def _is_torn(data: bytes, offset: int) -> bool:
     """Whether what is at ``offset`` may be the beginning of a line of which a sector never reached the disk.
 
     Then it ends with the file, or where a sector begins, and that one is blank. If its first sector is lost, all of it
-    is blank up to the next one.
+    is blank up to the next one. A line that has its end is whole, unless just its newline was lost.
     """
     blank = _FIRST_BLANK.search(data, offset).start()  # type: ignore[union-attr]  # if nowhere else, at the end
-    sector_end = blank - blank % _SECTOR_BYTES + _SECTOR_BYTES
+    text = data[offset:blank]
+    if _has_end(text) and (data[blank : blank + 1] == b"\n" or decode_line(text) is None):
+        return False
     if blank == len(data):
         return True
+    sector_end = min(len(data), blank - blank % _SECTOR_BYTES + _SECTOR_BYTES)
     at_sector = blank == offset or blank % _SECTOR_BYTES == 0
-    return at_sector and not data[blank:sector_end].strip(_BLANK) and not _ENDED.search(data, offset, blank + 1)
+    return at_sector and _LOST.fullmatch(data, blank, sector_end) is not None
+
+
+def _has_end(text: bytes) -> bool:
+    """Whether a line has its end, in which one byte may be another, and one in the place of its newline."""
+    for tail in (text[-len(_END) :], text[-len(_END) - 1 : -1]):
+        fixed = [found == meant for found, meant in zip(tail, _END, strict=False) if meant != ord("_")]
+        if len(tail) == len(_END) and fixed.count(False) <= 1:
+            return True
+    return False
 
 
 def _decoded(piece: bytes) -> tuple[Line, int]:
