@@ -36,6 +36,7 @@ class Awaited:
         Raises:
             NotProcessed: it was not for so many seconds.
             NotFound: the group is gone.
+            OSError: the files of the group cannot be read or synced.
         """
         until = time.monotonic() + seconds
         sent, slept = self._unprocessed.count, 0.0

@@ -1,18 +1,23 @@
 """Whether a group has processed records: by its cursor, and of a work group by its journal, as any process writes them.
 
-A program looks again and again, so only what has changed since its last look is read.
+A program looks again and again, so only what has changed since its last look is read. What it shows to be processed is
+synced before it counts: the process that wrote it may still have to, and until then a power cut would take it back.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from wald.errors import Damaged, NotFound, NotProcessed, command_line
 from wald.format.names import CONSUMERS, check_group
 from wald.log import Log
+from wald.store.files.disk import Disk
 from wald.store.files.moved import destination, moved
+from wald.store.files.regular import open_regular
 from wald.store.retention.cursors import CursorState
 from wald.work.picture import Picture, WorkFile, read_of_group
 from wald.work.window import Run
@@ -31,7 +36,8 @@ class Progress:
         NotFound: there is no such route.
     """
 
-    def __init__(self, log: Log, route: str, group: str) -> None:
+    def __init__(self, log: Log, route: str, group: str, disk: Disk | None = None) -> None:
+        self._disk = disk or Disk()
         log.root.require_route(route)
         self.log, self.route, self.group = log, route, check_group(group)
         paths = log.root.cursors(route)[0].get(group, [])
@@ -42,6 +48,8 @@ class Progress:
         self._journal_seen: _Seen = None
         self._floor = 0
         self._picture: Picture | None = None
+        self._unsynced: set[Path] = set()
+        self._synced_inodes: dict[Path, int] = {}
 
     def look(self) -> None:
         """Take in what the group has processed by now.
@@ -59,20 +67,28 @@ class Progress:
                     hint=f"{listing} shows those that have",
                 )
             self._floor, self._cursor_seen = cursor.effective, _settled(seen)
+            self._unsynced.add(self._cursor_path)
         if (seen := _seen(self._file.path)) != self._journal_seen:
             self._picture = self._read_journal()
             self._journal_seen = _settled(seen)
+            self._unsynced.add(self._file.path)
 
     def left(self, runs: Iterable[Run]) -> list[Run]:
-        """What of some records it had not processed at the last look.
+        """What of some records it had not processed at the last look; that it has processed the others, is on disk.
 
         Args:
             runs: of records of the route.
+
+        Raises:
+            OSError: that cannot be synced.
         """
-        left = [Run(max(run.first, self._floor + 1), run.last) for run in runs if run.last > self._floor]
-        if self._picture is None:
-            return left
-        return [open_run for run in left for open_run in _open_in(self._picture, run)]
+        before = list(runs)
+        left = [Run(max(run.first, self._floor + 1), run.last) for run in before if run.last > self._floor]
+        if (picture := self._picture) is not None:
+            left = [open_run for run in left for open_run in _open_in(picture, run)]
+        if left != before:
+            self._sync()
+        return left
 
     def _read_journal(self) -> Picture | None:
         try:
@@ -80,6 +96,22 @@ class Progress:
             return Picture(self._file.path, lines, self._floor, time.time_ns())
         except (FileNotFoundError, Damaged):
             return None
+
+    def _sync(self) -> None:
+        """Return when what was read is on disk. A file that has replaced it meanwhile says at least as much."""
+        inodes = dict(self._synced_inodes)
+        for path in self._unsynced:
+            with suppress(FileNotFoundError, Damaged):
+                descriptor = open_regular(path)
+                try:
+                    inodes[path] = os.fstat(descriptor).st_ino
+                    self._disk.sync(descriptor)
+                finally:
+                    self._disk.close(descriptor)
+        if inodes != self._synced_inodes:
+            self._disk.sync_directory(self._cursor_path.parent)
+        self._synced_inodes = inodes
+        self._unsynced.clear()
 
 
 class Unprocessed:
@@ -117,7 +149,11 @@ class Unprocessed:
         return sum(run.size for runs in list(self._left.values()) for run in runs)
 
     def take_in(self, progress: Progress) -> None:
-        """Take in what was processed of one route."""
+        """Take in what was processed of one route.
+
+        Raises:
+            OSError: as of :meth:`Progress.left`.
+        """
         if left := progress.left(self._left.get(progress.route, ())):
             self._left[progress.route] = left
         else:

@@ -128,7 +128,9 @@ class Processed:
                 failed[key] = error
         for waiter in waiters:
             for key in waiter.keys:
-                if key in failed:
-                    waiter.error = failed[key]
-                else:
+                try:
+                    if key in failed:
+                        raise failed[key]
                     waiter.unprocessed.take_in(progress[key])
+                except (WaldError, OSError) as error:
+                    waiter.error = error

@@ -1,0 +1,67 @@
+"""What a group has processed counts once it is on disk, whoever is to sync it."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from faults import FailingDisk, TracingDisk
+from logs import Built
+
+from wald.format.work import Commit, Start
+from wald.work.journal import Journal
+from wald.work.processed import Progress
+from wald.work.window import Run
+
+ALL = [Run(1, 5)]
+
+
+@pytest.fixture
+def journal(built: Built) -> Journal:
+    """Of a group that has read all, and done nothing."""
+    built.lines("a", [b"x"] * 5)
+    built.log.set_cursor("a", 0, "g")
+    journal = Journal(built.root, built.disk, Start(built.log_id, "a", "g", 0, 1), lambda _: None)
+    journal.append([Commit(taken_in=[(1, 5)])])
+    journal.sync()
+    return journal
+
+
+def test_what_the_owner_has_not_synced_is_synced_before_it_counts(built: Built, journal: Journal) -> None:
+    disk = TracingDisk()
+    progress = Progress(built.log, "a", "g", disk)
+    progress.look()
+    assert (progress.left(ALL), disk.steps) == (ALL, [])
+    for done in (1, 2):
+        journal.append([Commit(done=[(done, done)])])
+        progress.look()
+        assert progress.left(ALL) == [Run(done + 1, 5)]
+        assert disk.steps.count(("sync", "g.work")) == done
+        assert disk.steps.count(("sync_directory", "a")) == 1
+    journal.rewrite([Start(built.log_id, "a", "g", 3, 4)])
+    progress.look()
+    assert progress.left(ALL) == [Run(4, 5)]
+    assert disk.steps.count(("sync_directory", "a")) == 2
+    journal.close()
+
+
+def test_what_cannot_be_synced_does_not_count(built: Built, journal: Journal) -> None:
+    progress = Progress(built.log, "a", "g", FailingDisk(0, more=1, number=errno.EIO))
+    journal.append([Commit(done=[(2, 3)])])
+    for _ in range(2):
+        progress.look()
+        with pytest.raises(OSError, match="Input/output error"):
+            progress.left(ALL)
+    journal.close()
+
+
+def test_a_cursor_is_on_disk_before_it_counts(built: Built) -> None:
+    """Who has moved it has it synced; but another process may see its name before that is on disk."""
+    built.lines("a", [b"x"] * 5)
+    built.log.set_cursor("a", 4, "g")
+    disk = TracingDisk()
+    progress = Progress(built.log, "a", "g", disk)
+    progress.look()
+
+    assert progress.left(ALL) == [Run(5, 5)]
+    assert disk.steps == [("sync", "g.cursor"), ("sync_directory", "a")]
