@@ -23,6 +23,7 @@ from itertools import count
 
 from wald.errors import InvalidInput
 from wald.format.record import Record
+from wald.work.commands import worker_name
 from wald.work.deadletters import dead_letter, fits
 from wald.work.group import WorkGroup
 from wald.work.terms import Delivery
@@ -105,7 +106,7 @@ class Worker:
     """
 
     def __init__(self, shared: Shared, runner: Runner, file: WorkerFile) -> None:
-        self.name = f"worker-{runner.worker}"
+        self.name = worker_name(runner.worker)
         self._shared, self._drain = shared, shared.drain
         self._runner = runner
         self.file = file

@@ -19,6 +19,7 @@ from wald.format.record import Record
 from wald.store.retention.beginning import beginning
 from wald.store.retention.cursors import CursorState, newcomer
 from wald.store.retention.progress import last_sequences
+from wald.work.commands import worker_name
 from wald.work.group import WorkGroup
 from wald.work.window import runs_of
 from wald_drain.attempt import Attempts
@@ -87,12 +88,12 @@ class Workers:
     def _settle(self, leftovers: Leftovers, work: WorkGroup) -> None:
         """Take in what became of the last commands of an earlier drain, or before the disk was full."""
         for worker, sequences in leftovers.processed():
-            refused = {each.sequence for each in work.ack(f"worker-{worker}", sequences)}
+            refused = {each.sequence for each in work.ack(worker_name(worker), sequences)}
             taken = [each for each in sequences if each not in refused]
             self._report_runs(taken, OUTLIVED)
             self._report_runs(refused, f"{OUTLIVED}, and again now, as the journal of the group does not know of it")
         for worker, sequence, number, how in leftovers.failed():
-            work.nack(f"worker-{worker}", [sequence], reason=how, tries=number)
+            work.nack(worker_name(worker), [sequence], reason=how, tries=number)
             if work.failed(sequence):  # else it is done by now, or passed over
                 self._report_runs([sequence], f"{how}, try {number}, in an earlier wald-drain, or with a full disk")
         leftovers.remove()

@@ -21,6 +21,7 @@ from wald.store.files.disk import Disk
 from wald.store.files.uptime import now as uptime_now
 from wald.store.retention.cursors import CursorState
 from wald.store.retention.missing import unless_lost
+from wald.work.commands import commands_of, worker_name
 from wald.work.group import WorkGroup
 from wald.work.ownership import Ownership
 from wald.work.picture import OwnerProcess, Seen, WorkFile, look, owner_of, work_file
@@ -35,13 +36,17 @@ timeout_option = duration_option("--timeout", "10s", "How long to wait for the o
 @group_argument
 @click.argument("consumer")
 @root_option
+@click.option("--while-it-runs", is_flag=True, help="Also beside a command of wald-drain that has the records.")
 @timeout_option
 @json_option
-def release(root: Path, route: str, group: str, consumer: str, timeout: float, as_json: bool) -> None:
+def release(
+    root: Path, route: str, group: str, consumer: str, while_it_runs: bool, timeout: float, as_json: bool
+) -> None:
     """Take back all records that CONSUMER, a worker, has: they are delivered again at once, to any worker.
 
-    For a worker that hangs, if its leases are long. What it acknowledges afterwards counts as long as no other worker
-    has the record.
+    For a worker that hangs, if its leases are long. It is not stopped, so it may go on beside the one that gets its
+    records. What it acknowledges afterwards counts as long as no other worker has the record. While a command of
+    wald-drain runs for the worker, this is refused, and what ends the command is named: then its records come again.
     """
     log = wald.open(root)
     seen = _changeable(log, route, group)
@@ -54,6 +59,8 @@ def release(root: Path, route: str, group: str, consumer: str, timeout: float, a
             f"no process works for {route}/{group}, so worker {consumer} has nothing any more",
             hint="start its workers: all that is open is delivered again",
         )
+    if not while_it_runs:
+        _require_no_command(log, seen, consumer)
     asked = {"do": "release", "consumer": consumer}
     records = _carried_out(log, seen, asked, lambda work: work.release(consumer), timeout)
     if as_json:
@@ -128,6 +135,21 @@ def remove(root: Path, route: str, group: str, of_consumer: bool, as_json: bool)
         )
     else:
         click.echo("\n".join(map(str, removed)))
+
+
+def _require_no_command(log: Log, seen: Seen, consumer: str) -> None:
+    """
+    Raises:
+        Refused: a command of ``wald-drain`` has the records of the worker.
+    """
+    for each in commands_of([seen]).get(seen.file.path, []):
+        if each.worker is not None and worker_name(each.worker) == consumer:
+            again = group_line(log, "release", seen.file, f"{consumer} --while-it-runs")
+            raise Refused(
+                f"{consumer} of {seen.file.route}/{seen.file.group} runs process {each.process}, with its records: "
+                f"it would go on beside a second one: {each.words}",
+                hint=f"kill -- -{each.process_group} ends it, and its records come again; {again} starts a second one",
+            )
 
 
 def _stopping(file: WorkFile, owner: OwnerProcess) -> str:

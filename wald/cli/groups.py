@@ -24,7 +24,7 @@ from wald.setting_types import format_bytes, format_seconds
 from wald.store.files.processes import is_stopped
 from wald.store.retention.backlog import Backlog, GroupBacklog
 from wald.store.retention.cursors import CursorState
-from wald.work.commands import RunningCommand
+from wald.work.commands import RunningCommand, worker_name
 from wald.work.journal import beyond_head
 from wald.work.picture import Seen, WorkFile, look, work_file
 
@@ -173,7 +173,7 @@ def _owner(seen: Seen) -> str:
 
 
 def _command(command: RunningCommand) -> str:
-    worker = "" if command.worker is None else f"worker-{command.worker}: "
+    worker = "" if command.worker is None else f"{worker_name(command.worker)}: "
     left = ", left running by an earlier wald-drain" * command.left
     return f"{worker}process {command.process}, since {utc(command.started_ns)}{left}: {command.words}"
 

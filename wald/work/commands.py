@@ -47,6 +47,15 @@ class RunningCommand(NamedTuple):
     left: bool
 
 
+def worker_name(worker: int) -> str:
+    """What a worker of ``wald-drain`` is called, as a consumer of its group.
+
+    >>> worker_name(3)
+    'worker-3'
+    """
+    return f"worker-{worker}"
+
+
 def workers_of(directory: Path, group: str) -> list[int]:
     """The workers of a group that have a file in a directory, in order."""
     named = re.compile(rf"{re.escape(group + COMMAND_SUFFIX)}-([0-9]+)")

@@ -56,6 +56,23 @@ def test_a_start_waits_for_all_commands_and_uses_their_exit_codes(
     assert len(jobs.tries(3)) == 2
 
 
+def test_what_a_running_command_has_is_not_released_but_its_end_is_named(
+    built: Built, jobs: Jobs, start: Start
+) -> None:
+    """With the option a second one starts beside it, as the message says."""
+    jobs.hold(1)
+    drain = start(*jobs.arguments(built.root.path, "--workers", 1))
+    jobs.await_running(1)
+    line = ("group", "release", "a", "processed", "worker-1", "--root", built.root.path)
+    code, message, hint = refusal_of(*line)
+    assert (code, f"worker-1 of a/processed runs process {jobs.running['1'].pid}, with its" in message) == (9, True)
+    ending = hint.partition(" ends it")[0].rpartition("kill -- -")[2]
+    assert os.getpgid(jobs.running["1"].pid) == int(ending)
+    assert output_of(*line, "--while-it-runs") == b"a/processed: taken back from worker-1: 1 record\n"
+    os.killpg(int(ending), signal.SIGKILL)
+    await_line(drain, "a 1: killed by SIGKILL, try 1")
+
+
 def test_no_program_delivers_what_a_command_has_that_was_left_running(built: Built, jobs: Jobs, start: Start) -> None:
     """The error names the command. To skip its record is possible, as that delivers nothing."""
     jobs.hold(1, 3)
