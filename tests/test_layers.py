@@ -33,7 +33,6 @@ COMMAND_LINE = (
     "wald.cli.options",
     "wald.cli.output",
     "wald.cli.progress",
-    "wald.cli.times",
     "wald.setting_types",
 )
 SIDECARS = (

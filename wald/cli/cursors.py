@@ -10,9 +10,10 @@ import wald
 from wald.answers.cursors import cursor_fields
 from wald.cli.options import group_option, json_option, of_consumer_option, root_option, route_argument
 from wald.cli.output import aligned, json_line
-from wald.cli.times import position as position_of
+from wald.cli.times import now
 from wald.errors import Damaged, InvalidInput, NotFound, Refused, command_line
 from wald.format.names import CONSUMERS, check_group, check_route
+from wald.format.positions import position as position_of
 from wald.format.times import nanoseconds
 from wald.log import Log
 from wald.store.files.disk import Disk
@@ -88,7 +89,7 @@ def set_(root: Path, route: str, position: str, group: str, of_consumer: bool, r
 
 def _sequence(log: Log, given: str, route: str, group: str) -> int:
     try:
-        place = position_of("", given)
+        place = position_of("", given, now())
     except InvalidInput:
         head = log.head()
         last = head.sequence if head else "SEQUENCE"

@@ -14,9 +14,10 @@ from wald.cli.options import count_option, json_option, root_option
 from wald.cli.output import json_line, write_stdout
 from wald.cli.patterns import matcher_of, operand
 from wald.cli.read_output import with_times
-from wald.cli.times import position, time_of
+from wald.cli.times import now
 from wald.errors import Damaged, InvalidInput, Partial
 from wald.format.names import DEFAULT_GROUP, check_route
+from wald.format.positions import position, time_of
 from wald.format.record import Record
 from wald.format.times import utc
 from wald.store.reading.batches import Batch
@@ -114,10 +115,10 @@ def _range(start: str | None, stop: str | None, since: str | None, until: str | 
             raise InvalidInput(f"{names} exclude each other", hint="wald grep --help")
     begin: Start = "earliest"
     if start is not None or since is not None:
-        begin = position("--from", start) if start is not None else time_of("--since", since or "")
+        begin = position("--from", start, now()) if start is not None else time_of("--since", since or "", now())
     if stop is not None:
-        return begin, position("--to", stop)
-    return begin, None if until is None else time_of("--until", until)
+        return begin, position("--to", stop, now())
+    return begin, None if until is None else time_of("--until", until, now())
 
 
 def _report(missing: Missing, hint: str) -> None:

@@ -9,8 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from wald.cli.times import position, time_of
+from wald.cli.times import now
 from wald.errors import InvalidInput, command_line
+from wald.format.positions import position, time_of
 from wald.format.times import nanoseconds
 from wald.store.reading.selection import NO_SEQUENCE, Named, Start, Stop
 
@@ -91,15 +92,15 @@ class Asked:
             InvalidInput: one of them is none, or no record can lie between them.
         """
         if self.since is not None:
-            begin: Start = time_of("--since", self.since)
+            begin: Start = time_of("--since", self.since, now())
         else:
             first = "cursor" if self.group or self.commit else "earliest"
             start = first if self.start is None else self.start
-            begin = _NAMED[start] if start in _NAMED else position("--from", start, _NAMED)
+            begin = _NAMED[start] if start in _NAMED else position("--from", start, now(), _NAMED)
         if self.until is not None:
-            end: Stop | None = time_of("--until", self.until)
+            end: Stop | None = time_of("--until", self.until, now())
         else:
-            end = None if self.stop is None else position("--to", self.stop)
+            end = None if self.stop is None else position("--to", self.stop, now())
         if _is_empty(begin, end):
             began = f"--since {self.since}" if self.since else f"--from {self.start}"
             ended = f"--until {self.until}" if self.until else f"--to {self.stop}"

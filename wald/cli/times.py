@@ -1,20 +1,19 @@
-"""Times and positions on a command line: what ``--from``, ``--since`` and their like take."""
+"""Times on a command line: what ``--since``, ``--at`` and their like take, and from when a time ago counts back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any, TypeVar
 
 import click
 
 from wald.errors import InvalidInput
-from wald.format.times import counts_back, moment, nanoseconds, utc
+from wald.format.positions import time_of
+from wald.format.times import counts_back, nanoseconds, utc
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-EXAMPLES = ("2026-11-21T10:00:00Z", "14:00", "yesterday", "5m")
-"""A time with its zone, one of today, a day, and five minutes ago."""
 _TO_COME = ("14:00", "2026-12-01T09:00:00+01:00")
 _LATEST_NS = (1 << 63) - 1  # what a record can hold
 
@@ -23,7 +22,7 @@ def time_option(name: str, help_text: str) -> Callable[[F], F]:
     """An option that takes a time; None if it is not given."""
 
     def parsed(_: click.Context, __: click.Parameter, given: str | None) -> datetime | None:
-        return None if given is None else time_of(name, given)
+        return None if given is None else time_of(name, given, now())
 
     return click.option(name, metavar="TIME", callback=parsed, help=help_text)
 
@@ -37,7 +36,7 @@ def due_option(name: str, counted: str, help_text: str) -> Callable[[F], F]:
         if counts_back(given):
             hint = f"{counted} {given} is that long from now on"
             raise InvalidInput(f"{name} {given}: counts back from now", hint=hint)
-        due_ns = nanoseconds(time_of(name, given, _TO_COME))
+        due_ns = nanoseconds(time_of(name, given, now(), _TO_COME))
         if due_ns > _LATEST_NS:
             raise InvalidInput(f"{name} {given}: after {utc(_LATEST_NS)}", hint="nanoseconds since 1970 have 64 bits")
         return due_ns
@@ -61,41 +60,3 @@ def check_span(since: datetime | None, until: datetime | None) -> None:
     if since is not None and until is not None and nanoseconds(since) >= nanoseconds(until):
         times = [utc(nanoseconds(each), 6) for each in (since, until)]
         raise InvalidInput(f"--since {times[0]} is not before --until {times[1]}", hint="--since 2h --until 1h")
-
-
-def time_of(option: str, given: str, examples: Sequence[str] = EXAMPLES) -> datetime:
-    """The time that was given for ``option``; without a zone it is local time.
-
-    Args:
-        examples: what the hint of an error shows.
-
-    Raises:
-        InvalidInput: it is no time.
-    """
-    if given.isdecimal():
-        raise InvalidInput(f"{option} {given}: a number alone is a sequence, not a time", hint=_hint(option, examples))
-    try:
-        return moment(given, now())
-    except ValueError:
-        raise InvalidInput(f"{option} {given}: not a time", hint=_hint(option, examples)) from None
-
-
-def position(option: str, given: str, names: Collection[str] = ()) -> int | datetime:
-    """The sequence or the time that was given for ``option``; ``names`` are what it takes besides.
-
-    Raises:
-        InvalidInput: it is neither.
-    """
-    if given.isdecimal() and given.isascii():
-        return int(given)
-    try:
-        return moment(given, now())
-    except ValueError:
-        named = "".join(f", {option} {name}" for name in names)
-        raise InvalidInput(
-            f"{option} {given}: neither a sequence nor a time", hint=f"{option} 250, {_hint(option, EXAMPLES)}{named}"
-        ) from None
-
-
-def _hint(option: str, examples: Sequence[str]) -> str:
-    return ", ".join(f"{option} {example}" for example in examples)

@@ -6,14 +6,15 @@ import re
 import time
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing
+from datetime import datetime
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
-from wald.cli.times import position
 from wald.errors import InvalidInput, NotFound
 from wald.format.names import DEFAULT_GROUP, check_group
+from wald.format.positions import position
 from wald.store.reading.selection import Start
 from wald_gate.call import Call, wait_seconds
 from wald_gate.groups.making import require_group
@@ -115,14 +116,15 @@ def _wanted(call: Call, query: Query, *, is_events: bool) -> Wanted:
     if query.group is not UNSET and query.from_ != "cursor":
         raise InvalidInput("group is that of from=cursor", hint=f"?from=cursor&group={query.group}")
     last = call.request.headers.get("last-event-id", "") if is_events else ""
+    now = datetime.now().astimezone()
     start: Start
     if last:
         start = _sequence(last) + 1
     elif query.from_ in ("earliest", "end", "cursor"):
         start = query.from_  # type: ignore[assignment]  # these are the names
     else:
-        start = position("from", query.from_, ("earliest", "end", "cursor"))
-    stop = None if query.to is UNSET else position("to", query.to)
+        start = position("from", query.from_, now, ("earliest", "end", "cursor"))
+    stop = None if query.to is UNSET else position("to", query.to, now)
     limit = None if query.limit is UNSET else query.limit
     return Wanted(call.route, start, stop, check_group(query.group or DEFAULT_GROUP), limit)
 

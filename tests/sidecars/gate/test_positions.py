@@ -48,6 +48,15 @@ def test_a_position_that_was_reclaimed_is_gone(shared: Gate, query: str) -> None
     assert shared.get(f"{ORDERS}?from=earliest&format=raw").body == b"4\n5\n"
 
 
+def test_a_time_ago_counts_back_from_the_request(gate: Gate) -> None:
+    """And not from the first one that has named a time."""
+    gate.post(ORDERS, b"1\n")
+    assert gate.get(f"{ORDERS}?from=1h&format=raw").body == b"1\n"
+    gate.post(ORDERS, b"2\n")
+    assert gate.get(f"{ORDERS}?from=1h&format=raw").body == b"1\n2\n"
+    eventually(lambda: gate.get(f"{ORDERS}?from=0.1s&format=raw").body == b"")
+
+
 def test_events_that_were_reclaimed_meanwhile_are_gone(shared: Gate) -> None:
     answer = shared.get(ORDERS, accept=EVENTS, last_event_id="2")
 
