@@ -254,8 +254,19 @@ def test_without_a_descriptor_the_daemon_rests(start: Start, root: Path) -> None
     pid = daemon.process.pid
     eventually(lambda: list(root.glob("segments/*spare*")))  # what is opened at a start is open
     with Client(daemon.socket_path) as one:
-        assert one.ask(b"PING\n") == "OK pong"
-        taken = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+        eventually(lambda: '"connections":1,' in one.ask(b"STAT\n").replace(" ", ""))  # what was there before has gone
+        taken: set[int] = set()
+
+        def will_stay() -> bool:
+            """A directory is open only until it is synced."""
+            with suppress(FileNotFoundError):
+                names = list(Path(f"/proc/{pid}/fd").iterdir())
+                taken.clear()
+                taken.update(int(each.name) for each in names)
+                return root / "segments" not in [each.readlink() for each in names]
+            return False
+
+        eventually(will_stay)
         _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         lowest_free = min(set(range(max(taken) + 2)) - taken)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest_free, most))

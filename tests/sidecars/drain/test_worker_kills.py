@@ -353,7 +353,7 @@ def test_a_killed_runner_ends_the_drain_and_its_command_is_waited_for(built: Bui
 
 
 @pytest.mark.parametrize("order", ["log", "key"])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_drain_that_is_killed_at_random_loses_and_repeats_nothing(
     built: Built, jobs: Jobs, start: Start, seed: int, order: str
 ) -> None:

@@ -80,7 +80,7 @@ def forbid(root: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [take_away, truncate, write_nonsense, give_to_another_log, make_older, forbid])
-@pytest.mark.parametrize("end", [Gate.stop, Gate.kill])
+@pytest.mark.parametrize("end", [Gate.kill, pytest.param(Gate.stop, marks=pytest.mark.slow)])
 def test_without_its_table_a_key_is_found_in_the_log(
     gate: Gate, root: Path, spoil: Callable[[Path], None], end: Callable[[Gate], None]
 ) -> None:

@@ -15,14 +15,9 @@ from running import Daemon, eventually, reclaim, wald
 
 from wald_gate.page.places import PLACES
 
-VIEWS = (
-    *(place.path for place in PLACES),
-    "/routes/orders",
-    "/records?route=orders&follow=1",
-    "/records/2500",
-)
-"""One of each kind."""
+VIEWS = ("/", "/routes/orders", "/records?route=orders&follow=1", "/records/2500")
 MORE = (
+    *(place.path for place in PLACES[1:]),
     "/records?route=orders&from=earliest",
     "/records/1",
     "/records/2500?as=hex",
