@@ -6,13 +6,16 @@ once it has a cursor; one that the settings name is made by the first request.
 Requests that come meanwhile share the opening. A group without requests for some time, of which no consumer
 has a record, is closed, so that another process may own it. One whose journal could not be written is closed too, and
 opened again by the next request: then its journal says what is on disk.
+
+Of groups that the settings do not name there is a bound, and on one route half of it: who may work on that route alone
+takes no place of the others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -72,7 +75,7 @@ class Groups:
 
     Args:
         settings: of each group that the settings name, as ``ROUTE/GROUP``: how it gives out records.
-        groups_max: how many are open at a time.
+        groups_max: how many are open at a time of those that ``settings`` does not name.
         idle_seconds: after so long without a request a group is closed.
 
     Attributes:
@@ -155,16 +158,27 @@ class Groups:
                 if hosted.closing is None:
                     return hosted
                 await asyncio.shield(hosted.closing)
-            elif len(self._hosted) < self._groups_max:
+            elif not (rivals := self._rivals(route, group)):
                 return self._open(route, group)
-            elif not await self._make_room():
+            elif not await self._make_room(rivals):
                 raise HttpError(
                     503,
                     "too-many-groups",
-                    f"this gate works for {self._groups_max} groups already",
+                    f"this gate works for {len(rivals)} groups already; for route {route} it may be half of "
+                    f"{self._groups_max}",
                     hint="try again when one of them is not used any more",
                     headers={"Retry-After": str(RETRY_SECONDS)},
                 )
+
+    def _rivals(self, route: str, group: str) -> list[tuple[str, str]]:
+        """The groups of which one has to be closed before this one is opened; none, if there is a place for it."""
+        if f"{route}/{group}" in self._settings:
+            return []
+        others = [key for key in self._hosted if "/".join(key) not in self._settings]
+        same = [key for key in others if key[0] == route]
+        if len(same) >= max(1, self._groups_max // 2):
+            return same
+        return others if len(others) >= self._groups_max else []
 
     def _open(self, route: str, group: str) -> _Hosted:
         settings = self._settings_of(route, group)
@@ -215,9 +229,9 @@ class Groups:
         finally:
             del self._hosted[route, group]
 
-    async def _make_room(self) -> bool:
-        """Close the group that was not used for longest, of those that can be; False if there is none."""
-        for key, hosted in sorted(self._hosted.items(), key=lambda each: each[1].used_at):
+    async def _make_room(self, keys: Sequence[tuple[str, str]]) -> bool:
+        """Close the one of these that was not used for longest, of those that can be; False if there is none."""
+        for key, hosted in sorted(((each, self._hosted[each]) for each in keys), key=lambda each: each[1].used_at):
             if hosted.closing is not None or await hosted.is_free():
                 await asyncio.shield(self._close(key, hosted))
                 return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -231,20 +232,47 @@ def test_a_group_that_is_idle_is_closed_once_no_consumer_has_a_record(built: Bui
     hosting(built, main, idle=0.05)
 
 
+async def too_many(groups: Groups, route: str, group: str) -> None:
+    """There is no place for this one."""
+    with pytest.raises(HttpError) as refused:
+        async with groups.use(route, group):
+            pass
+    assert (refused.value.status, refused.value.code) == (503, "too-many-groups")
+
+
 def test_a_group_in_use_makes_no_room_and_an_idle_one_does(built: Built) -> None:
     built.lines("a", [b"1"])
+    for group in ("u1", "u2"):
+        built.log.set_cursor("a", 0, group=group)
 
     async def main(groups: Groups) -> None:
-        async with groups.use("a", "g1"):
-            with pytest.raises(HttpError) as refused:
-                async with groups.use("a", "g2"):
-                    pass
-            assert (refused.value.status, refused.value.code) == (503, "too-many-groups")
-        async with groups.use("a", "g2"):
+        async with groups.use("a", "u1"):
+            await too_many(groups, "a", "u2")
+        async with groups.use("a", "u2"):
             assert groups.count == 1
-            assert await asyncio.to_thread(is_free, built, "g1")
+            assert await asyncio.to_thread(is_free, built, "u1")
 
     hosting(built, main, groups_max=1)
+
+
+def test_a_route_takes_half_of_the_places_and_what_the_settings_name_has_its_own(built: Built) -> None:
+    for route in ("a", "b"):
+        built.lines(route, [b"1"])
+        for group in ("u1", "u2", "u3"):
+            built.log.set_cursor(route, 0, group=group)
+
+    async def main(groups: Groups) -> None:
+        async with AsyncExitStack() as stack:
+            for name in ("a/u1", "a/u2"):
+                await stack.enter_async_context(groups.use(*name.split("/")))
+            await too_many(groups, "a", "u3")
+            for name in ("b/u1", "b/u2"):
+                await stack.enter_async_context(groups.use(*name.split("/")))
+            await too_many(groups, "b", "u3")
+            for name in ("a/g", "a/g1", "b/g"):
+                await stack.enter_async_context(groups.use(*name.split("/")))
+
+    hosting(built, main, groups_max=4)
 
 
 def test_a_group_that_cannot_be_opened_is_tried_again_by_the_next_request(built: Built) -> None:
