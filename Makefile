@@ -29,11 +29,11 @@ $(READY): $(LOCK) pyproject.toml
 	$(RUN) scripts/java
 	@touch $@
 
-check: $(READY) ## format, lint, types, who imports whom
+check: $(READY) ## format, lint, types, who imports whom, links and words of the documents
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -q tests/test_layers.py tests/test_tidy.py
+	$(BIN)/pytest -q tests/test_layers.py tests/test_tidy.py tests/docs/test_pages.py
 
 fix: $(READY) ## mend what a tool can mend, and write the generated parts of docs/
 	$(BIN)/ruff check --fix .

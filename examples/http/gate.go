@@ -64,6 +64,8 @@ func ask(method, path string, body []byte, headers map[string]string, take func(
 		pause := pauses[min(tried, len(pauses)-1)]
 		if err := try(method, path, body, headers, take, &pause); err == nil {
 			return
+		} else if strings.Contains(err.Error(), "x509: ") {
+			fail(err.Error()) // SSL_CERT_FILE names one
 		} else {
 			fmt.Fprintln(os.Stderr, "trying again:", err)
 		}

@@ -34,7 +34,7 @@ async function ask(method, path, { headers, body, take }) {
       if (!PASSES.has(answer.status) || after === null) throw new Refused(`${answer.status}: ${text}`);
       pause = Number(after);
     } catch (error) {
-      if (error instanceof Refused) throw error;
+      if (error instanceof Refused || /CERT|SIGNED/.test(error.cause?.code)) throw error; // NODE_EXTRA_CA_CERTS names one
       console.error(`trying again: ${error.cause ?? error}`);
     } finally {
       clearTimeout(timer);
