@@ -20,6 +20,7 @@ from wald_gate.problems import HttpError
 from wald_gate.rights.clients import Client, Rights
 
 _SESSIONS_MAX = 1000
+_SESSIONS_OF_CLIENT = 50  # beyond that the one that was not used for longest ends, and none of another client
 _IDLE_SECONDS = 12 * 3600.0
 _WRONG_MAX = 10  # tokens from one address, in …
 _WRONG_SECONDS = 60.0
@@ -28,6 +29,7 @@ _ADDRESSES_MAX = 10_000
 
 @dataclass(slots=True)
 class _Session:
+    client: str
     authorization: str
     used: float
 
@@ -76,7 +78,7 @@ class Sessions:
         authorization = f"Bearer {token}"
         address = request.client.host if request.client is not None else ""
         try:
-            self._rights.client(authorization, None)
+            client = self._rights.client(authorization, None).name
         except HttpError:
             self._require_few_wrong(address)
             self._wrong.setdefault(address, []).append(time.monotonic())
@@ -84,10 +86,13 @@ class Sessions:
                 self._wrong.popitem(last=False)
             raise
         self._forget(request)
+        own = [number for number, session in self._sessions.items() if session.client == client]
+        if len(own) == _SESSIONS_OF_CLIENT:
+            del self._sessions[own[0]]
         while len(self._sessions) >= _SESSIONS_MAX:
             self._sessions.popitem(last=False)
         number = secrets.token_urlsafe(32)
-        self._sessions[number] = _Session(authorization, time.monotonic())
+        self._sessions[number] = _Session(client, authorization, time.monotonic())
         self._set(request, response, number, None)
 
     def end(self, request: Request, response: Response) -> None:
