@@ -89,8 +89,10 @@ class Repeats:
             )
         self._under_way.add(key)
         try:
+            loop = asyncio.get_running_loop()
+            until = loop.time() + self._daemon.patience
             remembered = await self._remembered()
-            request = Request(self, key, *await self.look_up(key))
+            request = Request(self, key, *await self.look_up(key), patience=until - loop.time())
             try:
                 yield request
             finally:
@@ -113,17 +115,23 @@ class Repeats:
         """Read the log from its beginning: it is not the one that is remembered."""
         await self.in_thread((await self._remembered()).begin_again)
 
-    async def store(self, key: bytes, number: int, route: str, payload: bytes, readings: int) -> Durable | Part:
+    def deadline(self, patience: float | None) -> float:
+        """The time of the loop at which a part is given up that comes now; None: with the patience of the daemon."""
+        return asyncio.get_running_loop().time() + (self._daemon.patience if patience is None else patience)
+
+    async def store(
+        self, key: bytes, number: int, route: str, payload: bytes, readings: int, until: float
+    ) -> Durable | Part:
         """Store a part; one that is found in the log meanwhile is returned as it is there.
 
         Args:
             readings: those at which it was looked up.
+            until: the time of the loop at which it is given up.
 
         Raises:
             Unavailable: the daemon, those who store in the same slot, and the log have together taken too long.
         """
         slot = self._slots[self._ids.of_key(key)]
-        until = asyncio.get_running_loop().time() + self._daemon.patience
         async with _in_turn(slot, until):
             while True:
                 async with _until(until, "the log is read on, which takes longer"):
@@ -253,9 +261,13 @@ class Request:
     Attributes:
         stored: the parts that are in the log since this request, by their numbers.
         is_replay: whether all of it was in the log before.
+
+    Args:
+        patience: the seconds that are left for the first part, once what is remembered has been read.
     """
 
-    def __init__(self, repeats: Repeats, key: bytes, parts: dict[int, Part], readings: int) -> None:
+    def __init__(self, repeats: Repeats, key: bytes, parts: dict[int, Part], readings: int, *, patience: float) -> None:
+        self._patience: float | None = patience
         self._repeats = repeats
         self._key = key
         self._parts = parts
@@ -275,11 +287,12 @@ class Request:
             WaldError: as of :meth:`wald_gate.incoming.daemon.Daemon.publish`.
         """
         self._number += 1
+        until, self._patience = self._repeats.deadline(self._patience), None
         payload = marked(payload, self._key, self._number, is_last=is_last)
         digest = digest_of(payload)
         part = await self._remembered()
         if part is None:
-            found = await self._repeats.store(self._key, self._number, route, payload, self._readings)
+            found = await self._repeats.store(self._key, self._number, route, payload, self._readings, until)
             if isinstance(found, Durable):
                 self.stored[self._number] = Part(found.first, found.last, digest)
                 return found, True
