@@ -65,7 +65,7 @@ class _Hosted:
             return True
         try:
             pending = await self.work.pending()
-        except (OSError, RuntimeError):  # it has failed in this moment
+        except (WaldError, OSError, RuntimeError):  # it has failed in this moment
             return True
         return not (pending or self.users)
 
@@ -145,10 +145,14 @@ class Groups:
         await asyncio.shield(self._close((route, group), hosted))
 
     async def close(self) -> None:
-        """Close all groups."""
+        """Close all groups; one that fails at it keeps no other, nor what is closed behind them, from being closed."""
         if self._looks is not None:
             self._looks.cancel()
-        await asyncio.gather(*[self._close(*each) for each in self._hosted.items()])
+        for failed in await asyncio.gather(
+            *[self._close(*each) for each in self._hosted.items()], return_exceptions=True
+        ):
+            if failed is not None:
+                _log.error("a work group could not be closed", exc_info=failed)
 
     async def _found(self, route: str, group: str) -> _Hosted:
         """The group, which is open or about to be."""
