@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 from starlette.requests import Request
 
 from wald.errors import InvalidInput
@@ -20,6 +21,8 @@ from wald_gate.state import State
 from wald_gate.words import in_words
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Struct)
+_WHOLE = re.compile(r"-?[0-9]{1,40}", re.ASCII)
 _WAIT = Duration(0, 300)
 _SOME_ROOT = "ROOT"
 _CHARSET = re.compile(r';[ \t]*charset="?([^";,\s]*)', re.IGNORECASE)
@@ -106,7 +109,7 @@ class Call:
             name = next(iter(self.request.query_params), "")
             raise InvalidInput(f"the query: there is no {name[:40]!r}, nor any other", hint=_SHAPES)
 
-    def query(self, shape: type[T]) -> T:
+    def query(self, shape: type[S]) -> S:
         """The parameters behind the ``?``; UNSET is what is not there, as None could be sent: "null".
 
         Raises:
@@ -117,7 +120,7 @@ class Call:
         for name, value in self.request.query_params.multi_items() if has_query else ():
             if name in given:
                 raise InvalidInput(f"{name} is there twice in the query", hint=f"?{name}={value}")
-            given[name] = value
+            given[name] = None if name in _numbers(shape) and not _WHOLE.fullmatch(value) else value  # not 1e3
         try:
             return msgspec.convert(given, shape, strict=False)
         except msgspec.ValidationError as error:
@@ -145,6 +148,15 @@ class Call:
             ) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidInput(f"the body: {error}", hint=_SHAPES) from None
+
+
+@lru_cache(64)
+def _numbers(shape: type[Struct]) -> frozenset[str]:
+    """The fields of a shape that are whole numbers; msgspec would take 1e3 for one."""
+    info = msgspec.inspect.type_info(shape)
+    assert isinstance(info, msgspec.inspect.StructType)
+    kinds = {each.encode_name: getattr(each.type, "types", (each.type,)) for each in info.fields}
+    return frozenset(n for n, of in kinds.items() if any(isinstance(kind, msgspec.inspect.IntType) for kind in of))
 
 
 @lru_cache(64)

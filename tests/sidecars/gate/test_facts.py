@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from gating import Gate
@@ -80,3 +81,17 @@ def test_what_there_is_not(gate: Gate, method: str, path: str, status: int) -> N
     answer = gate.ask(method, path)
 
     assert (answer.status, answer.headers["content-type"]) == (status, "application/problem+json")
+
+
+@pytest.mark.parametrize("path", ["/healthz%0A", "/v1/head%0A", "/v1/routes/orders/records%0A?limit=1"])
+def test_a_path_with_a_newline_behind_it_is_no_path(gate: Gate, path: str) -> None:
+    """It would pass by the rule of a proxy for the path without it."""
+    assert gate.get(path).status == 404
+
+
+@pytest.mark.parametrize("limit", ["1e3", "1.0", "", "٣", "0x1"])
+def test_a_number_is_written_in_digits(gate: Gate, limit: str) -> None:
+    answer = gate.get(f"/v1/routes/orders/records?limit={quote(limit)}")
+
+    assert (answer.status, answer.json()["code"]) == (400, "invalid")
+    assert "limit" in answer.json()["detail"]
