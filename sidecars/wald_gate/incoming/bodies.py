@@ -9,8 +9,9 @@ application/octet-stream   all of it is one record
 
 from __future__ import annotations
 
+import asyncio
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import zstandard
@@ -103,7 +104,10 @@ async def json_object_payloads(parts: AsyncIterator[bytes], sizes: Sizes) -> Asy
     """
     number = 1
     async for lines in _lines(parts, sizes):
-        for payload in json_payloads(lines, "the body", number, None):
+        payloads: Iterable[bytes] = json_payloads(lines, "the body", number, None)
+        if len(lines) > FRAME_MAX_BYTES:  # it is a single one; others are answered meanwhile
+            payloads = await asyncio.to_thread(list, payloads)
+        for payload in payloads:
             yield Payload(payload, columns=True)
         number += lines.count(b"\n")
 
