@@ -196,7 +196,7 @@ class Daemon:
     def _hold(self, routes: frozenset[str]) -> None:
         self._held_routes = routes
         for lane in (self._main, self._held):
-            if any(self._lane_of(request) is not lane for request in lane.under_way if request.route):
+            if any(self._lane_of(request) is not lane for request in lane.requests() if request.route):
                 lane.break_off()
 
 

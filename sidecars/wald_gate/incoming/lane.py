@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,6 +82,11 @@ class Lane:
             self._wanted.set()
         else:
             self._send_on()
+
+    def requests(self) -> Iterator[Request]:
+        """All of them, sent or not."""
+        yield from self.under_way
+        yield from self._waiting
 
     def forget(self, request: Request) -> None:
         """Keep nothing of a request that was given up; what was sent of it may be carried out."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tracemalloc
+from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -20,30 +22,42 @@ class Silent:
     """Takes requests, answers no ``PUB``, and counts.
 
     Attributes:
-        publishes: all that came, over connections that are open.
+        publishes: all that came, over whichever connection; routes: how many of them for which route.
         questions: how often STAT was asked.
+        busy: what its answer is to say.
+        open: how many connections there are.
     """
 
     def __init__(self) -> None:
-        self.publishes = self.questions = 0
+        self.publishes = self.questions = self.open = 0
+        self.busy: list[str] = []
+        self.routes: Counter[str] = Counter()
 
     async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take what comes over a connection."""
-        while line := await reader.readline():
-            if line == b"STAT\n":
-                self.questions += 1
-                writer.write(b"OK {}\n")
-            elif line.startswith(b"PUB "):
-                self.publishes += 1
+        self.open += 1
+        with suppress(ConnectionError):
+            while line := await reader.readline():
+                if line == b"STAT\n":
+                    self.questions += 1
+                    writer.write(b"OK %b\n" % json.dumps({"busy": self.busy}).encode())
+                elif line.startswith(b"PUB "):
+                    self.publishes += 1
+                    self.routes[line.split()[1].decode()] += 1
         writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+        self.open -= 1
 
 
 @asynccontextmanager
 async def silent(path: Path) -> AsyncIterator[Silent]:
     found = Silent()
-    server = await asyncio.start_unix_server(found.take, path)
+    server = await asyncio.start_unix_server(found.take, path, limit=2 * BIG)
     async with server:
         yield found
+        while found.open:
+            await asyncio.sleep(0.01)
 
 
 async def given_up(daemon: Daemon, payloads: list[bytes]) -> None:
@@ -96,3 +110,27 @@ def test_nothing_is_kept_of_what_was_given_up(tmp_path: Path, is_there: bool) ->
         asyncio.run(ask_silent() if is_there else ask())
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.slow
+def test_a_route_that_is_free_again_waits_for_no_other(tmp_path: Path) -> None:
+    """It was behind more requests of the other than are sent at a time."""
+
+    async def ask() -> None:
+        async with silent(tmp_path / "socket") as daemon:
+            gate = Daemon(tmp_path, tmp_path / "socket", patience=20)
+            daemon.busy = ["a", "b"]
+            asked = [asyncio.create_task(gate.publish(route, b"x\n", columns=False)) for route in ["a"] * 300 + ["b"]]
+            while daemon.routes["a"] < 512:  # over the first connection, and then over the second
+                await asyncio.sleep(0.01)
+            assert daemon.routes["b"] == 0
+            daemon.busy = ["a"]
+            while not daemon.routes["b"]:
+                assert not any(each.done() for each in asked)
+                await asyncio.sleep(0.01)
+            for each in asked:
+                each.cancel()
+            await asyncio.wait(asked)
+            await gate.close()
+
+    asyncio.run(ask())
