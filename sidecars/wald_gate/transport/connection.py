@@ -117,6 +117,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._head_bytes = 0
         self._is_in_head = True
+        self._is_between = True  # nothing of a request has come
         self._plain_head = b""  # of a request that asks for another protocol, without that
         self._is_refused = False  # and nothing that it sends is looked at any more
         self._rest_bytes: int | None = None  # of a body, that have come after its answer
@@ -155,7 +156,7 @@ class Connection(HttpToolsProtocol):
             self._answering.message_event.set()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_refused:
+        if self._is_refused or (self._is_between and not data.strip(b"\r\n")):  # RFC 9112, section 2.2
             return
         self.bounds.idle.pop(self, None)
         self._head_bytes += len(data)
@@ -196,6 +197,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._is_between = False
         self.scope[BREAK_OFF] = self._break_off  # type: ignore[literal-required]
         if self._peer is not None:
             self.scope[PEER] = self._peer  # type: ignore[literal-required]
@@ -243,7 +245,7 @@ class Connection(HttpToolsProtocol):
         if not (self._is_refused or self.parser.should_upgrade()):
             super().on_message_complete()
             self.scope[COMPLETE] = True  # type: ignore[literal-required]
-            self._is_in_head, self._head_bytes = True, 0
+            self._is_in_head, self._is_between, self._head_bytes = True, True, 0
 
     def on_response_complete(self) -> None:
         self.transport.flush()  # type: ignore[attr-defined]  # of JoinedWrites
