@@ -33,7 +33,8 @@ _PROGRAMS = ("wald", "wald_archive", "wald_drain", "wald_gate", "wald_reclaim")
 # Programs of the tests.
 _SCRIPTS = {str(Path(__file__).with_name(f"{name}.py")) for name in ("owning", "workgroup_worker", "working")}
 _PACKAGES = ("wald.cli", "wald.daemon", "wald.work", *_PROGRAMS[1:])  # what they import when they are told what to do
-_ENCODINGS = ("utf_16", "utf_16_be", "utf_16_le", "utf_32", "utf_32_be", "utf_32_le")  # what json looks for in bytes
+# What json looks for in bytes, and sockets in names; another user may not read the interpreter's directory later.
+_ENCODINGS = ("utf_16", "utf_16_be", "utf_16_le", "utf_32", "utf_32_be", "utf_32_le", "idna")
 _USER = re.compile(r"\S*/setpriv --reuid=(\d+) --regid=(\d+) (?:--clear-groups|--groups=([\d,]+)) ")
 _PR_SET_DUMPABLE = 4  # prctl(2)
 _MESSAGE_BYTES = 1 << 17
