@@ -21,8 +21,8 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
 nitpicky = True  # with --fail-on-warning: a reference to a name of wald that is in no page fails
-# The names of other libraries, and the modules behind the public ones.
-nitpick_ignore_regex = [(r"py:.*", r"(?!wald\b).*|wald\.(format|store|payloads|session)\..*")]
+# The names of other libraries, the modules behind the public ones, and type variables.
+nitpick_ignore_regex = [(r"py:.*", r"(?!wald\b).*|wald\.(format|store|payloads|session)\..*|wald\.aio\.T$")]
 
 html_theme = "furo"
 html_title = "wald"
