@@ -68,18 +68,30 @@ class TlsListener:
                 return
             client = str(address[0])
             if self._bounds.enter(client):
-                handshake = _Handshake(self._loop.create_task(self._hand_over(accepted, client)))
-                self._bounds.idle[handshake] = None
-                self._handshakes.add(handshake)
-                handshake.task.add_done_callback(lambda _, each=handshake: self._end(each))  # type: ignore[misc]
+                self._start(accepted, client)
             else:
                 self._bounds.leave(client)
                 accepted.close()
 
-    async def _hand_over(self, accepted: socket.socket, client: str) -> None:
+    def _start(self, accepted: socket.socket, client: str) -> None:
         connection = self._make()
         connection.client_place = client
-        CLIENT.set(client)  # of this task, and of what the loop does for its connection
+        task = self._loop.create_task(self._hand_over(accepted, connection))
+        handshake = _Handshake(task)
+        self._bounds.idle[handshake] = None
+        self._handshakes.add(handshake)
+
+        def end(_: asyncio.Task[None]) -> None:  # not in the task: one that makes way before its first step has none
+            self._bounds.idle.pop(handshake, None)
+            self._handshakes.discard(handshake)
+            if not connection.is_made:
+                accepted.close()
+                self._bounds.leave(client)
+
+        task.add_done_callback(end)
+
+    async def _hand_over(self, accepted: socket.socket, connection: Connection) -> None:
+        CLIENT.set(connection.client_place)  # of this task, and of what the loop does for its connection
         try:
             accepted.setblocking(False)
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -91,14 +103,6 @@ class TlsListener:
             )
         except OSError:  # the client has gone, speaks no TLS, or was too slow
             pass
-        finally:
-            if not connection.is_made:
-                accepted.close()
-                self._bounds.leave(client)
-
-    def _end(self, handshake: _Handshake) -> None:
-        self._bounds.idle.pop(handshake, None)
-        self._handshakes.discard(handshake)
 
 
 class _Handshake:

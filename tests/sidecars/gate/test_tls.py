@@ -383,6 +383,29 @@ def test_a_handshake_has_a_place_and_the_one_that_waits_for_longest_makes_way(
         assert 'connections_ended_total{reason="made way"} 2.0' in text
 
 
+def test_handshakes_that_make_way_before_they_begin_give_their_places_back(
+    daemon: Daemon, authority: Authority
+) -> None:
+    """They were accepted together with those that they make way for."""
+
+    with limited(daemon, authority, "head_timeout = 3600\nconnections_max = 20") as gate:
+
+        def handshakes() -> str:
+            with closing(connected(gate, trusting(authority))) as connection:
+                connection.request("GET", "/metrics")
+                found = re.search(r'connections{state="handshake"} (\S+)', connection.getresponse().read().decode())
+            assert found
+            return found[1]
+
+        gate.process.send_signal(signal.SIGSTOP)
+        burst = [silent(gate) for _ in range(60)]
+        gate.process.send_signal(signal.SIGCONT)
+        assert all(map(is_closed, burst[:40]))
+        for each in burst:
+            each.close()
+        eventually(lambda: handshakes() == "0.0")
+
+
 def test_handshakes_of_one_address_have_a_bound_and_one_that_fails_gives_its_place_back(
     daemon: Daemon, authority: Authority
 ) -> None:
