@@ -65,7 +65,7 @@ class _Hosted:
             return True
         try:
             pending = await self.work.pending()
-        except (WaldError, OSError, RuntimeError):  # it has failed in this moment
+        except (WaldError, OSError, RuntimeError, ValueError):  # it has failed in this moment, or was closed
             return True
         return not (pending or self.users)
 

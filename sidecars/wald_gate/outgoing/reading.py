@@ -67,6 +67,7 @@ class Reading:
     Attributes:
         begins_behind: the sequence behind which the wanted records begin, once some were looked for.
         last: the sequence up to which all was read.
+        sent: the sequence up to which :meth:`chunks` has given all out.
     """
 
     def __init__(self, state: State, wanted: Wanted, form: Form) -> None:
@@ -81,7 +82,7 @@ class Reading:
         self._is_at_end = False  # of the log, as it was when it was looked at last
         self._is_over = False  # nothing more can be wanted
         self.begins_behind: int | None = None
-        self.last = 0
+        self.last = self.sent = 0
         self._records = 0
 
     async def chunk(self) -> bytes:
@@ -123,11 +124,13 @@ class Reading:
             chunk = first
             while True:
                 while chunk and (not follow or rights.edition == edition):
+                    self.sent = self.last
                     yield chunk
                     chunk = b"" if self._is_at_end else await self.chunk()
                 is_over = self._is_complete() or self._state.following.is_over or rights.edition != edition
                 if not follow or is_over:
                     break
+                self.sent = self.last  # there is no chunk that was read and not given out
                 if not await self.more(silent_seconds):
                     yield b""
                 chunk = await self.chunk()

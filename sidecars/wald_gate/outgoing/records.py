@@ -105,7 +105,7 @@ async def _kept_alive(reading: Reading, chunks: AsyncGenerator[bytes]) -> AsyncG
     yield _alive(reading.begins_behind)
     async with aclosing(chunks):
         async for chunk in chunks:
-            yield chunk or _alive(reading.last)
+            yield chunk or _alive(reading.sent)
 
 
 def _alive(sequence: int | None) -> bytes:

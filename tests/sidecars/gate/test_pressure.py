@@ -221,10 +221,9 @@ def test_what_comes_early_has_time_until_the_answer_is_complete(daemon: Daemon, 
 
 def test_an_empty_line_between_two_requests_is_none_of_a_head(daemon: Daemon) -> None:
     """What is idle stays so, and is closed without an answer."""
-    with limited(daemon, "head_timeout = 0.5\nidle_timeout = 3") as gate, connected(gate) as connection:
+    with limited(daemon, "head_timeout = 1\nidle_timeout = 4") as gate, connected(gate) as connection:
         for _ in range(2):
-            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n")
-            connection.sendall(b"\r\n")
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
             connection.sendall(b"\r\n")
         assert connection.recv(1) == b""

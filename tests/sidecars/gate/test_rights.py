@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -105,18 +106,45 @@ def test_a_stream_ends_when_the_file_of_tokens_says_something_else(guarded: Gate
         assert lines.read() == b""
 
 
-def test_a_read_that_has_an_end_is_whole_although_the_tokens_change(guarded: Gate, tokens: Path) -> None:
-    """It would pass for whole if it ended before."""
+def store_much(gate: Gate) -> bytes:
+    """Store more than connection and gate keep for a client that does not read."""
     large = b"%0999d\n" * 20_000 % tuple(range(20_000))
     storing = {"Authorization": "Bearer all-token", "Content-Type": "text/plain"}
-    assert guarded.ask("POST", ORDERS, large, storing).status == 200
+    assert gate.ask("POST", ORDERS, large, storing).status == 200
+    return large
+
+
+def add_token(gate: Gate, tokens: Path) -> None:
+    tokens.write_text(tokens.read_text() + entry("new", read=["*"]))
+    gate.process.send_signal(signal.SIGHUP)
+    eventually(lambda: status(gate, "new-token", "GET", f"{ORDERS}?limit=1") == 200)
+
+
+def test_a_read_that_has_an_end_is_whole_although_the_tokens_change(guarded: Gate, tokens: Path) -> None:
+    """It would pass for whole if it ended before."""
+    large = store_much(guarded)
     headers = {"Authorization": "Bearer out-token"}
     with guarded.asked("GET", f"{ORDERS}?from=2&format=raw", headers=headers) as lines:
         first = lines.readline()
-        tokens.write_text(tokens.read_text() + entry("new", read=["*"]))
-        guarded.process.send_signal(signal.SIGHUP)
-        eventually(lambda: status(guarded, "new-token", "GET", f"{ORDERS}?limit=1") == 200)
+        add_token(guarded, tokens)
         assert first + lines.read() == large
+
+
+def test_events_that_end_before_all_have_come_say_no_later_id_than_that_of_the_last(
+    guarded: Gate, tokens: Path
+) -> None:
+    """A browser goes on behind the last id."""
+    store_much(guarded)
+    headers = {"Authorization": "Bearer out-token"}
+    with guarded.asked("GET", f"{ORDERS}?from=2&format=events", headers=headers) as lines:
+        first = lines.readline()
+        add_token(guarded, tokens)
+        rest = first + lines.read()
+    ids = [int(each) for each in re.findall(rb"^id: (\d+)$", rest, re.MULTILINE)]
+    shown = [int(each) for each in re.findall(rb'"sequence": ?(\d+)', rest)]
+    assert shown == [*range(2, shown[-1] + 1)]
+    assert shown[-1] < 20_001
+    assert ids[-1] == shown[-1]
 
 
 def ask_as(gate: Gate, token: str, method: str, path: str, fields: object = None) -> Answer:
