@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -156,11 +157,12 @@ def test_a_full_disk_is_said_and_the_group_goes_on_when_there_is_room(tmp_path: 
         gate.post(RECORDS, b"".join(b"%d\n" % number for number in range(20_000)))
         gate.make_group("billing")
         assert leased(gate, max_records=1) == [1]
-        fill(disk / "fill")
+        fillers = (disk / f"fill-{number}" for number in count())
         acknowledged: set[int] = set()
 
         def is_full() -> bool:
-            """Many lines are needed until those that stand ready are used up."""
+            """It takes many lines to use up those that stand ready; meanwhile the daemon may give room back."""
+            fill(next(fillers))
             got = post(gate, "lease", max_records=100)
             if got.status == 200:
                 sequences = [record["sequence"] for record in got.json()["records"]][::2]
@@ -173,7 +175,8 @@ def test_a_full_disk_is_said_and_the_group_goes_on_when_there_is_room(tmp_path: 
             return True
 
         eventually(is_full)
-        (disk / "fill").unlink()
+        for each in disk.glob("fill-*"):
+            each.unlink()
         eventually(lambda: post(gate, "lease", max_records=1).status == 200)
         again = set(leased(gate, consumer="w2", max_records=10_000))
         assert again
