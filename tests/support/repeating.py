@@ -5,6 +5,9 @@ from __future__ import annotations
 import socket
 
 from gating import Answer, Gate
+from running import Daemon, reclaim
+
+import wald as library
 
 ORDERS = "/v1/routes/orders/records"
 
@@ -25,3 +28,13 @@ def begun(gate: Gate, key: str, body: bytes, *, length: int) -> socket.socket:
     head = f"POST {ORDERS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nContent-Length: {length}\r\n"
     connection.sendall(f"{head}Idempotency-Key: {key}\r\n\r\n".encode() + body)
     return connection
+
+
+def release(daemon: Daemon) -> None:
+    """Let RECLAIM take all there is."""
+    log = library.open(daemon.root)
+    head = log.head()
+    assert head
+    log.set_cursor("orders", head.sequence)
+    assert daemon.ask("CUT").startswith("OK cut")
+    reclaim(daemon.root, "--grace", "0")

@@ -77,12 +77,12 @@ class Remembered:
         self._unsaved: dict[tuple[bytes, int], tuple[Part, int]] = {}
         self._failed = False
         self._last: dict[int, tuple[int, int]] = {}  # of a slot: the sequence of its last batch, and the number of it
+        self._has_gap = False  # the last batch of a slot may be among what was passed over
         self.seen = 0
         self._table = self._opened()
         self._upto: _Upto | None = self._table.execute("select sequence, time_ns, checksum from upto").fetchone()
         self._saved_upto = self._upto
         self.follow()
-        self._read_numbers()
         self._read_on()
 
     def parts(self, key: bytes) -> dict[int, Part]:
@@ -114,7 +114,6 @@ class Remembered:
         """Forget everything if the log is not the one that is remembered; then it is to be read from its beginning."""
         if not self._follows():
             self._forget_all()
-            self._read_numbers()
 
     def slot(self, number: int) -> tuple[int, int]:
         """The number of the last batch of a slot, and the sequence up to which the log is read."""
@@ -134,22 +133,26 @@ class Remembered:
             raise lost_head(self._log.root, view.bound)
         first = self._next(view)
         last = (1 << 64) - 1 if view.bound.sequence is None else view.bound.sequence
-        self.seen = first - 1
-        if first > last:
-            return False
+        self._see(first, first - 1)
         read = 0
-        for batch in islice(_span(view, first, last), _PORTION):
+        for batch in islice(_span(view, first, last), _PORTION) if first <= last else ():
             read += 1
             header = batch.header
             is_ours = self._take(header.producer_id, header.base_sequence, header.producer_sequence)
             if is_ours and (mark := mark_in(batch)) is not None:
                 self._unsaved[mark.key, mark.number] = mark.part, batch.append_time_ns
             self._upto = batch.last_sequence, batch.append_time_ns, header.body_checksum
-            self.seen = batch.last_sequence
-        if read < _PORTION and view.bound.sequence is not None:
-            self.seen = last  # what is lost in front of it cannot be seen
-        self._save()
-        return read == _PORTION
+            self._see(header.base_sequence, batch.last_sequence)
+        if read:
+            self._save()
+        if read == _PORTION:
+            return True
+        if view.bound.sequence is not None:
+            self._see(last + 1, last)  # what is lost in front of it cannot be seen
+        if self._has_gap:
+            self._read_numbers(view)
+            self._has_gap = False
+        return False
 
     def is_true(self, key: bytes, number: int, part: Part) -> bool:
         """Whether the log has this part where it is remembered, or does not have that place any more."""
@@ -162,7 +165,6 @@ class Remembered:
     def begin_again(self) -> None:
         """Forget everything, and read what the log has."""
         self._forget_all()
-        self._read_numbers()
         self._read_on()
 
     def close(self) -> None:
@@ -236,6 +238,7 @@ class Remembered:
         self._table.close()
         self._unsaved.clear()
         self._last.clear()
+        self.seen = 0
         self._upto = self._saved_upto = None
         self._table = self._new(":memory:") if self._path is None else self._made_again()
 
@@ -256,9 +259,13 @@ class Remembered:
         following, read_ns = (self._upto[0] + 1, self._upto[1]) if self._upto else (1, 0)
         return following if read_ns >= oldest_ns else max(following, sequence_since(view, oldest_ns))
 
-    def _read_numbers(self) -> None:
+    def _see(self, first: int, last: int) -> None:
+        """Have read from ``first`` to ``last``; what is before that and has not been read is passed over."""
+        self._has_gap |= first > self.seen + 1
+        self.seen = max(self.seen, last)
+
+    def _read_numbers(self, view: View) -> None:
         """Take the numbers of the slots from the state that the newest segment begins with, and from its batches."""
-        view = self._log.view()
         readable = [s for s in view.segments if s.base_sequence <= view.bound.segment and view.limit(s) != 0]
         if not readable:
             return

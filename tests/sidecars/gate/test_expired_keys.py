@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from clocks import moved
 from gating import Gate
-from repeating import begun, outcome, send
+from repeating import begun, outcome, release, send
 from running import Daemon, eventually
 
 import wald as library
@@ -116,17 +116,44 @@ def test_a_clock_that_goes_back_forgets_no_key(root: Path) -> None:
         assert outcome(send(gate, "k")) == (200, True, first.body)
 
 
+async def store(repeats: Repeats, key: int, values: list[bytes]) -> list[int]:
+    """The sequences of the parts of a body; all keys are of the same slot."""
+    async with repeats.request(bytes([7] + [key] * 15)) as request:
+        found = []
+        for value in values:
+            durable, _ = await request.publish("orders", *encode_columns([value]), is_last=value == values[-1])
+            found.append(durable.first)
+        return found
+
+
+@pytest.mark.parametrize("by_reclaim", [True, False])
+def test_the_number_of_a_slot_is_known_of_what_is_not_read(
+    daemon: Daemon, root: Path, monkeypatch: pytest.MonkeyPatch, *, by_reclaim: bool
+) -> None:
+    """Another gate had the slot meanwhile, and what it stored is older than a day, or is reclaimed."""
+
+    async def test() -> None:
+        to_daemon = daemons.Daemon(root, daemon.socket_path, patience=30)
+        one, other = (Repeats(library.open(root), to_daemon) for _ in range(2))
+        try:
+            assert await store(one, 1, [b"a"]) == [1]
+            assert await store(other, 2, [b"b"]) == [2]
+            if by_reclaim:
+                await asyncio.to_thread(release, daemon)
+            else:
+                monkeypatch.setattr(remembered, "_KEPT_NS", 0)
+            assert await store(one, 3, [b"c"]) == [3]
+        finally:
+            await one.close()
+            await other.close()
+            await to_daemon.close()
+
+    asyncio.run(test())
+
+
 def test_the_parts_that_came_last_are_remembered(daemon: Daemon, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And all parts of a key of which one is among them."""
     monkeypatch.setattr(remembered, "KEPT_PARTS", 4)
-
-    async def store(repeats: Repeats, key: int, values: list[bytes]) -> list[int]:
-        async with repeats.request(bytes([key]) * 16) as request:
-            found = []
-            for value in values:
-                durable, _ = await request.publish("orders", *encode_columns([value]), is_last=value == values[-1])
-                found.append(durable.first)
-            return found
 
     async def test() -> None:
         to_daemon = daemons.Daemon(root, daemon.socket_path, patience=30)

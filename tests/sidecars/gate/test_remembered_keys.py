@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from copied_back import copy, copy_back
 from gating import Gate
-from repeating import ORDERS, begun, outcome, send
+from repeating import ORDERS, begun, outcome, release, send
 from running import Daemon, eventually, reclaim
 from tracing import traced
 
@@ -24,16 +24,6 @@ PARTS = b"".join(b"line %d\n" % number for number in range(100_000))  # about ni
 
 def values(root: Path) -> list[bytes]:
     return [record.value for record in library.open(root).records("orders")]
-
-
-def release(daemon: Daemon) -> None:
-    """Let RECLAIM take all there is."""
-    log = library.open(daemon.root)
-    head = log.head()
-    assert head
-    log.set_cursor("orders", head.sequence)
-    assert daemon.ask("CUT").startswith("OK cut")
-    reclaim(daemon.root, "--grace", "0")
 
 
 def keys_of_slot(slot: int, route: str = "orders") -> Iterator[str]:
