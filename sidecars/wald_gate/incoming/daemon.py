@@ -31,9 +31,9 @@ _LOOK_SECONDS = 1.0
 class Overtaken(Refused):
     """The number of a request is not the next one of its producer; ``code`` says why."""
 
-    def __init__(self, error: ProtocolError) -> None:
-        super().__init__(error.message)
-        self.code = error.code
+    def __init__(self, message: str, *, hint: str = "", code: Code | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
 
 
 @dataclass(slots=True)
@@ -149,7 +149,8 @@ class Daemon:
             raise
         except ProtocolError as error:
             if error.code in _OVERTAKEN:
-                raise Overtaken(error) from None
+                hint = "GET the records, to see what is stored, before it is sent again"
+                raise Overtaken(error.message, hint=hint, code=error.code) from None
             if error.code is Code.BAD_REQUEST and request.route:
                 message = f"the daemon is older than this gate, and does not know what it asks for: {error.message}"
                 raise Unavailable(message, hint="start the daemon again, with the version of the gate") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Iterator
@@ -10,6 +11,11 @@ from typing import Any
 import pytest
 from gating import Gate
 from running import Daemon, eventually, wald
+
+import wald as library
+from wald.client.payloads import encode_columns
+from wald_gate import problems
+from wald_gate.incoming import daemon as daemons
 
 ROUTE = "/v1/routes/orders"
 TOKENS: dict[str, dict[str, Any]] = {"ann": {"admin": True}, "bob": {"read": ["*"], "write": ["*"], "work": ["*"]}}
@@ -158,6 +164,27 @@ def test_a_wrong_key_is_told_what_is_wrong_with_it(gate_of_two: Gate, key: str, 
     answer = told(gate_of_two, "bob", "POST", f"{ROUTE}/records", b"5\n", idempotency_key=key)
 
     assert answer["detail"] == detail
+
+
+def test_a_number_that_is_taken_is_told_to_those_who_are_no_admin(daemon: Daemon) -> None:
+    """A request as the gate sends it, under a number that another one has already."""
+    root = library.open(daemon.root).root
+
+    async def test() -> None:
+        to_daemon = daemons.Daemon(root.path, daemon.socket_path, patience=30)
+        end = asyncio.get_running_loop().time() + 30
+        (payload,), (other,) = encode_columns([b"a"]), encode_columns([b"b"])
+        await to_daemon.publish_as(daemons.Producer(5, 1), "orders", payload, seen=0, until=end)
+        with pytest.raises(daemons.Overtaken) as overtaken:
+            await to_daemon.publish_as(daemons.Producer(5, 1), "orders", other, seen=0, until=end)
+        await to_daemon.close()
+        shown = problems.for_client(overtaken.value, root, "orders", is_admin=False)
+
+        assert isinstance(shown, daemons.Overtaken)
+        assert shown.message == "batch 1 of this producer is already another one"
+        assert shown.hint.startswith("GET the records")
+
+    asyncio.run(test())
 
 
 def test_the_document_names_the_header_of_an_answer_that_is_repeated(gate_of_two: Gate) -> None:
