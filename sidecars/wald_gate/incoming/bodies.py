@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor
 from typing import NamedTuple
 
 import zstandard
@@ -40,17 +41,19 @@ class Payload(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Limits in bytes.
+    """Limits in bytes, and threads for a line that is long.
 
     Attributes:
         body: of a body, decompressed.
         record: of one record.
         keep: takes in how many are kept of an unfinished record; an error if that is too much for the gate.
+        threads: not those of asyncio, in which the gate connects to the daemon.
     """
 
     body: int
     record: int
     keep: Callable[[int], None]
+    threads: Executor
 
 
 Expand = Callable[[bytes], Iterator[bytes]]
@@ -105,8 +108,8 @@ async def json_object_payloads(parts: AsyncIterator[bytes], sizes: Sizes) -> Asy
     number = 1
     async for lines in _lines(parts, sizes):
         payloads: Iterable[bytes] = json_payloads(lines, "the body", number, None)
-        if len(lines) > FRAME_MAX_BYTES:  # it is a single one; others are answered meanwhile
-            payloads = await asyncio.to_thread(list, payloads)
+        if len(lines) > FRAME_MAX_BYTES:  # a single one; others are answered as far as json releases the GIL
+            payloads = await asyncio.get_running_loop().run_in_executor(sizes.threads, list, payloads)
         for payload in payloads:
             yield Payload(payload, columns=True)
         number += lines.count(b"\n")

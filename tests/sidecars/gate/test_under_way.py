@@ -7,12 +7,15 @@ import json
 import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from wald.errors import Unavailable
+from wald_gate.incoming.bodies import Sizes, json_object_payloads
 from wald_gate.incoming.daemon import Daemon
 
 BIG = 1 << 20
@@ -71,10 +74,36 @@ async def given_up(daemon: Daemon, payloads: list[bytes]) -> None:
 def test_so_many_are_sent_that_the_daemon_still_knows_each(tmp_path: Path) -> None:
     async def ask() -> None:
         async with silent(tmp_path / "socket") as daemon:
-            gate = Daemon(tmp_path, tmp_path / "socket", patience=0.5)
-            await given_up(gate, [b"x\n"] * 300)
+            gate = Daemon(tmp_path, tmp_path / "socket", patience=30)
+            asked = [asyncio.create_task(gate.publish("orders", b"x\n", columns=False)) for _ in range(300)]
+            while daemon.publishes < 256:
+                await asyncio.sleep(0.01)
+            for _ in range(20):  # in which more would come
+                await asyncio.sleep(0.001)
             assert daemon.publishes == 256
+            for each in asked:
+                each.cancel()
+            await asyncio.wait(asked)
             await gate.close()
+
+    asyncio.run(ask())
+
+
+def test_a_long_line_takes_no_thread_in_which_the_daemon_is_connected_to() -> None:
+    """All of asyncio's threads are taken here, by a task that does not end before the line is parsed."""
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b'{"value": "%b"}\n' % (b"x" * BIG)
+
+    async def ask() -> None:
+        parsed = Event()
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        taken = asyncio.create_task(asyncio.to_thread(parsed.wait, 30))
+        with ThreadPoolExecutor(1) as threads:
+            sizes = Sizes(2 * BIG, 2 * BIG, lambda _: None, threads)
+            assert [len(each.data) > BIG for each in [each async for each in json_object_payloads(body(), sizes)]]
+        parsed.set()
+        assert await taken
 
     asyncio.run(ask())
 
