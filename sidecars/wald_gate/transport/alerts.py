@@ -20,14 +20,33 @@ CLIENT: ContextVar[str] = ContextVar("client", default="a client")
 """The address at the other end of the handshake."""
 
 
+class Context(ssl.SSLContext):
+    """Certificates, for handshakes that know where comes in what their clients send."""
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        made = super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+        if isinstance(made, Handshake):
+            made.incoming = incoming
+        return made
+
+
 class Handshake(ssl.SSLObject):
     """One handshake. ``bounds`` and ``reported`` are set in a class of its own for each server.
 
     Attributes:
+        incoming: what the client has sent and OpenSSL has not read yet.
         reported: when a reason was written to the log last, in monotonic seconds.
     """
 
     bounds: Bounds
+    incoming: ssl.MemoryBIO
     reported: dict[str, float]
     _failure: ssl.SSLCertVerificationError | None = None
     _turns = 0
@@ -47,6 +66,7 @@ class Handshake(ssl.SSLObject):
             else:
                 return
         self._turns += 1
+        self.incoming.read()  # OpenSSL does not any more, and these would be kept for as long as the connection
         if self._turns > _TURNS:
             raise self._failure
         raise ssl.SSLWantReadError

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from wald.errors import InvalidInput
 from wald_gate.guarded import read_guarded
+from wald_gate.transport.alerts import Context
 
 
 def server_context(certificate: Path, key: Path, authorities: Path | None) -> ssl.SSLContext:
@@ -20,7 +21,7 @@ def server_context(certificate: Path, key: Path, authorities: Path | None) -> ss
         InvalidInput: a file cannot be read, others may write the key or the authorities, or the key belongs to
             another certificate.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = Context(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     if b"PRIVATE KEY-----" not in _content(key):

@@ -10,7 +10,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,8 +21,10 @@ from running import TIMEOUT_SECONDS, Daemon, eventually, refused, run, sidecar
 
 from wald.errors import InvalidInput
 from wald_gate.rights.tokens import entries
-from wald_gate.settings import Settings
+from wald_gate.settings import LimitSettings, Settings
+from wald_gate.transport.alerts import Handshake
 from wald_gate.transport.certificates import server_context
+from wald_gate.transport.connection import Bounds
 from wald_gate.transport.expiry import expiry, first_expiry
 from wald_gate.transport.server import Listening
 
@@ -200,6 +202,25 @@ def test_client_and_log_are_told_why_a_certificate_is_refused(gate: Gate, author
 
     assert gate.log.count("the certificate of 127.0.0.1 is refused: certificate has expired\n") == 1
     assert gate.log.count("the certificate of 127.0.0.1 is refused: unable to get local issuer certificate\n") == 1
+
+
+def test_what_a_client_sends_after_its_certificate_is_refused_is_not_kept(authority: Authority, tmp_path: Path) -> None:
+    pem = authority.sign("gate")
+    served = server_context(pem, pem, authority.certificate)
+    served.sslobject_class = type("Refused", (Handshake,), {"bounds": Bounds(LimitSettings()), "reported": {}})
+    ours, theirs = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = served.wrap_bio(ours, theirs, server_side=True)
+    stranger = trusting(authority, Authority(tmp_path, "theirs").sign("shop.example"))
+    client = stranger.wrap_bio(theirs, ours, server_hostname="localhost")
+    for step in (client, server, client):
+        with suppress(ssl.SSLWantReadError):
+            step.do_handshake()
+
+    for _ in range(2):
+        client.write(bytes(200_000))
+        with pytest.raises(ssl.SSLWantReadError):
+            server.do_handshake()
+        assert not ours.pending
 
 
 def test_sighup_takes_new_certificates_while_connections_go_on(
