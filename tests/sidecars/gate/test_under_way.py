@@ -97,8 +97,9 @@ def test_a_long_line_takes_no_thread_in_which_the_daemon_is_connected_to() -> No
 
     async def ask() -> None:
         parsed = Event()
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-        taken = asyncio.create_task(asyncio.to_thread(parsed.wait, 30))
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        taken = loop.run_in_executor(None, parsed.wait, 30)
         with ThreadPoolExecutor(1) as threads:
             sizes = Sizes(2 * BIG, 2 * BIG, lambda _: None, threads)
             assert [len(each.data) > BIG for each in [each async for each in json_object_payloads(body(), sizes)]]
