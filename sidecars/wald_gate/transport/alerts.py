@@ -21,7 +21,14 @@ CLIENT: ContextVar[str] = ContextVar("client", default="a client")
 
 
 class Context(ssl.SSLContext):
-    """Certificates, for handshakes that know where comes in what their clients send."""
+    """Certificates, for handshakes that know where comes in what their clients send.
+
+    Attributes:
+        authorities: all that a client is believed by, in base64; ``get_ca_certs`` leaves out those that may not sign
+            others.
+    """
+
+    authorities: frozenset[bytes] = frozenset()
 
     def wrap_bio(
         self,

@@ -8,9 +8,10 @@ from pathlib import Path
 from wald.errors import InvalidInput
 from wald_gate.guarded import read_guarded
 from wald_gate.transport.alerts import Context
+from wald_gate.transport.expiry import certificates
 
 
-def server_context(certificate: Path, key: Path, authorities: Path | None) -> ssl.SSLContext:
+def server_context(certificate: Path, key: Path, authorities: Path | None) -> Context:
     """What the gate shows, and which certificates it takes from clients.
 
     Args:
@@ -37,7 +38,7 @@ def server_context(certificate: Path, key: Path, authorities: Path | None) -> ss
             ) from None
         raise InvalidInput(f"{key}: the private key is damaged", hint=f"openssl pkey -noout -in {key}") from None
     if authorities is not None:
-        _content(authorities)
+        context.authorities = frozenset(certificates(_content(authorities)))
         _load(context, authorities)
         context.verify_mode = ssl.CERT_OPTIONAL
     return context

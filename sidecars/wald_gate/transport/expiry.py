@@ -1,4 +1,4 @@
-"""When certificates expire: read from them, as :mod:`ssl` says it of a peer's alone.
+"""Which certificates a file has, and when they expire: read from them, as :mod:`ssl` says it of a peer's alone.
 
 Sources: RFC 5280, section 4.1, for the fields and their order; X.690, section 8, for how they are written.
 """
@@ -6,16 +6,21 @@ Sources: RFC 5280, section 4.1, for the fields and their order; X.690, section 8
 from __future__ import annotations
 
 import re
-import ssl
+from base64 import b64decode
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-_PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_PEM = re.compile(rb"-----BEGIN (?:TRUSTED |X509 )?CERTIFICATE-----(.+?)-----END", re.DOTALL)  # what OpenSSL loads
 _VERSION, _UTC_TIME = 0xA0, 0x17
 _VALIDITY = 3  # behind the serial number, the algorithm and the issuer
 _LONG = 0x80  # a length in as many bytes as the other bits say
 _CENTURY = 50  # two digits from here on are a year of 1900
+
+
+def certificates(pem: bytes) -> list[bytes]:
+    """Those in a file of PEM, each in base64, without the ends of its lines."""
+    return [b"".join(each.split()) for each in _PEM.findall(pem)]
 
 
 def first_expiry(path: Path) -> float:
@@ -25,7 +30,7 @@ def first_expiry(path: Path) -> float:
         OSError: the file cannot be read.
         ValueError: there is none in it, or one is none.
     """
-    return min(expiry(ssl.PEM_cert_to_DER_cert(each)) for each in _PEM.findall(path.read_text()))
+    return min(expiry(b64decode(each)) for each in certificates(path.read_bytes()))
 
 
 def expiry(certificate: bytes) -> float:
@@ -35,7 +40,7 @@ def expiry(certificate: bytes) -> float:
         ValueError: it is none.
     """
     try:
-        [(_, whole)] = _elements(certificate)
+        _, whole = next(_elements(certificate))  # a second one says what a trusted certificate is trusted for
         _, signed = next(_elements(whole))
         fields = [value for tag, value in _elements(signed) if tag != _VERSION]
         _, (tag, text) = _elements(fields[_VALIDITY])

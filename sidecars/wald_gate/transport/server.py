@@ -22,7 +22,7 @@ from uvicorn.server import ServerState
 from wald.errors import InvalidInput
 from wald_gate.settings import Settings
 from wald_gate.transport import unix
-from wald_gate.transport.alerts import Handshake
+from wald_gate.transport.alerts import Context, Handshake
 from wald_gate.transport.certificates import server_context
 from wald_gate.transport.connection import Bounds, Connection
 from wald_gate.transport.expiry import first_expiry
@@ -94,7 +94,7 @@ class Listening:
             return [str(each.getsockname()[0]) for each in self.inherited if each.family != socket.AF_UNIX]
         return [self.host] if self.host else []
 
-    def tls(self) -> ssl.SSLContext | None:
+    def tls(self) -> Context | None:
         """The certificates, read now; errors are those of :func:`wald_gate.transport.certificates.server_context`."""
         if self.certificate is None:
             return None
@@ -241,7 +241,7 @@ class Server:
         host, port = listener.getsockname()[:2]
         return f"{'https' if self._tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
-    def _read_tls(self) -> ssl.SSLContext | None:
+    def _read_tls(self) -> Context | None:
         tls = self._listening.tls()
         if tls is not None:
             tls.sslobject_class = self._handshake
@@ -260,8 +260,8 @@ class Server:
         asyncio.get_running_loop().call_later(1.0, self._tick)
 
 
-def _authorities(tls: ssl.SSLContext | None) -> set[bytes]:
-    return set(tls.get_ca_certs(binary_form=True)) if tls is not None else set()
+def _authorities(tls: Context | None) -> frozenset[bytes]:
+    return tls.authorities if tls is not None else frozenset()
 
 
 async def _ended(tasks: Collection[asyncio.Task[None]], seconds: float) -> None:

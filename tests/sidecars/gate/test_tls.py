@@ -469,3 +469,27 @@ def test_an_authority_that_was_removed_gives_no_right_any_more(
                 pass
         with pytest.raises((ssl.SSLError, ConnectionError)):
             asking(stands.session)
+
+
+def test_a_certificate_that_signs_no_other_and_was_removed_gives_no_right_any_more(
+    gate: Gate, authority: Authority, tmp_path: Path
+) -> None:
+    """What ``--authorities`` has may be the certificate of a client itself."""
+    pinned = tmp_path / "pinned.pem"
+    openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", 2,
+            "-subj", "/CN=shop.example", "-addext", "basicConstraints=critical,CA:FALSE",
+            "-keyout", tmp_path / "pinned.key", "-out", pinned)  # fmt: skip
+    context = trusting(authority)
+    context.load_cert_chain(pinned, tmp_path / "pinned.key")
+    authorities = tmp_path / "authorities.pem"
+    with authorities.open("ab") as file:
+        file.write(b"# Caf\xe9\n" + pinned.read_bytes())
+    gate.process.send_signal(signal.SIGHUP)
+    eventually(lambda: not is_refused(gate, context))
+    with closing(connected(gate, context)) as stands:
+        assert status(stands) == 200
+        authorities.write_bytes(authority.certificate.read_bytes())
+        gate.process.send_signal(signal.SIGHUP)
+        eventually(lambda: is_refused(gate, context))
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            status(stands)
