@@ -72,8 +72,8 @@ class Reader:
             record = json.loads(line.removeprefix(b"data: "))
             if record["sequence"] != self.last + 1:
                 self._wrong.append(f"{record['sequence']} came behind {self.last}")
-            self.last = record["sequence"]
-            self.found[self.last] = value_of(record)
+            self.found[record["sequence"]] = value_of(record)
+            self.last = record["sequence"]  # last, as another thread looks up what it has come to
 
     def _move(self) -> None:
         while not self._over.wait(0.2):
