@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import threading
+from itertools import takewhile
+from pathlib import Path
 
 import pytest
 from logs import Built
 from reading import three_forms, values
-from running import eventually
+from running import Daemon, eventually
 
+import wald
 from wald.errors import Damaged, NotFound
 from wald.format.names import Kind
 from wald.format.record import Record
 from wald.store.reading.batches import Batch
+from wald.store.reading.reader import read_onward
 
 
 class TestUnderItsFeet:
@@ -201,3 +205,24 @@ class TestCursorStart:
         built.root.cursor("a", "processed").write_bytes(b"7\n")
         with pytest.raises(Damaged, match="beyond the head"):
             built.log.records("a", "cursor")
+
+
+def test_the_file_that_a_start_has_replaced_is_read_although_its_segment_was_cut_since(tmp_path: Path) -> None:
+    """Who had the file before it open meets its end, and nothing behind it."""
+    with Daemon(tmp_path / "log") as daemon:
+        daemon.ask("ROUTE ADD a")
+        daemon.ask("PUB a 2\n1\n")
+        daemon.ask("CUT")
+        onward = read_onward(wald.open(daemon.root).view(), route=None, start="earliest", stop=None, group="g")
+
+        def read_on() -> bytes:
+            batches = takewhile(lambda found: not isinstance(found, int), onward)
+            return b"".join(batch.raw() for batch in batches if isinstance(batch, Batch))
+
+        assert read_on() == b"1\n"
+        daemon.kill()
+        daemon.start_again()
+        daemon.ask("PUB a 2\n2\n")
+        daemon.ask("CUT")
+        daemon.ask("PUB a 2\n3\n")
+        assert read_on() == b"2\n3\n"

@@ -228,7 +228,7 @@ class _Reading:
             elif isinstance(met, DroppedRange):
                 self._report_dropped(met)
                 self._complete = met.last >= self._selection.last and not self._joiner.waits
-            elif self._report_missing(met, behind=walk.segment):
+            elif self._report_missing(met, walk):
                 return met.first
             if self._complete:
                 return None
@@ -277,20 +277,19 @@ class _Reading:
         elif damaged.whole_segment and first <= self._selection.last:
             self._report_lost(damaged.message, 0)
 
-    def _report_missing(self, missing: MissingRange, *, behind: int) -> bool:
-        """Report records that are in no segment. If some of them are there again, take a new view and return True.
+    def _report_missing(self, missing: MissingRange, walk: Walk) -> bool:
+        """Report records that are in no segment. If some of them may be there, take a new view and return True.
 
-        RECLAIM had renamed their segments when the directory was listed, and has taken that back in its ledger since.
-
-        Args:
-            behind: base of the segment in front of the records.
+        RECLAIM had renamed their segments when the directory was listed, and has taken that back in its ledger. Or
+        they are in the segment in front of them, of which an earlier file is open.
         """
         first, last = missing.first, min(missing.last, self._selection.last)
         try:
             lost = list(self._history.unexplained(first, last))
             if lost:
                 view = replace(read_view(self._root, self._view.log_id).including_released(), bound=self._view.bound)
-                if view.listing.between(behind + 1, missing.last):
+                was_active = walk.was_active and walk.segment < view.bound.segment
+                if was_active or view.listing.between(walk.segment + 1, missing.last):
                     self._view = view
                     return True
                 lost = list(self._history.unexplained(first, last))  # they may have been deleted since it was read

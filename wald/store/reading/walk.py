@@ -78,6 +78,10 @@ class Walk:
         sequence: the first record wanted; batches before it may be met, too.
         routes: batches of other routes may be skipped; None: none may.
         passable: which others of a sealed segment may be skipped; None: none may.
+
+    Attributes:
+        was_active: whether the segment of the last batch was the active one when it was opened. A start of the daemon
+            may have put another file in its place since, and what is missing behind it may be there.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class Walk:
         self._wanted = sequence
         self._current: OpenSegment | None = None
         self._position = 0
+        self.was_active = False
         self._expected: int | None = None  # the next sequence; None until the first batch has been met
         begin = view.segments[view.listing.covering(sequence)].base_sequence if view.segments else sequence
         self._behind = begin - 1 if begin <= sequence else 0  # segments with a larger base are still to come
@@ -156,6 +161,7 @@ class Walk:
             return view.without(gone, segment)
         limit, bound = view.limit(segment), view.bound
         self._current = opened
+        self.was_active = limit is not None
         self._behind = segment.base_sequence
         if self._expected is not None:
             self._position = FIRST_BATCH
