@@ -248,7 +248,9 @@ class Connection(HttpToolsProtocol):
             self._is_in_head, self._is_between, self._head_bytes = True, True, 0
 
     def on_response_complete(self) -> None:
-        self.transport.flush()  # type: ignore[attr-defined]  # of JoinedWrites
+        if len(self.bounds.open) - len(self.bounds.idle) == 1:
+            # Beside others it goes with theirs, so that their clients ask again together, and share a sync.
+            self.transport.flush()  # type: ignore[attr-defined]  # of JoinedWrites
         super().on_response_complete()
         if not self._has_answered() or self.transport.is_closing():
             return
