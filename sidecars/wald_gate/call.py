@@ -120,7 +120,8 @@ class Call:
         for name, value in self.request.query_params.multi_items() if has_query else ():
             if name in given:
                 raise InvalidInput(f"{name} is there twice in the query", hint=f"?{name}={value}")
-            given[name] = None if name in _numbers(shape) and not _WHOLE.fullmatch(value) else value  # not 1e3
+            # Not 1e3, nor null.
+            given[name] = "no number" if name in _numbers(shape) and not _WHOLE.fullmatch(value) else value
         try:
             return msgspec.convert(given, shape, strict=False)
         except msgspec.ValidationError as error:

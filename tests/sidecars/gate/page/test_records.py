@@ -80,7 +80,9 @@ def test_links_lead_over_all_records_in_both_directions(filled: Gate) -> None:
     assert [number for page in pages for number in rows(page)] == list(range(1, len(LINES) + 1))
 
 
-@pytest.mark.parametrize("query", ["from=nowhere", "before=0", "before=x", "follow=2", "from=1&from=2", "colour=red"])
+@pytest.mark.parametrize(
+    "query", ["from=nowhere", "before=0", "before=x", "before=null", "follow=2", "from=1&from=2", "colour=red"]
+)
 def test_a_position_that_is_none_is_an_error(filled: Gate, query: str) -> None:
     answer = filled.get(f"/records?route=orders&{query}")
     assert answer.status == 400
