@@ -58,9 +58,9 @@ def test_a_cancelled_call_that_has_not_begun_is_carried_out(daemon: Daemon) -> N
             os.kill(daemon.process.pid, signal.SIGSTOP)
             await producer.send("a", ["under way"])
             flush = asyncio.create_task(producer.flush())
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0)  # its call is handed to the thread
             send = asyncio.create_task(producer.send("a", ["behind it"]))
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0)  # its call is handed to the thread
             send.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await send
