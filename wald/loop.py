@@ -14,6 +14,18 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _TICK_MS = 500
 
 
+class _Stop(threading.Event):
+    """An event that a signal sets: it is set at once, and those who wait for it hear of it a moment later."""
+
+    signalled = False
+
+    def is_set(self) -> bool:
+        return self.signalled or super().is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self.signalled or super().wait(timeout)
+
+
 @contextmanager
 def stop_on_signals(again: Callable[[], None] = lambda: None) -> Iterator[threading.Event]:
     """An event that SIGTERM and SIGINT set, instead of ending the process where it stands.
@@ -30,11 +42,12 @@ def stop_on_signals(again: Callable[[], None] = lambda: None) -> Iterator[thread
             for record in consumer:
                 handle(record)
     """
-    stop = threading.Event()
+    stop = _Stop()
 
     def handle(number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGINT and stop.is_set():
             again()
+        stop.signalled = True  # so that nothing is begun before the thread has run
         # Not in this thread: the signal may have interrupted code in it that holds the event's lock.
         threading.Thread(target=stop.set).start()
 

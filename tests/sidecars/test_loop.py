@@ -66,6 +66,16 @@ def test_it_ends_when_told_to(tmp_path: Path) -> None:
     assert list(looks) == []
 
 
+def test_after_a_signal_nothing_is_begun_though_no_other_thread_has_run() -> None:
+    """The lock of the event keeps those from running that wait for it, as a busy machine may."""
+    with stop_on_signals() as stop:
+        with stop._cond:  # type: ignore[attr-defined]
+            signal.raise_signal(signal.SIGTERM)
+            assert stop.is_set()
+            assert stop.wait(NEVER_SECONDS)
+        assert threading.Event.wait(stop, TIMEOUT_SECONDS)
+
+
 def test_a_signal_sets_the_event_and_afterwards_means_what_it_meant() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with stop_on_signals() as stop:
