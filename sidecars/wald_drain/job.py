@@ -52,7 +52,7 @@ class Drain:
         stop: after it is set, no other command is started. It is set after a signal, and when a worker fails.
         report: gets a line for every failed try and every record given up; called by many threads.
         counts: gets what has been done.
-        asked: set by a signal, before ``stop`` is.
+        asked: set by a signal, before ``stop`` is; on a busy machine long before.
     """
 
     consumer: Consumer
@@ -64,7 +64,7 @@ class Drain:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether a command that fails now is not tried again."""
+        """Whether no command is started any more, a failed one neither."""
         return self.stop.is_set() or self.asked.is_set()
 
     def report_of_route(self, text: str) -> None:

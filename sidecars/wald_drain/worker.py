@@ -212,7 +212,7 @@ class Worker:
 
     def _run(self, part: Portion, number: int) -> int | None:
         """Run the command and count the run; its exit code, or None if drain is stopping."""
-        if self._drain.stop.is_set():
+        if self._drain.is_stopping:
             return None
         environment = variables(self._drain.consumer, part, number) | {"WALD_WORKER": str(self._runner.worker)}
         began = time.monotonic()

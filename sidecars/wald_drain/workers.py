@@ -190,7 +190,7 @@ class _Leases:
 
     def _is_over(self) -> bool:
         at_end = self._end is not None and self._shared.work.floor >= self._end
-        return at_end or self._drain.stop.is_set()
+        return at_end or self._drain.is_stopping
 
     def _last(self) -> int:
         """The last record of the route now; the first one that is damaged, if what is behind that is not known."""

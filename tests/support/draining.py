@@ -67,7 +67,7 @@ class InProcess:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.stop = threading.Event()
+        self.stop, self.asked = threading.Event(), threading.Event()
         self.reported: list[str] = []
         self.given_up = 0
 
@@ -95,7 +95,9 @@ class InProcess:
             "exit_at_end": True,
         }
         consumer = self.consumer(route, group, disk=disk, now_ns=now_ns)
-        self.given_up = Feed(Drain(consumer, Job(**(job | options)), Counts(), self.stop, self.report)).run()
+        self.given_up = Feed(
+            Drain(consumer, Job(**(job | options)), Counts(), self.stop, self.report, self.asked)
+        ).run()
 
     def redrive(self, route: str, *, group: str = "processed", disk: Disk | None = None, now_ns: int = NOW_NS) -> None:
         """Put the dead letters of a route back."""

@@ -59,6 +59,15 @@ def test_success_moves_the_cursor_to_the_end(built: Built, tmp_path: Path) -> No
     assert inside.reported == []
 
 
+def test_no_command_is_started_after_a_signal_though_nothing_else_has_heard_of_it(built: Built, tmp_path: Path) -> None:
+    command, inside = Keeping(tmp_path), InProcess(built.root.path)
+    inside.asked.set()
+    inside.run(*command.words)
+
+    assert command.runs == []
+    assert cursor(built) == 0
+
+
 def test_batches_have_at_most_so_many_records(built: Built, tmp_path: Path) -> None:
     command = Keeping(tmp_path)
     InProcess(built.root.path).run(*command.words, records_max=4, group="g")
