@@ -17,6 +17,7 @@ import pytest
 from peer import Peer
 from running import TIMEOUT_SECONDS, Daemon, command, eventually, launched, output_of, refusal_of, wald
 
+from wald.cli.append import uninterrupted
 from wald.client.payloads import FRAME_MAX_BYTES
 from wald.format.protocol import Publish
 
@@ -270,6 +271,29 @@ def test_interrupted_it_tells_what_is_durable(daemon: Daemon, root: Path) -> Non
         stdout, stderr = process.communicate()
 
     assert (process.returncode, stdout, stderr) == (130, b"1 1\n", b"")
+
+
+def test_an_interrupt_waits_until_what_is_acknowledged_is_counted() -> None:
+    counted = []
+
+    def count() -> None:
+        with uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            counted.append(1)
+
+    with pytest.raises(KeyboardInterrupt):
+        count()
+    assert counted == [1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_interrupted_it_counts_what_is_answered_and_not_read_yet(root: Path, tmp_path: Path) -> None:

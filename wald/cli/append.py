@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -95,21 +97,21 @@ def append(
                 for name in names:
                     for payload in _payloads(name, producer, encode):
                         producer.publish(route, payload, columns=encode is not None)
-                        durable.extend(producer.acknowledged())
+                        durable.take(producer)
             except InvalidInput as error:
                 wrong = error
             durable.extend(producer.flush())
         except (Unavailable, DiskFailure) as error:
-            durable.extend(producer.acknowledged())
+            durable.take(producer)
             raise _given_up(error, durable, producer.unanswered, reading=command_line(root, f"read {route}")) from error
         except KeyboardInterrupt:
-            durable.extend(producer.acknowledged())
+            durable.take(producer)
             if not (unanswered := producer.unanswered):
                 raise
             reading = command_line(root, f"read {route}")
             raise _given_up(Interrupted("interrupted"), durable, unanswered, reading=reading) from None
         finally:
-            durable.extend(producer.acknowledged())
+            durable.take(producer)
             if durable.last:
                 click.echo(f"{durable.first} {durable.last}")
     if wrong is not None:
@@ -132,6 +134,11 @@ class _Durable:
     last: int = 0
     count: int = 0
 
+    def take(self, producer: Producer) -> None:
+        """Add what is acknowledged; all of it, also if Ctrl-C comes in the midst."""
+        with uninterrupted():
+            self.extend(producer.acknowledged())
+
     def extend(self, acknowledged: list[Durable]) -> None:
         if acknowledged:
             self.first = self.first or acknowledged[0].first
@@ -144,6 +151,23 @@ class _Durable:
         if not self.count:
             return "nothing is durable"
         return f"{self.count} records are durable (sequences {self.first} to {self.last})"
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Put off Ctrl-C until the block has ended, if it is one that ends this command."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def _given_up(error: WaldError, durable: _Durable, unanswered: int, *, reading: str) -> WaldError:
