@@ -68,7 +68,8 @@ def new_values(root: Path, route: str, known: int) -> list[bytes]:
     return values(root, route)[known:]
 
 
-@pytest.mark.parametrize("disturb", [restart, *(pytest.param(each, marks=pytest.mark.slow) for each in (kill, hang))])
+@pytest.mark.slow
+@pytest.mark.parametrize("disturb", [restart, kill, hang])
 def test_under_load_nothing_is_lost_or_doubled(host: Machine, root: Path, disturb: Callable[[Machine], None]) -> None:
     """Nor does a producer see a refused connection or a broken pipe. A line that is half written goes on afterwards."""
     known = len(values(root))

@@ -119,6 +119,7 @@ def test_a_log_is_verified_and_the_daemon_exports_it(host: Machine, root: Path) 
     assert host.sh(f"stat -c '%U:%G %a' {ROOT}/ledger/verify.jsonl").strip() == "wald:wald 640"
 
 
+@pytest.mark.slow
 def test_a_verification_that_finds_damage_fails(host: Machine, root: Path) -> None:
     """As a failed unit, and in the metrics."""
     segment = f"{ROOT}/segments/{1:020}.wal.zst"

@@ -23,6 +23,7 @@ def test_kills_break_no_promise(tmp_path: Path, order: Order) -> None:
     assert outcome.segments_reclaimed > 0
 
 
+@pytest.mark.slow
 def test_some_kills_break_no_promise(tmp_path: Path) -> None:
     outcome = torture_workers(tmp_path / "place", order="key", kills=3, seed=2)
 

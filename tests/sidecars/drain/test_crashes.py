@@ -140,7 +140,7 @@ def test_a_crash_after_success_hands_the_records_out_again(new_case: NewCase, pa
 
 
 @pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("mended", [False, True], ids=["fails-again", "mended"])
+@pytest.mark.parametrize("mended", [pytest.param(False, marks=pytest.mark.slow), True], ids=["fails-again", "mended"])
 def test_a_crash_while_giving_up_doubles_no_dead_letter(new_case: NewCase, part: float, mended: bool) -> None:
     """Whatever has arrived since, and in whatever batches it is drained now."""
     for step in range(ENOUGH_STEPS):
@@ -161,6 +161,7 @@ def test_a_crash_while_giving_up_doubles_no_dead_letter(new_case: NewCase, part:
     assert step > 8
 
 
+@pytest.mark.slow
 def test_a_crash_while_a_handover_is_finished_doubles_none_either(new_case: NewCase) -> None:
     """Killed in every step of the second start too."""
     for step in range(ENOUGH_STEPS):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from gating import Gate
-from running import TIMEOUT_SECONDS, Daemon, eventually, refused, run, sidecar
+from running import TIMEOUT_SECONDS, Daemon, eventually, output_of, refused, run, sidecar
 
 from wald.errors import InvalidInput
 from wald_gate.rights.tokens import entries
@@ -464,9 +464,10 @@ def test_an_authority_that_was_removed_gives_no_right_any_more(
         other = Authority(tmp_path, "other")
         (tmp_path / "authorities.pem").write_bytes(other.certificate.read_bytes())
         gate.process.send_signal(signal.SIGHUP)
-        for connection in (stands, follows):
-            while connection.recv(1 << 16):
-                pass
+        while stands.recv(1 << 16):
+            pass
+        output_of("append", "orders", "--root", gate.root, stdin=b"news\n")
+        assert b"news" not in b"".join(iter(lambda: follows.recv(1 << 16), b""))
         with pytest.raises((ssl.SSLError, ConnectionError)):
             asking(stands.session)
 

@@ -9,6 +9,7 @@ from full_disk import small_file_system
 from gate_torture import torture_gate
 
 
+@pytest.mark.slow
 def test_some_kills_break_no_promise(root: Path) -> None:
     outcome = torture_gate(root, kills=3, seed=3)
 

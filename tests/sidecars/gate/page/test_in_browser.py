@@ -156,6 +156,7 @@ def test_records_that_come_are_shown_where_they_are_followed_and_pause_keeps_the
         eventually(lambda: "too late" in visit.page.locator("table.records").inner_text())
 
 
+@pytest.mark.slow
 def test_a_flood_of_records_leaves_the_page_as_small_as_it_was(chromium: Chromium, gate: Gate) -> None:
     with chromium.visit(gate.origin) as visit:
         goto(visit, "/records?route=web.access&follow=1")
@@ -169,6 +170,7 @@ def test_a_flood_of_records_leaves_the_page_as_small_as_it_was(chromium: Chromiu
         assert visit.page.evaluate("document.querySelectorAll('*').length") <= nodes + 10
 
 
+@pytest.mark.slow
 def test_views_hold_while_records_come_and_segments_are_cut_and_deleted(chromium: Chromium, daemon: Daemon) -> None:
     daemon.ask("ROUTE ADD orders")
     with Gate(daemon.root) as own, chromium.visit(own.origin) as visit:
