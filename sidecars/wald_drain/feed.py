@@ -104,7 +104,7 @@ class Feed:
         tries = tries_of(part.count, halved=halved, tries=job.tries)
         number = 1
         for runs in count(1):
-            if self._drain.is_stopping or not attempts.wait(self._drain.stop, self._drain.report_of_route):
+            if not attempts.wait(self._drain.stop, self._drain.report_of_route) or self._drain.is_stopping:
                 return NextStep.LEAVE
             if runs > 1 and self._consumer.cursor.sequence >= part.first:
                 self._drain.report_of_route(f"the cursor was moved past record {part.first}; going on behind it")

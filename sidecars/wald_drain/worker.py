@@ -212,8 +212,6 @@ class Worker:
 
     def _run(self, part: Portion, number: int) -> int | None:
         """Run the command and count the run; its exit code, or None if drain is stopping."""
-        if self._drain.is_stopping:
-            return None
         environment = variables(self._drain.consumer, part, number) | {"WALD_WORKER": str(self._runner.worker)}
         began = time.monotonic()
         exit_code = self._exit_code(part, number, environment)
@@ -230,7 +228,7 @@ class Worker:
         If the keeper is killed, the exit code is UNKNOWN, once the command has ended.
         """
         run = secrets.randbits(62)
-        if not self.file.wait(self._drain.stop, self._report_waiting):
+        if not self.file.wait(self._drain.stop, self._report_waiting) or self._drain.is_stopping:
             return None
         stdin = part.encoded(self._drain.job.stdin_format)
         self.file.begin(run, [record.sequence for record in part.records], number)

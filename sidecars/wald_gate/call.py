@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
@@ -39,6 +39,7 @@ class Call:
         state: of the gate.
         right: that it needs.
         has_session: whether a session of a browser says who asks.
+        edition: of the rights by which it was admitted; what goes on without an end ends with it.
     """
 
     request: Request
@@ -46,6 +47,10 @@ class Call:
     state: State
     right: Right
     has_session: bool = False
+    edition: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.edition = self.state.rights.edition
 
     @cached_property
     def route(self) -> str:

@@ -111,9 +111,10 @@ def append(
             reading = command_line(root, f"read {route}")
             raise _given_up(Interrupted("interrupted"), durable, unanswered, reading=reading) from None
         finally:
-            durable.take(producer)
-            if durable.last:
-                click.echo(f"{durable.first} {durable.last}")
+            with uninterrupted():
+                durable.take(producer)
+                if durable.last:
+                    click.echo(f"{durable.first} {durable.last}")
     if wrong is not None:
         sent = f"{durable} before it, and no line after it is sent" if durable.count else "nothing was sent"
         raise InvalidInput(f"{wrong.message}; {sent}", hint=wrong.hint)

@@ -113,6 +113,7 @@ class Session:
         first, last = self._answer().split()
         self._is_established = True
         self._durable.append(Durable(int(first), int(last)))
+        self._under_way.popleft()  # last: what raises before, as Ctrl-C may, leaves the request among the unanswered
 
     def receive_all(self) -> None:
         """Wait until every request is answered."""
@@ -123,7 +124,9 @@ class Session:
         """Send a request that carries no records, after all others are answered; returns the text behind OK."""
         self.receive_all()
         self._send(" ".join(arguments).encode() + b"\n", b"")
-        return self._answer()
+        answer = self._answer()
+        self._under_way.popleft()
+        return answer
 
     def take_durable(self) -> list[Durable]:
         """What has become durable since the last call."""
@@ -164,7 +167,7 @@ class Session:
         return False
 
     def _answer(self) -> str:
-        """Take the answer to the oldest request, which is then forgotten; errors that pass are waited out."""
+        """The answer to the oldest request, which the caller then forgets; errors that pass are waited out."""
         deadline = self._give_up_at()
         while True:
             try:
@@ -180,7 +183,6 @@ class Session:
                 self._connection.received = b""  # answers to requests behind the one that failed are errors, too
                 self._recover(error, deadline)
             else:
-                self._under_way.popleft()
                 self._trouble_ends()
                 return text
 

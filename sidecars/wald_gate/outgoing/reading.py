@@ -109,17 +109,18 @@ class Reading:
             return False
         return await self._state.following.beyond(self.last, seconds)
 
-    async def chunks(self, first: bytes, *, follow: bool, silent_seconds: float) -> AsyncGenerator[bytes]:
+    async def chunks(self, first: bytes, *, follow: bool, edition: int, silent_seconds: float) -> AsyncGenerator[bytes]:
         """All that is wanted, beginning with ``first``; b"" each time that nothing has come for so many seconds.
 
         Args:
             follow: whether to go on behind the end of the log, until the file of tokens says something else: the client
                 may ask again, and is then judged by what it says now. What does not follow is whole: an end before
                 its last record would pass for the end of the log.
+            edition: of the rights by which the client was admitted.
         """
         counts, rights = self._state.counts, self._state.rights
-        edition = rights.edition
         counts.streams += follow
+        self.sent = (self.begins_behind or 0) if first else self.last
         try:
             chunk = first
             while True:

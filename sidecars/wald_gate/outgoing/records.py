@@ -82,7 +82,7 @@ async def records(call: Call) -> Response:
         if seconds and not first and not follow:
             first = await while_there(call.request, _first(reading, seconds))
             call.judge()
-        chunks = reading.chunks(first, follow=follow, silent_seconds=_SILENT_SECONDS)
+        chunks = reading.chunks(first, follow=follow, edition=call.edition, silent_seconds=_SILENT_SECONDS)
         if isinstance(form, Events):
             chunks = _kept_alive(reading, chunks)
         return Stream(chunks, form.media_type, _HEADERS, ending.pop_all().close)

@@ -106,11 +106,12 @@ async def _changes(call: Call, template: Template, facts: Callable[[Picture], Fa
     """Events: the parts that have changed, each time that there is a new picture; it waits until they are read."""
     sent: Sent = {}
     number = due = failures = 0
-    rights, edition = call.state.rights, call.state.rights.edition
     yield f"retry: 1000\nevent: hello\ndata: {BUILD}\n\n".encode()
     with call.state.watching.looked_at():
         while (picture := await call.state.watching.newer(number)) is not None:
-            if rights.edition != edition:  # the browser asks again, and is judged by what the file says now
+            if (
+                call.state.rights.edition != call.edition
+            ):  # the browser asks again, and is judged by what the file says now
                 break
             number = picture.number
             if number < due:

@@ -249,7 +249,8 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         if len(self.bounds.open) - len(self.bounds.idle) == 1:
-            # Beside others it goes with theirs, so that their clients ask again together, and share a sync.
+            # Beside others, also those that only follow, it goes with theirs: their clients ask again together, and
+            # share a sync.
             self.transport.flush()  # type: ignore[attr-defined]  # of JoinedWrites
         super().on_response_complete()
         if not self._has_answered() or self.transport.is_closing():

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-_PEM = re.compile(rb"-----BEGIN (?:TRUSTED |X509 )?CERTIFICATE-----(.+?)-----END", re.DOTALL)  # what OpenSSL loads
+# What OpenSSL loads: a line that begins with anything else, a sign of a comment or a space, is none of it.
+_PEM = re.compile(rb"^-----BEGIN (?:TRUSTED |X509 )?CERTIFICATE-----(.+?)^-----END", re.DOTALL | re.MULTILINE)
 _VERSION, _UTC_TIME = 0xA0, 0x17
 _VALIDITY = 3  # behind the serial number, the algorithm and the issuer
 _LONG = 0x80  # a length in as many bytes as the other bits say

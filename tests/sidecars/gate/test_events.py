@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,6 +97,15 @@ def test_an_id_without_an_event_is_where_the_log_ends(gate: Gate, root: Path) ->
         assert [events.readline() for _ in range(3)] == [b": nothing new\n", b"id: 0\n", b"\n"]
         append(root, "first")
         assert events.readline() == b"id: 1\n"
+
+
+@pytest.mark.parametrize("query", ["from=end&limit=1", "from=end&to=1"])
+def test_an_answer_without_an_event_says_where_to_go_on(gate: Gate, root: Path, query: str) -> None:
+    append(root, "old")
+    body = gate.get(f"{EVENTS}&{query}").body
+
+    assert body.startswith(b": nothing new\nid: 1\n")
+    assert set(re.findall(rb"^id: (.*)$", body, re.MULTILINE)) == {b"1"}
 
 
 def test_wherever_the_connection_breaks_each_record_comes_once(gate: Gate, daemon: Daemon, root: Path) -> None:

@@ -185,6 +185,8 @@ class Clients(RuleBasedStateMachine):
             headers = {"Content-Encoding": "gzip"} if packed else {}
             whole = _bytes(key, body)
             answers[:] = [send(self.site.gates[gate], key, gzip.compress(whole, 1) if packed else whole, **headers)]
+            if answers[0].status == 503:  # it may be stored all the same
+                self._sent[key].add(body)
             return answers[0].status not in _AGAIN
 
         eventually(is_answered)

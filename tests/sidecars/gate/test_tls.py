@@ -133,6 +133,8 @@ def test_the_first_certificate_to_expire_counts_and_what_is_none_is_refused(auth
     both = authority.directory / "both.pem"
     both.write_text(late.read_text() + soon.read_text())
     assert first_expiry(both) == expiry_of(soon)
+    both.write_text(late.read_text() + "# " + soon.read_text())  # OpenSSL passes it over
+    assert first_expiry(both) == expiry_of(late)
     whole = ssl.PEM_cert_to_DER_cert(authority.certificate.read_text())
     for size in range(0, len(whole), 7):
         with pytest.raises(ValueError, match="no certificate"):

@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+from running import TIMEOUT_SECONDS
 
 from wald.errors import Unavailable
 from wald_gate.incoming.bodies import Sizes, json_object_payloads
@@ -76,8 +77,9 @@ def test_so_many_are_sent_that_the_daemon_still_knows_each(tmp_path: Path) -> No
         async with silent(tmp_path / "socket") as daemon:
             gate = Daemon(tmp_path, tmp_path / "socket", patience=30)
             asked = [asyncio.create_task(gate.publish("orders", b"x\n", columns=False)) for _ in range(300)]
-            while daemon.publishes < 256:
-                await asyncio.sleep(0.01)
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                while daemon.publishes < 256:
+                    await asyncio.sleep(0.01)
             for _ in range(20):  # in which more would come
                 await asyncio.sleep(0.001)
             assert daemon.publishes == 256
@@ -102,7 +104,8 @@ def test_a_long_line_takes_no_thread_in_which_the_daemon_is_connected_to() -> No
         taken = loop.run_in_executor(None, parsed.wait, 30)
         with ThreadPoolExecutor(1) as threads:
             sizes = Sizes(2 * BIG, 2 * BIG, lambda _: None, threads)
-            assert [len(each.data) > BIG for each in [each async for each in json_object_payloads(body(), sizes)]]
+            [payload] = [each async for each in json_object_payloads(body(), sizes)]
+            assert len(payload.data) > BIG
         parsed.set()
         assert await taken
 

@@ -1,4 +1,4 @@
-"""A read of a rare route gives up its thread on the way through the log, and misses nothing."""
+"""A read that takes long gives up its thread on the way through the log, misses nothing, and outlives no right."""
 
 from __future__ import annotations
 
@@ -41,3 +41,24 @@ def test_a_thread_walks_for_some_time_only(tmp_path: Path, monkeypatch: pytest.M
 
     assert found.count(None) >= 1
     assert b"".join(filter(None, found)) == b"0\n1\n2\n"
+
+
+@pytest.mark.parametrize(("follow", "expected"), [(True, b""), (False, b"1\n")])
+def test_rights_that_change_while_the_first_records_are_looked_for_end_what_would_have_no_end(
+    tmp_path: Path, follow: bool, expected: bytes
+) -> None:
+    log = Built(tmp_path / "root")
+    log.lines("rare", [b"1"])
+
+    async def given() -> bytes:
+        with ThreadPoolExecutor(1) as readers:
+            rights, following = SimpleNamespace(edition=0), SimpleNamespace(is_over=False)
+            found = SimpleNamespace(log=log.log, readers=readers, counts=Counts(), rights=rights, following=following)
+            one = Reading(cast("State", found), Wanted("rare", "earliest"), Raw())
+            first = await one.chunk()
+            rights.edition = 1
+            chunks = [chunk async for chunk in one.chunks(first, follow=follow, edition=0, silent_seconds=60)]
+            one.close()
+            return b"".join(chunks)
+
+    assert asyncio.run(given()) == expected
