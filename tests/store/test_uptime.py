@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +45,46 @@ def test_now_runs_forward_and_comes_back_out_of_a_line() -> None:
     assert 0 < first.boottime_ns <= second.boottime_ns <= time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     assert moment_of(first.as_entry() | {"event": "sealed"}) == first
     assert moment_of({"event": "sealed", "boot": 7, "boottime": "x"}) is None
+
+
+@pytest.mark.parametrize("ahead_seconds", [300_000, -30])
+def test_a_time_namespace_does_not_change_the_moment(ahead_seconds: int) -> None:
+    """A container or a restored checkpoint has another CLOCK_BOOTTIME and the same id of the boot."""
+    if ahead_seconds < 0 and time.clock_gettime(time.CLOCK_BOOTTIME) < -ahead_seconds:
+        pytest.skip("the machine is up for less than the offset, which the kernel refuses")
+    before = uptime.now()
+    inside = _moment_in_namespace(ahead_seconds)
+    after = uptime.now()
+
+    assert inside.boot == before.boot
+    assert before.boottime_ns <= inside.boottime_ns <= after.boottime_ns
+
+
+@pytest.mark.parametrize("offsets", ["", "boottime 1", "boottime x 0\n", "monotonic 0 0\n"])
+def test_offsets_that_cannot_be_read_make_the_moment_unknown(
+    offsets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "timens_offsets"
+    file.write_text(offsets)
+    monkeypatch.setattr(uptime, "_OFFSETS", file)
+    assert uptime.now().boot == ""
+
+
+def test_a_kernel_without_time_namespaces_has_no_offset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = uptime.now().boot
+    monkeypatch.setattr(uptime, "_OFFSETS", tmp_path / "timens_offsets")
+    monkeypatch.setattr(uptime, "_NAMESPACES", (str(tmp_path / "time"), str(tmp_path / "time_for_children")))
+    assert uptime.now().boot == expected
+
+
+def _moment_in_namespace(ahead_seconds: int) -> Moment:
+    """Return the moment that a process in a new time namespace reads."""
+    code = "import json; from wald.store.files import uptime; print(json.dumps(uptime.now().as_entry()))"
+    apart = ["unshare", "--user", "--map-root-user", "--time", "--boottime", str(ahead_seconds)]
+    apart += ["--monotonic", str(ahead_seconds), "--fork"]
+    done = subprocess.run([*apart, sys.executable, "-c", code], capture_output=True, check=False)
+    if b"unshare" in done.stderr:
+        pytest.skip(done.stderr.decode().strip())
+    moment = moment_of(json.loads(done.stdout))
+    assert moment is not None, done.stderr
+    return moment

@@ -4,28 +4,34 @@ A wall clock may be years ahead one minute and right the next; what is deleted b
 counts the time since the machine was booted (CLOCK_BOOTTIME, suspension included) and gives each boot an id. Between
 moments of two boots nothing is known to have passed: a root may have been moved or restored, or be shared with another
 machine.
+
+A time namespace, as containers and checkpoints use it, adds an offset to CLOCK_BOOTTIME and leaves the id of the boot
+unchanged; see time_namespaces(7). A moment is the host's: without the offset, and unknown if the offset is unknown.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from wald.format.ledger_part import CLOCK_ZERO, Clock
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # random(4)
+_OFFSETS = Path("/proc/self/timens_offsets")  # of the namespace for children
+_NAMESPACES = ("/proc/self/ns/time", "/proc/self/ns/time_for_children")
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
     """
     Attributes:
-        boot: the id of the boot; "" where the system gives none, and then nothing is known to have passed.
-        boottime_ns: since that boot.
+        boot: the id of the boot; "" if the system gives none, or its clock cannot be compared with that of other
+            processes. Then nothing is known to have passed.
+        boottime_ns: since that boot, by the clock of the host.
     """
 
     boot: str
@@ -38,7 +44,9 @@ class Moment:
 
 def now() -> Moment:
     """This moment."""
-    return Moment(boot_id(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+    boot, offset_ns = boot_id(), _namespace_offset_ns()
+    boottime_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    return Moment("", boottime_ns) if offset_ns is None else Moment(boot, boottime_ns - offset_ns)
 
 
 def moment_of(entry: Mapping[str, Any]) -> Moment | None:
@@ -82,10 +90,28 @@ class Elapsed:
         return self._total_ns
 
 
-@cache
 def boot_id() -> str:
-    """The id of this boot of the machine; "" if the kernel does not give it."""
+    """The id of this boot of the machine; "" if the kernel does not give it.
+
+    Read at each call: a process that was restored from a checkpoint runs in another boot than it began in.
+    """
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
         return ""
+
+
+def _namespace_offset_ns() -> int | None:
+    """Return the offset of CLOCK_BOOTTIME in this process's time namespace; None if it is unknown."""
+    try:
+        own, children = map(os.readlink, _NAMESPACES)
+        if own != children:  # the process has called unshare(2) itself: the offsets are those of its children
+            return None
+        for clock, seconds, nanoseconds in map(str.split, _OFFSETS.read_text().splitlines()):
+            if clock == "boottime":
+                return int(seconds) * 10**9 + int(nanoseconds)
+    except FileNotFoundError:  # a kernel without time namespaces
+        return 0 if not os.path.lexists(_NAMESPACES[0]) else None
+    except (OSError, ValueError):
+        return None
+    return None

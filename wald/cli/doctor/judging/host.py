@@ -190,8 +190,9 @@ UPTIME: Check[Uptime] = Check(
         Rule(
             Outcome.FAIL,
             lambda f: not f.boot,
-            "the kernel does not name this boot, so nothing is ever old enough for an age",
-            "mount -t proc proc /proc; ls -l /proc/sys/kernel/random/boot_id",
+            "the kernel does not name this boot, or the offset of this time namespace, so nothing is ever old enough"
+            " for an age",
+            "mount -t proc proc /proc; cat /proc/sys/kernel/random/boot_id /proc/self/timens_offsets",
         ),
         Rule(Outcome.OK, otherwise, "the kernel names this boot, and counts {f.shown} since"),
     ),
