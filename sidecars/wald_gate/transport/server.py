@@ -32,7 +32,7 @@ _BACKLOG = 1024
 _HEADERS = (  # of every answer
     (b"x-content-type-options", b"nosniff"),
     (b"cross-origin-resource-policy", b"same-origin"),
-    (b"referrer-policy", b"no-referrer"),
+    (b"referrer-policy", b"same-origin"),  # with no-referrer, Chromium sends "Origin: null" with a form
 )
 _GRACE_SECONDS = 10  # for requests under way, at the end
 _LAST_SECONDS = 1  # for those to let go of what they have that did not end in that time
