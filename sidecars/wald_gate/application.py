@@ -57,13 +57,18 @@ class Application:
             )
             for verb in verbs
         ]
-        self._otherwise = Starlette(
-            routes=self._routes, exception_handlers={HTTPException: partial(_not_there, state, self._routes)}
-        )
+        self._not_there = partial(_not_there, state, self._routes)
+        self._otherwise = Starlette(routes=self._routes, exception_handlers={HTTPException: self._not_there})
         self._otherwise.router.redirect_slashes = False  # who does not follow it would take it for done
         self._known = lru_cache(_KNOWN_PATHS)(self._find)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raw_path: bytes = scope["raw_path"]
+        if b"%2" in raw_path and b"%2f" in raw_path.lower():  # decoded, it would separate the parts of another path
+            scope["path"] = raw_path.decode("ascii")
+            response = await self._not_there(Request(scope), HTTPException(404))
+            await response(scope, receive, send)
+            return
         path = scope["path"]
         found = self._known(scope["method"], path) if len(path) <= _KNOWN_LENGTH else None
         if found is None:

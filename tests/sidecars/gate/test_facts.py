@@ -89,6 +89,29 @@ def test_a_path_with_a_newline_behind_it_is_no_path(gate: Gate, path: str) -> No
     assert gate.get(path).status == 404
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/routes/orders%2frecords"),
+        ("GET", "/v1/routes/orders%2Frecords?limit=1"),
+        ("POST", "/v1/routes/orders%2Frecords"),
+        ("POST", "/v1/routes/made%2f"),
+        ("GET", "/v1/routes/orders/groups%2Fbilling/pending"),
+        ("GET", "/v1%2fhead"),
+        ("GET", "/routes/orders%2Fx"),
+    ],
+)
+def test_an_encoded_slash_separates_nothing(gate: Gate, method: str, path: str) -> None:
+    """No name has a slash, and a proxy compares the path before it is decoded."""
+    gate.post("/v1/routes/orders/records", b"one\n")
+    gate.make_group("billing")
+
+    answer = gate.ask(method, path, b"two\n" if method == "POST" else None, {"Content-Type": "text/plain"})
+
+    assert (answer.status, answer.json()["code"]) == (404, "no-such-path")
+    assert len(gate.get("/v1/routes/orders/records").lines()) == 1
+
+
 @pytest.mark.parametrize("limit", ["1e3", "1.0", "", "٣", "0x1"])
 def test_a_number_is_written_in_digits(gate: Gate, limit: str) -> None:
     answer = gate.get(f"/v1/routes/orders/records?limit={quote(limit)}")
