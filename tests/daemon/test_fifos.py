@@ -13,7 +13,10 @@ import pytest
 from contents import values
 from manager import manager_at
 from running import Daemon, eventually, output_of
+from tracing import traced
 from users import OWNER, daemon_of, needs_root
+
+import wald
 
 Start = Callable[..., Daemon]
 
@@ -110,6 +113,78 @@ def test_the_old_one_may_end_with_the_daemon(start: Start, root: Path) -> None:
     daemon.process.send_signal(signal.SIGCONT)
     assert daemon.wait() == 0, daemon.log
     assert values(root) == [b"last"]
+
+
+# A stop: no later start finds a pipe that was replaced, so the daemon takes all of its bytes.
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+@pytest.mark.parametrize("begun", [b"x" * (700 << 10), b"unfinished"], ids=["in the log", "in the pipe"])
+def test_a_stop_takes_an_unfinished_line_and_what_came_to_the_next_fifo(
+    start: Start, root: Path, begun: bytes, noticed: bool
+) -> None:
+    daemon = start()
+    daemon.ask("ROUTE ADD a fifo")
+    fifo = root / "routes/a/in"
+    old = os.open(fifo, os.O_WRONLY)
+    os.write(old, begun)
+    if len(begun) > 4096:
+        eventually(lambda: daemon.ask("HEAD").split()[1] != "0")
+    if not noticed:
+        daemon.process.send_signal(signal.SIGSTOP)
+    fifo.unlink()
+    os.mkfifo(fifo)
+    new = os.open(fifo, os.O_RDWR)
+    if noticed:
+        eventually(lambda: "another FIFO than before" in daemon.log)
+    os.write(new, b"new\nnewer\n")
+    daemon.process.send_signal(signal.SIGTERM)
+    daemon.process.send_signal(signal.SIGCONT)
+    assert daemon.wait() == 0, daemon.log
+    os.close(new)
+    os.close(old)
+
+    found = [(record.value, record.terminated) for record in wald.open(root).records("a")]
+    assert sorted(found) == sorted([(begun, False), (b"new", True), (b"newer", True)])
+
+
+def test_a_stop_takes_what_waits_behind_a_long_line_of_the_next_fifo(start: Start, root: Path) -> None:
+    """The rest of the line waits in a pipe that the next start finds, and becomes another record."""
+    daemon = start()
+    daemon.ask("ROUTE ADD a fifo")
+    fifo = root / "routes/a/in"
+    old = os.open(fifo, os.O_WRONLY)
+    fifo.unlink()
+    eventually(lambda: "made anew" in daemon.log)
+    new = os.open(fifo, os.O_RDWR)
+    long = b"x" * (700 << 10)
+    os.write(new, long)
+    eventually(lambda: daemon.ask("HEAD").split()[1] != "0")
+    os.write(old, b"old\n")
+    assert daemon.stop() == 0, daemon.log
+    os.close(old)
+    os.write(new, b"rest\n")
+    assert b"".join(values(root)).replace(b"old", b"") == long
+    assert values(root)[-1] == b"old"
+
+    daemon.start_again()
+    eventually(lambda: values(root)[-1] == b"rest")
+    assert daemon.stop() == 0
+    os.close(new)
+
+
+def test_a_stop_reports_what_it_leaves_in_a_replaced_fifo(start: Start, root: Path, tmp_path: Path) -> None:
+    """The daemon finds no bytes, as if the producer wrote them after the last read."""
+    daemon = start()
+    daemon.ask("ROUTE ADD a fifo")
+    fifo = root / "routes/a/in"
+    with fifo.open("wb", 0) as old:
+        fifo.unlink()
+        eventually(lambda: "made anew" in daemon.log)
+        with fifo.open("r+b", 0), traced(daemon.process.pid, tmp_path / "trace", "inject=tee:error=EAGAIN"):
+            old.write(b"late\n")
+            assert daemon.stop() == 1
+    assert "is lost (a)" in daemon.log
 
 
 def test_one_that_comes_back_to_its_path_is_read_once(start: Start, root: Path, tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ class Intake:
         self._outgoing: set[Pipe] = set()  # whose place another has by now
         self._redirected: set[Pipe] = set()  # to another route than the one whose FIFO they are
         self._leaving: list[Pipe] = []
+        self._ending: list[Pipe] = []  # at a stop: their records end, and they are read on
         self._stdin_route = ""
         self._pause = _PAUSE_SECONDS
         self._check_lines_at = self._check_paths_at = 0.0
@@ -114,13 +115,17 @@ class Intake:
         pipe = self._current.get(self._stdin_route)
         return pipe is not None and pipe.ended
 
-    @property
-    def lost(self) -> list[str]:
-        """After a stop: the routes whose pipes hold something and end with the daemon."""
+    def lost(self, *, failed: bool) -> list[str]:
+        """After a stop: the routes whose pipes hold bytes that no later start finds.
+
+        Args:
+            failed: the disk did not take everything; otherwise another process may read stdin later.
+        """
         return [
             pipe.name
             for pipe in self._pipes.values()
-            if (pipe.hung_up or pipe.name == self._stdin_route) and held_bytes(pipe.descriptor)
+            if (pipe.hung_up or pipe in self._outgoing or (failed and pipe.name == self._stdin_route))
+            and held_bytes(pipe.descriptor)
         ]
 
     def open(
@@ -270,12 +275,19 @@ class Intake:
             self._release_writing_end(pipe)
 
     def check_last(self) -> bool:
-        """At a stop: whether there is still something to take."""
+        """At a stop: return True if something is left to take.
+
+        An open record ends if its pipe is no longer at its path, or if another pipe of the route waits for its end.
+        """
         for pipe in self._pipes.values():
-            pipe.check_last()
+            pipe.check_last(displaced=pipe in self._outgoing)
             if pipe.ready:
                 self._awake[pipe] = None
-        return self.ready
+        if self.ready:
+            return True
+        waiting = {pipe.route.name for pipe in self._awake if pipe.has_input}
+        self._ending = [pipe for pipe in self._inside if pipe in self._outgoing or pipe.route.name in waiting]
+        return bool(self._ending)
 
     def close(self) -> None:
         for pipe in (*self._pipes.values(), *self._leaving):
@@ -363,6 +375,11 @@ class Intake:
 
     def _close_leaving(self, turn: Turn) -> None:
         """End the records of the pipes that are no longer read; close those whose record has ended."""
+        for pipe in self._ending:
+            closing = pipe.close_record()
+            if closing is not None:
+                turn.add(closing)
+        self._ending = []
         for pipe in list(self._leaving):
             closing = pipe.close_record()
             if closing is not None:

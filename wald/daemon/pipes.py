@@ -212,9 +212,14 @@ class Pipe:
         self.hung_up = self.ended = False
         return before
 
-    def check_last(self) -> None:
-        """At a stop: be ready until it is empty, or has given what a pipe holds if a process can go on writing."""
+    def check_last(self, *, displaced: bool) -> None:
+        """At a stop: be ready until it is empty, or has given one capacity of bytes if a process can still write.
+
+        Args:
+            displaced: the pipe is no longer at its path. No later start finds it, so unfinished lines are taken too.
+        """
         self.hung_up = bool(poll_events(self.descriptor, select.POLLIN) & select.POLLHUP)
+        self._stalled = self._stalled or displaced
         if self.hung_up:
             self.ready = True
         if self.ended or (not self.hung_up and self._left_bytes <= 0):

@@ -99,18 +99,34 @@ class Service:
         self._connections.close()
         if not self._parts.lock.is_ours():
             self._writer.abandon()
+        else:
+            self._check_paths(float("inf"))  # a FIFO may have been replaced since the last check
         self._intake.over = ()  # what no other process holds would be lost
         self._intake.release_writing_ends()
+        failure: WaldError | None = None
         try:
             while self._intake.check_last():
                 self._commit_pipes()
-        except Full as full:
-            if lost := self._intake.lost:
-                message = "what is in pipes that no other process holds is lost"
-                self._journal.error(f"disk full: {message}", routes=lost, reason=full.message)
-                raise DiskFailure(f"{full.message}; {message} ({', '.join(lost)})", hint=full.hint) from full
+        except WaldError as error:
+            failure = error
+        loss = self._loss(failure)
+        if failure is not None and not isinstance(failure, Full):
+            raise loss or failure
         self._keep_name()
+        if loss is not None:
+            raise loss
         self._journal.info("stopped", head=self._metrics.head_sequence)
+
+    def _loss(self, failure: WaldError | None) -> WaldError | None:
+        """Report the bytes in pipes that end with the daemon; return the error to raise, None if nothing is lost."""
+        lost = self._intake.lost(failed=failure is not None)
+        if not lost:
+            return None
+        reason = failure.message if failure else "the FIFO was replaced, and a producer still writes to the old one"
+        hint = failure.hint if failure else "end the producers of a FIFO before it is replaced"
+        message = "the content of pipes that were replaced, or that no other process holds, is lost"
+        self._journal.error(message, routes=lost, reason=reason, hint=hint)
+        return type(failure or WaldError(""))(f"{reason}; {message} ({', '.join(lost)})", hint=hint)
 
     def _remove_socket(self) -> None:
         """Remove the listening socket, unless it is systemd's, or systemd or another daemon has put its own there."""
@@ -250,14 +266,17 @@ class Service:
             self._swept_at = now
             self._connections.expire(now, self._config.frame_timeout)
             self._metrics.connections = len(self._connections)
-        for message in self._intake.check_paths(now):
-            self._journal.warning("fifo", what=message)
+        self._check_paths(now)
         self._metrics.fifo_troubles = len(self._intake.fifos.troubles)
         self._metrics.fifos_replaced = self._intake.fifos.replaced
         if self._writer.base_sequence != self._sealer_woken_for:
             self._sealer_woken_for = self._writer.base_sequence
             self._parts.background.wake()
         self._keep_alive(now)
+
+    def _check_paths(self, now: float) -> None:
+        for message in self._intake.check_paths(now):
+            self._journal.warning("fifo", what=message)
 
     def _keep_alive(self, now: float) -> None:
         """Report to the watchdog that there is progress."""
