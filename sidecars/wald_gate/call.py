@@ -15,7 +15,7 @@ from starlette.requests import Request
 from wald.errors import InvalidInput
 from wald.format.names import check_group, check_route
 from wald.setting_types import Duration
-from wald_gate.problems import HttpError, for_client, without_machine
+from wald_gate.problems import HttpError, for_client, without_machine, without_path
 from wald_gate.rights.clients import PEER, Client, Right
 from wald_gate.state import State
 from wald_gate.words import in_words
@@ -79,6 +79,10 @@ class Call:
         """An error, as this client gets it."""
         route = self.request.path_params.get("route")
         return for_client(error, self.state.log.root, route, is_admin=self.client.admin)
+
+    def words(self, text: str) -> str:
+        """Return a text about the log as this client gets it: the path of the root is for those who may know it."""
+        return text if self.client.admin else without_path(text, self.state.log.root)
 
     def seen(self, fields: dict[str, Any]) -> dict[str, Any]:
         """An answer, as this client gets it: paths and commands are for who runs the log, or is on its machine."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -88,9 +89,9 @@ def for_client(error: Exception, root: Root, route: str | None, *, is_admin: boo
     Args:
         route: that the request names.
     """
-    if isinstance(error, PermissionError):
-        error = NotPermitted.of(error)
-    if isinstance(error, HttpError) or not isinstance(error, WaldError):
+    if isinstance(error, OSError):
+        error = _of_system(error)
+    if not isinstance(error, WaldError):
         return error
     if isinstance(error, NotFound) and route is not None and not root.has_route(route):
         return NotFound(f"there is no route {route!r}", hint=f"POST /v1/routes/{route} makes it")
@@ -99,7 +100,10 @@ def for_client(error: Exception, root: Root, route: str | None, *, is_admin: boo
     if is_admin:
         return error
     path = os.fspath(root.path)
-    found = type(error)(_without_path(error.message, path), hint="" if path in error.hint else error.hint)
+    message, hint = without_path(error.message, root), "" if path in error.hint else error.hint
+    if isinstance(error, HttpError):
+        return HttpError(error.status, error.code, message, hint=hint, headers=error.headers, more=error.more)
+    found = type(error)(message, hint=hint)
     if isinstance(error, Damaged) and isinstance(found, Damaged):
         found.last = error.last
     return found
@@ -107,21 +111,32 @@ def for_client(error: Exception, root: Root, route: str | None, *, is_admin: boo
 
 def without_machine(fields: dict[str, Any], root: Root) -> dict[str, Any]:
     """An answer without what names files and commands of the machine; a text keeps the path below the root."""
-    path = os.fspath(root.path)
 
     def without(value: Any) -> Any:
         if isinstance(value, dict):
             return {name: without(each) for name, each in value.items() if name not in _OF_MACHINE}
         if isinstance(value, list):
             return [without(each) for each in value]
-        return _without_path(value, path) if isinstance(value, str) else value
+        return without_path(value, root) if isinstance(value, str) else value
 
     found: dict[str, Any] = without(fields)
     return found
 
 
-def _without_path(text: str, path: str) -> str:
-    return text.removeprefix(f"{path}: ").replace(f"{path}/", "")
+def without_path(text: str, root: Root) -> str:
+    """Return a text with paths below the root made relative to it, and without the path of the root itself."""
+    path = os.fspath(root.path)
+    text = text.removeprefix(f"{path}: ").replace(f"{path}/", "")
+    return re.sub(rf"{re.escape(path)}(?![\w.-])", "the log", text)
+
+
+def _of_system(error: OSError) -> Exception:
+    """Return the error that a client gets for one of the operating system; the same one if it is a bug."""
+    if isinstance(error, PermissionError):
+        return NotPermitted.of(error)
+    if error.errno in (*DISK_ERRORS, errno.EMFILE, errno.ENFILE):
+        return DiskFailure(f"{error.filename or 'the log'}: {error.strerror}", hint="df -h")
+    return error
 
 
 def problem(error: Exception, **more: Any) -> Response:
@@ -140,11 +155,8 @@ def problem(error: Exception, **more: Any) -> Response:
             more["next"] = error.last + 1
             hint = "; ".join(filter(None, (f"?from={error.last + 1} goes on behind what cannot be read", hint)))
         return _response(status, code, error.message, hint, headers, more)
-    if isinstance(error, PermissionError):
-        return problem(NotPermitted.of(error), **more)
-    if isinstance(error, OSError) and error.errno in (*DISK_ERRORS, errno.EMFILE, errno.ENFILE):
-        message = f"{error.filename or 'the log'}: {error.strerror}"
-        return problem(DiskFailure(message, hint="df -h"), **more)
+    if isinstance(error, OSError) and isinstance(found := _of_system(error), WaldError):
+        return problem(found, **more)
     return _response(500, "internal", "the gate has failed", "what it writes to stderr says how", {}, more)
 
 

@@ -40,12 +40,13 @@ class Line:
 
 async def overview(call: Call) -> Response:
     """The view at ``/``; who may not administer the log sees how far it is, and nothing of others' routes."""
-    return await live_page(call, "overview.html", lambda picture: _facts(picture, may_see=call.client.admin))
+    return await live_page(call, "overview.html", lambda picture: _facts(call, picture))
 
 
-def _facts(picture: Picture, *, may_see: bool) -> Facts:
-    if not may_see:
-        return {"may_see": False, "picture": picture}
+def _facts(call: Call, picture: Picture) -> Facts:
+    trouble = call.words(picture.trouble)
+    if not call.client.admin:
+        return {"may_see": False, "picture": picture, "trouble": trouble}
     walk = picture.walk
     named = [each for each in walk.by_name.values() if not each.retired] if walk else []
     counting = [each for each in named if each.cursor.state is not CursorState.ABSENT]
@@ -58,6 +59,7 @@ def _facts(picture: Picture, *, may_see: bool) -> Facts:
     return {
         "may_see": True,
         "picture": picture,
+        "trouble": trouble,
         "strip": drawn,
         "kinds": _kinds(picture.pieces),
         "held": Kind(Look.SEALED, *_sums([piece for piece in picture.pieces if piece.held])),

@@ -51,7 +51,8 @@ async def record(call: Call) -> Response:
     query = call.query(Query)
     found = await call.state.in_thread(_find, call.state.log, _sequence(call))
     _require(call, found)
-    facts: dict[str, Any] = {"found": found, "forms": FORMS, "where": where_fields(found.where)}
+    message = call.words(found.trouble or found.where.message)
+    facts: dict[str, Any] = {"found": found, "forms": FORMS, "message": message, "where": where_fields(found.where)}
     if found.record is not None:
         names, count = headers(found.record.headers)
         facts |= {

@@ -28,7 +28,7 @@ from wald_gate.call import Call
 from wald_gate.page.frame import HEADERS, Facts, live_page, page
 from wald_gate.page.picture import Picture
 from wald_gate.page.values import line
-from wald_gate.problems import HttpError, problem
+from wald_gate.problems import HttpError, problem, without_path
 from wald_gate.rights.clients import Client, Right
 from wald_gate.shapes import Shape
 
@@ -76,7 +76,9 @@ async def records(call: Call) -> Response:
         excerpt = await call.state.in_thread(_excerpt, log, route, query)
     except (InvalidInput, NotFound) as error:  # the form stays, with what was typed
         status = problem(error).status_code
-        return await page(call, "records.html", facts | {"excerpt": None, "wrong": error.message}, status=status)
+        return await page(
+            call, "records.html", facts | {"excerpt": None, "wrong": call.words(error.message)}, status=status
+        )
     return await page(call, "records.html", facts | {"excerpt": excerpt})
 
 
@@ -231,7 +233,7 @@ def _batches(
 
     def note(message: str) -> None:
         if len(notes) < _NOTES:
-            notes.append(message)
+            notes.append(without_path(message, log.root))
 
     return log.batches(
         route,
@@ -239,7 +241,7 @@ def _batches(
         last,
         limit=limit,
         on_missing=lambda missing: note(missing.message()),
-        on_damage=lambda error: note(error.message.replace(f"{log.root.path}/", "")),
+        on_damage=lambda error: note(error.message),
     )
 
 

@@ -21,6 +21,7 @@ from wald_gate.call import Call
 from wald_gate.page.frame import Facts, live_page
 from wald_gate.page.letters import letters
 from wald_gate.page.picture import Picture, Walk
+from wald_gate.problems import without_path
 from wald_gate.shapes import Shape
 
 _ROWS = 100  # on one page: as many as can be read
@@ -185,7 +186,7 @@ def ways(call: Call, row: Row, group: GroupBacklog) -> Iterator[Way]:
     if group.retired:
         return
     for said, command in advice(root, cursor):
-        yield Way(said.replace(f"{call.state.log.root.path}/", ""), command)
+        yield Way(without_path(said, call.state.log.root), command)
     if not group.pinned_segments:
         return
     is_one = group.pinned_segments == 1
