@@ -16,9 +16,11 @@ from wald.log import Log
 from wald.store.files.disk import Disk
 from wald.store.files.identity import create_root, read_identity
 from wald.store.files.ledger import Ledger
+from wald.store.files.lines import Entry
 from wald.store.files.listing import list_segments
 from wald.store.files.routes import add_route
 from wald.store.files.uptime import Moment
+from wald.store.segments.compression import SealedFile
 from wald.store.segments.view import View, read_view
 from wald.store.writing.drafts import Draft, Placement, Route
 from wald.store.writing.recovery import recover
@@ -178,11 +180,22 @@ class Built:
     def path(self, base: int, kind: Kind) -> Path:
         return self.root.segments / segment_name(base, kind)
 
-    def reclaim(self, base: int, *, keep: bool = False) -> None:
-        """Delete a sealed segment the way RECLAIM does: ledger, rename, and (unless ``keep``) unlink."""
+    def reclaim(self, base: int, *, keep: bool = False, named: bool = False) -> None:
+        """Delete a sealed segment the way RECLAIM does: ledger, rename, and (unless ``keep``) unlink.
+
+        Args:
+            named: whether the line names the routes that the segment held.
+        """
         following = min(s.base_sequence for s in list_segments(self.root).segments if s.base_sequence > base)
+        entry: Entry = {"event": "reclaimed", "base": base, "last": following - 1, "at": self.now_ns}
+        if named:
+            with SealedFile(self.path(base, Kind.SEALED)) as sealed:
+                held = [
+                    dict(zip(("route", "count", "first", "last"), each, strict=False)) for each in sealed.index.routes
+                ]
+            entry["routes"] = held
         ledger = Ledger(self.root.ledger / "reclaim.jsonl", self.disk)
-        ledger.append({"event": "reclaimed", "base": base, "last": following - 1, "at": self.now_ns})
+        ledger.append(entry)
         ledger.close()
         self.path(base, Kind.SEALED).rename(self.path(base, Kind.RELEASED))
         if not keep:

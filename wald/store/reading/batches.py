@@ -144,9 +144,10 @@ def _complete(stored: StoredBatch, segment: int, count: int, start: int, end: in
 
 
 @dataclass(slots=True)
-class _Open:
+class Begun:
     """A record whose end has not come yet."""
 
+    route: str
     sequence: int
     pieces: list[bytes]
     header: BatchHeader
@@ -158,29 +159,26 @@ class Joiner:
     """Stored batches in, batches of whole records out."""
 
     def __init__(self) -> None:
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, Begun] = {}
 
     @property
     def waits(self) -> bool:
         """Whether a record has begun and not ended."""
         return bool(self._open)
 
-    def abandon(self) -> list[int]:
-        """Give up the records that have begun, as a piece of any of them may be missing; returns their sequences."""
-        sequences = [record.sequence for record in self._open.values()]
-        self._open.clear()
-        return sequences
-
-    def forget(self, routes: Iterable[RouteRange] | None) -> None:
-        """Pass over the records that have begun and of which relief has dropped a piece, by what it has dropped.
+    def drop(self, routes: Iterable[RouteRange] | None = None) -> list[Begun]:
+        """Drop the records of which a piece may be missing; return them.
 
         Args:
-            routes: None: it is not known whose records; any of them may lack a piece.
+            routes: what is missing of each route; None: it is not known, so any record may lack a piece.
         """
-        lasts = {held.route: held.last for held in routes or ()}
-        for route, record in list(self._open.items()):
-            if routes is None or record.sequence <= lasts.get(route, 0):
-                del self._open[route]
+        lasts = None if routes is None else {held.route: held.last for held in routes}
+        dropped = [
+            begun for begun in self._open.values() if lasts is None or begun.sequence <= lasts.get(begun.route, 0)
+        ]
+        for begun in dropped:
+            del self._open[begun.route]
+        return dropped
 
     def take(self, stored: StoredBatch, segment: int, first: int, last: int) -> Iterator[Batch | DamagedRange]:
         """What becomes complete with ``stored``, numbers ``first`` to ``last`` only."""
@@ -202,7 +200,8 @@ class Joiner:
         if number and count:
             begin = max(stored.data.rfind(b"\n", start, end) + 1, start)
             if first <= number <= last:
-                self._open[stored.route] = _Open(number, [stored.data[begin:end]], header, segment, stored.position)
+                pieces = [stored.data[begin:end]]
+                self._open[stored.route] = Begun(stored.route, number, pieces, header, segment, stored.position)
             count, end = count - 1, begin
         if count and (trimmed := _complete(stored, segment, count, start, end).between(first, last)) is not None:
             yield trimmed

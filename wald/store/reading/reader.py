@@ -20,7 +20,8 @@ from dataclasses import replace
 
 from wald.errors import Damaged, InvalidInput, command_line
 from wald.format.parsing import StoredBatch, holds_pieces
-from wald.store.reading.batches import Batch, Joiner
+from wald.store.files.runs import Spans
+from wald.store.reading.batches import Batch, Begun, Joiner
 from wald.store.reading.selection import NO_SEQUENCE, Selection, Start, Stop, select
 from wald.store.reading.walk import DamagedRange, DroppedRange, MissingRange, Walk
 from wald.store.retention.cursors import read_cursor
@@ -185,13 +186,13 @@ class _Reading:
 
     def to_end(self) -> Generator[Batch | None]:
         """Go on to the end of the view, or of what is wanted; None is a step without a batch."""
-        begin: int | None = min([self._selection.first, *self._selection.floors.values()])
-        while begin is not None and not self._complete:
-            if self._walk is None:
-                self._walk = self._walk_from(begin)
-            begin = yield from self._advance(self._walk)
-            if begin is not None:
+        begin = min([self._selection.first, *self._selection.floors.values()])
+        again = True
+        while again and not self._complete:
+            if self._walk is None or not self._walk.begun:
                 self.close()
+                self._walk = self._walk_from(begin)
+            again = yield from self._advance(self._walk)
 
     def require_head(self) -> None:
         """Report that the head is lost, if what is wanted may be behind the place where reading has ended."""
@@ -214,8 +215,8 @@ class _Reading:
         routes = self._selection.routes
         return Walk(self._view, sequence=sequence, routes=routes, passable=absent and passable)
 
-    def _advance(self, walk: Walk) -> Generator[Batch | None, None, int | None]:
-        """Go on to the end of the view, or of what is wanted; return where to begin again, if that is necessary."""
+    def _advance(self, walk: Walk) -> Generator[Batch | None, None, bool]:
+        """Go on to the end of the view, or of what is wanted; return True to continue in a new view."""
         for met in walk.advance(self._view):
             if isinstance(met, StoredBatch):
                 last = self._last(met)
@@ -229,11 +230,11 @@ class _Reading:
                 self._report_dropped(met)
                 self._complete = met.last >= self._selection.last and not self._joiner.waits
             elif self._report_missing(met, walk):
-                return met.first
+                return True
             if self._complete:
-                return None
+                return False
             yield None
-        return None
+        return False
 
     def _last(self, stored: StoredBatch) -> int:
         """The last sequence wanted, as far as it is known once ``stored`` is met."""
@@ -268,7 +269,8 @@ class _Reading:
         return time.time_ns() >= self._selection.until_ns + _DURABLE_NS
 
     def _report_damaged(self, damaged: DamagedRange) -> None:
-        begun, first, last = self._joiner.abandon(), damaged.first, damaged.last
+        begun = [each.sequence for each in self._joiner.drop()]
+        first, last = damaged.first, damaged.last
         spans = [", ".join(f"record {sequence}" for sequence in begun)] if begun else []
         if first <= min(last, self._selection.last):
             spans.append(_range(first, last))
@@ -280,48 +282,84 @@ class _Reading:
     def _report_missing(self, missing: MissingRange, walk: Walk) -> bool:
         """Report records that are in no segment. If some of them may be there, take a new view and return True.
 
-        RECLAIM had renamed their segments when the directory was listed, and has taken that back in its ledger. Or
-        they are in the segment in front of them, of which an earlier file is open.
+        RECLAIM had renamed their segments when the directory was listed, and has taken that back in its ledger.
         """
-        first, last = missing.first, min(missing.last, self._selection.last)
+        first, last = missing.first, missing.last
+        if not self._joiner.waits:
+            last = min(last, self._selection.last)  # else pieces of what is wanted may be behind that
         try:
             lost = list(self._history.unexplained(first, last))
             if lost:
                 view = replace(read_view(self._root, self._view.log_id).including_released(), bound=self._view.bound)
-                was_active = walk.was_active and walk.segment < view.bound.segment
-                if was_active or view.listing.between(walk.segment + 1, missing.last):
+                if view.listing.between(walk.segment + 1, min(missing.last, view.bound.segment)):
                     self._view = view
                     return True
                 lost = list(self._history.unexplained(first, last))  # they may have been deleted since it was read
-            gone: list[tuple[Iterable[ReclaimedSegment], str]] = [(self._history.gone(first, last), "")]
-            losses = self._history.losses(first, last)
-            gone += [([loss.held], loss.reason) for loss in losses]
-            missing_records = [self._missing(held, first, last, why) for held, why in gone]
+            explained = Spans()
+            missing_records = [self._missing(self._deleted(first, last, explained), first, last, "")]
+            for loss in self._history.losses(first, last):
+                explained.add(loss.held.first, loss.held.last)
+                # A repair has removed the beginning of every record that has lost a piece.
+                torn = self._joiner.drop(loss.held.routes or ())
+                missing_records.append(self._missing([loss.held, *map(_as_reclaimed, torn)], first, last, loss.reason))
         except Damaged as error:  # of the ledger
-            self._joiner.abandon()
+            self._joiner.drop()
             self._report(error)
             return False
-        # The pieces of no record that is there were among what was given up.
-        if sum(min(loss.held.last, last) - max(loss.held.first, first) + 1 for loss in losses) <= last - first:
-            self._joiner.abandon()
-        for begin, end in lost:
-            message = f"{self._root.segments}: no segment holds {_range(begin, end)}, and no ledger says why"
-            self._report_lost(message, end)
+        torn = [] if explained.covers(first, last) else self._joiner.drop()
+        self._report_unexplained(first, last, lost, torn)
         for found in missing_records:
             if found is not None:
                 self._on_missing(found)
         return False
 
+    def _deleted(self, first: int, last: int, explained: Spans) -> Iterator[ReclaimedSegment]:
+        """Yield what deleted segments held of ``first`` to ``last``, with the begun records that lack a piece now.
+
+        Those are dropped. All sequences of the segments are added to ``explained``.
+        """
+        for segment in self._history.gone(first, last):
+            explained.add(segment.first, segment.last)
+            torn = self._joiner.drop(segment.routes)
+            yield _without_pieces(segment, torn)
+            yield from map(_as_reclaimed, torn)
+
+    def _report_unexplained(self, first: int, last: int, lost: list[tuple[int, int]], torn: list[Begun]) -> None:
+        """Report what is missing although no ledger says why, and the records that lack a piece by that."""
+        sequences = [each.sequence for each in torn]
+        named = ", ".join(f"record {sequence}" for sequence in sequences)
+        for begin, end in lost:
+            if torn or begin <= self._selection.last:
+                also = f"; {named} cannot be read" if torn else ""
+                message = f"{self._root.segments}: no segment holds {_range(begin, end)}, and no ledger says why{also}"
+                self._report_lost(message, max(end if begin <= self._selection.last else 0, *sequences, 0))
+        if torn and not lost:
+            message = f"{self._root.segments}: {named} cannot be read: {_range(first, last)} may have held pieces of it"
+            self._report_lost(message, max(sequences))
+
     def _report_dropped(self, dropped: DroppedRange) -> None:
         """Report records that relief has dropped: a range of all routes, or all of the wanted routes in a segment."""
-        self._joiner.forget(dropped.routes)
         selection = self._selection
         first, last = dropped.first, min(dropped.last, selection.last)
-        if first > last:
+        routes = dropped.routes
+        try:
+            losses = [] if routes is not None else self._history.losses(first, dropped.last)
+            if routes is None and not losses:
+                routes = self._history.dropped(dropped.segment)
+        except Damaged as error:  # of the ledger
+            self._joiner.drop()
+            self._report(error)
             return
-        if dropped.routes is None and (losses := self._history.losses(first, last)):  # it was never in this log
+        if losses:  # it was never in this log
             for loss in losses:
                 self._report_gone([loss.held], first, last, loss.reason)
+            return
+        torn = self._joiner.drop(routes)
+        if torn and routes is None:
+            self._report_unexplained(first, dropped.last, [], torn)
+        elif torn:
+            self._report_gone([_as_reclaimed(each) for each in torn], first, last, "")
+        if first > last:
             return
         everything = selection.routes is None and not selection.floors
         if everything:
@@ -330,12 +368,12 @@ class _Reading:
             return
         else:
             self._dropped_of, last = dropped.segment, selection.last
-            routes = self._history.dropped(dropped.segment) if dropped.routes is None else dropped.routes
-            held = [each for each in routes if selection.routes is None or each.route in selection.routes]
+            held = [each for each in routes or () if selection.routes is None or each.route in selection.routes]
         if not held:
             return
         begin, end = min(entry.first for entry in held), max(entry.last for entry in held)
-        gone = ReclaimedSegment(begin, end, tuple(held), latest_ns=dropped.latest_ns if everything else None)
+        latest_ns = dropped.latest_ns if everything else None
+        gone = _without_pieces(ReclaimedSegment(begin, end, tuple(held), latest_ns=latest_ns), torn)
         self._report_gone([gone], first, last, "")
 
     def _report_gone(self, gone: Iterable[ReclaimedSegment], first: int, last: int, lost: str) -> None:
@@ -418,6 +456,20 @@ def _limited(batches: Generator[Batch], limit: int) -> Iterator[Batch]:
             assert trimmed is not None
             left -= trimmed.count
             yield trimmed
+
+
+def _without_pieces(segment: ReclaimedSegment, torn: list[Begun]) -> ReclaimedSegment:
+    """Return ``segment`` without the routes of which it held only pieces of records that are reported individually."""
+    pieces = {each.route for each in torn}
+    if not pieces or segment.routes is None:
+        return segment
+    return segment._replace(routes=tuple(h for h in segment.routes if h.records or h.route not in pieces))
+
+
+def _as_reclaimed(begun: Begun) -> ReclaimedSegment:
+    """Return a record of which a piece is gone as if it was gone with it."""
+    sequence, time_ns = begun.sequence, begun.header.append_time_ns
+    return ReclaimedSegment(sequence, sequence, (RouteRange(begun.route, 1, sequence, sequence),), time_ns, time_ns)
 
 
 def _range(first: int, last: int) -> str:

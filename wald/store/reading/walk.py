@@ -78,10 +78,6 @@ class Walk:
         sequence: the first record wanted; batches before it may be met, too.
         routes: batches of other routes may be skipped; None: none may.
         passable: which others of a sealed segment may be skipped; None: none may.
-
-    Attributes:
-        was_active: whether the segment of the last batch was the active one when it was opened. A start of the daemon
-            may have put another file in its place since, and what is missing behind it may be there.
     """
 
     def __init__(
@@ -93,7 +89,7 @@ class Walk:
         self._wanted = sequence
         self._current: OpenSegment | None = None
         self._position = 0
-        self.was_active = False
+        self._was_active = False
         self._expected: int | None = None  # the next sequence; None until the first batch has been met
         begin = view.segments[view.listing.covering(sequence)].base_sequence if view.segments else sequence
         self._behind = begin - 1 if begin <= sequence else 0  # segments with a larger base are still to come
@@ -103,6 +99,11 @@ class Walk:
     def segment(self) -> int:
         """Base sequence of the segment of the last batch."""
         return self._behind
+
+    @property
+    def begun(self) -> bool:
+        """True once a segment has been entered."""
+        return self._expected is not None or self._current is not None
 
     @property
     def _due(self) -> int:
@@ -161,7 +162,7 @@ class Walk:
             return view.without(gone, segment)
         limit, bound = view.limit(segment), view.bound
         self._current = opened
-        self.was_active = limit is not None
+        self._was_active = limit is not None
         self._behind = segment.base_sequence
         if self._expected is not None:
             self._position = FIRST_BATCH
@@ -174,7 +175,8 @@ class Walk:
     def _through(self, segment: OpenSegment, view: View) -> Iterator[Found]:
         """The rest of one segment, or as much of it as may be read."""
         limit = view.bound.limit(segment.base_sequence)
-        if limit is not None and segment.replaced():
+        # The writer may have continued in a copy until it cut the segment, which may be sealed by now.
+        if (limit is not None or self._was_active) and segment.replaced(removed=limit is None):
             segment = self._reopen(segment, view)
         for found in segment.batches(self._position, limit, self._routes, self._passable):
             if isinstance(found, DamagedBytes):
@@ -241,7 +243,7 @@ class Walk:
             self._position = bound.position
 
     def _reopen(self, segment: OpenSegment, view: View) -> OpenSegment:
-        """After a failed write the writer carried the batches, at their places, into another file of the same name."""
+        """Open the file in which the segment continues: batches have the same positions in every copy and form."""
         try:
             self._current = view.open(Segment(segment.base_sequence, Kind.RAW, segment.path))
         except SegmentGone:

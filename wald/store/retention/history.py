@@ -166,9 +166,17 @@ class History:
                 return Relief(entry, not left if dropped is None and left is not None else dropped)
         return Relief(entries[0], None if left is None else False)
 
-    def dropped(self, base: int) -> tuple[RouteRange, ...]:
-        """What reliefs have dropped of segment ``base``, by the ledger alone; more than once if one was repeated."""
-        return tuple(held for entry in self.reliefs(base) for held in _held(entry.get("dropped")) or ())
+    def dropped(self, base: int) -> tuple[RouteRange, ...] | None:
+        """Return what reliefs have dropped of segment ``base`` at most, by the ledger alone; None if it does not say.
+
+        The file of the newest relief may be missing; all earlier ones that count are in the chain of its digests.
+        """
+        newest = next(self.reliefs(base), None)
+        if newest is None:
+            return None
+        chain = [newest, *self.reliefs_before({"base": base, "sha256": newest.get("was_sha256")})]
+        held = [_held(entry.get("dropped")) for entry in chain]
+        return None if None in held else tuple(each for of_one in held for each in of_one or ())
 
     def skipped(self, sequence: int) -> Entry | None:
         """The entry of the start that passed over ``sequence``, which no record has had in this log."""

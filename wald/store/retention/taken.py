@@ -151,9 +151,11 @@ def _dropped(root: Root, base: int, route: str, history: History, *, log_id: byt
         elif relieved.names_all:
             held = relieved.routes
         else:  # the ledger has reliefs, too, that were not carried out
-            held = (each for each in history.dropped(base) if relieved.dropped_between(each.first, each.first + 1))
+            held = (
+                each for each in history.dropped(base) or () if relieved.dropped_between(each.first, each.first + 1)
+            )
     except (Damaged, OSError):
-        held = history.dropped(base)
+        held = history.dropped(base) or ()
     return ((each.first, each.last) for each in held if each.route == route)
 
 

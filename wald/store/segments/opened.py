@@ -107,12 +107,16 @@ class RawSegment:
         """Where in the file a position is found."""
         return position
 
-    def replaced(self) -> bool:
-        """Whether the name is that of another file now: after a failed write the writer goes on in a copy."""
+    def replaced(self, *, removed: bool) -> bool:
+        """Return True if the path names another file now: the writer continues in a copy after a failed write.
+
+        Args:
+            removed: the answer if the path names no file.
+        """
         try:
             return os.stat(self.path).st_ino != os.fstat(self._descriptor).st_ino
         except FileNotFoundError:
-            return False
+            return removed
 
     def position_of_sequence(self, sequence: int, limit: int | None) -> int:
         """A position from which a scan meets the record numbered ``sequence``, if it begins in this segment."""
@@ -227,7 +231,7 @@ class SealedSegment:
         number = bisect_right(frames, position, key=lambda frame: frame.raw_offset) - 1
         return frames[number].offset if number >= 0 else 0
 
-    def replaced(self) -> bool:
+    def replaced(self, *, removed: bool) -> bool:  # noqa: ARG002
         return False
 
     def position_of_sequence(self, sequence: int, _limit: int | None) -> int:

@@ -75,7 +75,7 @@ class SalvagedSegment:
         number = bisect_right(self._places, position, key=lambda place: place[0]) - 1
         return self._places[number][1] if number >= 0 else 0
 
-    def replaced(self) -> bool:
+    def replaced(self, *, removed: bool) -> bool:  # noqa: ARG002
         return False
 
     def position_of_sequence(self, _sequence: int, _limit: int | None) -> int:

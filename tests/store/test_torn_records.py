@@ -1,0 +1,287 @@
+"""A long record across a gap: whole if the gap held no piece of it, and otherwise dropped and reported, never torn."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from logs import Built
+from reclaiming import bases, reclaim
+from relieving import relieve
+
+from wald.errors import Damaged, NotFound
+from wald.format.names import Kind
+from wald.format.record import Record
+from wald.store.reading.batches import Batch
+from wald.store.reading.reader import read_onward, read_span
+from wald.store.reading.selection import Start
+from wald.store.retention.missing import Missing
+
+LONG = b"be" + b"gun"
+
+
+def begin(built: Built, *between: Callable[[], object]) -> None:
+    """Record 1 of route a begins, a segment with ``between`` follows, and the record ends in the one behind it."""
+    built.piece("a", b"be", begins=True, ends=False)
+    built.cut()
+    for append in between:
+        append()
+    built.cut()
+    built.piece("a", b"gun\nnext\n", begins=False, ends=True)
+    built.cut()
+    built.seal()
+
+
+def of_another_route(built: Built) -> None:
+    begin(built, lambda: built.lines("b", [b"x" * 4000] * 3))
+
+
+def with_a_piece(built: Built) -> None:
+    """The gap holds a piece of record 1."""
+    begin(built, lambda: built.lines("b", [b"x" * 4000] * 3), lambda: built.piece("a", b"-", begins=False, ends=False))
+
+
+def with_its_end(built: Built) -> None:
+    """The gap holds the end of record 1, and the beginning of record 5, which ends behind the gap."""
+    begin(
+        built,
+        lambda: built.lines("b", [b"x" * 4000] * 3),
+        lambda: built.piece("a", b"-\nand be", begins=False, ends=False),
+    )
+
+
+def delete_middle(built: Built) -> None:
+    """RECLAIM deletes the second segment; its line names the routes that it held."""
+    built.log.set_cursor("b", 4, group="b")
+    built.log.set_cursor("a", 0, group="g")
+    reclaim(built)
+    assert bases(built.root)[:2] == [1, 5]
+
+
+def spoil_index(built: Built, base: int) -> None:
+    path = built.path(base, Kind.SEALED)
+    data = bytearray(path.read_bytes())
+    data[data.find(b"WALDSIX1") + 20] ^= 1
+    path.write_bytes(data)
+
+
+def by_group(built: Built, group: str = "g") -> list[tuple[int, bytes]]:
+    return numbered(built.log.records("a", start="cursor", group=group))
+
+
+def numbered(records: Iterator[Record]) -> list[tuple[int, bytes]]:
+    return [(record.sequence, record.value) for record in records]
+
+
+WHOLE = [(1, LONG), (5, b"next")]
+
+
+class TestAReclaimedSegmentWithoutAPiece:
+    @pytest.fixture
+    def gap(self, built: Built) -> Built:
+        of_another_route(built)
+        delete_middle(built)
+        return built
+
+    @pytest.mark.parametrize("start", ["earliest", 1, "cursor"])
+    def test_a_long_record_is_whole_across_it(self, gap: Built, start: Start) -> None:
+        assert numbered(gap.log.records("a", start=start, group="g")) == WHOLE
+
+    def test_it_is_whole_for_a_reader_of_all_routes(self, gap: Built) -> None:
+        assert numbered(gap.log.records(on_missing="skip")) == WHOLE
+
+    def test_it_is_whole_for_a_follower_that_had_read_its_beginning(self, built: Built) -> None:
+        built.piece("a", b"be", begins=True, ends=False)
+        follower = read_onward(built.view, route="a", start="earliest", stop=None, group="g")
+        assert steps(follower) == []
+        built.cut()
+        built.lines("b", [b"x"] * 3)
+        built.cut()
+        built.piece("a", b"gun\nnext\n", begins=False, ends=True)
+        built.cut()
+        built.seal()
+        delete_middle(built)
+        assert steps(follower) == WHOLE
+
+    def test_it_is_whole_for_a_span_that_ends_in_front_of_the_gap(self, gap: Built) -> None:
+        spans = read_span(gap.view, routes=frozenset("a"), first=1, last=1)
+        assert [bytes(batch.raw()) for batch in spans] == [LONG + b"\n"]
+
+    def test_it_is_dropped_if_the_line_does_not_name_the_routes(self, built: Built) -> None:
+        of_another_route(built)
+        built.reclaim(2)
+        (built.root.ledger / "segments.jsonl").unlink()
+        assert numbered(built.log.records("a")) == [(5, b"next")]
+        with pytest.raises(NotFound, match="removed records 1 to 4: up to 4 records of route a are missing"):
+            list(built.log.records("a", start=1))
+
+
+class TestAReclaimedSegmentWithAPiece:
+    @pytest.mark.parametrize("lay", [with_a_piece, with_its_end])
+    def test_a_long_record_is_dropped(self, built: Built, lay: Callable[[Built], object]) -> None:
+        lay(built)
+        built.reclaim(2, named=True)
+        assert numbered(built.log.records("a")) == ([(5, b"next")] if lay is with_a_piece else [(6, b"next")])
+
+    @pytest.mark.parametrize("lay", [with_a_piece, with_its_end])
+    def test_it_is_reported_as_missing_where_it_was_asked_for(
+        self, built: Built, lay: Callable[[Built], object]
+    ) -> None:
+        lay(built)
+        built.reclaim(2, named=True)
+        missing: list[Missing] = []
+        list(built.log.records("a", start=1, on_missing=missing.append))
+        assert [(each.first, each.route, each.asked) for each in missing] == [(1, "a", True)]
+        assert sum(each.records for each in missing) == (1 if lay is with_a_piece else 2)
+
+    def test_it_is_not_torn_by_a_stop_in_front_of_the_gap(self, built: Built) -> None:
+        with_a_piece(built)
+        built.reclaim(2, named=True)
+        assert numbered(built.log.records("a", stop=1)) == []
+        with pytest.raises(NotFound, match="record 1: 1 record of route a is missing"):
+            list(built.log.records("a", start=1, stop=1))
+        with pytest.raises(NotFound, match="record 1"):
+            list(read_span(built.view, routes=frozenset("a"), first=1, last=1))
+
+    def test_it_is_whole_again_once_the_deletion_is_taken_back(self, built: Built) -> None:
+        with_a_piece(built)
+        built.reclaim(2, keep=True)
+        assert numbered(built.log.records("a", start=1)) == [(1, b"be-gun"), (5, b"next")]
+
+
+class TestAGapThatNoLedgerExplains:
+    def test_a_long_record_is_dropped_and_named(self, built: Built) -> None:
+        with_a_piece(built)
+        built.path(2, Kind.SEALED).unlink()
+        damage: list[Damaged] = []
+        assert numbered(built.log.records("a", on_damage=damage.append)) == [(5, b"next")]
+        assert [(each.message.partition(": ")[2], each.last) for each in damage] == [
+            ("no segment holds records 2 to 4, and no ledger says why; record 1 cannot be read", 4)
+        ]
+
+    def test_it_is_reported_with_a_stop_in_front_of_the_gap(self, built: Built) -> None:
+        with_a_piece(built)
+        built.path(2, Kind.SEALED).unlink()
+        damage: list[Damaged] = []
+        assert numbered(built.log.records("a", stop=1, on_damage=damage.append)) == []
+        assert [each.last for each in damage] == [1]
+
+    def test_it_is_named_behind_sequences_that_were_never_given_out(self, built: Built) -> None:
+        """A start passes over the numbers of a segment that is lost; pieces may be lost with it."""
+        built.piece("a", b"be", begins=True, ends=False)
+        built.cut()
+        built.seal()
+        built.lines("b", [b"lost"] * 3)
+        built.crash()
+        built.path(2, Kind.RAW).unlink()
+        built.path(2, Kind.INDEX).unlink(missing_ok=True)
+        again = Built(built.root.path, epoch=2, now_ns=built.now_ns)
+        again.piece("a", b"gun\n", begins=False, ends=True)
+        damage: list[Damaged] = []
+        assert numbered(again.log.records("a", on_damage=damage.append)) == []
+        assert any("record 1 cannot be read" in each.message for each in damage)
+
+
+class TestAShrunkSegment:
+    def test_a_long_record_is_whole_across_what_was_dropped_of_another_route(self, built: Built) -> None:
+        of_another_route(built)
+        relieve(built, 2, b=4)
+        assert numbered(built.log.records("a", start=1)) == WHOLE
+        spoil_index(built, 2)
+        assert numbered(built.log.records("a", start=1)) == WHOLE
+
+    def test_a_shrinking_that_was_not_carried_out_counts_for_nothing(self, built: Built) -> None:
+        with_a_piece(built)
+        before = built.path(2, Kind.SEALED).read_bytes()
+        relieve(built, 2, a=1)
+        built.path(2, Kind.SEALED).write_bytes(before)
+        relieve(built, 2, b=4)
+        spoil_index(built, 2)
+        assert numbered(built.log.records("a", start=1)) == [(1, b"be-gun"), (5, b"next")]
+
+    @pytest.mark.parametrize("spoiled", [False, True])
+    @pytest.mark.parametrize("lay", [with_a_piece, with_its_end])
+    def test_it_is_dropped_with_a_piece_of_it_and_reported(
+        self, built: Built, lay: Callable[[Built], object], *, spoiled: bool
+    ) -> None:
+        lay(built)
+        relieve(built, 2, a=1 if lay is with_a_piece else 5)
+        if spoiled:
+            spoil_index(built, 2)
+        rest = [(5, b"next")] if lay is with_a_piece else [(6, b"next")]
+        assert numbered(built.log.records("a")) == rest
+        missing: list[Missing] = []
+        assert numbered(built.log.records("a", start=1, on_missing=missing.append)) == rest
+        assert (min(each.first for each in missing), {each.route for each in missing}) == (1, {"a"})
+
+    def test_it_is_named_if_neither_index_nor_ledger_says_what_was_dropped(self, built: Built) -> None:
+        of_another_route(built)
+        relieve(built, 2, b=4)
+        spoil_index(built, 2)
+        (built.root.ledger / "reclaim.jsonl").unlink()
+        damage: list[Damaged] = []
+        assert numbered(built.log.records("a", on_damage=damage.append)) == [(5, b"next")]
+        assert ["record 1 cannot be read" in each.message for each in damage] == [True]
+
+
+def steps(follower: Iterator[Batch | int | None]) -> list[tuple[int, bytes]]:
+    """What a follower is given until it waits."""
+    batches = itertools.takewhile(lambda found: not isinstance(found, int), follower)
+    return [pair for batch in batches if isinstance(batch, Batch) for pair in numbered(batch.records())]
+
+
+def restart(built: Built) -> Built:
+    built.crash()
+    return Built(built.root.path, epoch=built.writer.epoch + 1, now_ns=built.now_ns)
+
+
+def removed_and_named_again(built: Built) -> Built:
+    built.writer.path.unlink()
+    built.writer.name_again()
+    return built
+
+
+def failed_write(built: Built) -> Built:
+    built.writer.replace(now_ns=built.now_ns)
+    return built
+
+
+class TestAFollowerThatIsPaused:
+    """Its file of the active segment is not the one in which the writer has continued and which was cut then."""
+
+    @pytest.mark.parametrize("sealed", [False, True])
+    @pytest.mark.parametrize("again", [restart, removed_and_named_again, failed_write])
+    def test_it_gets_every_piece(self, tmp_path: Path, again: Callable[[Built], Built], *, sealed: bool) -> None:
+        built = Built(tmp_path / "root")
+        built.piece("a", b"begins ", begins=True, ends=False)
+        built.cut()
+        built.piece("a", b"seen ", begins=False, ends=False)
+        follower = read_onward(built.view, route="a", start="earliest", stop=None, group="g")
+        assert steps(follower) == []
+        built = again(built)
+        built.piece("a", b"unseen ", begins=False, ends=False)
+        built.piece("a", b"ends\n", begins=False, ends=True)
+        built.lines("a", [b"next"])
+        built.cut()
+        if sealed:
+            built.seal()
+        built.lines("a", [b"last"])
+        assert steps(follower) == [(1, b"begins seen unseen ends"), (2, b"next"), (3, b"last")]
+
+    @pytest.mark.parametrize("again", [removed_and_named_again, failed_write])
+    def test_it_gets_pieces_that_no_number_shows(self, tmp_path: Path, again: Callable[[Built], Built]) -> None:
+        """Records of the segment are read, and what follows in the other file is only a piece."""
+        built = Built(tmp_path / "root")
+        built.lines("a", [b"first"])
+        built.piece("a", b"begins ", begins=True, ends=False)
+        follower = read_onward(built.view, route="a", start="earliest", stop=None, group="g")
+        assert steps(follower) == [(1, b"first")]
+        built = again(built)
+        built.piece("a", b"unseen ", begins=False, ends=False)
+        if built.writer.advanced:
+            built.cut()
+            built.seal()
+        built.piece("a", b"ends\nnext\n", begins=False, ends=True)
+        assert steps(follower) == [(2, b"begins unseen ends"), (3, b"next")]
