@@ -76,6 +76,22 @@ def test_the_listening_socket_is_used_and_left_in_its_place(start: Start, root: 
     assert_sound(root)
 
 
+def test_a_removed_listening_socket_is_reported_and_left_to_systemd(start: Start) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        daemon = stopped(start, listener.fileno())
+        listener.bind(os.fspath(daemon.socket_path))
+        listener.listen()
+        daemon.spawn(*giving(**{"wald.socket": listener.fileno()}))
+        daemon.await_ready()
+        with Client(daemon.socket_path) as client:
+            daemon.socket_path.unlink()
+            eventually(lambda: "the socket that systemd made was removed" in daemon.log)
+            assert client.ask(b"PING\n").startswith("OK")
+        assert "systemctl restart wald.socket" in daemon.log
+        assert not daemon.socket_path.exists()
+        assert daemon.stop() == 0
+
+
 def test_a_killed_daemon_leaves_its_callers_in_the_queue(start: Start, root: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         daemon = stopped(start, listener.fileno())

@@ -55,9 +55,11 @@ def test_a_daemon_that_lost_its_root_acknowledges_nothing_more(start: Start, roo
     old.ask("ROUTE ADD r")
     with Client(old.socket_path) as client:
         assert client.ask(b"PUB r 4\nold\n") == "OK 1 1"
+        old.process.send_signal(signal.SIGSTOP)  # it would notice that the lock is gone
         (root / "lock").unlink()
         new = start(ready=False)
-        eventually(lambda: len(events(new, "ready")) == 2)  # the old one answers until then
+        eventually(lambda: len(events(new, "ready")) == 2)  # the old one has the socket until then
+        old.process.send_signal(signal.SIGCONT)
         assert publish(new, "r", b"new\n") == "OK 2 2"
         with suppress(ConnectionResetError, BrokenPipeError):  # it ends within a second in any case
             assert client.ask(request_bytes) in ("ERR failed the daemon stops", "")

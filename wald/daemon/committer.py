@@ -17,14 +17,14 @@ from structlog.typing import FilteringBoundLogger
 
 from wald.config import Config
 from wald.daemon.turn import Turn
-from wald.errors import DISK_FULL, DiskFailure, Locked, NotFound, command_line
+from wald.errors import DISK_FULL, DiskFailure, command_line
 from wald.format.head import LINE_BYTES, Head, encode_head
 from wald.metrics import Metrics
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk, free_bytes
 from wald.store.files.inplace import InPlaceFile
 from wald.store.writing.drafts import Draft, Placed, Placement
-from wald.store.writing.lock import Lock, holder
+from wald.store.writing.lock import Lock, root_gone
 from wald.store.writing.room import Cause, Room, Sizes
 from wald.store.writing.writer import Writer
 
@@ -198,10 +198,7 @@ class Committer:
         try:
             return free_bytes(self._root.path)
         except FileNotFoundError:
-            raise NotFound(
-                f"{self._root.path}: the root is not there any more; nothing is acknowledged until it is",
-                hint=f"ls -ld {self._root.path}; put it back, or mount it; then start again",
-            ) from None
+            raise root_gone(self._root) from None
 
     def has_room(self, *, wanted_bytes: int | None) -> bool:
         """Whether there is as much room as is needed, and the disk took the last turn; reports when that changes.
@@ -310,10 +307,7 @@ class Committer:
     def _require_lock(self) -> None:
         if not self._lock.is_ours():
             self.writer.abandon()
-            raise Locked(
-                f"{self._root.lock}: another daemon has taken over ({holder(self._root)})",
-                hint="nothing was acknowledged after that; let the newer one run",
-            )
+            raise self._lock.loss(self._root)
 
     def _count(self, placement: Placement, now: float, seconds: float) -> None:
         metrics = self._metrics

@@ -139,6 +139,14 @@ class Connections:
                 return
             self._admit(accepted, now)
 
+    def listen_on(self, listener: socket.socket, now: float) -> None:
+        """Accept the connections of another socket, after those that wait at the one before."""
+        self.accept(now)
+        self._poller.unregister(self._listener)
+        self._listener.close()
+        self._listener, self._listening = listener, True
+        self._poller.register(listener, select.EPOLLIN)
+
     def _admit(self, accepted: socket.socket, now: float) -> None:
         accepted.setblocking(False)
         process_id, user_id, _ = peer_of(accepted)

@@ -55,15 +55,71 @@ def check_socket(path: Path, root: Path) -> None:
         raise _refusal(path, "another program listens on it; systemd, if there is a socket unit")
 
 
-def listen(path: Path, mode: int) -> socket.socket:
-    """Make the socket, in the place of one that is there.
+class Listener:
+    """The listening socket and its path, from which tmp cleaners and operators may remove it.
+
+    Args:
+        given: the socket that systemd handed over and keeps; None: one is made at ``path``.
+
+    Attributes:
+        socket: takes the connections; another one after :meth:`restore`.
+
+    Raises:
+        InvalidInput: it cannot be made.
+    """
+
+    def __init__(self, path: Path, mode: int, given: socket.socket | None) -> None:
+        self.socket = listen(path, mode) if given is None else given
+        self._mode = mode
+        self._is_systemds = given is not None
+        name = self.socket.getsockname()
+        self._path = Path(name) if isinstance(name, str) else None  # bytes: it has no file
+        self._identity = None if self._path is None else identity_of(self._path)
+        self._reported = ""
+
+    def restore(self) -> InvalidInput | str:
+        """Make the socket again if it is gone; return what happened, "" if that is not new.
+
+        A file that took its place stays, unless it is a socket on which no process listens.
+        """
+        path = self._path
+        found = None if path is None else identity_of(path)
+        if path is None or self._identity in (None, found):  # None: systemd made it in another mount namespace
+            self._reported = ""
+            return ""
+        how = "removed" if found is None else "replaced"
+        try:
+            if self._is_systemds:
+                message = f"{path}: the socket that systemd made was {how}, and no program can connect"
+                raise InvalidInput(message, hint="systemctl restart wald.socket")
+            if found is not None:
+                _require_dead(path)
+            self.socket = listen(path, self._mode, replace=found is not None)
+        except InvalidInput as error:
+            known, self._reported = self._reported, error.message
+            return "" if error.message == known else error
+        self._identity, self._reported = identity_of(path), ""
+        return f"{path}: the socket was {how}; made again"
+
+    def remove(self) -> None:
+        """Remove the socket, unless it is systemd's, or another process has put its own there."""
+        if self._path is not None and not self._is_systemds and identity_of(self._path) == self._identity:
+            self._path.unlink(missing_ok=True)
+
+
+def listen(path: Path, mode: int, *, replace: bool = True) -> socket.socket:
+    """Make the socket.
+
+    Args:
+        replace: remove the socket that is there; no process listens on it.
 
     Raises:
         InvalidInput: it cannot be made.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
-        path.unlink(missing_ok=True)  # no program listens on it: that was checked
+        if replace:
+            path.unlink(missing_ok=True)
         os.fchmod(listener.fileno(), mode)  # before it has a name: no user may connect sooner than the mode allows
         with umask_for(mode):
             listener.bind(str(path))
@@ -190,6 +246,20 @@ def _listener(path: Path) -> int | None:
         if caller.connect_ex(str(path)) not in (0, errno.EAGAIN):
             return None
         return peer_of(caller)[0]
+
+
+def _require_dead(path: Path) -> None:
+    """
+    Raises:
+        InvalidInput: the file is not a socket, or a process may listen on it.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as caller:
+        found = caller.connect_ex(str(path))
+        is_socket = os.path.lexists(path) and stat.S_ISSOCK(path.lstat().st_mode)
+        if found not in (errno.ECONNREFUSED, errno.ENOENT) or not is_socket:
+            message = f"{path}: the socket was replaced by {'another' if is_socket else 'a file'}"
+            hint = f"fuser {path}; ls -l {path}; remove it, and the daemon makes its socket again"
+            raise InvalidInput(f"{message}, and no program can connect to this daemon", hint=hint)
 
 
 def process_name(process: int) -> str:

@@ -16,7 +16,6 @@ from wald.config import Config
 from wald.daemon.committer import Full
 from wald.daemon.gate import Gate
 from wald.daemon.lifecycle import open_journal
-from wald.daemon.listening import identity_of
 from wald.daemon.start import Parts, sizes_in_force, wanted_routes, wants_fifo, writers_of
 from wald.daemon.turn import Arena, Turn
 from wald.errors import DiskFailure, NotPermitted, WaldError, command_line
@@ -95,9 +94,11 @@ class Service:
         """The last turns: no connection is accepted, and what no other process holds is not left behind."""
         self._systemd.stopping()
         self._journal.info("stopping", head=self._metrics.head_sequence)
-        self._remove_socket()
+        is_ours = self._parts.lock.is_ours()
+        if is_ours:
+            self._parts.listener.remove()
         self._connections.close()
-        if not self._parts.lock.is_ours():
+        if not is_ours:
             self._writer.abandon()
         else:
             self._check_paths(float("inf"))  # a FIFO may have been replaced since the last check
@@ -127,13 +128,6 @@ class Service:
         message = "the content of pipes that were replaced, or that no other process holds, is lost"
         self._journal.error(message, routes=lost, reason=reason, hint=hint)
         return type(failure or WaldError(""))(f"{reason}; {message} ({', '.join(lost)})", hint=hint)
-
-    def _remove_socket(self) -> None:
-        """Remove the listening socket, unless it is systemd's, or systemd or another daemon has put its own there."""
-        parts = self._parts
-        is_own = parts.inherited is None and parts.lock.is_ours()
-        if is_own and identity_of(parts.socket_path) == parts.socket_identity:
-            parts.socket_path.unlink(missing_ok=True)
 
     # One turn.
 
@@ -266,6 +260,7 @@ class Service:
             self._swept_at = now
             self._connections.expire(now, self._config.frame_timeout)
             self._metrics.connections = len(self._connections)
+            self._check_socket(now)
         self._check_paths(now)
         self._metrics.fifo_troubles = len(self._intake.fifos.troubles)
         self._metrics.fifos_replaced = self._intake.fifos.replaced
@@ -277,6 +272,16 @@ class Service:
     def _check_paths(self, now: float) -> None:
         for message in self._intake.check_paths(now):
             self._journal.warning("fifo", what=message)
+
+    def _check_socket(self, now: float) -> None:
+        """Make the socket again if it is gone, unless it is another daemon's that has taken over."""
+        listener = self._parts.listener
+        happened = listener.restore() if self._parts.lock.is_ours() else ""
+        if isinstance(happened, WaldError):
+            self._journal.error("socket", what=happened.message, hint=happened.hint)
+        elif happened:
+            self._connections.listen_on(listener.socket, now)
+            self._journal.warning("socket", what=happened)
 
     def _keep_alive(self, now: float) -> None:
         """Report to the watchdog that there is progress."""

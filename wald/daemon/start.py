@@ -25,7 +25,7 @@ from wald.daemon.endpoint import pages
 from wald.daemon.fifos import OpenPipe, take_stdin
 from wald.daemon.intake import Intake
 from wald.daemon.lifecycle import Signals, allow_descriptors, open_journal
-from wald.daemon.listening import Admission, check_socket, identity_of, inherited, listen
+from wald.daemon.listening import Admission, Listener, check_socket, inherited
 from wald.daemon.measuring import Measuring
 from wald.daemon.quotas import Quotas
 from wald.daemon.requests import Requests
@@ -61,7 +61,6 @@ class Parts:
 
     Attributes:
         inherited: the listening socket that systemd handed over, and keeps; None: the daemon makes one.
-        socket_identity: of the listening socket, as of :func:`identity_of`.
 
     Raises:
         WaldError, OSError: the daemon cannot start.
@@ -256,8 +255,9 @@ class Parts:
             connections_max=config.connections_max,
             per_user_max=config.connections_per_user,
         )
+        self.listener = Listener(self.socket_path, config.socket_mode, self.inherited)
         self.connections = Connections(
-            self.inherited or listen(self.socket_path, config.socket_mode),
+            self.listener.socket,
             self.poller,
             Requests(self.routes, self.root.path, admission.leaves_enough),
             self.commands.answer,
@@ -265,7 +265,6 @@ class Parts:
             request_max_bytes=min(config.request_max_bytes, self.room.sizes.payload_bytes),
             idle_timeout=config.idle_timeout,
         )
-        self.socket_identity = identity_of(self.socket_path)
         self._closers.callback(self.connections.close)
 
     def _status(self) -> dict[str, object]:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from wald.errors import Damaged, Locked, command_line
+from wald.errors import Damaged, Locked, NotFound, WaldError, command_line
 from wald.format.head import decode_head
 from wald.format.names import Kind
 from wald.format.segment import HEADER, BadHeader, decode_header
@@ -60,6 +60,27 @@ class Lock:
         """Whether no other daemon has taken the root over; one stat(2)."""
         return self._stat() == self._seen
 
+    def loss(self, root: Root) -> WaldError:
+        """The error for a lock that is not ours any more: who has it, or what happened to its file."""
+        if not os.path.lexists(root.identity):
+            return root_gone(root)
+        nothing = "nothing was acknowledged after that, and nothing acknowledged is lost"
+        if not os.path.lexists(root.lock):
+            return NotFound(
+                f"{root.lock}: the lock file was removed while the daemon ran",
+                hint=f"{nothing}; keep tmp cleaners away from {root.path}, and start again",
+            )
+        found = signature(root)
+        if all(found.get(name) == value for name, value in self.signature.items()):
+            return Locked(
+                f"{root.lock}: the lock file of this daemon was replaced by a copy, or written to",
+                hint=f"{nothing}; if the log was restored from a backup, start again",
+            )
+        return Locked(
+            f"{root.lock}: another daemon has taken over ({in_words(found)})",
+            hint="nothing was acknowledged after that; let the newer one run",
+        )
+
     def release(self) -> None:
         self._disk.close(self._descriptor)
 
@@ -91,6 +112,19 @@ class Lock:
         except FileNotFoundError:
             return (0, 0, 0)
         return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def root_gone(root: Root) -> NotFound:
+    """The error for a log that is no longer at its path."""
+    message = (
+        "the log is not there any more; it was removed, moved or unmounted"
+        if root.path.is_dir()
+        else "the root is not there any more"
+    )
+    return NotFound(
+        f"{root.path}: {message}; nothing is acknowledged until it is",
+        hint=f"ls -ld {root.path}; put it back, or mount it; then start again",
+    )
 
 
 def holder(root: Root) -> str:
