@@ -177,12 +177,12 @@ class _Bench:
         with self._output("export") as out:
             output = Output(out, Disk())
             spark = partial(nullcontext, self._spark)
-            Exporter(output, Shape(), False, EXPORT_BYTES, out / "notes", "", spark).export([_place(log)])
+            Exporter(output, Shape(), False, False, EXPORT_BYTES, out / "notes", "", spark).export([_place(log)])
 
     def _compact(self, log: Log) -> None:
         with self._output("compact") as out:
             spark = partial(nullcontext, self._spark)
-            Compactor(Generations(out, Disk()), None, False, out / "notes", "", spark).compact([_place(log)])
+            Compactor(Generations(out, Disk()), None, False, False, out / "notes", "", spark).compact([_place(log)])
 
     @contextmanager
     def _output(self, job: str) -> Iterator[Path]:

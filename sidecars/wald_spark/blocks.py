@@ -44,11 +44,16 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Records first ≤ s < next are in no segment, or in one that cannot be opened, as ``error`` says."""
+    """Records first ≤ s < next are in no segment, or in one that cannot be opened, as ``error`` says.
+
+    Attributes:
+        oldest: whether they are in front of the oldest segment.
+    """
 
     first: int
     next: int
     error: Damaged | None = None
+    oldest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +74,18 @@ def blocks_of(view: View, wanted: Range, *, active: bool = True) -> Iterator[Blo
     due = wanted.first
     base = 0
     bound = view.bound
-    while (segment := _next_segment(view.listing, base, due)) is not None and segment.base_sequence <= bound.segment:
-        if segment.base_sequence > wanted.last:
-            break
+    while True:
+        segment = _next_segment(view.listing, base, due)
+        if segment is not None and segment.base_sequence > bound.segment:
+            segment = None
+        end = (bound.sequence or 0) + 1 if segment is None else segment.base_sequence
+        if due < (end := min(end, wanted.last + 1)):
+            yield Unreadable(due, end, oldest=segment is not None and segment is view.segments[0])
+            due = end
+        if segment is None or segment.base_sequence > wanted.last:
+            return
         if not active and segment.kind is Kind.RAW and segment.base_sequence == bound.segment:
             return
-        if due < segment.base_sequence:
-            yield Unreadable(due, segment.base_sequence)
-            due = segment.base_sequence
         following = _following_sequence(view, segment)
         try:
             found, end = _segment_blocks(view, segment, wanted, following)
@@ -89,8 +98,6 @@ def blocks_of(view: View, wanted: Range, *, active: bool = True) -> Iterator[Blo
             found = []
         yield from (block for block in found if block.next > wanted.first and block.first <= wanted.last)
         base, due = segment.base_sequence + 1, max(due, end)
-    if bound.sequence is not None and due <= min(bound.sequence, wanted.last):
-        yield Unreadable(due, bound.sequence + 1)
 
 
 def _next_segment(listing: Listing, base: int, sequence: int) -> Segment | None:

@@ -16,6 +16,7 @@ from wald.cli.progress import progress
 from wald.errors import Damaged, InvalidInput, Locked, NotFound, Refused
 from wald.format.names import check_route
 from wald.store.files.disk import Disk
+from wald_spark.damage import PARTIAL_HINT, PARTIAL_OPTION
 from wald_spark.locations import local_path
 from wald_spark.session import LOCAL
 
@@ -50,6 +51,16 @@ def routes_option(function: F) -> F:
     )(function)
 
 
+def partial_option(function: F) -> F:
+    """``--partial``; the command gets ``is_partial``."""
+    return click.option(
+        "--partial",
+        "is_partial",
+        is_flag=True,
+        help="Begin with the oldest record of a copy without older segments, which are damage otherwise.",
+    )(function)
+
+
 def out_option(function: F) -> F:
     """``--out``; the command gets ``out``, an absolute path."""
     return click.option(
@@ -80,7 +91,10 @@ def permissive_hint(outcome: str) -> Iterator[None]:
     except (Damaged, NotFound) as error:
         if ".option(" not in error.hint:
             raise
-        raise type(error)(f"{error.message}; {outcome}", hint="--permissive passes over what cannot be read") from error
+        hint = "--permissive passes over what cannot be read"
+        if error.hint.startswith(PARTIAL_HINT):
+            hint = f"{PARTIAL_HINT.replace(PARTIAL_OPTION, '--partial')}; {hint}"
+        raise type(error)(f"{error.message}; {outcome}", hint=hint) from error
 
 
 def _out(_: click.Context, __: click.Parameter, given: str) -> Path:

@@ -10,6 +10,10 @@ from dataclasses import dataclass, field
 
 from wald.errors import Damaged
 
+PARTIAL_OPTION = '.option("partial", "true")'
+PARTIAL_HINT = (
+    f"put the segments back; if this is a copy without them, {PARTIAL_OPTION} begins with the oldest record there is"
+)
 _SHOWN = 10  # messages of one piece on stderr; the report has all
 _log = logging.getLogger("wald.spark")
 
@@ -22,11 +26,13 @@ class Tolerance:
         damage: whether what cannot be read is passed over (mode=PERMISSIVE).
         loss: whether what RECLAIM has deleted is passed over (failOnDataLoss=false).
         report: a directory that gets a file of JSON lines for each piece in which something was passed over; "": none.
+        partial: whether records in front of the oldest segment may be missing (partial=true).
     """
 
     damage: bool = False
     loss: bool = False
     report: str = ""
+    partial: bool = False
 
 
 STRICT = Tolerance()
@@ -49,7 +55,11 @@ class DamageReport:
             raise Damaged(
                 error.message, hint=f'{error.hint}; .option("mode", "PERMISSIVE") passes over what cannot be read'
             )
-        self.messages.append(error.message)
+        self.pass_over(error.message)
+
+    def pass_over(self, message: str) -> None:
+        """Add tolerated damage or loss to the report."""
+        self.messages.append(message)
 
     def close(self) -> None:
         """Report what was passed over on stderr and in a file; if a piece is read again, its file is replaced."""

@@ -12,6 +12,7 @@
     maxValueBytes                           a longer value ends the query; default 64MiB
     mode                                    FAILFAST (default): damage ends the query; PERMISSIVE: it is passed over
     damagePath                              a directory for reports of what was passed over
+    partial                                 "true": a copy that lacks the oldest segments, which is damage otherwise
     failOnDataLoss                          "false": go on if RECLAIM has deleted what was asked for; default "true"
     jsonSchema                              "status INT, host STRING": columns parsed from values that are JSON
 
@@ -66,6 +67,7 @@ _KNOWN = (
     "maxValueBytes",
     "mode",
     "damagePath",
+    "partial",
     "failOnDataLoss",
     "jsonSchema",
 )
@@ -126,6 +128,7 @@ def parse_options(given: Mapping[str, str], *, also: tuple[str, ...] = ()) -> Op
         tolerance=Tolerance(
             damage=asked.word("mode", "FAILFAST", "PERMISSIVE") == "PERMISSIVE",
             loss=not asked.flag("failOnDataLoss"),
+            partial=asked.flag("partial", default=False),
             report=os.path.abspath(asked.text("damagePath")) if asked.text("damagePath") else "",
         ),
         json_ddl=asked.text("jsonSchema"),
@@ -168,9 +171,8 @@ class _Given:
         given = self.text(name, words[0])
         return str(self._parsed(name, Choice(words), next((word for word in words if word == given.upper()), given)))
 
-    def flag(self, name: str) -> bool:
-        """True by default."""
-        return self._parsed(name, Choice(("true", "false")), self.text(name, "true").lower()) == "true"
+    def flag(self, name: str, *, default: bool = True) -> bool:
+        return self._parsed(name, Choice(("true", "false")), self.text(name, str(default)).lower()) == "true"
 
     def time(self, name: str) -> int | None:
         given = self.options.get(name.lower())

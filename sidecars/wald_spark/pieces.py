@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -15,10 +15,11 @@ from wald.errors import Damaged, NotFound, command_line
 from wald.store.reading.batches import Batch
 from wald.store.reading.reader import read_span
 from wald.store.retention.history import History
+from wald.store.retention.missing import Missing
 from wald.store.segments.head import Bound, lost_head
-from wald.store.segments.view import View, read_view
+from wald.store.segments.view import SecondListing, View, read_view
 from wald_spark.blocks import Block, Range, Unreadable, blocks_of, fair_share, joined_blocks
-from wald_spark.damage import STRICT, DamageReport, Tolerance
+from wald_spark.damage import PARTIAL_HINT, STRICT, DamageReport, Tolerance
 from wald_spark.locations import LogLocation
 
 if TYPE_CHECKING:
@@ -55,8 +56,7 @@ class LogPiece:
     @property
     def name(self) -> str:
         """A name that no other piece has."""
-        routes = "" if self.routes is None else f"-{crc32(','.join(sorted(self.routes)).encode()):08x}"
-        return f"{self.log}-{self.first:020d}-{self.last:020d}{routes}"
+        return f"{self.log}-{self.first:020d}-{self.last:020d}{_suffix(self.routes)}"
 
     def batches(self) -> Iterator[Batch]:
         """The records, in order.
@@ -66,13 +66,17 @@ class LogPiece:
             Damaged: some cannot be read, and that is not tolerated; the message names segment and offset.
         """
         with closing(DamageReport(self.tolerance, self.name)) as damage:
+
+            def pass_over(missing: Missing) -> None:
+                damage.pass_over(missing.message())
+
             try:
                 yield from read_span(
                     read_view(self.location.root, self.location.log_id, bound=self.bound),
                     routes=self.routes,
                     first=self.first,
                     last=self.last,
-                    loss=self.tolerance.loss or self.gaps,
+                    on_missing="skip" if self.gaps else pass_over if self.tolerance.loss else "error",
                     on_damage=damage.add,
                 )
             except NotFound as error:
@@ -83,6 +87,21 @@ class LogPiece:
         from wald.store.reading.arrow import record_batches
 
         return record_batches(self.batches(), columns)
+
+
+def first_record(view: View, *, partial: bool) -> int:
+    """The number of the first record to read of a whole log: the oldest one, or one that is missing without a reason.
+
+    Args:
+        partial: whether records in front of the oldest segment may be missing.
+    """
+    oldest = view.segments[0].base_sequence if view.segments else 1
+    if partial or oldest == 1:
+        return oldest
+    try:
+        return next(History(view.root).unexplained(1, oldest - 1), (oldest, oldest))[0]
+    except Damaged:  # of the ledger; planning meets it
+        return 1
 
 
 def pieces_of(
@@ -104,19 +123,12 @@ def pieces_of(
         Damaged: a segment is missing or cannot be opened, or there is no head, and damage is not tolerated.
     """
     location, bound = LogLocation(view.root, view.log_id), view.bound
-    history = History(location.root)
-    blocks: list[Block] = []
-    with closing(DamageReport(tolerance, f"{location.log}-planning-{wanted.first:020d}")) as damage:
+    name = f"{location.log}-planning-{wanted.first:020d}{_suffix(wanted.routes)}"
+    with closing(DamageReport(tolerance, name)) as damage:
         if bound.lost and active and bound.sequence is not None and wanted.last > bound.sequence:
             damage.add(lost_head(location.root, bound))
-        for found in blocks_of(view, wanted, active=active):
-            if isinstance(found, Block):
-                blocks.append(found)
-            elif found.error is not None:
-                damage.add(found.error)
-            else:
-                excused = gaps or tolerance.loss or not _may_have_held(history, wanted.routes, found)
-                _add_missing(location, found, history, damage, excused=excused)
+        planning = _Planning(History(location.root), damage, tolerance.loss, gaps)
+        blocks = list(planning.blocks(view, wanted, active=active))
     limit = fair_share(sum(block.raw_bytes for block in blocks), limit_bytes)
     return [
         LogPiece(location, wanted.routes, block.first, block.last, bound, block.raw_bytes, tolerance, gaps)
@@ -124,28 +136,86 @@ def pieces_of(
     ]
 
 
-def _may_have_held(history: History, routes: frozenset[str] | None, missing: Unreadable) -> bool:
-    """Whether the missing segments may have had records of ``routes``; if not, the query does not need them."""
-    last_of = history.routes_between(missing.first, missing.next - 1)
-    return routes is None or last_of is None or any(last_of.get(route, 0) >= missing.first for route in routes)
+@dataclass(frozen=True, slots=True)
+class _Planning:
+    """Finds the blocks to read, and reports the records that are missing between them.
 
+    Attributes:
+        loss: whether deletions by RECLAIM are passed over.
+        gaps: whether they are passed over without a report.
+    """
 
-def _add_missing(
-    location: LogLocation, missing: Unreadable, history: History, damage: DamageReport, *, excused: bool
-) -> None:
-    first, last = missing.first, missing.next - 1
-    unexplained = list(history.unexplained(first, last))
-    for begin, end in unexplained:
-        damage.add(
-            Damaged(
-                f"{location.root.segments}: no segment holds {_range(begin, end)}, and no ledger says why",
-                hint=f"{command_line(location.root.path, 'verify')} lists all damage",
-            )
-        )
-    if not unexplained and not excused:
-        why = "; ".join(loss.reason for loss in history.losses(first, last))
+    history: History
+    damage: DamageReport
+    loss: bool
+    gaps: bool
+
+    def blocks(self, view: View, wanted: Range, *, active: bool) -> Iterator[Block]:
+        for found in blocks_of(view, wanted, active=active):
+            if isinstance(found, Block):
+                yield found
+            elif found.error is not None:
+                self.damage.add(found.error)
+            elif (complete := self._report(view, wanted, found)) is not view:
+                yield from self.blocks(complete, replace(wanted, first=found.first), active=active)
+                return
+
+    def _report(self, view: View, wanted: Range, missing: Unreadable) -> View:
+        """Report missing records; if RECLAIM has taken their deletion back, return a view that has them instead.
+
+        Raises:
+            NotFound: RECLAIM has removed wanted records, and that is not passed over.
+        """
+        if errors := self._errors(view, missing):
+            complete = SecondListing().complete(view, missing.first, missing.next - 1)
+            if complete is not view:
+                return complete
+            errors = self._errors(view, missing)  # they may have been deleted since the view was made
+        if not errors and not self.gaps:
+            try:
+                self._report_loss(view, wanted.routes, missing.first, missing.next - 1)
+            except Damaged as damaged:  # the ledger
+                errors = [damaged]
+        for error in errors:
+            self.damage.add(error)
+        return view
+
+    def _errors(self, view: View, missing: Unreadable) -> list[Damaged]:
+        """The errors for the missing records that no ledger explains, or for the ledger itself."""
+        hint = PARTIAL_HINT if missing.oldest else f"{command_line(view.root.path, 'verify')} lists all damage"
+        try:
+            unexplained = list(self.history.unexplained(missing.first, missing.next - 1))
+        except Damaged as error:
+            return [error]
+        return [
+            Damaged(f"{view.root.segments}: no segment holds {_range(*each)}, and no ledger says why", hint=hint)
+            for each in unexplained
+        ]
+
+    def _report_loss(self, view: View, routes: frozenset[str] | None, first: int, last: int) -> None:
+        """Report records that the ledger explains, if they may be of ``routes``.
+
+        Raises:
+            NotFound: they are not passed over.
+            Damaged: the ledger cannot be read.
+        """
+        if not self._may_have_held(routes, first, last):
+            return
+        why = "; ".join(loss.reason for loss in self.history.losses(first, last))
         message = f"{_range(first, last)} lost: {why}" if why else f"RECLAIM has removed {_range(first, last)}"
-        raise NotFound(f"{location.root.segments}: {message}", hint=LOSS_HINT)
+        if not self.loss:
+            raise NotFound(f"{view.root.segments}: {message}", hint=LOSS_HINT)
+        self.damage.pass_over(f"{view.root.segments}: {message}")
+
+    def _may_have_held(self, routes: frozenset[str] | None, first: int, last: int) -> bool:
+        """Return True if the missing segments may have had records of ``routes``."""
+        last_of = self.history.routes_between(first, last)
+        return routes is None or last_of is None or any(last_of.get(route, 0) >= first for route in routes)
+
+
+def _suffix(routes: frozenset[str] | None) -> str:
+    """The part of a name that tells ``routes`` from others."""
+    return "" if routes is None else f"-{crc32(','.join(sorted(routes)).encode()):08x}"
 
 
 def _range(first: int, last: int) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from wald.errors import Damaged, InvalidInput, NotFound, command_line
@@ -16,7 +16,7 @@ from wald_spark.blocks import Range, packed
 from wald_spark.damage import Tolerance
 from wald_spark.locations import LogLocation, Shipped, find_locations
 from wald_spark.log_end import LogEnd, log_end
-from wald_spark.pieces import LogPiece, pieces_of
+from wald_spark.pieces import LogPiece, first_record, pieces_of
 
 PIECE_BYTES = 32 << 20  # of a piece; chunks are made of pieces
 
@@ -80,14 +80,12 @@ class NewRecords:
 
     Attributes:
         before, after: ``pieces``, which may be none, hold all wanted records between them.
-        lost: a message about what RECLAIM has deleted before it was done; "": nothing.
     """
 
     location: LogLocation
     before: Progress
     after: Progress
     pieces: list[LogPiece]
-    lost: str = ""
 
     @property
     def due(self) -> bool:
@@ -137,16 +135,10 @@ def new_records(
     if before is not None:
         _require_not_rewound(view, before)
     end = log_end(view, wanted)
-    begun = before or Progress(view.segments[0].base_sequence - 1 if view.segments else 0)
+    begun = before or Progress(first_record(view, partial=tolerance.partial) - 1)
     after = begun.to(end)
     ranges = begun.ranges(after, end, wanted)
-    try:
-        pieces = _pieces(view, ranges, replace(tolerance, loss=False), gaps=before is None)
-    except NotFound as error:
-        if not tolerance.loss:
-            raise
-        return NewRecords(location, begun, after, _pieces(view, ranges, tolerance, gaps=False), error.message)
-    return NewRecords(location, begun, after, pieces)
+    return NewRecords(location, begun, after, _pieces(view, ranges, tolerance, gaps=before is None))
 
 
 def _require_not_rewound(view: View, before: Progress) -> None:
@@ -173,7 +165,6 @@ def passed_over(new: NewRecords, notes: Path) -> list[str]:
     Args:
         notes: the directory of the reports, as in the tolerance with which ``new`` was planned.
     """
-    lines = [
-        line for path in sorted(notes.glob(f"{new.location.log}-*.jsonl")) for line in path.read_text().splitlines()
-    ]
-    return [new.lost] * bool(new.lost) + [json.loads(line)["message"] for line in lines]
+    reports = sorted(notes.glob(f"{new.location.log}-*.jsonl"))
+    messages = [json.loads(line)["message"] for path in reports for line in path.read_text().splitlines()]
+    return list(dict.fromkeys(messages))  # two ranges of one log may have met the same

@@ -7,13 +7,13 @@ from itertools import pairwise
 
 from wald.errors import InvalidInput, NotFound
 from wald.store.files.disk import Disk
-from wald.store.segments.seeking import sequence_at
+from wald.store.segments.seeking import sequence_at, sequence_since
 from wald_archive.api import open_destination
 from wald_spark.blocks import Range
 from wald_spark.bundles import BundlePiece, bundle_pieces
 from wald_spark.locations import ArchiveLocation, Location, LogLocation, Shipped, find_locations
 from wald_spark.options import Options
-from wald_spark.pieces import LogPiece, pieces_of
+from wald_spark.pieces import LogPiece, first_record, pieces_of
 
 Piece = LogPiece | BundlePiece
 
@@ -88,11 +88,10 @@ def require_routes(locations: Sequence[Location], routes: frozenset[str]) -> Non
 
 def _log_pieces(location: LogLocation, options: Options) -> list[LogPiece]:
     view = location.view()
-    oldest = view.segments[0].base_sequence if view.segments else 1
-    first, last = options.first or oldest, options.last
+    first, last = options.first or first_record(view, partial=options.tolerance.partial), options.last
     # Append times never decrease, so a range of times is one of sequences.
     if options.from_ns is not None:
-        first = max(first, sequence_at(view, options.from_ns))
+        first = max(first, sequence_since(view, options.from_ns))
     if options.until_ns is not None:
         last = min(last, sequence_at(view, options.until_ns) - 1)
     return pieces_of(

@@ -17,7 +17,7 @@ from wald_spark.admission import Backlog, admit
 from wald_spark.blocks import Range
 from wald_spark.offsets import Offsets, Position
 from wald_spark.options import Limits, Options, StreamOptions
-from wald_spark.pieces import LogPiece, pieces_of
+from wald_spark.pieces import LogPiece, first_record, pieces_of
 from wald_spark.query import require_routes
 from wald_spark.stream_logs import StreamLog, StreamLogs
 
@@ -121,8 +121,12 @@ class Triggers:
         )
 
     def _begin(self, log: str, found: StreamLog, end: int, *, new: bool) -> Position:
-        """Where the stream begins in a log; in one that has appeared later, with the oldest record."""
-        began = found.oldest - 1
+        """Return where the stream begins in a log; in one that appears later, that is the oldest record.
+
+        Raises:
+            Damaged: records in front of it are missing, and that is not tolerated.
+        """
+        assert found.view is not None
         if new and self._stream.starting == "latest":
             began = end
         elif new and log in self._stream.first:
@@ -132,6 +136,10 @@ class Triggers:
                     f"{found.location.root.path}: record {began + 1}, which startingOffsets names, was never issued",
                     hint='.option("startingOffsets", "latest") begins with the next one',
                 )
+        else:
+            began = first_record(found.view, partial=self._options.tolerance.partial) - 1
+            if began + 1 < found.oldest:  # reported before Spark keeps an offset
+                self._log_pieces(found, began + 1, found.oldest - 1)
         return Position(began, began)
 
     def _require_known(self, logs: Mapping[str, StreamLog]) -> None:

@@ -325,4 +325,4 @@ def _connected(path: Path | str) -> sqlite3.Connection:
 
 
 def _span(view: View, first: int, last: int) -> Iterator[Batch]:
-    return read_span(view, routes=None, first=first, last=last, loss=True, on_damage=lambda _: None)
+    return read_span(view, routes=None, first=first, last=last, on_missing="skip", on_damage=lambda _: None)

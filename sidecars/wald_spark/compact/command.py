@@ -24,6 +24,7 @@ from wald_spark.commands import (
     locked_by,
     master_option,
     out_option,
+    partial_option,
     permissive_hint,
     roots_option,
     routes_option,
@@ -40,11 +41,18 @@ if TYPE_CHECKING:
 @out_option
 @routes_option
 @click.option("--permissive", is_flag=True, help="Pass over what is damaged or was reclaimed too early, and report it.")
+@partial_option
 @master_option
 @json_option
 @click.version_option(wald.__version__, message="%(prog)s %(version)s")
 def command(
-    roots: tuple[str, ...], out: Path, routes: tuple[str, ...] | None, permissive: bool, master: str, as_json: bool
+    roots: tuple[str, ...],
+    out: Path,
+    routes: tuple[str, ...] | None,
+    permissive: bool,
+    is_partial: bool,
+    master: str,
+    as_json: bool,
 ) -> None:
     """Keep the latest value of each key as Parquet in OUT/latest.
 
@@ -62,6 +70,7 @@ def command(
             Generations(out, disk),
             routes,
             permissive,
+            is_partial,
             notes=out / "_wald" / "passed-over" / at,
             at=at,
             spark=partial(session, "wald-compact", master=master),

@@ -165,6 +165,7 @@ class Compactor:
 
     Attributes:
         permissive: whether to pass over what cannot be read.
+        partial: whether logs may lack their oldest segments.
         notes: a directory for reports of what is passed over.
         at: the time of the run, as text.
         spark: makes a session; called only if there is something to do.
@@ -175,6 +176,7 @@ class Compactor:
     generations: Generations
     routes: tuple[str, ...] | None
     permissive: bool
+    partial: bool
     notes: Path
     at: str
     spark: Callable[[], AbstractContextManager[SparkSession]]
@@ -223,7 +225,7 @@ class Compactor:
 
     def _new_records(self, started: Generation, locations: Sequence[LogLocation]) -> list[NewRecords]:
         """What has come in each log where anything has."""
-        tolerance = Tolerance(self.permissive, self.permissive, str(self.notes))
+        tolerance = Tolerance(self.permissive, self.permissive, str(self.notes), partial=self.partial)
         found = [new_records(each, started.logs.get(each.log), self.routes, tolerance) for each in locations]
         for new in found:
             self.on_new(new)

@@ -25,6 +25,7 @@ from wald_spark.commands import (
     locked_by,
     master_option,
     out_option,
+    partial_option,
     permissive_hint,
     roots_option,
     routes_option,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 @click.option("--columns", default="", metavar="NAMES", help="The same, with types inferred: status,host.")
 @size_option("--bytes-per-file", "128MiB", "About how many bytes of records go into a file, before compression.")
 @click.option("--permissive", is_flag=True, help="Pass over what is damaged or was reclaimed too early, and report it.")
+@partial_option
 @master_option
 @json_option
 @click.version_option(wald.__version__, message="%(prog)s %(version)s")
@@ -55,6 +57,7 @@ def command(
     columns: str,
     bytes_per_file: int,
     permissive: bool,
+    is_partial: bool,
     master: str,
     as_json: bool,
 ) -> None:
@@ -80,6 +83,7 @@ def command(
             output,
             Shape(routes, names, " ".join(json_schema.split())),
             permissive,
+            is_partial,
             bytes_per_file,
             notes=private(out) / "passed-over" / at,
             at=at,

@@ -73,6 +73,7 @@ class Exporter:
     Attributes:
         shape: as it was requested; the types of its columns may be known from earlier runs.
         permissive: whether to pass over what cannot be read.
+        partial: whether logs may lack their oldest segments.
         notes: a directory for reports of what is passed over.
         at: the time of the run, as text.
         spark: makes a session; called only if there is something to do.
@@ -84,6 +85,7 @@ class Exporter:
     output: Output
     shape: Shape
     permissive: bool
+    partial: bool
     file_bytes: int
     notes: Path
     at: str
@@ -118,7 +120,8 @@ class Exporter:
 
     def _due(self, locations: Sequence[LogLocation], before: Mapping[str, ExportedLog], shape: Shape) -> list[Due]:
         """The logs in which something has come."""
-        found = due(locations, before, shape, Tolerance(self.permissive, self.permissive, str(self.notes)))
+        tolerance = Tolerance(self.permissive, self.permissive, str(self.notes), partial=self.partial)
+        found = due(locations, before, shape, tolerance)
         for each in found:
             self.on_new(each.new)
         return [each for each in found if each.new.due]

@@ -41,7 +41,9 @@ def compact(
     """What the command does."""
     out.mkdir(exist_ok=True)
     generations = Generations(out, Unsynced())
-    compactor = Compactor(generations, routes, permissive, out / "notes", "now", spark=lambda: nullcontext(spark))
+    compactor = Compactor(
+        generations, routes, permissive, False, out / "notes", "now", spark=lambda: nullcontext(spark)
+    )
     return compactor.compact(find_logs([str(log.root.path) for log in logs], routes))
 
 

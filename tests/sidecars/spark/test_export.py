@@ -45,7 +45,7 @@ def export(
     output.recover()
     notes = private(out) / "passed-over"
     shape = Shape(routes, names, json_ddl)
-    exporter = Exporter(output, shape, permissive, 1 << 20, notes, "now", spark=lambda: nullcontext(spark))
+    exporter = Exporter(output, shape, permissive, False, 1 << 20, notes, "now", spark=lambda: nullcontext(spark))
     return exporter.export(find_logs([str(log.root.path) for log in logs], routes))
 
 

@@ -15,7 +15,7 @@ from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import Kind
 from wald_spark.damage import STRICT, Tolerance
 from wald_spark.locations import LogLocation
-from wald_spark.progress import NewRecords, Progress, find_logs, new_records
+from wald_spark.progress import NewRecords, Progress, find_logs, new_records, passed_over
 
 
 def place_of(built: Built) -> LogLocation:
@@ -112,9 +112,13 @@ def test_what_was_reclaimed_before_the_first_run_is_no_loss_and_later_it_is(tmp_
     with pytest.raises(NotFound, match="RECLAIM has removed record 2"):
         new_records(place_of(built), Progress(1), None, STRICT)
 
-    found = new_records(place_of(built), Progress(1), None, Tolerance(damage=True, loss=True))
-    assert "RECLAIM has removed" in found.lost
-    assert numbers(found) == [3, 4, 5, 6]
+    found = new_records(place_of(built), Progress(1), None, Tolerance(True, True, str(tmp_path / "notes")))
+    built.reclaim(3)  # between planning and reading
+    assert numbers(found) == [5, 6]
+    assert passed_over(found, tmp_path / "notes") == [
+        f"{built.root.segments}: RECLAIM has removed records 3 to 4: 2 records are missing",
+        f"{built.root.segments}: RECLAIM has removed record 2",
+    ]
 
 
 def test_a_missing_segment_is_reported(tmp_path: Path) -> None:

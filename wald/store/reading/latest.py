@@ -125,5 +125,5 @@ def _stored(opened: OpenSegment, limit: int | None, routes: frozenset[str] | Non
 
 
 def _matching(view: View, routes: frozenset[str] | None, first: int, top: int, found: Found) -> list[Run]:
-    batches = read_span(view, routes=routes, first=first, last=top, loss=True, on_damage=lambda _: None)
+    batches = read_span(view, routes=routes, first=first, last=top, on_missing="skip", on_damage=lambda _: None)
     return [(record.sequence, 1) for batch in batches for record in found(batch)]

@@ -69,19 +69,19 @@ def read_span(
     routes: frozenset[str] | None,
     first: int,
     last: int,
-    loss: bool = False,
+    on_missing: OnMissing = "error",
     on_damage: Callable[[Damaged], None] | None = None,
 ) -> Iterator[Batch]:
     """Batches with the records ``first`` to ``last`` of ``routes`` (None: all).
 
     Args:
-        loss: whether what RECLAIM has removed may be missing.
+        on_missing: what to do about records that RECLAIM has removed.
 
     Raises:
         NotFound: RECLAIM has removed some of them since, and none may be missing.
         Damaged: something cannot be read, and there is no ``on_damage`` to report it to.
     """
-    reading = _Reading(view, Selection(routes, first, last=last), on_damage, policy("skip" if loss else "error"))
+    reading = _Reading(view, Selection(routes, first, last=last), on_damage, policy(on_missing))
     return reading.batches(follow=False, cancel=threading.Event(), renewed=False)
 
 
