@@ -3,7 +3,8 @@
 a directory with log.json                 a log: read up to its head
 a directory with *.wal.zst, or segments/  shipped segments: read to their ends; the segments say which log it is
 a directory of bags, or a URL of one      an archive that wald-archive has made
-any of these with * ? [                   all that match; anything else that matches is ignored
+any of these with * ? [                   all that match; anything else that matches is ignored. An existing directory
+                                          is never a pattern, whatever its name
 
 Several directories may hold parts of one log, because older segments were shipped: they are read as one log.
 """
@@ -92,15 +93,18 @@ class ArchiveLocation:
 Location = LogLocation | ArchiveLocation
 
 
-def find_locations(paths: Sequence[str]) -> list[Location]:
+def find_locations(paths: Sequence[str], *, patterns: bool = True) -> list[Location]:
     """All that ``paths`` name, in their order and each once; parts of one log are one location.
+
+    Args:
+        patterns: whether paths may be patterns.
 
     Raises:
         NotFound: a path, or a pattern, names nothing that can be read.
         InvalidInput: two of them hold the same records of a log in different segments, or both are the log itself.
         Damaged, UnsupportedFormat: the identity of a log cannot be read.
     """
-    found = dict.fromkeys(location for path in paths for location in _expand(path))
+    found = dict.fromkeys(location for path in paths for location in _expand(path, patterns=patterns))
     if not found:
         raise NotFound("which log? no path was given", hint='.load("/var/spool/wald")')
     logs: dict[bytes, list[LogLocation]] = {}
@@ -117,13 +121,18 @@ def find_locations(paths: Sequence[str]) -> list[Location]:
     return locations
 
 
-def _expand(path: str) -> Iterator[Location]:
+def is_pattern(path: str) -> bool:
+    """Return True if ``path`` has wildcards, unless a directory of exactly this name exists."""
+    return glob.has_magic(path) and not os.path.isdir(path)
+
+
+def _expand(path: str, *, patterns: bool) -> Iterator[Location]:
     if is_remote(path):
         require_bags(path)
         yield ArchiveLocation(path)
         return
     path = local_path(path, hint="")
-    if not glob.has_magic(path):
+    if not patterns or not is_pattern(path):
         yield _location(Path(os.path.abspath(path)))
         return
     found = []

@@ -18,7 +18,7 @@ from wald.store.files.identity import read_identity
 from wald.store.segments.head import read_head
 from wald.store.segments.view import View
 from wald_spark.admission import Extents
-from wald_spark.locations import Location, LogLocation, Shipped, find_locations, is_remote, local_path
+from wald_spark.locations import Location, LogLocation, Shipped, find_locations, is_pattern, is_remote, local_path
 from wald_spark.log_end import LogEndTracker
 
 SEARCH_SECONDS = 5.0
@@ -91,6 +91,7 @@ class StreamLogs:
         self, paths: Sequence[str], routes: frozenset[str] | None, *, search_seconds: float = SEARCH_SECONDS
     ) -> None:
         self._paths = [path if is_remote(path) else local_path(path, hint="") for path in paths]
+        self._patterns = {path for path in self._paths if is_pattern(path)}
         self._routes = routes
         self._search_seconds = search_seconds
         self._logs: dict[str, StreamLog] = {}
@@ -131,19 +132,17 @@ class StreamLogs:
 
     def _locations(self, *, first: bool) -> Sequence[Location]:
         """The logs that there are now; at the first search, each path that is not a pattern has to be one."""
-        names = []
+        names: list[str] = []
         if remote := next(filter(is_remote, self._paths), None):
             raise _not_streamable(remote)
         for path in self._paths:
-            if first and not glob.has_magic(path):
+            if path in self._patterns:
+                names += filter(_holds_log, sorted(glob.glob(os.path.abspath(path))))
+            elif first or _holds_log(path):
                 names.append(path)
-            else:
-                names += [
-                    name for name in map(glob.escape, sorted(glob.glob(os.path.abspath(path)))) if _holds_log(name)
-                ]
         if first and not names:
             raise NotFound(f"{', '.join(self._paths)}: no log there", hint=f"ls -d {' '.join(self._paths)}")
-        return find_locations(names) if names else []
+        return find_locations(names, patterns=False) if names else []
 
 
 def _not_streamable(address: str) -> InvalidInput:
@@ -153,6 +152,6 @@ def _not_streamable(address: str) -> InvalidInput:
 def _holds_log(name: str) -> bool:
     """Whether there is something to stream; a log that is being made has no identity yet."""
     try:
-        return any(isinstance(location, LogLocation) for location in find_locations([name]))
+        return any(isinstance(location, LogLocation) for location in find_locations([name], patterns=False))
     except NotFound:
         return False

@@ -17,6 +17,7 @@ from wald.errors import Damaged, NotFound
 from wald_spark.audit.job import audit, plan
 from wald_spark.audit.report import audit_lines
 from wald_spark.commands import master_option, roots_option
+from wald_spark.locations import is_pattern
 from wald_spark.session import session
 
 
@@ -39,7 +40,7 @@ def command(roots: tuple[str, ...], destinations: tuple[str, ...], master: str, 
     was legal by the cursors recorded before it, and every bundle against its manifest. Daemons may run meanwhile. The
     exit code is 4 if anything is wrong.
     """
-    planned = plan(list(_expanded(roots)), destinations)
+    planned = plan(list(expanded(roots)), destinations)
     total = sum(work.stored_bytes for work in planned.work)
     with session("wald-audit", master=master) as spark, progress("audit", total) as advance:
         audited = audit(spark, planned, on_bytes=advance)
@@ -53,9 +54,9 @@ def main() -> None:
     sys.exit(run(command, "wald-audit", sys.argv[1:]))
 
 
-def _expanded(patterns: Sequence[str]) -> Iterator[Path]:
+def expanded(patterns: Sequence[str]) -> Iterator[Path]:
     for pattern in patterns:
-        names = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
+        names = sorted(glob.glob(pattern)) if is_pattern(pattern) else [pattern]
         if not names:
             raise NotFound(f"{pattern}: nothing matches", hint=f"ls -d {pattern}")
         yield from map(Path, names)

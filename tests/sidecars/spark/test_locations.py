@@ -13,9 +13,11 @@ from logs import Built
 
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import Kind, parse_segment_name
+from wald_spark.audit.command import expanded
 from wald_spark.blocks import Range
 from wald_spark.locations import ArchiveLocation, Location, LogLocation, Shipped, find_locations
 from wald_spark.pieces import pieces_of
+from wald_spark.stream_logs import StreamLogs
 
 
 @pytest.fixture
@@ -166,3 +168,20 @@ def test_what_is_nothing_of_ours_is_not_found(tmp_path: Path, path: str) -> None
         find_locations([str(tmp_path / path)])
     with pytest.raises(NotFound):
         find_locations([])
+
+
+@pytest.mark.parametrize("name", ["app[1]", "app?", "app*"])
+def test_an_existing_directory_is_never_a_pattern(tmp_path: Path, name: str) -> None:
+    """Each would match ``app1``, which is another log."""
+    other, built = Built(tmp_path / "app1"), Built(tmp_path / name)
+    for each in (other, built):
+        each.lines("a", [b"x"])
+    path = str(built.root.path)
+    assert find_locations([path]) == [LogLocation(built.root, built.log_id)]
+    assert list(expanded([path])) == [built.root.path]
+    logs = StreamLogs([path], None, search_seconds=0)
+    for _ in range(2):  # the second search is one for logs that have appeared
+        assert list(logs.poll(may_vanish=False)) == [built.log_id.hex()]
+    built.crash()
+    shutil.rmtree(built.root.path)
+    assert list(logs.poll(may_vanish=True)) == []
