@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
+import os
 import socket
 import ssl
 import time
@@ -21,14 +23,16 @@ from uvicorn.server import ServerState
 
 from wald.errors import InvalidInput
 from wald_gate.settings import Settings
-from wald_gate.transport import unix
 from wald_gate.transport.alerts import Context, Handshake
 from wald_gate.transport.certificates import server_context
 from wald_gate.transport.connection import Bounds, Connection
 from wald_gate.transport.expiry import first_expiry
 from wald_gate.transport.handshakes import TlsListener
+from wald_gate.transport.unix import UnixListener
 
+_log = logging.getLogger("wald_gate")
 _BACKLOG = 1024
+_PATHS_SECONDS = 1.0  # between checks of the paths of unix sockets
 _HEADERS = (  # of every answer
     (b"x-content-type-options", b"nosniff"),
     (b"cross-origin-resource-policy", b"same-origin"),
@@ -144,7 +148,8 @@ class Server:
         )
         self._config.load()
         self._state = ServerState()
-        self._servers: list[asyncio.Server | TlsListener] = []
+        self._servers: list[asyncio.Server | TlsListener | UnixListener] = []
+        self._watching: asyncio.Task[None] | None = None
         self.addresses: list[str] = []
 
     async def start(self) -> None:
@@ -157,8 +162,7 @@ class Server:
         self._tick()
         if listening.inherited:
             await self._inherit(listening.inherited)
-            return
-        if listening.host:
+        elif listening.host:
             try:
                 sockets = _listeners(listening.host, listening.port)
             except OSError as error:
@@ -167,9 +171,10 @@ class Server:
             for each in sockets:
                 await self._listen(each)
             self.addresses.append(self._address(sockets[0]))
-        if listening.path is not None:
-            self._servers.append(await unix.serve(self._connection, listening.path, _BACKLOG))
+        if listening.path is not None and not listening.inherited:
+            await self._listen_at(listening.path)
             self.addresses.append(str(listening.path))
+        self._watching = asyncio.create_task(self._watch_paths())
 
     def read_certificates(self) -> bool:
         """Take new certificates, for connections from now on.
@@ -193,6 +198,8 @@ class Server:
 
     async def stop(self) -> None:
         """Take no more connections, and end when the requests under way are answered, or after some seconds."""
+        if self._watching is not None:
+            self._watching.cancel()
         for server in self._servers:
             server.close()
         for connection in list(self._state.connections):
@@ -204,8 +211,9 @@ class Server:
         for task in list(self._state.tasks):
             task.cancel()
         await _ended(self._state.tasks, _LAST_SECONDS)
-        if self._listening.path is not None and not self._listening.inherited:
-            unix.remove(self._listening.path)
+        for server in self._servers:
+            if isinstance(server, UnixListener):
+                server.remove()
 
     async def _inherit(self, sockets: Sequence[socket.socket]) -> None:
         """Take the connections of sockets that are systemd's, which outlive this process.
@@ -213,7 +221,6 @@ class Server:
         Raises:
             InvalidInput: one takes no connections.
         """
-        loop = asyncio.get_running_loop()
         for each in sockets:
             if not each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 raise InvalidInput(
@@ -222,9 +229,26 @@ class Server:
                 )
             self.addresses.append(self._address(each))
             if each.family == socket.AF_UNIX:
-                self._servers.append(await loop.create_unix_server(self._connection, sock=each, backlog=_BACKLOG))
+                await self._listen_at(Path(os.fsdecode(each.getsockname())), each)
             else:
                 await self._listen(each)
+
+    async def _listen_at(self, path: Path, given: socket.socket | None = None) -> None:
+        """Take the connections of a unix socket."""
+        server = UnixListener(self._connection, path, _BACKLOG, given)
+        await server.start()
+        self._servers.append(server)
+
+    async def _watch_paths(self) -> None:
+        """Make unix sockets again whose paths were removed, and report what is in their places."""
+        while True:
+            await asyncio.sleep(_PATHS_SECONDS)
+            for server in self._servers:
+                happened = await server.restore() if isinstance(server, UnixListener) else ""
+                if happened:
+                    _log.warning("wald-gate: %s", happened)
+                if isinstance(happened, InvalidInput):
+                    _log.warning("  hint: %s", happened.hint)
 
     async def _listen(self, listener: socket.socket) -> None:
         """Take the connections of a socket of TCP, over TLS if there are certificates."""

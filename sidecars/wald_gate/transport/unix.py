@@ -33,7 +33,76 @@ def check_path(path: Path) -> None:
         raise _refusal(path, "what is there is not a socket", f"ls -ld {path}; --uds PATH, another one")
 
 
-async def serve(connection: Callable[[], asyncio.Protocol], path: Path, backlog: int) -> asyncio.Server:
+class UnixListener:
+    """A server on a unix socket, whose path tmp cleaners and operators may remove.
+
+    Args:
+        given: the socket that systemd handed over and keeps; None: one is made at ``path``.
+    """
+
+    def __init__(
+        self,
+        connection: Callable[[], asyncio.Protocol],
+        path: Path,
+        backlog: int,
+        given: socket.socket | None = None,
+    ) -> None:
+        self._connection = connection
+        self._path = path
+        self._backlog = backlog
+        self._given = given
+        self._server: asyncio.Server | None = None
+        self._identity: tuple[int, int] | None = None
+        self._reported = ""
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            InvalidInput: as of :func:`check_path`; another process listens there.
+        """
+        loop, before = asyncio.get_running_loop(), self._server
+        if self._given is not None:
+            self._server = await loop.create_unix_server(self._connection, sock=self._given, backlog=self._backlog)
+        else:
+            self._server = await _serve(self._connection, self._path, self._backlog)
+        self._identity = _identity_of(self._path)
+        if before is not None:
+            before.close()
+
+    async def restore(self) -> InvalidInput | str:
+        """Make the socket again if it is gone; return what happened, "" if that is not new.
+
+        A file that took its place stays, unless it is a socket on which no process listens.
+        """
+        found = _identity_of(self._path)
+        if self._identity in (None, found):  # None: systemd made it in another mount namespace
+            self._reported = ""
+            return ""
+        how = "removed" if found is None else "replaced"
+        try:
+            if self._given is not None:
+                message = f"{self._path}: the socket that systemd made was {how}, and no client can connect"
+                raise InvalidInput(message, hint="systemctl restart wald-gate.socket")
+            await self.start()
+        except InvalidInput as error:
+            known, self._reported = self._reported, error.message
+            return "" if error.message == known else error
+        self._reported = ""
+        return f"--uds {self._path}: the socket was {how}; made again"
+
+    def close(self) -> None:
+        """Accept no more connections."""
+        if self._server is not None:
+            self._server.close()
+
+    def remove(self) -> None:
+        """Remove the socket, unless it is systemd's, or another file has taken its place."""
+        if self._given is None and self._identity is not None and _identity_of(self._path) == self._identity:
+            self._path.unlink(missing_ok=True)
+
+
+async def _serve(connection: Callable[[], asyncio.Protocol], path: Path, backlog: int) -> asyncio.Server:
     """A server at a path.
 
     Raises:
@@ -41,7 +110,7 @@ async def serve(connection: Callable[[], asyncio.Protocol], path: Path, backlog:
     """
     check_path(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
-        if probe.connect_ex(os.fspath(path)) in (0, errno.EAGAIN):
+        if probe.connect_ex(os.fspath(path)) not in (errno.ECONNREFUSED, errno.ENOENT):
             raise _refusal(path, "another process listens there", f"fuser {path}")
     try:
         path.unlink(missing_ok=True)
@@ -52,10 +121,13 @@ async def serve(connection: Callable[[], asyncio.Protocol], path: Path, backlog:
     return server
 
 
-def remove(path: Path) -> None:
-    """Remove the socket; what has taken its place, and is none, stays."""
-    if _is_socket(path):
-        path.unlink(missing_ok=True)
+def _identity_of(path: Path) -> tuple[int, int] | None:
+    """The device and the inode of the file at ``path``; None if there is none."""
+    try:
+        status = path.lstat()
+    except (OSError, ValueError):  # ValueError: an abstract address
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _is_socket(path: Path) -> bool:

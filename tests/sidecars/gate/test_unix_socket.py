@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import stat
 from pathlib import Path
 
 import pytest
 from gating import Gate
-from running import Daemon, refused, run, sidecar
+from running import Daemon, eventually, refused, run, sidecar
 
 from wald.errors import InvalidInput
 
@@ -58,6 +61,44 @@ def test_a_socket_that_was_left_is_taken_over_and_one_that_answers_is_not(daemon
         assert done.returncode == 0
         assert gate.stop() == 0
     assert not path.exists()
+
+
+def test_a_removed_socket_is_made_again(daemon: Daemon, tmp_path: Path) -> None:
+    path = tmp_path / "gate.sock"
+    with Gate(daemon.root, "--uds", path) as gate:
+        for _ in range(2):
+            path.unlink()
+            eventually(lambda: listens(path))
+        eventually(lambda: gate.log.count("the socket was removed; made again") == 2)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666
+        assert gate.stop() == 0
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("instead", ["a file", "another socket"])
+def test_what_takes_the_place_of_the_socket_is_reported_until_it_is_gone(
+    daemon: Daemon, tmp_path: Path, instead: str
+) -> None:
+    path, other = tmp_path / "gate.sock", tmp_path / "other"
+    with Gate(daemon.root, "--uds", path) as gate, socket.socket(socket.AF_UNIX) as listener:
+        if instead == "a file":
+            other.write_bytes(b"precious")
+        else:
+            listener.bind(os.fspath(other))
+            listener.listen()
+        other.rename(path)
+        eventually(lambda: f"--uds {path}: " in gate.log)
+        assert path.is_socket() == (instead != "a file")
+        path.unlink()
+        eventually(lambda: "; made again" in gate.log)
+        assert listens(path)
+        assert gate.stop() == 0
+
+
+def listens(path: Path) -> bool:
+    """Return True if a process listens at the path."""
+    with socket.socket(socket.AF_UNIX) as caller:
+        return caller.connect_ex(os.fspath(path)) == 0
 
 
 @pytest.mark.parametrize(
