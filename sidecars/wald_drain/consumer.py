@@ -62,15 +62,9 @@ class Consumer:
         """The records of the route in this range, wherever the cursor is."""
         return self.log.records(self.route, first, last)
 
-    def more_come(self, stop: threading.Event, on_wait: Callable[[], None]) -> bool:
-        """Wait until there is a record after the cursor; False if ``stop`` was set instead.
-
-        Args:
-            on_wait: called again and again while waiting.
-        """
-        following = self.log.batches(
-            self.route, "cursor", group=self.group, limit=1, follow=True, cancel=stop, on_wait=on_wait
-        )
+    def more_come(self, stop: threading.Event) -> bool:
+        """Wait until there is a record after the cursor; False if ``stop`` was set instead."""
+        following = self.log.batches(self.route, "cursor", group=self.group, limit=1, follow=True, cancel=stop)
         return next(following, None) is not None
 
     def named(self, first: int, last: int) -> str:

@@ -20,7 +20,7 @@ from itertools import count
 from wald_drain.attempt import Attempts
 from wald_drain.counts import Result
 from wald_drain.handover import HandoverFile, Handovers
-from wald_drain.job import Drain, MovedRoute, disk_failures, variables
+from wald_drain.job import Drain, disk_failures, variables
 from wald_drain.leftovers import Leftovers, move_past, require_no_gaps
 from wald_drain.portions import Portion, portions
 from wald_drain.retries import NextStep, ending, failure, is_failure, next_step, pause_seconds, reason, tries_of
@@ -33,7 +33,6 @@ class Feed:
         self._drain = drain
         self._consumer, self._job = drain.consumer, drain.job
         self._given_up = 0
-        self._moved = MovedRoute(drain)
 
     def run(self) -> int:
         """Run to the end of the route, if the job exits there, or until ``stop`` is set; return how many were given up.
@@ -77,8 +76,7 @@ class Feed:
                     if step is NextStep.SKIPPED:
                         break
                 else:
-                    self._moved.report_once()
-                    if job.exit_at_end or not consumer.more_come(self._drain.stop, self._moved.report_once):
+                    if job.exit_at_end or not consumer.more_come(self._drain.stop):
                         return
 
     def _process(self, portion: Portion, attempts: Attempts, handovers: Handovers) -> NextStep:

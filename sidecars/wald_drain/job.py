@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from wald.errors import DISK_ERRORS, DiskFailure, command_line
+from wald.errors import DISK_ERRORS, DiskFailure
 from wald.format.protocol import REQUEST_MAX_BYTES
 from wald.store.files.directory import Root
-from wald.store.files.moved import moved
 from wald.work.arguments import Order
 from wald_drain.consumer import Consumer
 from wald_drain.counts import Counts
@@ -98,22 +96,3 @@ def disk_failures(root: Root) -> Iterator[None]:
             f"{error.filename or root.routes}: {error.strerror}; nothing is lost",
             hint=f"df -h {root.path}; then start wald-drain again, which goes on after the cursor",
         ) from error
-
-
-class MovedRoute:
-    """Reports that nothing more comes to a route that was moved, and how to go on."""
-
-    def __init__(self, drain: Drain) -> None:
-        self._drain = drain
-        self._reported = False
-
-    def report_once(self) -> None:
-        """Report it, unless that was done; to be called at the end of the route."""
-        consumer = self._drain.consumer
-        root = consumer.log.root
-        if self._reported or (mark := moved(root, consumer.route)) is None:
-            return
-        self._reported = True
-        words = f"feed {mark.to} --group {consumer.group} -- {shlex.join(self._drain.job.command)}"
-        going_on = command_line(root.path, words, program="wald-drain")
-        self._drain.report(f"{mark.message(consumer.route)}\n  hint: {going_on}")

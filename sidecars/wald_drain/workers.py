@@ -24,7 +24,7 @@ from wald.work.group import WorkGroup
 from wald.work.window import runs_of
 from wald_drain.attempt import Attempts
 from wald_drain.handover import HandoverFile, Handovers
-from wald_drain.job import Drain, MovedRoute, disk_failures
+from wald_drain.job import Drain, disk_failures
 from wald_drain.leftovers import OUTLIVED, Leftovers, move_past
 from wald_drain.portions import PORTION_MAX_BYTES
 from wald_drain.runner import Runner
@@ -133,7 +133,7 @@ class Workers:
                 place = consumer.log.root, consumer.route, consumer.group, runner.worker
                 file = held.enter_context(WorkerFile(*place, consumer.disk))
                 workers.append(Worker(shared, runner, file))
-            leases = _Leases(shared, MovedRoute(self._drain))
+            leases = _Leases(shared)
             with ThreadPoolExecutor(len(workers), "wald-drain-worker") as threads:
                 working = [threads.submit(leases.work, worker) for worker in workers]
             for each in working:
@@ -145,9 +145,8 @@ class Workers:
 class _Leases:
     """Gives records to workers until all is over."""
 
-    def __init__(self, shared: Shared, moved: MovedRoute) -> None:
+    def __init__(self, shared: Shared) -> None:
         self._shared, self._drain = shared, shared.drain
-        self._moved = moved
         self._end = self._last() if self._drain.job.exit_at_end else None
         self._lease = threading.Lock()  # so that one worker waits for a record, and the others for that one
         self._busy: set[str] = set()
@@ -185,7 +184,6 @@ class _Leases:
                     self._busy.add(name)
                     shared.recall(got)
                     return [delivery.record for delivery in got]
-                self._moved.report_once()
             return []
 
     def _is_over(self) -> bool:

@@ -56,7 +56,7 @@ def test_every_argument_that_is_a_route_is_listed() -> None:
     found = {name: command for program, called in programs_ for name, command in commands(program, called)}
     for name, command in found.items():
         arguments = [each for each in command.params if isinstance(each, click.Argument)]
-        routes = [i for i, each in enumerate(arguments) if each.name in ("route", "routes", "old", "into")]
+        routes = [i for i, each in enumerate(arguments) if each.name in ("route", "routes")]
         listed = ARGUMENTS.get(name, ())
         assert routes == [i for i, kind in enumerate(listed) if kind == "route"], name
         assert any(arguments[i].nargs == -1 for i in routes) == ("..." in listed), name

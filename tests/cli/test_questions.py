@@ -38,8 +38,6 @@ ANSWERS: dict[str, tuple[int, tuple[str, ...]]] = {
     "What was deleted": (0, (r"reclaimed", r"legal")),
     "Is the log whole": (0, (r"good: \d+ ok, \d+ info, 0 error",)),
     "What would a repair": (0, (r"good",)),
-    "How do I rename": (0, (r"^web: records behind 7 go to sites$",)),
-    "How do I merge": (0, (r"^orders: records behind 7 go to web$",)),
     "Is the archive whole": (0, (r"good",)),
     "How do I get archived": (0, (r"^one\ntwo\nthree$",)),
     "How do I make a log of": (0, (r"^web: 3 records\n", r"records 1 to 3 of log", r"not in an archive: the cursors")),

@@ -6,12 +6,13 @@ import json
 import os
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from asking import REQUEST_MAX, SPOOLED, sequence, written
 from contents import records, text, values
-from running import Client, Daemon
+from running import Client, Daemon, eventually
 from users import acting_as
 
 from wald.format.columns import PREFIX, encode
@@ -155,6 +156,24 @@ def test_a_retired_route_is_refused_until_it_is_added_again(client: Client, rout
 
 
 # What is taken, and in which order it is answered.
+
+
+def test_a_route_is_retired_while_a_large_payload_arrives(shared: Daemon, client: Client, route: str) -> None:
+    payload = b"y" * SPOOLED + b"\n"
+    client.send(b"PUB %b %d\n" % (route.encode(), len(payload)) + payload[:-1])
+    eventually(lambda: has_file_without_a_name(shared))
+    assert shared.ask(f"ROUTE RETIRE {route}") == f"OK retired {route}"
+    assert client.ask(payload[-1:]).startswith("ERR no-route ")
+    assert values(shared.root, route) == []
+
+
+def has_file_without_a_name(daemon: Daemon) -> bool:
+    """Return True if the daemon has begun to gather a large payload."""
+    for each in Path(f"/proc/{daemon.process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed since
+            if "/#" in os.readlink(each):
+                return True
+    return False
 
 
 def test_replies_come_in_the_order_of_the_requests(shared: Daemon, client: Client, route: str) -> None:

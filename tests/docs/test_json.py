@@ -135,8 +135,6 @@ def words_of(root: Path) -> list[tuple[str, list[str]]]:
         ("wald route add", command("route", "add", "c", "--fifo", *at)),
         ("wald route retire", command("route", "retire", "c", *at)),
         ("wald route add", command("route", "add", "d", *at)),
-        ("wald route rename", command("route", "rename", "d", "e", *at)),
-        ("wald route merge", command("route", "merge", "d", "e", *at)),
         ("wald status", command("status", *at)),
         ("wald cursor set", command("cursor", "set", "b", 3, "--group", "other", *at)),
         ("wald cursor get", command("cursor", "get", "a", *at)),

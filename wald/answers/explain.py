@@ -13,7 +13,6 @@ from wald.format.names import is_route
 from wald.log import Log
 from wald.store.files.disk import Disk
 from wald.store.files.fifos import troubles
-from wald.store.files.moved import moved_routes
 from wald.store.retention.backlog import Backlog, GroupBacklog, Growth, SegmentStatus
 from wald.store.retention.cursors import Cursor, CursorState
 from wald.store.segments.view import State
@@ -28,8 +27,6 @@ def explanation(log: Log, backlog: Backlog, now_ns: int) -> Iterator[dict[str, o
         yield {"kind": "fifo", "path": str(path), "message": message}
     for over in over_quota(log.root, seconds=ASK_SECONDS):
         yield {"kind": "quota", **over}
-    for route, mark in moved_routes(log.root).items():
-        yield {"kind": "moved", "route": route, "to": mark.to, "after": mark.after}
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     for status in counted(backlog.segments(), counts, sizes):

@@ -22,7 +22,6 @@ def _route_fields(route: Progress) -> dict[str, object]:
         "last": route.last_sequence,
         "fifo": route.fifo,
         "retired": route.retired,
-        "moved_to": route.moved.to if route.moved else None,
         "consumers": route.consumers,
         "groups": [reader_fields(cursor, lag) for cursor, lag in zip(route.cursors, route.lags, strict=True)],
     }

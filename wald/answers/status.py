@@ -18,7 +18,6 @@ from wald.store.checking.finding import Level
 from wald.store.files.directory import Root
 from wald.store.files.disk import free_bytes
 from wald.store.files.fifos import troubles
-from wald.store.files.moved import Moved, moved_routes
 from wald.store.retention.backlog import Backlog, GroupBacklog
 from wald.store.retention.cursors import CursorState
 from wald.store.retention.pins import DIRECTORY_GONE
@@ -77,7 +76,6 @@ class Facts:
         lost_routes: those with records whose directory is gone.
         full_seconds: until the disk is full, if nothing is reclaimed; None: not known, or the log does not grow.
         fifos: what keeps lines that were written to a FIFO from the log.
-        moved: the routes whose records are stored in others.
         journals: what is wrong with those of work groups, and what says what can be done.
     """
 
@@ -93,7 +91,6 @@ class Facts:
     free_bytes: int
     full_seconds: float | None
     fifos: tuple[str, ...]
-    moved: Mapping[str, Moved]
     journals: tuple[tuple[str, str], ...]
 
     @property
@@ -131,7 +128,6 @@ def facts_of(log: Log, daemon: Liveness, contents: Contents) -> Facts:
         lost_routes=contents.lost_routes,
         full_seconds=contents.full_seconds,
         fifos=tuple(message for _, message in troubles(root)),
-        moved=moved_routes(root),
         journals=tuple(_journals(log, {each.cursor.path for each in contents.groups if each.retired})),
     )
 
@@ -148,7 +144,7 @@ def facts_of_daemon(root: Root, daemon: Liveness, before: Facts | None = None) -
     report = (read_life(root, daemon.epoch) if daemon.epoch is not None else None) or {}
     free = free_bytes(root.path)
     if before is None:
-        return Facts(root.path, daemon, crash, report, head, head_damage, (), (), (), free, None, (), {}, ())
+        return Facts(root.path, daemon, crash, report, head, head_damage, (), (), (), free, None, (), ())
     return replace(
         before, daemon=daemon, crash=crash, report=report, head=head, head_damage=head_damage, free_bytes=free
     )

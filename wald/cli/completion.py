@@ -22,8 +22,6 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "wald grep": ("", "route"),
     "wald route add": ("route",),
     "wald route retire": ("route",),
-    "wald route rename": ("route", ""),
-    "wald route merge": ("route", "route"),
     "wald cursor get": ("route",),
     "wald cursor list": ("route",),
     "wald cursor remove": ("route",),

@@ -121,8 +121,7 @@ def _of_route(root: Root, path: Path, named: Named) -> Verdict:
             why = "it would take the route back, and hold records back again, without the daemon's knowledge"
             return Verdict(False, why, _add(root, route, ""))
         case FileKind.MOVED:
-            why = "what is sent to the route would be stored in it again, without the daemon's knowledge"
-            return Verdict(False, why, command_line(root.path, f"route retire {route}"))
+            return Verdict(True, "it has no effect: records sent to the route are stored in it")
     return Verdict(True, "a program that was killed has left it")  # a temporary
 
 

@@ -20,7 +20,6 @@ from wald.errors import command_line
 from wald.log import Log
 from wald.setting_types import format_bytes, format_seconds
 from wald.store.files.fifos import troubles
-from wald.store.files.moved import moved_routes
 from wald.store.retention.backlog import LEAST_SECONDS, Backlog, GroupBacklog, Growth, SegmentStatus
 from wald.store.retention.cursors import CursorState
 from wald.store.retention.pins import DIRECTORY_GONE, Pin
@@ -45,7 +44,7 @@ def explain(root: Path, as_json: bool) -> None:
     LAG is counted in records of the route; OLDEST is how long the first of them has been waiting. FREES is what could
     be deleted if this one cursor reached the head. The limits of wald-reclaim are not known here; its `--dry-run`
     applies them. A running daemon is asked which routes are over their quota. With --json, one object per line: every
-    FIFO in trouble, every route over its quota, every route that was moved, every segment, every group, then the log.
+    FIFO in trouble, every route over its quota, every segment, every group, then the log.
     """
     log = wald.open(root)
     backlog = Backlog(log.view())
@@ -184,8 +183,6 @@ def _advice(log: Log, groups: list[GroupBacklog]) -> Iterator[str]:
     yield from (message for _, message in troubles(log.root))
     for over in over_quota(log.root, seconds=ASK_SECONDS):
         yield f"{over['message']}. {_OVER[over['policy']]}, until the group has read on or the quota is raised."
-    if moves := moved_routes(log.root):
-        yield "\n".join(f"{mark.message(route)}." for route, mark in moves.items())
     retired = sorted({group.cursor.route for group in groups if group.retired})
     if retired:
         yield f"Retired: {_names(retired)}. Nothing is held back for them, and their unread records may be deleted."

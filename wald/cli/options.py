@@ -104,12 +104,7 @@ def of_consumer_option(function: F) -> F:
 
 def route_argument(function: F) -> F:
     """A route with a legal name; the command gets ``route``."""
-    return named_route("route")(function)
-
-
-def named_route(name: str) -> Callable[[F], F]:
-    """As :func:`route_argument`, where a command takes several; the command gets ``name``."""
-    return click.argument(name, callback=_route)
+    return click.argument("route", callback=_route)(function)
 
 
 def socket_option(function: F) -> F:

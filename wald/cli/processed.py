@@ -19,11 +19,10 @@ class Awaited:
     """
 
     def __init__(self, root: Path, route: str, group: str) -> None:
-        log = Log(root)
-        self._unprocessed = Unprocessed(log, route, group)
-        self._log = log
-        self._progress: dict[str, Progress] = {}
-        self._look(self._unprocessed.route)
+        self._log = Log(root)
+        self._unprocessed = Unprocessed(route, group)
+        self._progress = Progress(self._log, route, group)
+        self._progress.look()
 
     def extend(self, acknowledged: Iterable[Durable]) -> None:
         """Take in what is durable."""
@@ -42,8 +41,8 @@ class Awaited:
         sent, slept = self._unprocessed.count, 0.0
         while True:
             began = time.monotonic()
-            for route in self._unprocessed.routes:
-                self._look(route)
+            self._progress.look()
+            self._unprocessed.take_in(self._progress)
             now = time.monotonic()
             if not self._unprocessed.count:
                 return
@@ -51,10 +50,3 @@ class Awaited:
                 raise not_processed(self._log, self._unprocessed, sent, seconds)
             slept = pause(slept, now - began)
             time.sleep(min(slept, until - now))
-
-    def _look(self, route: str) -> None:
-        progress = self._progress.get(route)
-        if progress is None:
-            progress = self._progress[route] = Progress(self._log, route, self._unprocessed.group)
-        progress.look()
-        self._unprocessed.take_in(progress)

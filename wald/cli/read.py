@@ -15,9 +15,8 @@ import wald
 from wald.cli.options import GROUP_HELP, count_option, root_option
 from wald.cli.read_output import Output
 from wald.cli.read_range import Asked, Range, of_latest
-from wald.errors import Damaged, Partial, WaldError, command_line
+from wald.errors import Damaged, Partial, WaldError
 from wald.format.names import DEFAULT_GROUP, check_group, check_route
-from wald.store.files.moved import moved
 from wald.store.reading.senders import Senders
 from wald.store.retention.cursors import CursorState, newcomer
 from wald.store.retention.missing import POLICIES
@@ -86,8 +85,6 @@ def read(root: Path, route: str | None, on_missing: str | None, **options: Any) 
     damage, missing = _Damage(), _MissingRecords(on_missing, asked)
     if asked.group and wanted.start == "cursor" and not asked.commit and route is not None:
         _report_absent(log, route, asked.group)
-    if route is not None:
-        _report_moved(log, route)
     group = check_group(asked.group or DEFAULT_GROUP)
     if asked.commit and route is not None:
         _succeed_workers(log, route, group)
@@ -123,13 +120,6 @@ def _write(batches: Iterable[Batch], output: Output, commits: _Commits | None = 
         done = output.write(batch)
         if commits is not None:
             commits.processed = done
-
-
-def _report_moved(log: Log, route: str) -> None:
-    """Report that what is sent to the route is stored in another one by now, so that none waits here for it."""
-    if (mark := moved(log.root, route)) is not None:
-        reading = command_line(log.root.path, f"read {mark.to}")
-        click.echo(f"wald: {mark.message(route)}\n  hint: read {route} to its end, and then: {reading}", err=True)
 
 
 def _report_absent(log: Log, route: str, group: str) -> None:

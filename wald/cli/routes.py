@@ -10,23 +10,19 @@ import click
 import wald
 from wald.answers.routes import routes_fields
 from wald.cli.connect import daemon_at, runs
-from wald.cli.options import json_option, named_route, root_option, route_argument, socket_option
+from wald.cli.options import json_option, root_option, route_argument, socket_option
 from wald.cli.output import aligned, json_line
 from wald.cli.positions import warn_without_daemon
-from wald.errors import InvalidInput, Refused, command_line
+from wald.errors import InvalidInput, command_line
 from wald.format.times import utc
-from wald.log import Log
 from wald.setting_types import Group, Mode
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.fifos import FIFO_MODE, has_fifo
 from wald.store.files.identity import read_identity
-from wald.store.files.moved import Moved, moved, require_no_source
 from wald.store.files.routes import add_route, retire_route
 from wald.store.retention.cursors import CursorState
-from wald.store.retention.moving import move_route, require_movable
-from wald.store.retention.progress import Progress, last_sequences, progress
-from wald.store.segments.seeking import end_of
+from wald.store.retention.progress import Progress, progress
 
 _COLUMNS = ("ROUTE", "LAST", "GROUP", "CURSOR", "LAG", "")
 
@@ -51,7 +47,7 @@ def routes(root: Path, as_json: bool) -> None:
 
 @click.group()
 def route() -> None:
-    """Add a route, retire one, or move one to another name."""
+    """Add a route, or retire one."""
 
 
 @route.command()
@@ -97,7 +93,6 @@ def retire(root: Path, socket: Path | None, route: str, as_json: bool) -> None:
     here = Root(root)
     read_identity(here)
     here.require_route(route)
-    require_no_source(here, route)
     if runs(root):
         with daemon_at(root, socket) as daemon:
             daemon.command("ROUTE", "RETIRE", route)
@@ -105,67 +100,6 @@ def retire(root: Path, socket: Path | None, route: str, as_json: bool) -> None:
         retire_route(here, Disk(), route, now=utc(time.time_ns()))
     if as_json:
         _print_state("route.retire", here, route)
-
-
-@route.command()
-@named_route("old")
-@named_route("new")
-@root_option
-@socket_option
-@json_option
-def rename(root: Path, socket: Path | None, old: str, new: str, as_json: bool) -> None:
-    """Store in NEW, which is made, what is sent to OLD from now on.
-
-    Producers need not change: both names, and the FIFO of OLD, stay good. Records keep the name that they were stored
-    with. Each group of OLD gets a cursor on NEW behind the last record, reads OLD to its end, and then NEW. OLD holds
-    back what its groups have not read. `wald route retire OLD` takes the old name out of use.
-    """
-    log = wald.open(root)
-    require_movable(log.root, old, new)
-    if log.root.has_route(new) and _mark(log.root, old, new) is None and last_sequences(log.view())[new] != 0:
-        raise Refused(f"{new} has records", hint=command_line(root, f"route merge {old} {new}"))
-    _move("route.rename", log, socket, old, new, as_json=as_json)
-
-
-@route.command()
-@route_argument
-@named_route("into")
-@root_option
-@socket_option
-@json_option
-def merge(root: Path, socket: Path | None, route: str, into: str, as_json: bool) -> None:
-    """Store in INTO, which exists, what is sent to ROUTE from now on.
-
-    All is as with `wald route rename`. A group that has a cursor on INTO keeps it; one that has none gets one behind
-    the last record.
-    """
-    log = wald.open(root)
-    log.root.require_route(into)
-    _move("route.merge", log, socket, route, into, as_json=as_json)
-
-
-def _mark(root: Root, old: str, new: str) -> Moved | None:
-    """The mark of a route that was moved to ``new`` already."""
-    mark = moved(root, old)
-    return mark if mark is not None and mark.to == new else None
-
-
-def _move(command: str, log: Log, socket: Path | None, old: str, new: str, *, as_json: bool) -> None:
-    root = log.root
-    require_movable(root, old, new)
-    if runs(root.path):
-        with daemon_at(root.path, socket) as daemon:
-            daemon.command("ROUTE", "MOVE", old, new)
-    else:
-        after, head = end_of(log.view()) - 1, log.head()
-        epoch = head.epoch if head else 0
-        move_route(root, Disk(), old, new, after=after, epoch=epoch, now=utc(time.time_ns()))
-    mark = moved(root, old)
-    assert mark is not None, "the mark was made above"
-    if as_json:
-        click.echo(json_line(command, {"route": old, "to": mark.to, "after": mark.after}))
-    else:
-        click.echo(f"{old}: records behind {mark.after} go to {mark.to}")
 
 
 def _print_state(command: str, root: Root, route: str) -> None:
@@ -190,8 +124,7 @@ def _group_id(name: str) -> str:
 
 def _rows(route: Progress) -> list[tuple[str, ...]]:
     consumers = f"consumers={route.consumers}"
-    to = f"moved to {route.moved.to}" if route.moved else ""
-    known = (("fifo", route.fifo), (to, bool(to)), ("retired", route.retired), (consumers, bool(route.consumers)))
+    known = (("fifo", route.fifo), ("retired", route.retired), (consumers, bool(route.consumers)))
     notes = " ".join(note for note, holds in known if holds)
     rows: list[tuple[str, ...]] = []
     for number, (cursor, lag) in enumerate(zip(route.cursors, route.lags, strict=True)):

@@ -58,7 +58,7 @@ def _verdict(found: list[Finding]) -> str:
 
 def _text(facts: Facts, found: list[Finding], now_ns: int) -> Iterator[str]:
     rows = [("daemon", _daemon(facts)), ("last crash", _crash(facts)), ("head", _head(facts, now_ns))]
-    rows += [("lag", _lag(facts, now_ns)), ("lines", _lines(facts)), ("moved", _moved(facts)), ("space", _space(facts))]
+    rows += [("lag", _lag(facts, now_ns)), ("lines", _lines(facts)), ("space", _space(facts))]
     yield from aligned([row for row in rows if row[1]], ())
     for finding in found:
         yield f"{_WORDS[finding.severity]}: {finding.message}"
@@ -109,10 +109,6 @@ def _lines(facts: Facts) -> str:
     return ", ".join(f"{route} holds {length} bytes of a line without its end" for route, length in held.items())
 
 
-def _moved(facts: Facts) -> str:
-    return ", ".join(f"{route} to {mark.to} after record {mark.after}" for route, mark in facts.moved.items())
-
-
 def _space(facts: Facts) -> str:
     free = f"{format_bytes(facts.free_bytes)} are free"
     needed = facts.daemon.answer.get("needed_bytes")
@@ -161,7 +157,6 @@ def _object(facts: Facts, found: list[Finding], now_ns: int) -> dict[str, object
         "head": None if head is None else {"sequence": head.sequence, **time_fields("at", head.at_ns or None)},
         "waiting": [_waiting(group, now_ns) for group in facts.waiting],
         "unfinished_lines": daemon.answer.get("unfinished_lines") or {},
-        "moved": [{"route": route, "to": mark.to, "after": mark.after} for route, mark in facts.moved.items()],
         "free_bytes": facts.free_bytes,
         "needed_bytes": daemon.answer.get("needed_bytes"),
         "seconds_until_full": facts.full_seconds,

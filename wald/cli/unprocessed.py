@@ -24,7 +24,6 @@ from wald.format.times import utc
 from wald.log import Log
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger
-from wald.store.files.moved import moved as where_moved
 from wald.store.files.uptime import now as uptime_now
 from wald.store.retention.cursors import Cursor, CursorState, newcomer, require_no_remains
 from wald.store.retention.history import History
@@ -142,9 +141,6 @@ def _text(log: Log, found: Unprocessed) -> Iterator[str]:
         passing = "" if first is None else "; --on-missing skip passes over them"
         removed = f"up to {_records(found.missing)} in front were removed before it processed them"
         rows.append(("missing", f"{removed}{passing}"))
-    if (mark := where_moved(log.root, at.route)) is not None:
-        reading = command_line(log.root.path, f"read {mark.to} --from cursor --group {at.group}")
-        rows.append(("moved", f"what was sent to it after record {mark.after} is in {mark.to}: {reading}"))
     yield from aligned(rows, ())
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from wald.daemon.committer import Committer
 from wald.daemon.intake import Intake
 from wald.daemon.routes import Routes
-from wald.errors import Damaged, InvalidInput, NotFound, NotPermitted, Refused
+from wald.errors import Damaged, InvalidInput, NotFound, NotPermitted
 from wald.format.head import encode_head
 from wald.format.protocol import Code, Command, encode_err, encode_ok
 from wald.format.times import utc
@@ -19,13 +19,9 @@ from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.fifos import OWNERS_FIFO_MODE, has_fifo
 from wald.store.files.routes import add_route, retire_route
-from wald.store.retention.moving import move_route
 from wald.store.writing.writer import Writer
 
-_USAGE = (
-    "PING | HEAD | STAT | CUT | ROUTE ADD <name> [fifo] [mode=<octal>] [consumers=<group>] | ROUTE RETIRE <name> | "
-    "ROUTE MOVE <name> <to>"
-)
+_USAGE = "PING | HEAD | STAT | CUT | ROUTE ADD <name> [fifo] [mode=<octal>] [consumers=<group>] | ROUTE RETIRE <name>"
 
 _MODE = re.compile("mode=([0-7]+)")
 _CONSUMERS = "consumers="
@@ -74,16 +70,12 @@ class Commands:
                     return self._add_route(name, options, user_id)
                 case "ROUTE", ("RETIRE", str(name)):
                     return self._retire_route(name, user_id)
-                case "ROUTE", ("MOVE", str(old), str(new)):
-                    return self._move_route(old, new, user_id)
         except InvalidInput as error:
             return encode_err(Code.BAD_ROUTE, error.message)
         except NotFound as error:
             return encode_err(Code.NO_ROUTE, error.message)
         except NotPermitted as error:
             return encode_err(Code.DENIED, error.message)
-        except Refused as error:
-            return encode_err(Code.BAD_REQUEST, error.message)
         except (Damaged, OSError) as error:
             return encode_err(Code.FAILED, str(error))
         return encode_err(Code.BAD_REQUEST, _USAGE)
@@ -153,21 +145,6 @@ class Commands:
         self._routes.forget(name)
         self._intake.drop(name)
         return encode_ok(f"retired {name}")
-
-    def _move_route(self, old: str, new: str, user_id: int) -> bytes:
-        """Between two turns: what was taken for ``old`` is durable in it, and nothing more is."""
-        if not self._routes.is_owner(user_id):
-            return encode_err(Code.DENIED, f"user {user_id} may not move {old}: that is for the log's owner")
-        if old in self._intake.busy:
-            return encode_err(Code.BUSY, f"a pipe is inside a long line of {old}")
-        if self._routes.writers(old) != self._routes.writers(new):
-            return encode_err(Code.DENIED, f"the settings have other writers for {new} than for {old}")
-        after, now = self._committer.head.sequence, utc(time.time_ns(), 3)
-        mark = move_route(self._root, self._disk, old, new, after=after, epoch=self._writer.epoch, now=now)
-        self._routes.forget(old)
-        self._routes.forget(new)
-        self._intake.redirect()
-        return encode_ok(f"moved {old} {mark.to} {mark.after}")
 
 
 def _not_retiring(user_id: int, action: str) -> bytes:

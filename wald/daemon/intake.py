@@ -21,11 +21,10 @@ from wald.daemon.pipe_calls import Scratch, held_bytes
 from wald.daemon.pipes import PAUSE_MAX_SECONDS, Pipe, end_of_record
 from wald.daemon.transfers import Transfers, Unfinished, unfinished_transfers
 from wald.daemon.turn import Arena, Turn
-from wald.errors import Damaged, InvalidInput
+from wald.errors import InvalidInput
 from wald.format.peers import FIFO, STDIN
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
-from wald.store.files.moved import destination
 from wald.store.writing.drafts import Draft, Placed, Placement, Route
 from wald.systemd import Systemd
 
@@ -38,8 +37,6 @@ SOCKETS_BYTES = 1 << 20  # of a turn that pipes leave to the sockets, however mu
 
 class Intake:
     """The pipes. A route has one, and beside it those that had its place before, until their writers have left.
-
-    What the FIFO of a moved route brings is stored in the other route, of which only one pipe may be inside a record.
 
     Attributes:
         fifos: the paths of the FIFOs.
@@ -68,7 +65,6 @@ class Intake:
         self._awake: dict[Pipe, None] = {}  # ready, or waiting for the rest of a line; the next one stands first
         self._inside: set[Pipe] = set()  # a record
         self._outgoing: set[Pipe] = set()  # whose place another has by now
-        self._redirected: set[Pipe] = set()  # to another route than the one whose FIFO they are
         self._leaving: list[Pipe] = []
         self._ending: list[Pipe] = []  # at a stop: their records end, and they are read on
         self._stdin_route = ""
@@ -106,7 +102,7 @@ class Intake:
     @property
     def unfinished_lines(self) -> dict[str, int]:
         """The routes whose pipes hold a line without its end, with its bytes, those that are in the log included."""
-        found = ((pipe.name, pipe.unfinished_bytes) for pipe in self._pipes.values())
+        found = ((pipe.route.name, pipe.unfinished_bytes) for pipe in self._pipes.values())
         return {route: length for route, length in found if length}
 
     @property
@@ -122,9 +118,9 @@ class Intake:
             failed: the disk did not take everything; otherwise another process may read stdin later.
         """
         return [
-            pipe.name
+            pipe.route.name
             for pipe in self._pipes.values()
-            if (pipe.hung_up or pipe in self._outgoing or (failed and pipe.name == self._stdin_route))
+            if (pipe.hung_up or pipe in self._outgoing or (failed and pipe.route.name == self._stdin_route))
             and held_bytes(pipe.descriptor)
         ]
 
@@ -147,7 +143,6 @@ class Intake:
         opened = replaced + opened
         self._unfinished = unfinished_transfers(self._root, self._transfers, log_id=log_id)
         finished = closed + [message for each in opened if (message := self._finish_transfer(each))]
-        goes_on = {pipe: route for route in open_records if (pipe := self._inside_of(route, opened)) is not None}
         self._clear_slots()
         for each in opened:
             if self.fifos.is_retired(each.route):
@@ -155,7 +150,8 @@ class Intake:
                 self._systemd.forget(each.route)
             else:
                 with self.fifos.reporting(each.route):
-                    self._add(each, open_records.get(goes_on.get(each, ""), 0))
+                    goes_on = each.held and each.replaced == any(each.route == other.route for other in replaced)
+                    self._add(each, open_records.get(each.route, 0) if goes_on else 0)
                     if each.replaced:
                         self._make_way(self._current[each.route])
         going_on = self.busy
@@ -196,17 +192,9 @@ class Intake:
         """Stop reading the FIFO of a route: the next turn ends its record and closes it. Stdin is read on."""
         self.fifos.unread.pop(route, None)
         for pipe in list(self._pipes.values()):
-            if pipe.name == route != self._stdin_route:
+            if pipe.route.name == route != self._stdin_route:
                 self._let_go(pipe)
                 self._systemd.forget(route)
-
-    def redirect(self) -> None:
-        """After a route was moved: store what its pipes bring where it was moved to; none is inside a record."""
-        for pipe in self._pipes.values():
-            if pipe not in self._inside:
-                pipe.route = Route.named(destination(self._root, pipe.name))
-            if pipe.route.name != pipe.name:
-                self._redirected.add(pipe)
 
     def due(self) -> float | None:
         """When :meth:`check_lines` or :meth:`check_paths` is due, on the monotonic clock."""
@@ -308,11 +296,11 @@ class Intake:
             fifos.unread.pop(route, None)
             return []
         back = next((pipe for pipe in self._outgoing if fifos.is_at_path(route, pipe.file)), None)
-        if back is not None and back.name == route:
+        if back is not None and back.route.name == route:
             self._take_back(back)
             fifos.unread.pop(route, None)
             return [fifos.followed(route)]
-        opened = fifos.open(route, {pipe.file: pipe.name for pipe in self._pipes.values()})
+        opened = fifos.open(route, {pipe.file: pipe.route.name for pipe in self._pipes.values()})
         done = [self._finish_transfer(opened)]
         if old is not None:
             self._make_way(old)
@@ -324,12 +312,12 @@ class Intake:
 
     def _make_way(self, pipe: Pipe) -> None:
         """Read a pipe that is not at its path any more only until its writers have left."""
-        self._systemd.forget(pipe.name)
+        self._systemd.forget(pipe.route.name)
         self._poller.unregister(pipe.descriptor)
         self._release_writing_end(pipe)
         self._poller.register(pipe.descriptor, select.EPOLLIN | select.EPOLLET)
         self._outgoing.add(pipe)
-        del self._current[pipe.name]
+        del self._current[pipe.route.name]
 
     def _take_back(self, pipe: Pipe) -> None:
         """Read a pipe for good that is at its path again; a second one on its FIFO would read everything twice."""
@@ -337,7 +325,7 @@ class Intake:
         self._poller.unregister(before)
         del self._pipes[before]
         os.close(before)
-        route = pipe.name
+        route = pipe.route.name
         if route in self._current:
             self._make_way(self._current[route])
         self._systemd.keep(route, pipe.descriptor)
@@ -351,11 +339,10 @@ class Intake:
         with contextlib.suppress(FileNotFoundError):  # at a stop it is watched no more
             self._poller.unregister(pipe.descriptor)
         del self._pipes[pipe.descriptor]
-        if self._current.get(pipe.name) is pipe:
-            del self._current[pipe.name]
+        if self._current.get(pipe.route.name) is pipe:
+            del self._current[pipe.route.name]
         self._awake.pop(pipe, None)
         self._outgoing.discard(pipe)
-        self._redirected.discard(pipe)
         self._leaving.append(pipe)
 
     def _release_writing_end(self, pipe: Pipe) -> None:
@@ -368,7 +355,7 @@ class Intake:
         """Whether the route is over its quota, or another pipe of it is inside a long line."""
         if pipe.route.name in self.over and not pipe.inside_record:
             return True
-        return bool(self._outgoing or self._redirected) and (
+        return bool(self._outgoing) and (
             pipe.route.name in open_routes
             or any(other is not pipe and other.route.name == pipe.route.name for other in self._inside)
         )
@@ -398,28 +385,11 @@ class Intake:
             self._systemd.keep(opened.route, opened.descriptor)
         number = _STDIN_SLOT if opened.is_stdin else self._free_slots.pop()
         pipe = self._make(opened, number, open_sequence)
-        if pipe.route.name != pipe.name:
-            self._redirected.add(pipe)
         self._pipes[opened.descriptor] = self._current[opened.route] = pipe
         self._awake[pipe] = None
         if pipe.inside_record:
             self._inside.add(pipe)
         self._poller.register(opened.descriptor, select.EPOLLIN | select.EPOLLET)
-
-    def _inside_of(self, route: str, opened: list[OpenPipe]) -> OpenPipe | None:
-        """The pipe that goes on with the record that recovery found unfinished on a route."""
-        held = [each for each in opened if each.held and self._stored_in(each) == route]
-        if len({each.route for each in held}) > 1:
-            last = self._transfers.last_inode(route)
-            return next((each for each in held if each.file[1] == last), None)
-        return next((each for each in held if each.replaced), held[0] if held else None)
-
-    def _stored_in(self, opened: OpenPipe) -> str:
-        """The route that a pipe's records are stored in; "" if that cannot be read, which is reported later."""
-        try:
-            return destination(self._root, opened.route)
-        except Damaged:
-            return ""
 
     def _clear_slots(self) -> None:
         """Empty the slots of the last life; those of pipes that could not be opened are finished later."""
@@ -446,7 +416,7 @@ class Intake:
 
     def _make(self, opened: OpenPipe, slot: int, open_sequence: int) -> Pipe:
         return Pipe(
-            Route.named(destination(self._root, opened.route)),
+            Route.named(opened.route),
             opened.descriptor,
             self._scratch,
             self._transfers,
@@ -456,7 +426,6 @@ class Intake:
             holds_both_ends=not opened.is_stdin,
             relay=opened.relay,
             peer=STDIN if opened.is_stdin else FIFO,
-            name=opened.route,
         )
 
 

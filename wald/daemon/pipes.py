@@ -33,8 +33,6 @@ class Pipe:
     """One pipe that feeds one route.
 
     Attributes:
-        name: the route whose FIFO it is.
-        route: the route that its records are stored in; another one if that was moved.
         peer: what its batches say of who sent them.
         file: its device and inode.
         slot: the number of its slot in the transfers file.
@@ -57,9 +55,7 @@ class Pipe:
         holds_both_ends: bool = True,
         relay: Relay | None = None,
         peer: int = FIFO,
-        name: str = "",
     ) -> None:
-        self.name = name or route.name
         self.route = route
         self.peer = peer
         self.descriptor = descriptor

@@ -177,8 +177,8 @@ class Requests:
                 self._promise(spooling, spooling.promised_bytes - before)
         if spooling.missing_bytes:
             return False
-        spooling.reroute(self._routes.find(spooling.request.route, connection.user_id))  # it may have been moved
-        gate.pass_through(spooling.route)  # again: a pipe may have begun a long line since the request began
+        # Again: since the request began, the route may have been retired, and a pipe may have begun a long line.
+        gate.pass_through(self._routes.find(spooling.request.route, connection.user_id))
         connection.answers.append(publish_spooled(turn, spooling, connection.peer))
         connection.request = connection.spooling = None
         self._promise(spooling, -spooling.promised_bytes)

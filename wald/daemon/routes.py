@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from wald.errors import Damaged, InvalidInput
+from wald.errors import InvalidInput
 from wald.format.protocol import Code, ProtocolError
 from wald.store.files.directory import Root
-from wald.store.files.moved import destination
 from wald.store.writing.drafts import Route
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A route that can be written to; ``writers`` are the user ids that may, None if all users may.
-
-    Of a moved route, it is the route that its records are stored in.
-    """
+    """A route that can be written to; ``writers`` are the user ids that may, None if all users may."""
 
     route: Route
     writers: Collection[int] | None
@@ -47,10 +43,6 @@ class Routes:
         """Whether a user is the one the daemon runs as, or root."""
         return user_id in (0, os.geteuid())
 
-    def writers(self, name: str) -> Collection[int] | None:
-        """The user ids that may write to a route; None: all users may."""
-        return self._writers.get(name)
-
     def has_writers(self, name: str) -> bool:
         """Whether the settings restrict the users that may write to a route."""
         return name in self._writers
@@ -71,27 +63,17 @@ class Routes:
         if name is None:
             self._entries.clear()
         else:
-            stale = [key for key, entry in self._entries.items() if name in (key.decode(), entry.route.name)]
-            for key in stale:
-                del self._entries[key]
+            self._entries.pop(name.encode(), None)
 
     def _look_up(self, name: bytes) -> Entry:
         text = name.decode("utf-8", "replace")
         try:
             found = self._root.has_route(text)
-            to = destination(self._root, text)
-        except (InvalidInput, Damaged) as error:
+        except InvalidInput as error:
             raise ProtocolError(Code.BAD_ROUTE, error.message) from None
         if not found:
             raise ProtocolError(Code.NO_ROUTE, f"there is no route {text!r}; ROUTE ADD {text} makes it")
         if self._root.retired(text).exists():
             raise ProtocolError(Code.NO_ROUTE, f"the route {text!r} is retired; ROUTE ADD {text} takes it back")
-        if to != text:
-            entry = self._look_up(to.encode())
-            if self._writers.get(text) not in (None, entry.writers):
-                both = frozenset(self._writers[text]) & frozenset(entry.writers or self._writers[text])
-                entry = replace(entry, writers=both)
-        else:
-            entry = Entry(Route.named(text), self._writers.get(text))
-        self._entries[name] = entry
+        entry = self._entries[name] = Entry(Route.named(text), self._writers.get(text))
         return entry

@@ -63,13 +63,6 @@ class Spooling:
         """The checksum of the batch that the whole payload makes."""
         return crc32c(padding(self.request.payload_bytes), self._checksum)
 
-    def reroute(self, route: Route) -> None:
-        """Have the whole payload stored in a route, because the one it was sent to was moved meanwhile."""
-        if route != self.route:
-            self.route = route
-            with mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as payload:
-                self._checksum = crc32c(payload, crc32c(route.prefix))
-
     def columns_count(self) -> int:
         """How many records the payload has as columns.
 

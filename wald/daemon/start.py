@@ -42,7 +42,7 @@ from wald.store.files.disk import Disk, total_bytes
 from wald.store.files.fifos import has_fifo
 from wald.store.files.identity import create_root, read_identity, require_root
 from wald.store.files.ledger import Ledger
-from wald.store.files.moved import moved
+from wald.store.files.moved import moved_marks
 from wald.store.files.routes import add_route
 from wald.store.writing.drafts import Draft
 from wald.store.writing.lives import STOPPED, add_to_life, end_life
@@ -125,6 +125,8 @@ class Parts:
         for name, route in wanted_routes(self.root, self.config, self.journal):
             fifo = wants_fifo(root, name, route)
             add_route(root, disk, name, fifo=fifo, mode=route.mode, consumers=route.consumers)
+        for mark in moved_marks(root):
+            self.journal.warning("mark of a moved route", path=str(mark.path), what=mark.message, hint=mark.hint)
 
     def _watch_surroundings(self) -> None:
         """Signals, and the poller that watches them."""
@@ -353,9 +355,6 @@ def wanted_routes(root: Root, config: Config, journal: FilteringBoundLogger) -> 
             hint = f"{command_line(root.path, f'route add {name}')} takes it back"
             journal.warning("route is retired", route=name, hint=hint)
         else:
-            if (mark := moved(root, name)) is not None and mark.to not in config.routes:
-                hint = f"rename [routes.{name}] to [routes.{mark.to}]: its limits are those of records in {name}"
-                journal.warning("route was moved", route=name, to=mark.to, hint=hint)
             yield name, route
 
 

@@ -43,14 +43,6 @@ class Transfers:
         recorded = decode_transfer(os.pread(self._file.descriptor, SLOT_BYTES, slot * SLOT_BYTES))
         return None if recorded is None or recorded[1] else recorded[0]
 
-    def last_inode(self, route: str) -> int | None:
-        """The pipe whose batch on a route was the last that a slot records, whether or not its bytes have left it."""
-        slots = (os.pread(self._file.descriptor, SLOT_BYTES, slot * SLOT_BYTES) for slot in range(self.count))
-        found = (recorded[0] for slot in slots if (recorded := decode_transfer(slot)) is not None)
-        of_route = [transfer for transfer in found if transfer.route == route]
-        last = max(of_route, key=lambda transfer: (transfer.segment, transfer.position), default=None)
-        return None if last is None else last.inode
-
     def restore(self) -> None:
         """Make the file anew if it was removed or replaced.
 

@@ -125,7 +125,7 @@ class Turn:
             draft.spool, draft.body_checksum = spooling.descriptor, spooling.body_checksum
         if not producer_id:
             return Ticket(self.add(draft), 0, count)
-        if known := self._known(draft, request.route):
+        if known := self._known(draft):
             return known
         self._check_order(producer_id, number, request.seen)
         ticket = Ticket(self.add(draft), 0, count)
@@ -137,19 +137,15 @@ class Turn:
         first = self.placed[ticket.draft].base_sequence + ticket.offset
         return first, first + ticket.count - 1
 
-    def _known(self, draft: Draft, asked: bytes) -> Ticket | Written | None:
-        """The result of the batch that this one repeats; None if it repeats none.
-
-        Args:
-            asked: the route it was sent to, which may have been moved since the batch was stored there.
-        """
+    def _known(self, draft: Draft) -> Ticket | Written | None:
+        """The result of the batch that this one repeats; None if it repeats none."""
         producer_id, number = draft.producer_id, draft.producer_sequence
         here = self._published.get(producer_id, {}).get(number)
         known = here or self.producers.find(producer_id, number)
         if known is None:
             return None
         before = known.fingerprint if isinstance(known, Written) else self.drafts[known.draft].fingerprint
-        if draft.fingerprint != before != draft.fingerprint_in(asked.decode()):
+        if before != draft.fingerprint:
             raise ProtocolError(Code.CONFLICT, f"batch {number} of this producer is already another one")
         return known
 

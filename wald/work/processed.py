@@ -16,7 +16,6 @@ from wald.errors import Damaged, NotFound, NotProcessed, command_line
 from wald.format.names import CONSUMERS, check_group
 from wald.log import Log
 from wald.store.files.disk import Disk
-from wald.store.files.moved import destination, moved
 from wald.store.files.regular import open_regular
 from wald.store.retention.cursors import CursorState
 from wald.work.picture import Picture, WorkFile, read_of_group
@@ -115,55 +114,33 @@ class Progress:
 
 
 class Unprocessed:
-    """Records that were sent to ``route``, and that ``group`` has still to process; in several routes, if it was moved.
+    """Records of ``route`` that ``group`` has still to process.
 
     A thread may look at it while another one takes something in.
-
-    Raises:
-        NotFound: there is no such route.
-        Damaged: a mark says wrongly where the route was moved.
     """
 
-    def __init__(self, log: Log, route: str, group: str) -> None:
-        self._log = log
-        self._sent_to = route
-        self._left: dict[str, list[Run]] = {}
-        self.group = check_group(group)
-        self.route = destination(log.root, route)
+    def __init__(self, route: str, group: str) -> None:
+        self._left: list[Run] = []
+        self.route, self.group = route, check_group(group)
 
     def add(self, first: int, last: int) -> None:
-        """Take in records that are stored, all of them of one route."""
-        runs = self._left.setdefault(self._route_of(last), [])
-        if runs and runs[-1].last + 1 == first:
-            first = runs.pop().first
-        runs.append(Run(first, last))
-
-    @property
-    def routes(self) -> list[str]:
-        """Where there are some."""
-        return list(self._left)
+        """Add records that are stored."""
+        if self._left and self._left[-1].last + 1 == first:
+            first = self._left.pop().first
+        self._left.append(Run(first, last))
 
     @property
     def count(self) -> int:
-        """How many there are."""
-        return sum(run.size for runs in list(self._left.values()) for run in runs)
+        """The number of these records."""
+        return sum(run.size for run in self._left)
 
     def take_in(self, progress: Progress) -> None:
-        """Take in what was processed of one route.
+        """Remove the records that the group has processed.
 
         Raises:
             OSError: as of :meth:`Progress.left`.
         """
-        if left := progress.left(self._left.get(progress.route, ())):
-            self._left[progress.route] = left
-        else:
-            self._left.pop(progress.route, None)
-
-    def _route_of(self, sequence: int) -> str:
-        route = self._sent_to
-        while (mark := moved(self._log.root, route)) is not None and sequence > mark.after:
-            route = mark.to
-        return route
+        self._left = progress.left(self._left)
 
 
 def pause(before: float, look: float) -> float:

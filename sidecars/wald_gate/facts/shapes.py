@@ -43,7 +43,6 @@ class Route(Struct):
     last: int | None
     fifo: bool
     retired: bool
-    moved_to: str | None
     consumers: str
     groups: list[GroupOfRoute]
 

@@ -26,9 +26,9 @@ class _Waiter:
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
-    def keys(self) -> list[_Key]:
-        """The routes and groups that it waits for."""
-        return [(route, self.unprocessed.group) for route in self.unprocessed.routes]
+    def key(self) -> _Key:
+        """The route and the group that it waits for."""
+        return self.unprocessed.route, self.unprocessed.group
 
     def end(self) -> None:
         """Wait no longer."""
@@ -54,9 +54,9 @@ class Processed:
         """
 
         def begin() -> Unprocessed:
-            unprocessed = Unprocessed(self._log, route, group)
+            unprocessed = Unprocessed(route, group)
             try:
-                Progress(self._log, unprocessed.route, group).look()
+                Progress(self._log, route, group).look()
             except NotFound as error:
                 raise NotFound(error.message, hint="GET /v1/routes shows the groups that have") from None
             return unprocessed
@@ -105,7 +105,7 @@ class Processed:
         seconds = 0.0
         while self._waiters:
             waiters = list(self._waiters)
-            wanted = {key for waiter in waiters for key in waiter.keys}
+            wanted = {waiter.key for waiter in waiters}
             progress = {key: known for key, known in progress.items() if key in wanted}
             began = time.monotonic()
             await loop.run_in_executor(self._threads, self._look_once, waiters, progress)
@@ -119,7 +119,7 @@ class Processed:
     def _look_once(self, waiters: Sequence[_Waiter], progress: dict[_Key, Progress]) -> None:
         """In a thread: look at each group once, for all who wait for it."""
         failed: dict[_Key, WaldError | OSError] = {}
-        for key in {key for waiter in waiters for key in waiter.keys}:
+        for key in {waiter.key for waiter in waiters}:
             try:
                 if key not in progress:
                     progress[key] = Progress(self._log, *key)
@@ -127,10 +127,9 @@ class Processed:
             except (WaldError, OSError) as error:
                 failed[key] = error
         for waiter in waiters:
-            for key in waiter.keys:
-                try:
-                    if key in failed:
-                        raise failed[key]
-                    waiter.unprocessed.take_in(progress[key])
-                except (WaldError, OSError) as error:
-                    waiter.error = error
+            try:
+                if waiter.key in failed:
+                    raise failed[waiter.key]
+                waiter.unprocessed.take_in(progress[waiter.key])
+            except (WaldError, OSError) as error:
+                waiter.error = error

@@ -276,8 +276,6 @@ def _line(name: str, rows: Sequence[Row], walk: Walk | None) -> Line:
 def _signs(name: str, rows: Sequence[Row], walk: Walk) -> Iterator[str]:
     if rows[0].retired:
         yield "retired"
-    if (moved := walk.facts.moved.get(name)) is not None:
-        yield f"moved to {moved.to}"
     for over in walk.facts.daemon.answer.get("over_quota") or ():
         if over.get("route") == name:
             yield "over its quota"

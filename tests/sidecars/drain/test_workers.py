@@ -266,16 +266,6 @@ def test_a_batch_that_is_put_off_ends_when_it_is_passed_over(sent: Path, jobs: J
     assert jobs.processed == dict.fromkeys(VALUES[5:], 1)
 
 
-def test_a_route_that_was_moved_says_where_to_go_on(sent: Path, jobs: Jobs, start: Start) -> None:
-    output_of("route", "rename", "a", "b", "--root", sent)
-    process = start(*jobs.arguments(sent, "--workers", 2))
-    await_line(process, "a was moved: what was sent to it after record 20 is in b")
-    process.send_signal(signal.SIGTERM)
-
-    assert process.wait(TIMEOUT_SECONDS) == 0
-    assert jobs.processed == ONCE
-
-
 def test_a_record_too_large_for_a_dead_letter_stops_no_other(daemon: Daemon, jobs: Jobs, start: Start) -> None:
     """It is one when the daemon takes it."""
     large = "x" * 200_000

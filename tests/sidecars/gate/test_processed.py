@@ -111,18 +111,6 @@ def test_a_group_that_is_removed_meanwhile_is_an_error_that_says_what_is_stored(
         assert (answer.status, answer.json()["stored"]["last"]) == (404, 1)
 
 
-def test_records_of_a_moved_route_are_awaited_where_they_are_stored(gate: Gate, daemon: Daemon) -> None:
-    gate.post(RECORDS, b"before\n")
-    put_cursor(gate, 1)
-    moved = wald("--root", gate.root, "route", "rename", "orders", "sales")
-    assert moved.returncode == 0, moved.stderr
-    with ThreadPoolExecutor() as threads:
-        waiting = threads.submit(post, gate, b"two\n")
-        eventually(lambda: len(gate.get("/v1/routes/sales/records").lines()) == 1)
-        assert gate.ask("PUT", "/v1/routes/sales/cursors/billing", b'{"sequence": 2}').status == 200
-        assert waiting.result().status == 200
-
-
 def test_a_hundred_producers_wait_without_a_thread_each(gate: Gate) -> None:
     put_cursor(gate, 0)
     before = threads_of(gate)

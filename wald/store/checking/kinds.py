@@ -42,7 +42,7 @@ class FileKind(Enum):
     COMMAND = "the lock of the command that wald-drain runs for a group, and how that ended"
     CONSUMERS = "the directory in which other users leave cursors"
     RETIRED = "the mark that the route is retired"
-    MOVED = "the mark that what is sent to the route is stored in another one"
+    MOVED = "the mark of a version that could rename routes; it has no effect"
     LEDGER = "a ledger: a chain of lines about what happened to segments and bundles"
     LEDGER_PART = "a sealed part of a ledger: its older lines"
     LEDGER_LOCK = "the lock of a program that writes a ledger"

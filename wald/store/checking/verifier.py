@@ -28,6 +28,7 @@ from wald.store.files.fifos import troubles
 from wald.store.files.identity import read_identity
 from wald.store.files.ledger import read_files
 from wald.store.files.listing import Listing, Segment
+from wald.store.files.moved import moved_marks
 from wald.store.retention.cursors import CursorState, cursors_of
 from wald.store.retention.history import History, Loss
 from wald.store.segments.head import EVERYTHING, read_head
@@ -85,6 +86,8 @@ class Verification:
         yield from self._cursors()
         for path, message in troubles(self._root):
             yield Finding.of(Level.INFO, path, message)
+        for mark in moved_marks(self._root):
+            yield Finding(Level.INFO, mark.path, 0, f"{mark.message}: {mark.hint}")
 
     def _identity(self) -> Iterator[Finding]:
         try:

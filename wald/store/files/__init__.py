@@ -16,7 +16,7 @@ ledger_blocks blocks of lines, in sealed parts and the active file
 ledger_parts  the sealed parts of a ledger: found and read
 ledger_tail   the end of an active ledger: what was synced
 lines         the lines of a ledger, looked up block by block
-moved         routes whose records are stored in another
+moved         marks of routes that were moved
 listing       which segments there are
 locks         which processes hold the lock of a file
 making        files, directories, FIFOs: their mode, and whose they are

@@ -105,6 +105,7 @@ class Root:
         return self.route(route) / "retired"
 
     def moved(self, route: str) -> Path:
+        """The mark that versions with ``wald route rename`` left."""
         return self.route(route) / "moved"
 
     def consumers(self, route: str) -> Path:

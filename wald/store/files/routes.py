@@ -6,13 +6,12 @@ from wald.store.files.consumers import admit
 from wald.store.files.directory import Root, require_no_link
 from wald.store.files.disk import Disk
 from wald.store.files.fifos import make_fifo
-from wald.store.files.moved import require_no_source
 
 
 def add_route(
     root: Root, disk: Disk, name: str, *, fifo: bool = False, mode: int | None = None, consumers: str | None = None
 ) -> None:
-    """Make a route, or take a retired one back; doing it twice changes nothing. A moved one stays moved.
+    """Make a route, or take a retired one back; doing it twice changes nothing.
 
     Args:
         fifo: whether programs write to it through ``routes/<name>/in``; what stands in its place is kept beside it.
@@ -29,9 +28,7 @@ def add_route(
     disk.make_directory(route)
     disk.sync_directory(root.routes)  # even if it is there: the process that made it may have been killed before this
     if root.retired(name).exists():
-        if root.moved(name).exists():
-            disk.unlink(root.moved(name))  # first: a retired route that is moved no more is only retired
-            disk.sync_directory(route)
+        _remove_mark(root, disk, name)
         disk.unlink(root.retired(name))
     if fifo:
         make_fifo(root, name, mode)
@@ -48,9 +45,14 @@ def retire_route(root: Root, disk: Disk, name: str, *, now: str) -> None:
 
     Raises:
         NotFound: no such route.
-        Refused: another route was moved to it.
     """
     root.require_route(name)
-    require_no_source(root, name)
     if not root.retired(name).exists():
         disk.replace(root.retired(name), f"{now}\n".encode())
+    _remove_mark(root, disk, name)
+
+
+def _remove_mark(root: Root, disk: Disk, name: str) -> None:
+    """Remove what :mod:`wald.store.files.moved` reports; nothing depends on when it is gone from the disk."""
+    if root.moved(name).is_file():
+        disk.unlink(root.moved(name))

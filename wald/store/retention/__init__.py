@@ -10,7 +10,6 @@ excused    what a deletion's line leaves to others
 history    what the ledgers say of missing segments
 legality   whether a deletion was legal, by its line
 missing    records asked for that are reclaimed
-moving     renaming and merging a route
 pins       which group holds back which segment
 progress   what routes got, how far groups are
 taken      moving a cursor; what it needs and is gone

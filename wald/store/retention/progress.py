@@ -20,7 +20,6 @@ from wald.format.tables import RouteTable
 from wald.store.files.consumers import admitted
 from wald.store.files.fifos import has_fifo
 from wald.store.files.listing import Segment
-from wald.store.files.moved import Moved, moved
 from wald.store.retention.cursors import Cursor, cursors_of
 from wald.store.segments.opened import Met, SealedSegment
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes
@@ -192,7 +191,6 @@ class Progress:
         cursors: one per group; an absent one of the default group if there is none.
         lags: of each of them, records, in the same order.
         consumers: the group whose members may leave cursors; "" if there is none.
-        moved: where its records go instead; None: nowhere.
     """
 
     route: str
@@ -202,7 +200,6 @@ class Progress:
     cursors: tuple[Cursor, ...]
     lags: tuple[int, ...]
     consumers: str
-    moved: Moved | None = None
 
 
 def progress(view: View) -> list[Progress]:
@@ -227,7 +224,6 @@ def progress(view: View) -> list[Progress]:
             of_route,
             tuple(found[route, cursor.group].records for cursor in of_route),
             admitted(root, route),
-            moved(root, route),
         )
         for route, of_route in cursors.items()
     ]

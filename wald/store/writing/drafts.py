@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from wald.format.batch import OUTSIDE_BYTES, Buffer, Encoding, Fields, Flag, checksum_body, padded, route_prefix
@@ -73,17 +72,6 @@ class Draft:
             encoding=self.encoding,
             route_bytes=self.route.name_bytes,
         )
-
-    def fingerprint_in(self, name: str) -> int:
-        """The fingerprint that it would have in another route."""
-        if name == self.route.name:
-            return self.fingerprint
-        route = Route.named(name)
-        if self.spool is None:
-            return replace(self, route=route, body_checksum=None).fingerprint
-        with mmap.mmap(self.spool, self.payload_bytes, prot=mmap.PROT_READ) as payload:
-            checksum = checksum_body(route.prefix, [memoryview(payload)], self.payload_bytes)
-        return replace(self, route=route, body_checksum=checksum).fingerprint
 
     @property
     def total_bytes(self) -> int:
