@@ -2,10 +2,11 @@
 
     <group>.drain, by the cursor    empty, or one line of JSON: {"after": 10, "first": 11, "last": 20, …, "crc": "…"}
 
-    write the line ─▶ send ─▶ move the cursor ─▶ clear the line
+    write the line ─▶ pin the routes ─▶ send ─▶ move the cursor ─▶ clear the line ─▶ remove the pin
 
 After a crash at any step the next start finishes exactly the handover of that line, whatever has arrived since and
-whatever options it got; the daemon recognises what it has already. The file is also the lock of its route and group.
+whatever options it got. It looks in the log for what was sent, and until then the pin keeps RECLAIM away from that. The
+file is also the lock of its route and group.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from wald.format.checked_line import decode_line, encode_line
 from wald.format.protocol import REQUEST_MAX_BYTES
 from wald.format.record import Record
 from wald.store.retention.cursors import CursorState
+from wald.store.retention.handovers import ROUTES_MAX, Pinning
 from wald.work.deadletters import (
     GROUP,
     LOG,
@@ -28,6 +30,7 @@ from wald.work.deadletters import (
     ROUTE,
     TRIES,
     Origin,
+    SentBefore,
     Undeliverable,
     dead_letter,
     fits,
@@ -51,6 +54,7 @@ class Handover:
         reason, tries: why the command did not process them.
         dead_letter: the route that gets them; None: they are dead letters, and each goes to where it came from.
         at_ns: when this was decided, ns since 1970. The same records handed over again are another handover.
+        head: the last record of the log then: all that is sent lies behind it. 0 in a line of an older version.
     """
 
     after: int
@@ -60,11 +64,20 @@ class Handover:
     tries: int
     dead_letter: str | None
     at_ns: int
+    head: int = 0
+
+    @property
+    def position(self) -> int:
+        """The last record that was certainly not sent by this handover."""
+        return max(self.last, self.head)
 
 
 def encode_handover(handover: Handover) -> bytes:
     """The line of the file."""
-    return encode_line(asdict(handover))
+    fields = asdict(handover)
+    if not handover.head:
+        del fields["head"]
+    return encode_line(fields)
 
 
 def decode_handover(line: bytes) -> Handover | None:
@@ -120,6 +133,8 @@ class Handovers:
         self._report = report
         self._letter_max_bytes = letter_max_bytes
         self._origin = Origin(consumer.log.identity.log_id, consumer.route, consumer.group)
+        root, log_id = consumer.log.root, consumer.log.identity.log_id
+        self._pinning = Pinning(root, consumer.disk, consumer.route, consumer.group, log_id, "drain")
 
     def give_up(self, record: Record, why: str, *, tries: int, route: str) -> None:
         """Make a dead letter on ``route`` of the record after the cursor, and move the cursor.
@@ -144,13 +159,19 @@ class Handovers:
         """
         handover = self._handover(letters, reason="put back", tries=0, dead_letter=None)
         root = self._consumer.log.root
+        routes: set[str] = set()
         for number, letter in enumerate(letters):
             try:
-                root.require_route(self._letter(letter, handover).route)
+                routes.add(route := self._letter(letter, handover).route)
+                root.require_route(route)
             except (InvalidInput, NotFound):
                 if number:
                     self.put_back(letters[:number])
                 raise
+            if len(routes) > ROUTES_MAX:
+                self.put_back(letters[:number])
+                self.put_back(letters[number:])
+                return
         self._file.begin(handover)
         self._carry_out(handover, letters)
 
@@ -158,36 +179,48 @@ class Handovers:
         """Finish the handover of an earlier process, as it was begun; return how many records that gave up."""
         handover = self._file.begun()
         cursor = self._consumer.cursor
-        if handover is None or cursor.state not in (CursorState.VALID, CursorState.ABSENT):
+        if handover is None:
+            self._pinning.unpin()
+            return 0
+        if cursor.state not in (CursorState.VALID, CursorState.ABSENT):
             return 0
         if cursor.effective != handover.after:  # only the last step is missing, or the operator has moved the cursor
-            self._file.end()
+            self._end()
             return 0
         records = list(self._consumer.records(handover.first, handover.last))
-        self._carry_out(handover, records)
+        self._carry_out(handover, records, SentBefore(self._consumer.log, handover.position))
         return 0 if handover.dead_letter is None else len(records)
 
     def _handover(self, records: Sequence[Record], *, reason: str, tries: int, dead_letter: str | None) -> Handover:
         consumer = self._consumer
         first, last = records[0].sequence, records[-1].sequence
-        return Handover(consumer.cursor.effective, first, last, reason, tries, dead_letter, consumer.now_ns())
+        head = consumer.log.head()
+        at = 0 if head is None else head.sequence
+        return Handover(consumer.cursor.effective, first, last, reason, tries, dead_letter, consumer.now_ns(), at)
 
     def _letter(self, record: Record, handover: Handover) -> Record:
         if handover.dead_letter is None:
             return original(record, self._origin.log_id, self._consumer.log.root.path)
         return dead_letter(record, headers_of(handover, self._origin), handover.dead_letter)
 
-    def _carry_out(self, handover: Handover, records: Sequence[Record]) -> None:
-        letters = payloads(self._letter(record, handover) for record in records)
+    def _carry_out(self, handover: Handover, records: Sequence[Record], sent_before: SentBefore | None = None) -> None:
+        letters = [self._letter(record, handover) for record in records]
+        self._pinning.pin(dict.fromkeys(sorted({letter.route for letter in letters}), handover.position))
         try:
-            durable = send(self._daemon, letters, seed=seed_of(handover, self._origin))
+            seed = seed_of(handover, self._origin)
+            durable = send(self._daemon, payloads(letters), seed=seed, sent_before=sent_before)
         except Undeliverable as error:
             sequence = records[error.sent].sequence
             raise self._undeliverable(sequence, str(error), "raise request_max_bytes of the daemon") from error
         self._consumer.commit(handover.last)
-        self._file.end()
+        self._end()
         sent_as = (durable[0].first, durable[-1].last) if durable else None
         self._report(_line(self._consumer.named(handover.first, handover.last), handover, len(records), sent_as))
+
+    def _end(self) -> None:
+        """Clear the line, then remove the pin: the next start removes a pin without a line."""
+        self._file.end()
+        self._pinning.unpin()
 
     def _undeliverable(self, sequence: int, why: str, remedy: str) -> InvalidInput:
         """The error about a record that cannot be a dead letter either."""
@@ -211,8 +244,8 @@ def headers_of(handover: Handover, origin: Origin) -> dict[str, str]:
 
 
 def seed_of(handover: Handover, origin: Origin) -> bytes:
-    """A digest that differs between any two handovers."""
-    identity = (origin.log_id.hex(), origin.route, origin.group, *astuple(handover))
+    """A digest that differs between any two handovers, made without ``head``, which older versions do not have."""
+    identity = (origin.log_id.hex(), origin.route, origin.group, *astuple(handover)[:-1])
     return hashlib.sha256(repr(identity).encode()).digest()
 
 

@@ -56,6 +56,7 @@ TABLE: dict[str, dict[str, FileKind]] = {
     "`routes/R/G.command-K`": {"routes/a/g.command-3": FileKind.COMMAND},
     "`routes/R/G.work`": {"routes/a/g.work": FileKind.WORK},
     "`routes/R/G.ask`": {"routes/a/g.ask": FileKind.ASK},
+    "`routes/R/G.pin`": {"routes/a/g.pin": FileKind.PIN},
     "`routes/R/retired`": {"routes/a/retired": FileKind.RETIRED},
     "`routes/R/moved`": {"routes/a/moved": FileKind.MOVED},
     **{f"`ledger/{name}`": {f"ledger/{name}": FileKind.LEDGER} for name in LEDGERS},

@@ -115,6 +115,9 @@ def _of_route(root: Root, path: Path, named: Named) -> Verdict:
             return Verdict(False, why, command_line(root.path, f"group remove {route} {group}"))
         case FileKind.ASK:
             return Verdict(False, "a command may be using it", command_line(root.path, f"group remove {route} {group}"))
+        case FileKind.PIN:
+            why = "RECLAIM could delete what an unfinished handover has sent, and the next start would send it again"
+            return Verdict(False, why, command_line(root.path, f"group remove {route} {group}"))
         case FileKind.CONSUMERS:
             return Verdict(False, "the cursors of other users are in it", _add(root, route, "--consumers ''"))
         case FileKind.RETIRED:

@@ -79,6 +79,9 @@ def _text(log: Log, backlog: Backlog, now_ns: int) -> Iterator[str]:
         yield f"\n{_alone(backlog.alone)}"
     for paragraph in _advice(log, groups):
         yield f"\n{paragraph}"
+    for pin in backlog.handovers:
+        pinned = "" if pin.problem else f"Pinned by {pin.path}: {_names([*pin.positions])}. "
+        yield f"\n{pinned}{pin.message}."
     yield f"\n{_outlook(growth, backlog.free_bytes)}"
 
 

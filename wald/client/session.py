@@ -41,15 +41,16 @@ class Session:
         path: the socket.
         producer_id: None: a random one.
         retry_for: seconds without any progress after which it gives up.
+        number: of the last request that the producer sent before.
     """
 
-    def __init__(self, path: Path, *, producer_id: int | None, retry_for: float) -> None:
+    def __init__(self, path: Path, *, producer_id: int | None, retry_for: float, number: int = 0) -> None:
         self._path = path
         self._root = path.parent if path.name == SOCKET_NAME else None  # a socket elsewhere does not show its root
         self._id = producer_id or int.from_bytes(os.urandom(8)) >> 1 or 1
         self._retry_for = retry_for
         self._connection = Connection(path)
-        self._number = 0
+        self._number = number
         self._is_established = False
         self._durable: list[Durable] = []
         self._under_way: deque[tuple[bytes, bytes | memoryview]] = deque()

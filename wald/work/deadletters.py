@@ -7,7 +7,8 @@ Value, key, event time and the other headers are kept, so each record can be put
 the JSON object of strings that headers should be are kept in hexadecimal as ``wald.origin.headers``.
 
 Dead letters are sent in windows of as many requests as the daemon remembers of one producer, each window under a
-producer id made from its content. So the daemon recognises a window that is sent again after a crash. A window that
+producer id made from its content. So the daemon recognises a window that is sent again after a crash. As it forgets
+the oldest of its producers, a retry looks in the log first, where each batch has the id of its producer. A window that
 differs in anything, for example because a record was damaged in between, has another id, and all of it is sent.
 
 A record may be too large for a dead letter, because a pipe takes longer records than a request to the daemon. Such a
@@ -18,19 +19,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
 
 from wald.client.payloads import FRAME_MAX_BYTES
-from wald.client.producer import Durable, Producer
+from wald.client.producer import Durable, Producer, socket_at
+from wald.client.session import Session
 from wald.errors import InvalidInput, command_line
 from wald.format.columns import encode
 from wald.format.names import is_route
+from wald.format.producer_ids import id_in_log
 from wald.format.protocol import REQUEST_MAX_BYTES
 from wald.format.record import Record
 from wald.format.state import WINDOW
+from wald.log import Log
+from wald.store.files.consumers import UNKNOWN_USER
 from wald.store.files.directory import Root
 
 RETRY_SECONDS = 10.0  # how long to wait for a daemon that restarts
@@ -134,12 +140,18 @@ def prepare(daemon: Path, root: Root, route: str, *, retry_for: float = RETRY_SE
 
 
 def send(
-    daemon: Path, letters: Iterator[tuple[str, bytes]], *, seed: bytes, retry_for: float = RETRY_SECONDS
+    daemon: Path,
+    letters: Iterator[tuple[str, bytes]],
+    *,
+    seed: bytes,
+    retry_for: float = RETRY_SECONDS,
+    sent_before: SentBefore | None = None,
 ) -> list[Durable]:
-    """Send payloads to routes; on disk when this returns. What was sent before under this seed is not sent twice.
+    """Send payloads to routes; on disk when this returns. Payloads sent before under this seed are not sent twice.
 
     Args:
         retry_for: how many seconds to wait for a daemon.
+        sent_before: for a retry: looks in the log for the payloads that the daemon may have forgotten.
 
     Raises:
         Undeliverable: a payload is too large; all before it are on disk.
@@ -147,15 +159,56 @@ def send(
     """
     durable: list[Durable] = []
     while window := list(islice(letters, WINDOW)):
-        with Producer(daemon, producer_id=producer_id(seed, window), retry_for=retry_for) as producer:
-            try:
-                for route, payload in window:
-                    producer.publish(route, payload, columns=True)
-                durable += producer.flush()
-            except InvalidInput as error:
-                durable += producer.flush()
-                raise Undeliverable(error.message, sent=sum(last - first + 1 for first, last in durable)) from error
+        sender = producer_id(seed, window)
+        known = sent_before.batches(sender, {route for route, _ in window}) if sent_before else {}
+        durable += (known[number] for number in sorted(known))
+        at = max(known, default=0)  # they were sent in order
+        if at >= len(window):
+            continue
+        session = Session(socket_at(daemon), producer_id=sender, retry_for=retry_for, number=at)
+        session.connect(retry_for)
+        try:
+            for route, payload in window[at:]:
+                session.publish(route, payload, columns=True)
+            session.receive_all()
+        except InvalidInput as error:
+            session.receive_all()
+            durable += session.take_durable()
+            raise Undeliverable(error.message, sent=sum(last - first + 1 for first, last in durable)) from error
+        finally:
+            session.close()
+        durable += session.take_durable()
     return durable
+
+
+@dataclass(frozen=True, slots=True)
+class SentBefore:
+    """Looks in the log for the batches of an interrupted handover.
+
+    Attributes:
+        after: nothing of it is at this sequence or before.
+    """
+
+    log: Log
+    after: int
+
+    def batches(self, sender: int, routes: Collection[str]) -> dict[int, Durable]:
+        """Return the batches of producer ``sender`` on these routes, by their number.
+
+        Raises:
+            Damaged: part of a route cannot be read.
+        """
+        ids = {id_in_log(user, sender) for user in self._users()}
+        found = {}
+        for route in sorted(set(routes).intersection(self.log.routes())):
+            for batch in self.log.batches(route, self.after + 1, on_missing="skip"):
+                if batch.header.producer_id in ids:
+                    found[batch.header.producer_sequence] = Durable(batch.first_sequence, batch.last_sequence)
+        return found
+
+    def _users(self) -> tuple[int, ...]:
+        """The users that the daemon may have seen as the sender: a user namespace shows each side other numbers."""
+        return os.geteuid(), 0, self.log.root.path.stat().st_uid, UNKNOWN_USER
 
 
 def headers_of(record: Record) -> dict[str, str]:

@@ -267,6 +267,13 @@ class Owner:
             return DeadLetter(record, self._dead[sequence], may_be_sent)
         return None
 
+    def unsettled(self) -> dict[str, int]:
+        """The routes of the dead letters that may be in the log, each with a sequence that all of them are behind."""
+        routes: dict[str, int] = {}
+        for dead in self._dead.values():
+            routes[dead.route] = min(dead.after, routes.get(dead.route, dead.after))
+        return routes
+
     def gave_up(self, sequence: int) -> None:
         """Take in that the dead letter of a record is durable."""
         self.given_up += 1

@@ -8,7 +8,7 @@ Both take long: they wait for disks, and for the daemon. So no turn waits for th
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,7 +17,9 @@ from wald.errors import WaldError
 from wald.format.record import Record
 from wald.format.work import Dead
 from wald.log import Log
+from wald.store.files.disk import Disk
 from wald.store.retention.cursors import CursorState
+from wald.store.retention.handovers import Pinning
 from wald.store.retention.missing import Missing
 from wald.work.asks import Ask
 from wald.work.deadletters import Undeliverable
@@ -63,6 +65,8 @@ class Upkeep:
         self._tell = report
         self._wake = wake
         self._lost = lost
+        self._pinning = Pinning(log.root, Disk(), route, group, log.identity.log_id, "work")
+        self._pinned: Mapping[str, int] | None = None  # None: the owner before may have left a pin
         self._closed = False
         self._reported: set[str] = set()
         self._thread = threading.Thread(target=self._run, name=f"wald-work-upkeep-{route}", daemon=True)
@@ -130,6 +134,17 @@ class Upkeep:
         """Make dead letters of the records that are given up; where one fails, go on at the next look."""
         while not self._closed and (following := self._next_dead_letter()) and self._make_dead_letter(*following):
             pass
+        if self._pinned != {} and not self._turns.ask(Ask(self._owner.unsettled)):
+            self._pinning.unpin()
+            self._pinned = {}
+
+    def _pin(self) -> None:
+        """Pin the routes of dead letters, so that the retry of an interrupted one finds it in the log."""
+        pinned = self._pinned or {}
+        positions = self._turns.ask(Ask(self._owner.unsettled))
+        if any(pinned.get(route, at + 1) > at for route, at in positions.items()):
+            self._pinning.pin(positions)
+            self._pinned = positions
 
     def _next_dead_letter(self) -> DeadLetter | None:
         if not self._owner.owes_dead_letter:
@@ -142,6 +157,7 @@ class Upkeep:
         """Make a dead letter of a record; False if that failed."""
         named = f"{self._route} {dead.sequence}"
         try:
+            self._pin()
             letter = give_up(self._log, self._daemon, self._group, record, dead, may_be_sent=may_be_sent)
         except (WaldError, Undeliverable, OSError) as error:
             self._turns.ask(Ask(lambda: self._owner.not_given_up(dead.sequence)))

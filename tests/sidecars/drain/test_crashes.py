@@ -14,17 +14,19 @@ import pytest
 from contents import records, values
 from draining import InProcess, drain
 from faults import Died, DyingDisk, FailingDisk, SteppingDisk, TracingDisk
+from forgetting import forget
 from running import Daemon
 
 import wald
 from wald.client.producer import Producer
 from wald.errors import Damaged, DiskFailure
+from wald.store.retention.handovers import ROUTES_MAX
 
 ORIGINALS = [b"one", b"two"]
 LATER = b"later"
 ENOUGH_STEPS = 40
 PARTS = [0.5, pytest.param(0.0, marks=pytest.mark.slow), pytest.param(1.0, marks=pytest.mark.slow)]
-AFTER_SENDING = 10  # the step after the first dead letter was sent
+AFTER_SENDING = 15  # the step after the first dead letter was sent
 
 
 class Case:
@@ -108,14 +110,15 @@ def dying(case: Case, disk: SteppingDisk, exit_code: int) -> bool:
 
 
 def test_the_steps_are_the_ones_that_crashes_are_tried_at(new_case: NewCase) -> None:
-    """First the file tells what is handed over, then the cursor moves, then the file is cleared."""
+    """First the file tells what is handed over and a pin retains it, then the cursor moves, then both are cleared."""
     case, disk = new_case(), TracingDisk()
     case.drain(1, disk=disk)
 
     cursor = [("create", ""), ("write", ""), ("sync", ""), ("rename", "processed.cursor"), ("sync_directory", "")]
-    named = [(name, path if path.endswith(".cursor") else "") for name, path in disk.steps]
-    file = [("truncate", ""), ("write", ""), ("sync", "")]
-    handover = [*file, *cursor, ("truncate", ""), ("sync", "")]
+    pin = [(name, path.replace(".cursor", ".pin")) for name, path in cursor]
+    named = [(name, path if path.endswith((".cursor", ".pin")) else "") for name, path in disk.steps]
+    file = [("truncate", ""), ("write", ""), ("sync", ""), *pin]
+    handover = [*file, *cursor, ("truncate", ""), ("sync", ""), ("unlink", "processed.pin")]
     entered = [("sync_directory", ""), ("allocate", ""), *cursor]
     assert named == [*entered, *handover * len(ORIGINALS)]
     assert len([*entered, *file]) == AFTER_SENDING
@@ -177,6 +180,59 @@ def test_a_crash_while_a_handover_is_finished_doubles_none_either(new_case: NewC
         if not died:
             break
     assert step > 8
+
+
+def pinned(case: Case) -> bool:
+    return any(case.root.glob(f"routes/{case.route}/*.pin"))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dead_letter_that_the_daemon_has_forgotten_is_not_sent_again(
+    shared: Daemon, new_case: NewCase, workers: int
+) -> None:
+    case = new_case()
+    assert dying(case, DyingDisk(AFTER_SENDING), 1)
+    assert case.dead == ORIGINALS[:1]
+    assert pinned(case)
+    forget(shared)
+    if workers:
+        done = drain(case.route, "--root", case.root, "--workers", workers, "--exit-at-end", "--", "true")
+        assert done.returncode == 10
+    else:
+        case.drain(0)
+
+    assert case.dead == ORIGINALS[:1]
+    assert case.is_processed
+    assert not pinned(case)
+
+
+def test_a_record_put_back_that_the_daemon_has_forgotten_is_not_sent_again(shared: Daemon, new_case: NewCase) -> None:
+    case = new_case()
+    case.drain(1)
+    with pytest.raises(Died):
+        InProcess(case.root).redrive(case.dead_route, disk=DyingDisk(AFTER_SENDING))
+    assert values(case.root, case.route) == ORIGINALS * 2
+    forget(shared)
+    InProcess(case.root).redrive(case.dead_route)
+
+    assert values(case.root, case.route) == ORIGINALS * 2
+
+
+def test_dead_letters_of_many_routes_are_put_back_in_several_handovers(new_case: NewCase) -> None:
+    """The pin of one handover names few routes."""
+    case = new_case()
+    routes = [f"{case.route}.{number}" for number in range(ROUTES_MAX + 1)]
+    with Producer(case.root) as producer:
+        for route in routes:
+            producer.command("ROUTE", "ADD", route)
+            producer.publish(route, b"bad\n")
+    for route in routes:
+        InProcess(case.root).run("false", route=route, dead_letter=case.dead_route)
+    redriving = InProcess(case.root)
+    redriving.redrive(case.dead_route)
+
+    assert len(redriving.reported) == 2
+    assert [values(case.root, route) for route in routes] == [[b"bad", b"bad"]] * len(routes)
 
 
 def test_workers_finish_a_handover_and_count_it(new_case: NewCase) -> None:

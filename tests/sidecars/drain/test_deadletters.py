@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 from contents import records as records_of
+from forgetting import forget
 from hypothesis import given
 from hypothesis import strategies as st
 from running import Daemon, output_of
 
+import wald
 from wald.client.producer import Producer
 from wald.errors import InvalidInput
 from wald.format.columns import decode
@@ -21,6 +23,7 @@ from wald.store.files.directory import Root
 from wald.work.deadletters import (
     PAYLOAD_MAX_BYTES,
     Origin,
+    SentBefore,
     Undeliverable,
     dead_letter,
     fits,
@@ -200,10 +203,14 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 MANY = [Record("orders", number, b"%d " % number + b"x" * 100_000, 5) for number in range(1, 2 * WINDOW + 4)]
 
 
+@pytest.mark.parametrize("forgotten", [False, True], ids=["known to the daemon", "forgotten by it"])
 @pytest.mark.parametrize("sent", [0, 1, 7, WINDOW, WINDOW + 1, 2 * WINDOW, 2 * WINDOW + 3])
-def test_what_was_sent_before_a_crash_is_not_doubled(daemon: Daemon, sent: int) -> None:
+def test_what_was_sent_before_a_crash_is_not_doubled(daemon: Daemon, sent: int, forgotten: bool) -> None:
     """Three windows of requests, interrupted after any number of them, are there once and in order in the end."""
-    route, seed = f"sent.{sent}", SEED + bytes([sent])
+    route, seed = f"sent.{sent}.{forgotten}", SEED + bytes([sent, forgotten])
+    log = wald.open(daemon.root)
+    head = log.head()
+    after = 0 if head is None else head.sequence
     prepare(daemon.root, Root(daemon.root), route)
     letters = list(payloads(dead(record, route) for record in MANY))
     assert len(letters) == len(MANY)
@@ -214,7 +221,10 @@ def test_what_was_sent_before_a_crash_is_not_doubled(daemon: Daemon, sent: int) 
                 producer.publish(route, payload, columns=True)
             producer.flush()
 
-    durable = send(daemon.root, iter(letters), seed=seed)
+    if forgotten:
+        forget(daemon)
+
+    durable = send(daemon.root, iter(letters), seed=seed, sent_before=SentBefore(log, after) if forgotten else None)
 
     assert [record.value for record in records_of(daemon.root, route)] == [record.value for record in MANY]
     assert sum(last - first + 1 for first, last in durable) == len(MANY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,10 @@ def test_the_line_is_what_it_always_was() -> None:
     """A file that an older version left behind is understood by a newer one."""
     assert encode_handover(HANDOVER) == LINE % b"d74f1815"
     assert decode_handover(LINE % b"d74f1815") == HANDOVER
+    assert HANDOVER.position == 20
+    now = replace(HANDOVER, head=450)
+    assert decode_handover(encode_handover(now)) == now
+    assert now.position == 450
 
 
 def test_torn_line_says_nothing() -> None:

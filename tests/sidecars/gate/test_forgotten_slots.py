@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from itertools import count, islice
 from pathlib import Path
 from threading import Event
 
 import pytest
 from flooding import stopped
+from forgetting import forget
 from gating import Gate
 from repeating import outcome, send
 from running import Client, eventually
@@ -28,21 +28,10 @@ from wald_gate.incoming.marks import Slots
 from wald_gate.incoming.repeats import Repeats
 
 KEY = bytes(16)
-_PRODUCERS = count(1)
 
 
 def values(root: Path) -> list[bytes]:
     return [record.value for record in library.open(root).records("orders")]
-
-
-def forget(daemon: Process) -> None:
-    """Let the daemon forget all producers: as many others store a record each in another route."""
-    daemon.ask("ROUTE ADD others")
-    with Client(daemon.socket_path) as client:
-        for producer in islice(_PRODUCERS, PRODUCERS_MAX):
-            client.publish("others", b"x\n", f"pid={producer:x} pseq=1")
-        for _ in range(PRODUCERS_MAX):
-            assert client.reply().startswith("OK ")
 
 
 async def store(repeats: Repeats, key: bytes = KEY, value: bytes = b"x") -> int:

@@ -38,6 +38,7 @@ class FileKind(Enum):
     CURSOR = "a cursor: up to where a group has processed a route"
     HANDOVER = "the lock of wald-drain for a group, and what it is giving up"
     WORK = "the journal of a work group: what its workers have done above its cursor"
+    PIN = "the routes that an unfinished handover of a group pins"
     ASK = "what a command asks the owner of a work group; empty but for that time"
     COMMAND = "the lock of the command that wald-drain runs for a group, and how that ended"
     CONSUMERS = "the directory in which other users leave cursors"
@@ -59,7 +60,7 @@ class FileKind(Enum):
     FOREIGN = "not a file of the log"
 
 
-_OF_A_GROUP = (FileKind.CURSOR, FileKind.HANDOVER, FileKind.COMMAND, FileKind.WORK, FileKind.ASK)
+_OF_A_GROUP = (FileKind.CURSOR, FileKind.HANDOVER, FileKind.COMMAND, FileKind.WORK, FileKind.ASK, FileKind.PIN)
 _BY_PATH = tuple(
     (re.compile(pattern), kind)
     for pattern, kind in (
@@ -83,6 +84,7 @@ _BY_PATH = tuple(
         (rf"{_GROUP}\.command(?:-[0-9]+)?", FileKind.COMMAND),
         (rf"{_GROUP}\.work", FileKind.WORK),
         (rf"{_GROUP}\.ask", FileKind.ASK),
+        (rf"{_GROUP}\.pin", FileKind.PIN),
         (rf"{_ROUTE}/{CONSUMERS}", FileKind.CONSUMERS),
         (rf"{_ROUTE}/retired", FileKind.RETIRED),
         (rf"{_ROUTE}/moved", FileKind.MOVED),

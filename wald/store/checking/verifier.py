@@ -30,6 +30,7 @@ from wald.store.files.ledger import read_files
 from wald.store.files.listing import Listing, Segment
 from wald.store.files.moved import moved_marks
 from wald.store.retention.cursors import CursorState, cursors_of
+from wald.store.retention.handovers import handover_pins
 from wald.store.retention.history import History, Loss
 from wald.store.segments.head import EVERYTHING, read_head
 from wald.store.segments.view import SecondListing, SegmentGone, View, read_view
@@ -302,6 +303,11 @@ class Verification:
                     yield Finding(Level.OK, cursor.path, 0, f"record {cursor.sequence}")
                 elif cursor.state is not CursorState.ABSENT:
                     yield Finding.of(Level.ERROR, cursor.path, f"{cursor.message}; it counts as 0")
+        for pin in handover_pins(self._root, self._log_id or b""):
+            if pin.problem:
+                yield Finding.of(Level.ERROR, pin.path, pin.message)
+            else:
+                yield Finding(Level.INFO, pin.path, 0, pin.message)
 
     def _last(self) -> int:
         """The last durable record by now."""

@@ -19,9 +19,7 @@ from wald.store.files.directory import Root, require_no_link
 from wald.store.files.disk import DIRECTORY_MODE, Disk
 
 ROOTS_GROUP = "group"
-_UNKNOWN_USER = (
-    65534  # the kernel's overflowuid: any user that the namespace of a unit with PrivateUsers= does not have
-)
+UNKNOWN_USER = 65534  # the kernel's overflowuid: any user that the namespace of a unit with PrivateUsers= does not have
 _NO_GROUP = (1 << 32) - 1  # for chown(2): leave the group that it has
 _OPEN_MODE = 0o1775  # others: members of the root's group, as the directories above keep all others out
 
@@ -99,7 +97,7 @@ def not_permitted(root: Root, route: str, path: Path, error: PermissionError) ->
     may_write = os.access(directory, os.W_OK | os.X_OK)
     if os.path.lexists(path) and (may_write or directory == root.route(route)):
         left_by = path.lstat().st_uid
-        user = "the user" if left_by == _UNKNOWN_USER else f"user {user_name(left_by)},"
+        user = "the user" if left_by == UNKNOWN_USER else f"user {user_name(left_by)},"
         hint = f"be {user} who has left it; ls -l {path}"
     elif group := admitted(root, route):
         hint = f"usermod --append --groups {group} {user_name(os.geteuid())}, and log in again; ls -ld {directory}"

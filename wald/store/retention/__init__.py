@@ -5,6 +5,7 @@ beginning  where a new group begins
 conditions what keeps a segment
 cursors    where consumers stand
 dropped    what a relief has dropped, by its line
+handovers  pins of unfinished handovers
 holders    the same as pins, for many segments
 excused    what a deletion's line leaves to others
 history    what the ledgers say of missing segments

@@ -22,6 +22,7 @@ from wald.format.tables import FrameTable, RouteEntry, RouteTable
 from wald.store.files.disk import free_bytes
 from wald.store.files.listing import Segment
 from wald.store.retention.cursors import Cursor
+from wald.store.retention.handovers import HandoverPin
 from wald.store.retention.history import History
 from wald.store.retention.holders import NO_PINS, Holders, Pins, holders_of
 from wald.store.retention.pins import Claims, needs, read_claims, segment_index, ways_out, with_lost
@@ -147,6 +148,11 @@ class Backlog:
     def growth(self, *, now_ns: int) -> Growth | None:
         """How fast the log grows, over its newest segments; None if it is too young, or the clock is wrong."""
         return self._gauge.growth(now_ns=now_ns)
+
+    @property
+    def handovers(self) -> tuple[HandoverPin, ...]:
+        """The pins of unfinished handovers."""
+        return self._claims.handovers
 
     def received(self) -> dict[str, int]:
         """Records of each route above ``after``; a route that is not in it has received none."""

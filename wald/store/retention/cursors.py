@@ -16,7 +16,7 @@ from pathlib import Path
 
 from wald.errors import Damaged, InvalidInput, NotFound, Refused, command_line, user_name
 from wald.format.cursor import CURSOR_MAX_BYTES, BadCursor, CursorLines, decode_cursor, encode_cursor
-from wald.format.names import CONSUMERS, DEFAULT_GROUP, WORK_SUFFIX, check_group, cursor_name
+from wald.format.names import CONSUMERS, DEFAULT_GROUP, PIN_SUFFIX, WORK_SUFFIX, check_group, cursor_name
 from wald.store.files.consumers import not_permitted
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
@@ -265,6 +265,8 @@ def remove_cursor(root: Root, route: str, group: str, *, disk: Disk, of_consumer
         raise not_permitted(root, route, path, error) from error
     except IsADirectoryError:
         raise _directory(path) from None
+    with suppress(FileNotFoundError, IsADirectoryError, PermissionError):  # only an unfinished handover has one
+        disk.unlink(path.with_suffix(PIN_SUFFIX))
     disk.sync_directory(path.parent)
     return path
 

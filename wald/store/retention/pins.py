@@ -7,6 +7,7 @@ an idle route that has read all it got holds back nothing, and a stuck one holds
     a route without a cursor               holds back all it ever received: no group says that it has read it
     a cursor that cannot be trusted        the same (unreadable, linked, of another log, beyond the head)
     a route whose directory is gone        the same: its cursors are lost, not moved
+    an unfinished handover to a route      counts as a cursor of the route (:mod:`wald.store.retention.handovers`)
 
 The routes of the records that are lost in a damaged segment are not known. So each of its routes has to pass the last
 of them, and a segment of which no record is left may not go at all. Where the index is lost and frames with it, the
@@ -32,6 +33,7 @@ from wald.store.files.directory import Root
 from wald.store.files.listing import Segment
 from wald.store.files.regular import open_file
 from wald.store.retention.cursors import Cursor, CursorState, cursors_of
+from wald.store.retention.handovers import HandoverPin, handover_pins
 from wald.store.retention.history import History
 from wald.store.segments.compression import SealedFile, index_raw
 from wald.store.segments.opened import Misplaced, check_name
@@ -62,10 +64,12 @@ class Claims:
     Attributes:
         cursors: of each route that has a directory; never empty.
         retired: the routes that hold back nothing.
+        handovers: the pins of handovers, those that cannot be read too.
     """
 
     cursors: dict[str, tuple[Cursor, ...]] = field(default_factory=dict)
     retired: frozenset[str] = frozenset()
+    handovers: tuple[HandoverPin, ...] = ()
     _gating: dict[str, list[tuple[str, int, str]]] = field(init=False, repr=False)
     _vectors: dict[str, dict[str, int]] = field(init=False, repr=False)
     _floors: dict[str, int] = field(init=False, repr=False)
@@ -80,6 +84,10 @@ class Claims:
             route: [] if route in self.retired else [(c.group, c.effective, c.message) for c in cursors]
             for route, cursors in self.cursors.items()
         }
+        for pin in self.handovers:
+            for route, at in pin.positions.items():
+                if route in gating and route not in self.retired:
+                    gating[route].append((f"{pin.route}/{pin.group}", at, ""))
         object.__setattr__(self, "_gating", gating)
         vectors = {route: {group: at for group, at, _ in groups} for route, groups in gating.items()}
         object.__setattr__(self, "_vectors", vectors)
@@ -124,14 +132,15 @@ class Claims:
         return all(self._floors.get(route, 0) >= earlier._floors.get(route, 0) for route in routes)
 
     def troubles(self) -> list[str]:
-        """What is wrong with cursors that hold segments back; an absent cursor is no error."""
-        return [
+        """What is wrong with cursors that hold segments back, and with pins; an absent cursor is no error."""
+        cursors = [
             cursor.message
             for route, cursors in self.cursors.items()
             if route not in self.retired
             for cursor in cursors
             if cursor.state not in (CursorState.VALID, CursorState.ABSENT)
         ]
+        return cursors + [pin.message for pin in self.handovers if pin.problem]
 
     def floor(self, route: str) -> int:
         """The record up to which every group that counts has processed ``route``; of a retired one, beyond any."""
@@ -167,7 +176,7 @@ def read_claims(root: Root, *, log_id: bytes) -> Claims:
         except NotFound:
             continue  # removed this moment: without a directory it holds back everything
         cursors[route] = tuple(found)
-    return Claims(cursors, frozenset(retired))
+    return Claims(cursors, frozenset(retired), tuple(handover_pins(root, log_id)))
 
 
 def _unsealed(segment: Segment) -> str:

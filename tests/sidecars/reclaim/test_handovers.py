@@ -1,0 +1,187 @@
+"""RECLAIM keeps what an unfinished handover has sent, although all have read it: its retry looks for it in the log."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from contents import records
+from draining import InProcess
+from faults import Died, SteppingDisk
+from forgetting import forget
+from logs import Built
+from running import Daemon, eventually, output_of, reclaim, run
+
+from wald.format.checked_line import encode_line
+from wald.format.names import ROUTE_MAX_LENGTH, SEQUENCE_MAX, Kind
+from wald.store.checking.finding import Level
+from wald.store.checking.verifier import verify
+from wald.store.files.listing import Segment
+from wald.store.retention.cursors import remove_cursor
+from wald.store.retention.handovers import (
+    PIN_MAX_BYTES,
+    ROUTES_MAX,
+    Part,
+    Pinning,
+    decode_pin,
+    encode_pin,
+    handover_pins,
+)
+from wald.store.retention.pins import read_claims, sealed_index
+from wald.work.group import WorkGroup
+
+KILLED = """
+import os, signal, sys, time, wald, wald.work.upkeep as upkeep
+give_up = upkeep.give_up
+def killed(*arguments, **options):
+    give_up(*arguments, **options)
+    os.kill(os.getpid(), signal.SIGKILL)
+upkeep.give_up = killed
+work = wald.WorkGroup(sys.argv[1], "a", "g")
+work.lease("w", 1, wait=60)
+work.give_up("w", [1], "bad")
+time.sleep(600)
+"""
+
+
+class DyingAfterSending(SteppingDisk):
+    """Dies when the cursor is to move behind what was handed over."""
+
+    def step(self, name: str, path: Path | None = None, descriptor: int = -1) -> None:
+        moving = name == "create" and path is not None and path.name.startswith("processed.cursor")
+        if moving and path is not None and path.with_name("processed.pin").exists():
+            raise Died(name)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    """With record 1 on route a, in a segment of its own."""
+    with Daemon(tmp_path / "log") as running:
+        output_of("route", "add", "a", "--root", running.root)
+        output_of("append", "a", "--root", running.root, stdin=b"poison\n")
+        running.ask("CUT")
+        yield running
+
+
+def drained(root: Path, *, dies: bool) -> None:
+    if not dies:
+        InProcess(root).run("false")
+        return
+    disk = DyingAfterSending()
+    with pytest.raises(Died):
+        InProcess(root).run("false", disk=disk)
+    disk.abandon()
+
+
+def worked(root: Path, *, dies: bool) -> None:
+    if dies:
+        assert run([sys.executable, "-c", KILLED, str(root)]).returncode == -signal.SIGKILL
+        return
+    with WorkGroup(root, "a", "g") as work:
+        eventually(lambda: work.floor == 1)
+
+
+@pytest.mark.parametrize("give_up", [drained, worked])
+def test_a_dead_letter_that_was_read_stays_until_its_handover_is_finished(
+    daemon: Daemon, give_up: Callable[..., None]
+) -> None:
+    """It is read and its segment is complete when the handover is interrupted, and the daemon forgets who sent it."""
+    give_up(daemon.root, dies=True)
+    (letter,) = records(daemon.root, "dead_letter")
+    daemon.ask("CUT")
+    output_of("cursor", "set", "dead_letter", letter.sequence, "--group", "processed", "--root", daemon.root)
+    forget(daemon)
+    reclaim(daemon.root, "--grace", 0)
+    assert "has not finished a handover" in output_of("explain", "--root", daemon.root).decode()
+    give_up(daemon.root, dies=False)
+
+    assert [each.sequence for each in records(daemon.root, "dead_letter")] == [letter.sequence]
+    assert not list(daemon.root.glob("routes/a/*.pin"))
+    reclaim(daemon.root, "--grace", 0)
+    assert [each.sequence for each in records(daemon.root, "dead_letter")] == []
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    """Records 1 and 2 of route a, which all have read, in a complete segment."""
+    built = Built(tmp_path / "log")
+    built.lines("a", [b"x"] * 2)
+    built.cut()
+    built.seal()
+    built.lines("b", [b"y"])
+    built.log.set_cursor("a", 2)
+    return built
+
+
+def pins(built: Built) -> list[tuple[str, int]]:
+    claims = read_claims(built.root, log_id=built.log_id)
+    index = sealed_index(Segment(1, Kind.SEALED, built.path(1, Kind.SEALED)), built.log_id)
+    return [(pin.group, pin.at) for pin in claims.pins(index.routes)]
+
+
+def test_a_pin_counts_like_a_cursor(built: Built) -> None:
+    drain, work = (Pinning(built.root, built.disk, "b", "g", built.log_id, part) for part in get_args(Part))
+    drain.pin({"a": 1})
+    assert pins(built) == [("b/g", 1)]
+    work.pin({"a": 0, "gone": 5})
+    assert pins(built) == [("b/g", 0)]
+    work.unpin()
+    assert pins(built) == [("b/g", 1)]
+    drain.pin({"a": 2})
+    assert pins(built) == []
+    drain.unpin()
+    drain.unpin()
+    assert handover_pins(built.root, built.log_id) == []
+
+
+def test_a_group_that_is_removed_pins_nothing(built: Built) -> None:
+    built.log.set_cursor("b", 0, "g")
+    Pinning(built.root, built.disk, "b", "g", built.log_id, "drain").pin({"a": 1})
+    remove_cursor(built.root, "b", "g", disk=built.disk)
+
+    assert pins(built) == []
+
+
+def line(log_id: bytes, **fields: object) -> bytes:
+    return encode_line({"pin": 1, "log": log_id.hex(), "drain": {}, "work": {}} | fields)
+
+
+BAD: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda _: b"",
+    "numbers": lambda _: b"5\n",
+    "nested": lambda _: b"[" * 4000,
+    "torn": lambda log_id: line(log_id, drain={"a": 1})[:-5],
+    "of another log": lambda _: line(bytes(16), drain={"a": 1}),
+    "negative": lambda log_id: line(log_id, drain={"a": -1}),
+    "beyond": lambda log_id: line(log_id, drain={"a": 1 << 64}),
+    "text": lambda log_id: line(log_id, drain={"a": "1"}),
+    "truth": lambda log_id: line(log_id, drain={"a": True}),
+    "fraction": lambda log_id: line(log_id, work={"a": 1.5}),
+    "route": lambda log_id: line(log_id, work={"../a": 1}),
+    "list": lambda log_id: line(log_id, work=["a"]),
+    "version": lambda log_id: line(log_id, pin=2),
+    "large": lambda log_id: line(log_id, drain={"a": 1}, more="x" * PIN_MAX_BYTES),
+}
+
+
+@pytest.mark.parametrize("content", BAD.values(), ids=BAD)
+def test_what_is_no_pin_pins_nothing_and_is_reported(built: Built, content: Callable[[bytes], bytes]) -> None:
+    """Whoever may leave a cursor may leave it."""
+    path = built.root.route("b") / "g.pin"
+    path.write_bytes(content(built.log_id))
+
+    assert pins(built) == []
+    assert str(path) in "".join(read_claims(built.root, log_id=built.log_id).troubles())
+    assert [finding.path for finding in verify(built.root) if finding.level is Level.ERROR] == [path]
+
+
+def test_a_pin_of_many_routes_with_long_names_is_small_enough() -> None:
+    routes = [f"{number:02}{'x' * (ROUTE_MAX_LENGTH - 2)}" for number in range(ROUTES_MAX)]
+    data = encode_pin(bytes(16), {part: dict.fromkeys(routes, SEQUENCE_MAX) for part in get_args(Part)})
+
+    assert len(data) <= PIN_MAX_BYTES
+    assert set(decode_pin(data, bytes(16))["work"]) == set(routes)

@@ -1,0 +1,184 @@
+"""Pins of unfinished handovers: they retain what may be in the log already, so that a retry finds it there.
+
+A handover sends copies of records to other routes: dead letters, or dead letters on their way back. If a crash
+interrupts it, the retry looks in the log for what was sent. RECLAIM must not have deleted that in the meantime. So the
+file ``routes/R/G.pin`` pins these routes while the handover is unfinished, as a cursor at the same position would:
+
+    {"pin": 1, "log": "<32 hex>", "drain": {"dead_letter": 250}, "work": {}, "crc": "…"}
+
+``drain`` has the handover in ``G.drain``, ``work`` the records that the journal of the work group gives up.
+
+A user who may leave cursors may leave pins. So each is read like a cursor, and one that cannot be read pins nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+from wald.errors import Damaged
+from wald.format.checked_line import decode_line, encode_line
+from wald.format.names import CONSUMERS, PIN_SUFFIX, SEQUENCE_MAX, is_route
+from wald.store.files.consumers import not_permitted
+from wald.store.files.directory import CONSUMERS_FILES_MAX, Root
+from wald.store.files.disk import Disk
+from wald.store.files.regular import read_start
+
+Part = Literal["drain", "work"]
+Parts = dict[Part, dict[str, int]]
+_VERSION = 1
+_MODE = 0o644  # as a cursor's: the log's owner reads the pins of other users
+PIN_MAX_BYTES = 4096
+ROUTES_MAX = 12  # of one part; the longest names of two parts fit into a file of this size
+
+
+class BadPin(ValueError):
+    """The bytes are not a pin of this log."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverPin:
+    """The pin of one group.
+
+    Attributes:
+        route: the route that the group processes.
+        positions: the pinned routes, each with the last record that is not pinned; empty if the file is no valid pin.
+        problem: what is wrong with the file; "" if nothing is.
+    """
+
+    route: str
+    group: str
+    path: Path
+    positions: Mapping[str, int] = field(default_factory=dict)
+    problem: str = ""
+
+    @property
+    def message(self) -> str:
+        """Sentence for the operator."""
+        if self.problem:
+            return f"{self.path}: {self.problem}; it pins nothing"
+        return f"group {self.group} of route {self.route} has not finished a handover; its next start does"
+
+
+class Pinning:
+    """The pin of ``group`` of ``route``, for the process that owns the group.
+
+    Args:
+        part: "drain" or "work": what the handover belongs to. The other part of the file is kept.
+    """
+
+    def __init__(self, root: Root, disk: Disk, route: str, group: str, log_id: bytes, part: Part) -> None:
+        self._root, self._disk, self._route, self._log_id = root, disk, route, log_id
+        self._path = root.place(route, group) / f"{group}{PIN_SUFFIX}"
+        self._part: Part = part
+
+    def pin(self, positions: Mapping[str, int]) -> None:
+        """Pin routes, at most :data:`ROUTES_MAX`, each from behind its position; on disk when this returns.
+
+        Raises:
+            NotPermitted: this user may not.
+            OSError: the pin cannot be written.
+        """
+        data = encode_pin(self._log_id, self._parts() | {self._part: dict(positions)})
+        try:
+            self._disk.replace(self._path, data, mode=_MODE)
+        except PermissionError as error:
+            raise not_permitted(self._root, self._route, self._path, error) from error
+
+    def unpin(self) -> None:
+        """Remove the pin. This is not synced: the next owner removes a pin that a power cut brings back.
+
+        Raises:
+            OSError: it cannot be removed.
+        """
+        if not os.path.lexists(self._path):
+            return
+        parts = self._parts()
+        if any(positions for part, positions in parts.items() if part != self._part):
+            self.pin({})
+        else:
+            self._disk.unlink(self._path)
+
+    def _parts(self) -> Parts:
+        try:
+            return decode_pin(read_start(self._path, PIN_MAX_BYTES + 1), self._log_id)
+        except (OSError, Damaged, BadPin):  # it pins nothing
+            return {}
+
+
+def encode_pin(log_id: bytes, parts: Parts) -> bytes:
+    """The content of the file."""
+    return encode_line({"pin": _VERSION, "log": log_id.hex(), "drain": {}, "work": {}} | parts)
+
+
+def decode_pin(data: bytes, log_id: bytes) -> Parts:
+    """The pinned routes of each part, with their positions.
+
+    Raises:
+        BadPin: it is half-written, too large, of another log, or something else.
+    """
+    if len(data) > PIN_MAX_BYTES:
+        raise BadPin("too large for a pin")
+    match decode_line(data):
+        case {"pin": 1, "log": str(log), "drain": dict(drain), "work": dict(work)}:
+            if log != log_id.hex():
+                raise BadPin("of another log")
+            if all(is_route(route) and _is_position(at) for part in (drain, work) for route, at in part.items()):
+                return {"drain": drain, "work": work}
+    raise BadPin("not a pin with a checksum that fits")
+
+
+def handover_pins(root: Root, log_id: bytes) -> list[HandoverPin]:
+    """The pins of all groups. Never raises for what the files hold."""
+    found = (_read(route, path, log_id) for route in root.route_names() for path in _files(root, route))
+    return [each for each in found if each.positions or each.problem]
+
+
+def _files(root: Root, route: str) -> Iterator[Path]:
+    """The files that are named like pins; a directory that may not be read has none."""
+    directory = root.route(route)
+    for place in (directory, directory / CONSUMERS):
+        try:
+            if place.is_symlink():
+                continue
+            with os.scandir(place) as entries:
+                names = [entry.name for entry in islice(entries, CONSUMERS_FILES_MAX + 1)]
+        except OSError:
+            continue
+        yield from (place / name for name in sorted(names) if name.endswith(PIN_SUFFIX))
+
+
+def _read(route: str, path: Path, log_id: bytes) -> HandoverPin:
+    group = path.name.removesuffix(PIN_SUFFIX)
+    if not is_route(group):
+        return HandoverPin(route, group, path, problem="no group can have this name")
+    try:
+        return HandoverPin(route, group, path, _lowest(decode_pin(read_start(path, PIN_MAX_BYTES + 1), log_id)))
+    except FileNotFoundError:  # the handover was finished at this moment
+        return HandoverPin(route, group, path)
+    except Damaged:
+        problem = "not a regular file"
+    except PermissionError:
+        problem = "permission denied"
+    except OSError as error:
+        problem = error.strerror or str(error)
+    except BadPin as error:
+        problem = str(error)
+    return HandoverPin(route, group, path, problem=problem)
+
+
+def _lowest(parts: Parts) -> dict[str, int]:
+    """The position of each route; of two that a route has, the lower one."""
+    lowest: dict[str, int] = {}
+    for positions in parts.values():
+        for route, at in positions.items():
+            lowest[route] = min(at, lowest.get(route, at))
+    return lowest
+
+
+def _is_position(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= SEQUENCE_MAX
