@@ -1,7 +1,7 @@
 """The data source and the jobs on Spark, beside Spark's own readers on the same records; one session, two threads.
 
 count, export     beside spark.read.text on the same lines in .zst files
-JSON              parsed in the worker, beside from_json on the values
+JSON              parsed in the worker, beside from_json on the values; and with many bad values
 latest per key    wald-compact, beside the same through the data source
 audit             by itself
 narrow queries    a thousand sequences, a second, a quiet route of 100: beside all of a log, and beside 1 % of one
@@ -20,8 +20,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from benchmarks.report import Goal, Row, Samples
-from benchmarks.sparkdata import QUIET, log_of_keys, log_of_lines, log_of_routes, text_of_lines, write_lines
+from benchmarks.sparkdata import QUIET, json_lines, log_of_keys, log_of_lines, log_of_routes, text_of_lines, write_lines
 from benchmarks.stage import Stage
 from wald.store.files.disk import Disk
 from wald_spark.audit.job import audit, plan
@@ -30,7 +32,9 @@ from wald_spark.compact.generations import Generations
 from wald_spark.compact.job import Compactor
 from wald_spark.export.job import Exporter
 from wald_spark.export.output import Output, Shape, private
+from wald_spark.jsonvalues import JsonValues
 from wald_spark.locations import LogLocation
+from wald_spark.rows import BATCH_BYTES
 from wald_spark.session import session
 from wald_spark.source import WaldDataSource
 
@@ -62,6 +66,7 @@ def measure(stage: Stage, whole_bytes: int, large_bytes: int) -> list[Row]:
         spark.dataSource.register(WaldDataSource)
         bench = _Bench(spark, stage)
         rows = bench.whole(log, text, whole_bytes / 1e6)
+        rows.append(_bad_json(stage.repeat))
         rows += bench.tasks(log)
         rows += bench.memory(log)
         keyed = log_of_keys(stage.disk / "keyed", whole_bytes)
@@ -196,6 +201,19 @@ class _Bench:
         found = audit(self._spark, plan([log.root.path], []), on_bytes=lambda _: None)
         if found.errors:
             raise SystemExit("the audit has found errors")
+
+
+def _bad_json(repeat: int) -> Row:
+    """The parser of JSON on one core, in this process, with a field of another type in every tenth value."""
+    values = [
+        line.replace(b'"status":', b'"status":"bad","code":') if number % 10 == 0 else line
+        for number, line in enumerate(json_lines(BATCH_BYTES).splitlines())
+    ]
+    batch = pa.array(values, pa.binary())
+    fields = [("host", pa.string()), ("status", pa.int32()), ("amount", pa.float64())]
+    parser = JsonValues(pa.schema(fields))
+    samples = Samples.alternate({"json": lambda: batch.nbytes / 1e6 / _seconds(lambda: parser.parse(batch))}, repeat)
+    return Row(_GROUP, "JSON, a tenth of another type, one core", "MB/s", samples.median("json"), goal=Goal(20))
 
 
 def _place(log: Log) -> LogLocation:

@@ -18,15 +18,21 @@ of a surrogate pair, and a number that no double can hold.
 Arrow parses the values of a batch as one text, joined by newlines. It reads "{}{}" as two rows and ignores where a
 value ends, so a bad value could shift those behind it. Three facts prevent that. Every value begins with ``{`` and ends
 with ``}``, and in JSON no ``{`` follows an object, so no value continues in the next one. A string does not either,
-because it must not contain a newline. There are as many rows as values, so each value is one row. A text that Arrow
-refuses is split until the bad value is alone.
+because it must not contain a newline. There are as many rows as values, so each value is one row.
+
+A text that Arrow refuses is split until the bad value is alone. That is fast for a few bad values; if there are more,
+:class:`Weed` first removes those that ``json.loads`` finds bad.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,6 +47,10 @@ if TYPE_CHECKING:
 
 _BLANKS = " \t\r\n"
 _ROW = re.compile(r" in row (\d+)$")  # Arrow names the bad row in some errors; for others it is searched
+_DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)", re.ASCII)
+_DATE_TIME = re.compile(_DATE.pattern + r"(?:[ T](\d\d)(?::?(\d\d)(?::?(\d\d))?)?|$)", re.ASCII)
+_REFUSALS = 16  # of texts of one batch, before it is weeded
+_WEEDED_CHARACTERS = 1 << 20  # objects of Python take many times the memory of a longer value
 _TIME = pa.timestamp("us", "UTC")
 _EXACT_TIME = pa.timestamp("ns", "UTC")
 _SCALARS: dict[str, Any] = {
@@ -103,7 +113,10 @@ class JsonValues:
             values: a null is bad; together less than 2 GiB.
         """
         rows = np.flatnonzero(_enclosed(values))
-        found = list(self._found(_Text.of(values if len(rows) == len(values) else values.take(pa.array(rows)))))
+        found = self._found(_Text.of(_taken(values, rows)), most_refusals=_REFUSALS)
+        if found is None:
+            rows = rows[Weed(self.schema).keeps(_taken(values, rows))]
+            found = self._found(_Text.of(_taken(values, rows))) or []
         table = pa.concat_tables([self.schema.empty_table(), *(part for _, part in found)])
         columns = [column.combine_chunks() for column in table.columns]
         good = np.concatenate([rows[:0], *(rows[first : first + part.num_rows] for first, part in found)])
@@ -115,9 +128,14 @@ class JsonValues:
             columns = [column.take(pa.array(indices, mask=bad)) for column in columns]
         return columns, pa.array(bad)
 
-    def _found(self, text: _Text) -> Iterator[tuple[int, pa.Table]]:
-        """The values that fit, in order: the number of the first of a group, and the group's columns."""
+    def _found(self, text: _Text, *, most_refusals: float = math.inf) -> list[tuple[int, pa.Table]] | None:
+        """The values that fit, in order: the number of the first of a group, and the group's columns.
+
+        None if Arrow refuses more than ``most_refusals`` texts.
+        """
         wires = self._wires()
+        found: list[tuple[int, pa.Table]] = []
+        refusals = 0
         waiting = [(0, text.count)]
         while waiting:
             first, end = waiting.pop()
@@ -125,12 +143,17 @@ class JsonValues:
                 continue
             read = self._read(text.part(first, end), end - first, wires)
             if isinstance(read, pa.Table):
-                yield first, read
-            elif read == 0 or end - first == 1:
+                found.append((first, read))
+                continue
+            refusals += 1
+            if refusals > most_refusals:
+                return None
+            if read == 0 or end - first == 1:
                 waiting.append((first + 1, end))  # the first row begins in the first value: that one is bad
             else:
                 middle = first + (read if read is not None and read < end - first else (end - first) // 2)
                 waiting += [(middle, end), (first, middle)]
+        return found
 
     def _wires(self) -> list[pa.Schema]:
         """The schemas to ask Arrow for, in turn: nine decimals of a second are usual, and so is the year 9999."""
@@ -161,6 +184,112 @@ class JsonValues:
         return made
 
 
+class Weed:
+    """Finds values that are certainly bad, by ``json.loads``; it must not find one that Arrow would accept."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._fits = _check_of_fields(list(schema))
+        self._loads = json.JSONDecoder().decode
+        if any(map(_has_decimals, schema.types)):  # a float does not have the digits
+            self._loads = json.JSONDecoder(parse_float=Decimal).decode
+
+    def keeps(self, values: pa.BinaryArray) -> np.ndarray:
+        """A flag for each value, all of which are text in braces: False if it is bad."""
+        return np.fromiter(map(self._keeps, values.view(pa.string()).to_pylist()), bool, len(values))
+
+    def _keeps(self, text: str) -> bool:
+        if len(text) > _WEEDED_CHARACTERS:
+            return True
+        try:
+            found = self._loads(text)
+        except RecursionError:
+            return True
+        except ValueError:
+            return "Inf" in text or "-NaN" in text  # as Arrow accepts them
+        return self._fits(found)
+
+
+_Check = Callable[[Any], bool]  # of a value that json.loads has returned
+
+
+def _check_of(kind: Any) -> _Check:
+    """A function that returns False for a value that cannot be of ``kind``; null fits every type."""
+    if pa.types.is_boolean(kind):
+        return lambda value: value is None or type(value) is bool
+    if pa.types.is_integer(kind):
+        limit = 1 << (kind.bit_width - 1)
+        return lambda value: (type(value) is int and -limit <= value < limit) or value is None
+    if pa.types.is_floating(kind):
+        return lambda value: type(value) in (float, int, Decimal) or value is None
+    if pa.types.is_decimal(kind):
+        return lambda value: value is None or _is_decimal(value, kind.precision, kind.scale)
+    if pa.types.is_date(kind):
+        return lambda value: value is None or (type(value) is str and _is_date(value))
+    if pa.types.is_timestamp(kind):
+        return lambda value: value is None or (type(value) is str and _is_time(value))
+    if pa.types.is_list(kind):
+        element = _check_of(kind.value_type)
+        return lambda value: value is None or (type(value) is list and all(map(element, value)))
+    if pa.types.is_struct(kind):
+        return _check_of_fields([kind.field(number) for number in range(kind.num_fields)])
+    return lambda value: type(value) is str or value is None
+
+
+def _check_of_fields(fields: list[pa.Field]) -> _Check:
+    checks = [(field.name, _check_of(field.type)) for field in fields]
+
+    def fits(value: Any) -> bool:
+        if type(value) is not dict:
+            return value is None
+        get = value.get
+        for name, check in checks:  # noqa: SIM110 - a loop is faster than all() with a generator
+            if not check(get(name)):
+                return False
+        return True
+
+    return fits
+
+
+def _has_decimals(kind: Any) -> bool:
+    if pa.types.is_list(kind):
+        return _has_decimals(kind.value_type)
+    if pa.types.is_struct(kind):
+        return any(_has_decimals(kind.field(number).type) for number in range(kind.num_fields))
+    return bool(pa.types.is_decimal(kind))
+
+
+def _is_decimal(value: Any, precision: int, scale: int) -> bool:
+    if type(value) not in (int, str, Decimal):
+        return False
+    try:
+        digits = Decimal(value).normalize()
+    except InvalidOperation:
+        return True
+    exponent = digits.as_tuple().exponent
+    return not isinstance(exponent, int) or (exponent >= -scale and digits.adjusted() < precision - scale) or not digits
+
+
+def _is_date(text: str) -> bool:
+    match = _DATE.match(text)
+    return match is not None and _is_day(*map(int, match.groups()))
+
+
+def _is_time(text: str) -> bool:
+    match = _DATE_TIME.match(text)
+    if match is None:
+        return False
+    year, month, day, hour, minute, second = (int(each or 0) for each in match.groups())
+    return _is_day(year, month, day) and hour < 24 and minute < 60 and second < 60
+
+
+def _is_day(year: int, month: int, day: int) -> bool:
+    try:
+        date(year or 4, month, day)  # year 0, which date does not have, is a leap year
+    except ValueError:
+        return False
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class _Text:
     """Values joined by newlines; value n begins at ``starts[n]``."""
@@ -181,6 +310,10 @@ class _Text:
         """Values ``first`` ≤ n < ``end``."""
         start, stop = int(self.starts[first]), int(self.starts[end]) - 1
         return self.data.slice(start, stop - start)
+
+
+def _taken(values: pa.BinaryArray, rows: np.ndarray) -> pa.BinaryArray:
+    return values if len(rows) == len(values) else values.take(pa.array(rows))
 
 
 def _enclosed(values: pa.BinaryArray) -> np.ndarray:

@@ -7,15 +7,17 @@ import math
 import pickle
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import json as arrow_json
 
 from wald.errors import InvalidInput
-from wald_spark.jsonvalues import JsonValues, arrow_fields
+from wald_spark.jsonvalues import JsonValues, Weed, arrow_fields
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -91,6 +93,20 @@ def parse(schema: dict[str, Any], values: list[bytes | None]) -> tuple[list[dict
         (SHORT, '{"x": 99999}', BAD),
         (pa.list_(SHORT), '[{"x": 1}, {}]', [{"x": 1}, {"x": None}]),
         (pa.int32(), "null", None),
+        (pa.decimal128(5, 2), "1.250", Decimal("1.25")),
+        (pa.decimal128(5, 2), "125e-2", Decimal("1.25")),
+        (pa.decimal128(5, 2), "0", Decimal(0)),
+        (pa.decimal128(5, 5), "0.00000", Decimal(0)),
+        (pa.decimal128(5, 2), "1e3", BAD),
+        (pa.float64(), "-Inf", -math.inf),
+        (pa.float64(), "-1", -1.0),
+        (TIME, '"2026-11-21T10Z"', datetime(2026, 11, 21, 10, tzinfo=UTC)),
+        (TIME, '"2026-11-21T10:30Z"', datetime(2026, 11, 21, 10, 30, tzinfo=UTC)),
+        (TIME, '"2026-11-21T10:00:00+0130"', datetime(2026, 11, 21, 8, 30, tzinfo=UTC)),
+        (TIME, '"2026-11-21"', datetime(2026, 11, 21, tzinfo=UTC)),
+        (TIME, '"2026-11-21T"', BAD),
+        (TIME, '"2026-11-21T24:00:00Z"', BAD),
+        (TIME, '"2026-11-21T23:59:60Z"', BAD),
     ],
 )
 def test_a_field_is_of_its_type_or_its_record_is_bad(kind: Any, text: str, meant: object) -> None:
@@ -100,6 +116,40 @@ def test_a_field_is_of_its_type_or_its_record_is_bad(kind: Any, text: str, meant
     assert bad == [False, meant is BAD, False]
     assert rows[1] == ({"a": None, "b": None} if meant is BAD else {"a": meant, "b": 2})
     assert (rows[0]["b"], rows[2]["b"]) == (1, 3)
+    assert weed({"a": kind}, [b'{"a":%b}' % text.encode()] * (meant is not BAD)) == [True] * (meant is not BAD)
+
+
+def weed(schema: dict[str, Any], values: list[bytes]) -> list[bool]:
+    """Which values Arrow is asked about if many are bad."""
+    kept: list[bool] = Weed(pa.schema(list(schema.items()))).keeps(pa.array(values, pa.binary())).tolist()
+    return kept
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad"),
+    [
+        (pa.bool_(), "1"),
+        (pa.int32(), '"1"'),
+        (pa.int8(), "128"),
+        (pa.float64(), "true"),
+        (pa.decimal128(5, 2), "1.255"),
+        (pa.decimal128(5, 2), '"1234.5"'),
+        (pa.string(), "1"),
+        (pa.date32(), '"2026-02-29"'),
+        (TIME, '"yesterday"'),
+        (TIME, '"2026-02-29T10:00:00Z"'),
+        (pa.list_(SHORT), '[{"x": 1}, {"x": 1.5}]'),
+        (SHORT, "[]"),
+        (pa.int32(), "1}}"),
+    ],
+)
+def test_many_bad_values_do_not_cost_a_parse_each(monkeypatch: pytest.MonkeyPatch, kind: Any, bad: str) -> None:
+    """A text is parsed a few times, however many of its values are of another type."""
+    calls, read = count(), arrow_json.read_json
+    monkeypatch.setattr(arrow_json, "read_json", lambda *given, **named: (next(calls), read(*given, **named))[1])
+    values: list[bytes | None] = [b'{"a":%b}' % (bad if n % 10 == 0 else "null").encode() for n in range(2_000)]
+    assert parse({"a": kind}, values)[1] == [n % 10 == 0 for n in range(2_000)]
+    assert next(calls) <= 40
 
 
 @pytest.mark.parametrize(
@@ -237,6 +287,7 @@ def test_agrees_with_json_loads(values: list[bytes]) -> None:
 
     assert bad == [each is None for each in expected]
     assert rows == [each or dict.fromkeys(SCHEMA) for each in expected]
+    assert all(weed(SCHEMA, [value for value, each in zip(values, expected, strict=True) if each is not None]))
 
 
 def struct(ddl: str) -> StructType:
