@@ -121,7 +121,7 @@ async def _stored(call: Call, payloads: AsyncIterator[Payload]) -> AsyncIterator
 
 async def _take(call: Call, storing: _Storing, durables: AsyncIterator[Durable]) -> None:
     async for durable in durables:
-        call.state.following.move(durable.last)
+        call.state.following.look()
         storing.take(durable)
     if storing.stored is None:
         raise InvalidInput("the body has no record", hint="curl --data-binary @FILE; --data drops newlines")

@@ -4,5 +4,5 @@ records     GET of records: positions, forms
 reading     records in chunks, read by threads
 forms       lines, JSON, events, Arrow
 shapes      a record in JSON, for the OpenAPI document
-following   waits for the head to move
+following   wakes clients when their route has new records
 """

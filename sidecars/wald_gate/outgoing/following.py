@@ -1,92 +1,161 @@
-"""Waiting for records to come: one task looks at the head for all clients that follow the log."""
+"""Waiting for records of a route: one thread looks at the log for all clients that follow it.
+
+The thread reads the headers of what has become durable, and wakes the clients of the routes that are in it. The clients
+of other routes neither wake nor read.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 
-from wald.errors import WaldError
 from wald.log import Log
+from wald.store.reading.reader import Arrivals, read_arrivals
 
 _FIRST_SECONDS, _LAST_SECONDS = 0.001, 0.050  # between two looks, as of readers of a log; each takes some 10 µs
 _SHARE = 1 / 16  # of the time that nothing has come for: so much later a record may be seen
 
 
+class Watch:
+    """One client's interest in a route."""
+
+    def __init__(self, following: Following) -> None:
+        self._following = following
+        self._has_come = True
+        self._first = 0
+        self._woken: asyncio.Future[None] | None = None
+
+    def clear(self) -> int:
+        """Begin to read what has come until now.
+
+        Returns:
+            the first record behind those of the last reading that may be of the route; 0: any may be.
+        """
+        first = self._first if self._has_come else self._following.last + 1
+        self._has_come, self._first = False, 0
+        return first
+
+    def find(self, first: int) -> None:
+        """Wake the client for a record.
+
+        Args:
+            first: 0: it is not known which, or whether there is one.
+        """
+        self._first = first if not self._has_come else min(first, self._first)
+        self._has_come = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the client wait no longer."""
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
+
+    async def wait(self, seconds: float | None) -> bool:
+        """Return True once a record has come since :meth:`clear`; False after that number of seconds, or at the end.
+
+        Args:
+            seconds: None: without an end.
+        """
+        if not self._has_come and not self._following.is_over:
+            self._woken = asyncio.get_running_loop().create_future()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._woken
+        return self._has_come
+
+
 class Following:
-    """Wakes those who wait when the head has moved.
+    """Wakes the clients that follow a route when it has new records.
 
     Attributes:
+        last: the last durable record of the newest look.
         is_over: nothing is waited for any more, as the gate is about to end.
     """
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._head = 0
+        self.last = 0
         self.is_over = False
-        self._waiting: set[asyncio.Future[None]] = set()
-        self._looks: asyncio.Task[None] | None = None
+        self._watches: dict[str, set[Watch]] = {}
+        self._look_now = threading.Event()
+        self._thread: threading.Thread | None = None
 
-    async def beyond(self, sequence: int, seconds: float | None) -> bool:
-        """Return True once a record behind ``sequence`` is durable, False after so many seconds or when it is over.
-
-        Args:
-            seconds: None: without an end.
-        """
-        if self._head > sequence:
-            self._see()  # the log may have been copied back: then there is less than there was
-        if self._head > sequence or self.is_over:
-            return self._head > sequence
-        moved = asyncio.get_running_loop().create_future()
-        self._waiting.add(moved)
-        if self._looks is None or self._looks.done():
-            self._looks = asyncio.create_task(self._look(), name="wald-gate-head")
+    @contextmanager
+    def watching(self, route: str) -> Iterator[Watch]:
+        """Watch a route. What was durable before is to be read once."""
+        watch = Watch(self)
+        self._watches.setdefault(route, set()).add(watch)
+        if self._thread is None:
+            loop = asyncio.get_running_loop()
+            self._thread = threading.Thread(target=self._run, args=(loop,), name="wald-gate-head", daemon=True)
+            self._thread.start()
+        self._look_now.set()
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    while self._head <= sequence and not self.is_over:
-                        await moved
-                        moved = self._again(moved)
-            return self._head > sequence
+            yield watch
         finally:
-            self._waiting.discard(moved)
+            of_route = self._watches[route]
+            of_route.discard(watch)
+            if not of_route:
+                del self._watches[route]
 
-    def move(self, sequence: int) -> None:
-        """Take in that a record is durable."""
-        if sequence > self._head:
-            self._head = sequence
-            self._wake()
+    def look(self) -> None:
+        """Look at the log now: a record of a client has become durable."""
+        if self._watches:
+            self._look_now.set()
 
     def end(self) -> None:
         """Let none wait any more."""
         self.is_over = True
-        self._wake()
+        self._look_now.set()
+        for watch in self._every():
+            watch.wake()
 
-    def _see(self) -> None:
-        with suppress(WaldError, OSError):  # who reads reports it
-            if (head := self._log.head()) is not None:
-                self._head = min(self._head, head.sequence)
-                self.move(head.sequence)
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Look at the log while there are clients that follow it; a disk that hangs blocks this thread alone."""
+        while not self.is_over:
+            if not self._watches:
+                self._pause(None)
+                continue
+            try:
+                self._look_on(loop)
+            except Exception:  # noqa: BLE001 - the clients read now, and report it
+                self._pause(_LAST_SECONDS)
+            self._deliver(loop, Arrivals(None, 0))
 
-    def _wake(self) -> None:
-        for moved in self._waiting:
-            if not moved.done():
-                moved.set_result(None)
+    def _look_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Deliver what is found until no client follows, or the log was copied back."""
+        silent, last = 0.0, 0
+        with closing(read_arrivals(self._log.view())) as looks:
+            for found in looks:
+                if found.routes is None or found.routes or found.last != last:
+                    silent, last = 0.0, found.last
+                    self._deliver(loop, found)
+                seconds = min(max(_FIRST_SECONDS, silent * _SHARE), _LAST_SECONDS)
+                silent += seconds
+                self._pause(seconds)
+                if not self._watches or self.is_over:
+                    return
 
-    def _again(self, moved: asyncio.Future[None]) -> asyncio.Future[None]:
-        self._waiting.discard(moved)
-        following: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(following)
-        return following
+    def _deliver(self, loop: asyncio.AbstractEventLoop, found: Arrivals) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(self._take, found)
 
-    async def _look(self) -> None:
-        """Look at the head for as long as there are clients that wait for it."""
-        loop = asyncio.get_running_loop()
-        moved_at = loop.time()
-        while self._waiting:
-            before = self._head
-            self._see()
-            if self._head > before:
-                moved_at = loop.time()
-            silent = loop.time() - moved_at
-            await asyncio.sleep(min(max(_FIRST_SECONDS, silent * _SHARE), _LAST_SECONDS))
-        self._looks = None
+    def _pause(self, seconds: float | None) -> None:
+        self._look_now.wait(seconds)
+        self._look_now.clear()
+
+    def _take(self, found: Arrivals) -> None:
+        """Wake the clients of the routes that were found, in the event loop."""
+        self.last = found.last
+        if found.routes is None:
+            for watch in self._every():
+                watch.find(0)
+            return
+        for route, first in found.routes.items():
+            for watch in self._watches.get(route, ()):
+                watch.find(first)
+
+    def _every(self) -> list[Watch]:
+        return [watch for of_route in self._watches.values() for watch in of_route]

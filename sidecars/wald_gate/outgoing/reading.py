@@ -20,6 +20,7 @@ from wald.store.reading.batches import Batch
 from wald.store.reading.reader import read_onward
 from wald.store.reading.selection import Start, Stop
 from wald.store.retention.missing import Missing
+from wald_gate.outgoing.following import Watch
 from wald_gate.outgoing.forms import Form
 from wald_gate.problems import HttpError
 from wald_gate.state import State
@@ -63,6 +64,7 @@ class Reading:
 
     Args:
         form: how it is written.
+        watch: wakes it when the route has new records; None: it ends with the log.
 
     Attributes:
         begins_behind: the sequence behind which the wanted records begin, once some were looked for.
@@ -70,8 +72,10 @@ class Reading:
         sent: the sequence up to which :meth:`chunks` has given all out.
     """
 
-    def __init__(self, state: State, wanted: Wanted, form: Form) -> None:
+    def __init__(self, state: State, wanted: Wanted, form: Form, watch: Watch | None = None) -> None:
         self._state = state
+        self._watch = watch
+        self._resume_at = 0
         self._wanted = wanted
         self._form = form
         self._error: WaldError | OSError | None = None  # that ends the way, behind what was found before it
@@ -91,6 +95,8 @@ class Reading:
         Raises:
             WaldError: as of :meth:`wald.log.Log.batches`.
         """
+        if self._watch is not None:
+            self._resume_at = self._watch.clear()
         while (chunk := await self.step()) is None:
             pass
         return chunk
@@ -105,9 +111,9 @@ class Reading:
 
     async def more(self, seconds: float | None) -> bool:
         """Wait at the end of the log; False if nothing came for so many seconds, or if nothing more is wanted."""
-        if self._is_complete() or (seconds is not None and seconds <= 0):
+        if self._watch is None or self._is_complete() or (seconds is not None and seconds <= 0):
             return False
-        return await self._state.following.beyond(self.last, seconds)
+        return await self._watch.wait(seconds)
 
     async def chunks(self, first: bytes, *, follow: bool, edition: int, silent_seconds: float) -> AsyncGenerator[bytes]:
         """All that is wanted, beginning with ``first``; b"" each time that nothing has come for so many seconds.
@@ -202,6 +208,7 @@ class Reading:
             stop=wanted.stop,
             group=wanted.group,
             on_missing=wanted.missing,
+            resume_at=lambda: self._resume_at,
         )
 
     def _begin_behind(self, sequence: int) -> None:

@@ -70,15 +70,16 @@ async def records(call: Call) -> Response:
     if wanted.start == "cursor":
         instead = "; ?from=earliest reads without one"  # not all records without being asked for them
         await call.state.in_thread(require_group, call.state.log, wanted.route, wanted.group, more=instead)
-    reading = Reading(call.state, wanted, form)
+    seconds = wait_seconds(query.wait)
     with ExitStack() as ending:
+        watch = ending.enter_context(call.state.following.watching(wanted.route)) if follow or seconds else None
+        reading = Reading(call.state, wanted, form, watch)
         ending.callback(reading.close)
         try:
             begun = await reading.step()  # so that what is wrong with the request is its answer
             first = await while_there(call.request, reading.chunk()) if begun is None else begun
         except NotFound as error:
             raise NotFound(error.message, hint="?from=end&follow=1 waits for the next record") from None
-        seconds = wait_seconds(query.wait)
         if seconds and not first and not follow:
             first = await while_there(call.request, _first(reading, seconds))
             call.judge()

@@ -166,6 +166,11 @@ class Joiner:
         """Whether a record has begun and not ended."""
         return bool(self._open)
 
+    @property
+    def first_open(self) -> int | None:
+        """The first record that has begun and not ended; None if there is none."""
+        return min((record.sequence for record in self._open.values()), default=None)
+
     def drop(self, routes: Iterable[RouteRange] | None = None) -> list[Begun]:
         """Drop the records of which a piece may be missing; return them.
 

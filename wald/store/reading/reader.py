@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
+from typing import NamedTuple
 
 from wald.errors import Damaged, InvalidInput, command_line
 from wald.format.parsing import StoredBatch, holds_pieces
@@ -34,6 +35,7 @@ from wald.store.segments.view import View, read_view
 
 POLL_FIRST_SECONDS = 0.001
 POLL_LAST_SECONDS = 0.050  # 20 polls a second of some 10 µs each: nothing on the CPU
+_WORTH_A_JUMP = 1000  # records: to open a segment at a place takes as long as to walk over that number of batches
 _DURABLE_NS = 2_000_000_000  # from the append time of a record to its sync, which an interval may put off
 
 
@@ -108,15 +110,68 @@ def read_portion(
 
 
 def read_onward(
-    view: View, *, route: str | None, start: Start, stop: Stop | None, group: str, on_missing: OnMissing = None
+    view: View,
+    *,
+    route: str | None,
+    start: Start,
+    stop: Stop | None,
+    group: str,
+    on_missing: OnMissing = None,
+    resume_at: Callable[[], int] = lambda: 0,
 ) -> Generator[Batch | int | None]:
     """Batches as of :func:`read_batches`, and in the place of waiting the number of the last record that is durable.
 
-    All that is wanted up to it has come then. Who asks for the next batch again gets what is durable by that time,
-    from where reading had ended. It ends when nothing more can be wanted. None is a step without a batch: the way to
-    the next one may be the whole log.
+    All that is wanted up to it has come then; a record whose last piece is still to come is behind it. The next call
+    continues with what is durable by that time. It ends when nothing more can be wanted. None is a step without a
+    batch: the way to the next one may be the whole log.
+
+    Args:
+        resume_at: is called when reading continues after such a number, and returns the first record from there on that
+            may be wanted: the records in front of it are not looked at. 0: any may be.
     """
-    return _Reading(view, select(view, route, start, stop, group), None, policy(on_missing)).onward()
+    return _Reading(view, select(view, route, start, stop, group), None, policy(on_missing)).onward(resume_at)
+
+
+class Arrivals(NamedTuple):
+    """Records that have become durable since the last look.
+
+    Attributes:
+        routes: their routes, each with its first record; None: any route may have some.
+        last: the last durable record.
+    """
+
+    routes: Mapping[str, int] | None
+    last: int
+
+
+def read_arrivals(view: View) -> Generator[Arrivals]:
+    """Look at the log again and again: which routes have records behind the look before.
+
+    The first look finds any route. Only headers are decoded. It ends when the log ends in front of an earlier look: it
+    was copied back.
+    """
+    last = end_of(view) - 1
+    with closing(Walk(view, sequence=last + 1, routes=None)) as walk:
+        for _ in walk.advance(view):  # enters the segment that is written, at its end
+            pass
+        yield Arrivals(None, last)
+        while True:
+            routes: dict[str, int] | None = {}
+            if _moved(view):
+                before, view = view, view.renewed()
+                last = end_of(view) - 1
+                if _end(view) < _end(before):
+                    return
+                for met in walk.advance(view):
+                    if not isinstance(met, StoredBatch):
+                        routes = None
+                    elif routes is not None:
+                        routes.setdefault(met.route, met.header.continues_sequence or met.header.base_sequence)
+            yield Arrivals(routes, last)
+
+
+def _end(view: View) -> tuple[int, int]:
+    return view.bound.segment, view.bound.position
 
 
 class _Reading:
@@ -135,6 +190,7 @@ class _Reading:
         # What is released is still there for a reader that needs it.
         self._view = view if selection.earliest else view.including_released()
         self._selection = selection
+        self._begin = min([selection.first, *selection.floors.values()])
         self._on_damage = on_damage
         self._on_missing = on_missing
         self._absent = absent
@@ -170,14 +226,19 @@ class _Reading:
                 follow = not self._is_over()  # asked first: what is wanted is in the view that is taken then
                 self._view = self._view.renewed()
 
-    def onward(self) -> Generator[Batch | int | None]:
+    def onward(self, resume_at: Callable[[], int]) -> Generator[Batch | int | None]:
         """The same without waiting; see :func:`read_onward`."""
         with closing(self):
             while not self._complete:
                 self.renew()
                 yield from self.to_end()
                 self.require_head()
-                yield end_of(self._view) - 1
+                last = end_of(self._view) - 1
+                yield min(last, (self._joiner.first_open or last + 1) - 1)
+                begin = resume_at()
+                if begin - last > _WORTH_A_JUMP and not self._joiner.waits:
+                    self.close()
+                    self._begin = begin
 
     def renew(self) -> None:
         """Take in what has become durable."""
@@ -185,13 +246,12 @@ class _Reading:
             self._view = self._view.renewed()
 
     def to_end(self) -> Generator[Batch | None]:
-        """Go on to the end of the view, or of what is wanted; None is a step without a batch."""
-        begin = min([self._selection.first, *self._selection.floors.values()])
+        """Continue to the end of the view, or of what is wanted; None is a step without a batch."""
         again = True
         while again and not self._complete:
             if self._walk is None or not self._walk.begun:
                 self.close()
-                self._walk = self._walk_from(begin)
+                self._walk = self._walk_from(self._begin)
             again = yield from self._advance(self._walk)
 
     def require_head(self) -> None:
@@ -247,7 +307,7 @@ class _Reading:
         selection = self._selection
         if selection.routes is not None and stored.route not in selection.routes:
             return
-        for done in self._joiner.take(stored, segment, selection.floor(stored.route), last):
+        for done in self._joiner.take(stored, segment, max(selection.floor(stored.route), self._begin), last):
             if isinstance(done, DamagedRange):
                 self._report_lost(f"{self._root.segments}: {done.message}", done.last)
             elif done.append_time_ns >= selection.from_ns:
