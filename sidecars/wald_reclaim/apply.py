@@ -15,13 +15,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+from wald.errors import Damaged, command_line
 from wald.format.names import Kind
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger
 from wald.store.files.lines import Entry
 from wald.store.files.listing import Segment
+from wald.store.segments.indexes import remove_index
 from wald_reclaim.decision import Decision
 from wald_reclaim.entries import SEALED_SINCE, excused_entry
 from wald_reclaim.excuses import Excuses, joined
@@ -70,6 +73,10 @@ class Reclaim:
                 segment = decision.segment
                 try:
                     self._renamed(segment, segment.kind.released)
+                except FileExistsError:
+                    message = str(_taken(segment, self.root.segment(segment.base_sequence, segment.kind.released)))
+                    group[number] = replace(decision, verdict=Verdict.UNREADABLE, message=message)
+                    withdrawn.append(self.planner.kept(segment, Verdict.UNREADABLE.value, now_ns))
                 except FileNotFoundError:
                     sealed = self.root.segment(segment.base_sequence, Kind.SEALED)
                     if segment.kind is not Kind.RAW or not sealed.exists():
@@ -90,10 +97,11 @@ class Reclaim:
         """
         due_bases = {segment.base_sequence for segment in due}
         for begin in range(0, len(released), _DELETED_AT_ONCE):
-            there = [
-                self._renamed(segment, segment.kind.deleting) if segment.base_sequence in due_bases else segment
-                for segment in released[begin : begin + _DELETED_AT_ONCE]
-            ]
+            there = []
+            for segment in released[begin : begin + _DELETED_AT_ONCE]:
+                with suppress(FileExistsError):  # it waits until the other file is gone
+                    due_now = segment.base_sequence in due_bases
+                    there.append(self._renamed(segment, segment.kind.deleting) if due_now else segment)
             decisions = self.planner.confirm(there, now_ns=now_ns)
             decisions = self._take_back(decisions)
             going = [decision for decision in decisions if decision.verdict.goes]
@@ -102,8 +110,7 @@ class Reclaim:
             for decision in going:
                 if decision.segment.kind is decision.segment.kind.deleting:
                     if decision.segment.kind.form is Kind.RAW:
-                        with suppress(FileNotFoundError):
-                            self.disk.unlink(self.root.segment(decision.segment.base_sequence, Kind.INDEX))
+                        remove_index(self.root.segment(decision.segment.base_sequence, Kind.INDEX), self.disk)
                     self.disk.unlink(decision.segment.path)
                     self.planner.forget(decision.segment)
             if due_bases:
@@ -123,10 +130,14 @@ class Reclaim:
         return [*withdrawals, shared, *(entry if excuse is None else entry | shares for entry, excuse in lines)]
 
     def _renamed(self, segment: Segment, kind: Kind) -> Segment:
-        """The segment under the name of another state."""
+        """The segment under the name of another state.
+
+        Raises:
+            FileExistsError: another file has that name.
+        """
         path = self.root.segment(segment.base_sequence, kind)
         if path != segment.path:
-            self.disk.rename(segment.path, path)
+            self.disk.rename_to_free(segment.path, path)
         return Segment(segment.base_sequence, kind, path)
 
     def _take_back(self, decisions: Iterable[Decision]) -> list[Decision]:
@@ -134,10 +145,15 @@ class Reclaim:
         judged = []
         entries = []
         for decision in decisions:
-            if decision.verdict.goes:
+            if decision.verdict.goes or decision.stays:
                 judged.append(decision)
                 continue
-            old = self._renamed(decision.segment, decision.segment.kind.form)
+            try:
+                old = self._renamed(decision.segment, decision.segment.kind.form)
+            except FileExistsError:
+                path = self.root.segment(decision.segment.base_sequence, decision.segment.kind.form)
+                judged.append(replace(decision, message=str(_taken(decision.segment, path)), stays=True))
+                continue
             message = decision.message.replace(str(decision.segment.path), str(old.path))
             judged.append(replace(decision, message=message))
             entries += [decision.entry] if decision.entry is not None else []
@@ -148,6 +164,13 @@ class Reclaim:
         if entries:
             self.record(*entries)
         return judged
+
+
+def _taken(segment: Segment, path: Path) -> Damaged:
+    return Damaged(
+        f"{segment.path}: it stays: {path.name} is another file",
+        hint=f"{command_line(path.parents[1], 'repair --dry-run')} shows what can be done",
+    )
 
 
 def _groups(decisions: Iterable[Decision]) -> Iterator[list[Decision]]:

@@ -53,7 +53,7 @@ class Counts:
     def released(self, decision: Decision, *, due: bool) -> None:
         """Count what has become of a segment that was released before."""
         if not decision.verdict.goes:
-            self.taken_back += 1
+            self.taken_back += not decision.stays
         elif due:
             self.deleted += 1
             self.deleted_bytes += decision.stored_bytes

@@ -21,6 +21,7 @@ from wald.store.files.lines import Entry
 from wald.store.files.listing import Segment, being_sealed, list_segments
 from wald.store.files.uptime import Moment
 from wald.store.retention.pins import Claims, Pin, read_claims
+from wald.store.segments.opened import Misplaced, require_named
 from wald.store.segments.view import read_view
 from wald_reclaim.ages import Ages
 from wald_reclaim.contents import Contents, Unreadable
@@ -257,11 +258,15 @@ class Planner:
         """The decision about a released segment under ``claims``; None: no cursor holds it back."""
         base = segment.base_sequence
         stored_bytes, recorded = segment.path.stat().st_size, self._recorded.get(base)
+        try:
+            require_named(segment, self.log_id)
+        except Misplaced as error:  # what the ledger says is about another file
+            return Decision(segment, Verdict.UNREADABLE, stored_bytes, message=str(error), stays=True)
         verdict = recorded.verdict if recorded is not None else Verdict.READ
         pin, entry, message = None, None, ""
         if sealing:
             verdict = Verdict.SEALING
-        elif claims is not None and not self._root.segment(base, Kind.SEALED).exists():
+        elif claims is not None and not self._is_sealed(base):
             try:
                 verdict, pin, entry = self._confirm_opened(segment, verdict, recorded, claims, now_ns)
             except Unreadable as error:
@@ -274,6 +279,15 @@ class Planner:
         if recorded is not None and verdict.goes and entry is not None:
             withdrawal = self.kept(segment, COUNTED_AGAIN, now_ns)
         return Decision(segment, verdict, stored_bytes, pin, entry, message, withdrawal)
+
+    def _is_sealed(self, base: int) -> bool:
+        """Return True if the sealed form of a segment has its name."""
+        sealed = Segment(base, Kind.SEALED, self._root.segment(base, Kind.SEALED))
+        try:
+            require_named(sealed, self.log_id)
+        except (FileNotFoundError, Misplaced):
+            return False
+        return True
 
     def _confirm_opened(
         self, segment: Segment, verdict: Verdict, recorded: Recorded | None, claims: Claims, now_ns: int

@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from wald.errors import Damaged, command_line
 from wald.format.names import WHOLE, Kind, parse_segment_name
@@ -32,6 +32,7 @@ from wald.store.files.uptime import Moment
 from wald.store.retention.history import History
 from wald.store.retention.pins import Claims, read_claims, sealed_index
 from wald.store.segments.compression import SealedFile
+from wald.store.segments.opened import require_named
 from wald.store.segments.relieving import Relief, check_relieved, compare_relieved, relieve_segment
 from wald_reclaim.entries import relieved_entry
 from wald_reclaim.relief import Floors, floors_of
@@ -98,13 +99,14 @@ class Relieving:
                 self.disk.unlink(self.root.segments / name)
             elif found is not None and found.kind is Kind.SEALED:
                 segment = Segment(found.base_sequence, Kind.SEALED, self.root.segments / str(found))
-                if self._history.reclaimed(segment.base_sequence) is not None:
-                    self.disk.unlink(self.root.segments / name)  # the segment has gone meanwhile
-                else:
-                    try:
+                try:
+                    require_named(replace(segment, path=self.root.segments / name), self.log_id)
+                    if self._history.reclaimed(segment.base_sequence) is not None:
+                        self.disk.unlink(self.root.segments / name)  # the segment was reclaimed in the meantime
+                    else:
                         self._settle(segment, self._compares)
-                    except (Damaged, BadSealed) as error:
-                        troubles.append(self._left(segment, error))
+                except (Damaged, BadSealed) as error:
+                    troubles.append(self._left(segment, error))
         return troubles
 
     def _left(self, segment: Segment, error: Exception) -> Damaged:
@@ -193,24 +195,33 @@ class Relieving:
         return relieved is not None and all(entry.last <= claims.floor(entry.route) for entry in relieved.routes)
 
     def _compares(self, segment: Segment) -> bool:
-        """Whether the form that another process has left has every batch of the old one that a group needs.
+        """Return True if the form that another process has left has every batch of the old one that a group needs.
 
-        It may be damaged by now, or made again by a repair: so its index alone decides nothing.
+        It may be damaged by now, or made again by a repair, or another file: so its index alone decides nothing.
 
         Raises:
-            Damaged: it is not so, and the old form is damaged.
+            Damaged: it does not, and the old form may not replace it either.
         """
+        with suppress(FileNotFoundError):
+            require_named(segment, self.log_id)
         with SealedFile(segment.path.with_name(segment.path.name + WHOLE)) as source:
             claims = self._claims()
             floors = Floors({entry.route: claims.floor(entry.route) for entry in source.index.routes})
             try:
-                with SealedFile(segment.path) as made:
-                    compare_relieved(source, made, floors.keeps)
-                    return True
+                made = SealedFile(segment.path)
             except (FileNotFoundError, BadSealed, Damaged):
-                for _, error in source.damage():
-                    raise error from None
-                return False
+                made = None
+            if made is not None:
+                with made:
+                    try:
+                        compare_relieved(source, made, floors.keeps)
+                        return True
+                    except (BadSealed, Damaged):
+                        if not made.damage():
+                            compare_relieved(made, source, floors.keeps)
+            for _, error in source.damage():
+                raise error
+            return False
 
     def _claims(self) -> Claims:
         return read_claims(self.root, log_id=self.log_id)

@@ -79,11 +79,12 @@ class Report:
         )
 
     def released(self, decision: Decision, *, due: bool) -> None:
-        """Report a segment that was released before: it is deleted if ``due``, waits, or is taken back."""
+        """Report a segment that was released before: it is deleted if ``due``, waits, stays, or is taken back."""
         if decision.message:
             self.trouble(decision.message)
         if decision.verdict.goes:
             self._deleted += due
+        if decision.verdict.goes or decision.stays:
             return
         if self.as_json:
             fields = {"segment": decision.segment.base_sequence, "reason": _key(decision.verdict)}

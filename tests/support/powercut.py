@@ -171,6 +171,11 @@ class RecordingDisk(Disk):
         old, new = self._name(source), self._name(target)
         self._renamed({new: self._now[old]}, {old})
 
+    def rename_to_free(self, source: Path, target: Path) -> None:
+        super().rename_to_free(source, target)
+        old, new = self._name(source), self._name(target)
+        self._renamed({new: self._now[old]}, {old})
+
     def link(self, source: Path, target: Path) -> None:
         super().link(source, target)
         self._renamed({self._name(target): self._now[self._name(source)]}, set())

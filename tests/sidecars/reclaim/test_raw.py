@@ -84,10 +84,10 @@ class _SealingMeanwhile(Unsynced):
         super().__init__()
         self._built = built
 
-    def rename(self, source: Path, target: Path) -> None:
+    def rename_to_free(self, source: Path, target: Path) -> None:
         if target == self._built.path(1, Kind.RAW_RELEASED):
             self._built.seal()
-        super().rename(source, target)
+        super().rename_to_free(source, target)
 
 
 def test_a_raw_segment_that_is_sealed_before_it_is_renamed_is_judged_anew(built: Built) -> None:
@@ -143,14 +143,14 @@ def test_a_sealer_that_begins_at_the_wrong_moment_is_noticed(built: Built) -> No
     built.log.set_cursor("b", 5)
     temporary = built.path(1, Kind.SEALED).with_name(f"{built.path(1, Kind.SEALED).name}.1{TEMPORARY}")
     reclaimer = Reclaimer(built.root, built.disk)
-    rename = built.disk.rename
+    rename = built.disk.rename_to_free
 
     def meet(source: Path, target: Path) -> None:
         if target == built.path(1, Kind.RAW_RELEASED):
             temporary.touch()
         rename(source, target)
 
-    built.disk.rename = meet  # type: ignore[method-assign]  # the moment between its look and its rename
+    built.disk.rename_to_free = meet  # type: ignore[method-assign]  # the moment between its look and its rename
     reclaimer.look(now_ns=built.now_ns)
     reclaimer.ledger.close()
 

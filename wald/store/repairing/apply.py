@@ -35,7 +35,9 @@ from wald.store.repairing.plan import Act, Deed
 from wald.store.repairing.rewrite import Made, Source, remake
 from wald.store.retention.history import History
 from wald.store.segments.compression import SealedFile
+from wald.store.segments.indexes import remove_index
 from wald.store.segments.raw import RawFile, SegmentEnd
+from wald.store.writing.lock import require_own_files
 from wald.store.writing.replay import state_after
 from wald.store.writing.sealer import sealed_entry
 
@@ -104,8 +106,7 @@ class Repair:
         """Give a segment another name, which no file has; the hints beside both are another segment's."""
         for each in (path, target):
             if each.name.endswith(Kind.RAW.value):
-                with suppress(FileNotFoundError):
-                    self.disk.unlink(each.with_name(each.name + ".idx"))
+                remove_index(each.with_name(each.name + ".idx"), self.disk)
         self.disk.rename_to_free(path, target)
         self.disk.sync_directory(path.parent)
 
@@ -148,8 +149,7 @@ class Repair:
     def _put_in_place(self, old: Segment, made: list[Made]) -> None:
         kind = old.kind.form
         for each in reversed(made):
-            with suppress(FileNotFoundError):
-                self.disk.unlink(self.root.segment(each.base_sequence, Kind.INDEX))
+            remove_index(self.root.segment(each.base_sequence, Kind.INDEX), self.disk)
             self.disk.rename(each.path, self.root.segment(each.base_sequence, kind))
             self.disk.sync_directory(self.root.segments)
         if not any(each.base_sequence == old.base_sequence for each in made):
@@ -158,8 +158,7 @@ class Repair:
     def _remove(self, path: Path) -> None:
         """Remove a file that has a second name in ``quarantine/``; of a raw segment the sparse index, too."""
         if path.name.endswith(Kind.RAW.value):
-            with suppress(FileNotFoundError):
-                self.disk.unlink(path.with_name(path.name + ".idx"))
+            remove_index(path.with_name(path.name + ".idx"), self.disk)
         self.disk.unlink(path)
         self.disk.sync_directory(path.parent)
 
@@ -245,6 +244,7 @@ class Repair:
         newest = segments[-1]
         state = state_after(Listing((newest,)), facts.log_id, [])
         last = max(facts.last, state.next_sequence - 1)
+        require_own_files(self.root)
         head = Head(last, newest.base_sequence, self._end(newest), self.epoch, state.append_time_ns)
         self.disk.replace(self.root.head, encode_head(head))
 

@@ -11,19 +11,17 @@ from pathlib import Path
 from wald.errors import Damaged
 from wald.format.head import Head
 from wald.format.names import WHOLE, Kind, parse_segment_name, segment_name
-from wald.format.segment import BadHeader
 from wald.store.checking.checker import Checked, SegmentToCheck, check
 from wald.store.checking.finding import Finding, Level
 from wald.store.checking.verifier import Verification
 from wald.store.files.directory import TEMPORARY, Root
 from wald.store.files.identity import read_identity
 from wald.store.files.listing import Listing, Segment, list_segments
-from wald.store.files.regular import open_file
 from wald.store.repairing.rescue import Span, Survey, survey
 from wald.store.retention.history import History
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.head import readable_head
-from wald.store.segments.raw import RawFile
+from wald.store.segments.opened import Misplaced, identify, require_named
 from wald.store.segments.salvage import index_salvaged
 from wald.store.writing.replay import state_after
 
@@ -117,6 +115,7 @@ def examine(root: Root) -> Facts:
 class _Examination:
     root: Root
     checked: dict[Path, Checked] = field(default_factory=dict)
+    misplaced: list[Segment] = field(default_factory=list)
 
     def facts(self) -> Facts:
         root = self.root
@@ -163,7 +162,9 @@ class _Examination:
             if found is None or found.kind is not Kind.SEALED:
                 continue
             segment = Segment(found.base_sequence, Kind.SEALED, path)
-            if self._is_bad(check(replace(self.verification.target(segment), open_ended=True))):
+            if self._is_misplaced(segment):
+                self.misplaced.append(segment)
+            elif self._is_bad(check(replace(self.verification.target(segment), open_ended=True))):
                 unneeded.append(path)
             elif self._is_bad(self.checked.get(path.with_name(str(found)))):
                 put_back[path.with_name(str(found))] = path
@@ -175,11 +176,13 @@ class _Examination:
         """Segments that readers do not look for under the names that they have.
 
         A sealed one with the name of another hides the raw form of that, and is hidden by what an interrupted relief
-        has left of it. What is called reclaimed without a line of the ledger is not.
+        has left of it. What is called reclaimed without a line of the ledger is not, and neither is another segment
+        under such a name.
         """
+        yield from self.misplaced
         for segment in there.segments:
             raw, hidden = segment.path.with_suffix(""), segment not in self.listing.segments
-            if segment.kind is Kind.SEALED and (hidden or raw.exists()) and _is_misplaced(segment):
+            if segment.kind is Kind.SEALED and (hidden or raw.exists()) and self._is_misplaced(segment):
                 if hidden:
                     yield segment
                 if raw.exists():
@@ -187,8 +190,17 @@ class _Examination:
         readable = {segment.base_sequence for segment in there.segments}
         for segment in there.released:
             base = segment.base_sequence
-            if base not in readable and any(self.history.unexplained(base, base)):
+            unexplained = base not in readable and any(self.history.unexplained(base, base))
+            if unexplained or self._is_misplaced(segment):
                 yield replace(segment, kind=segment.kind.form)
+
+    def _is_misplaced(self, segment: Segment) -> bool:
+        with suppress(OSError):
+            try:
+                require_named(segment, self.log_id)
+            except Misplaced:
+                return True
+        return False
 
     def _is_bad(self, checked: Checked | None) -> bool:
         return checked is None or any(each.level is Level.ERROR for each in checked.findings)
@@ -200,9 +212,11 @@ class _Examination:
         claimed = _claimed(listed)
         if claimed is not None and claimed[0] != self.log_id:
             return replace(found, foreign=True, problem=f"it belongs to log {claimed[0].hex()}")
-        segment = Segment(claimed[1] if claimed else listed.base_sequence, listed.kind, listed.path)
+        segment = listed if claimed is None else claimed[1]
         if segment != listed:
             problem = f"it is segment {segment.base_sequence}, not what its name says"
+            if segment.base_sequence == listed.base_sequence:
+                problem = "its name says that it is in another form"
             found = replace(found, segment=segment, problem=problem, twin=None)
         elif found.misnamed:
             problem = "its name says that it was reclaimed, and no line of the ledger does"
@@ -284,22 +298,13 @@ class _Examination:
         return replace(found, open_records=frozenset(state.open_records.values()))
 
 
-def _claimed(segment: Segment) -> tuple[bytes, int] | None:
-    """The log and the base sequence that a file names itself; None if it does not."""
-    try:
-        if segment.kind.form is Kind.SEALED:
-            with SealedFile(segment.path) as sealed:
-                return sealed.index.log_id, sealed.index.base_sequence
-        with open_file(segment.path) as file:
-            header = RawFile(file.fileno()).header()
-            return header.log_id, header.base_sequence
-    except (Damaged, BadHeader, OSError):
-        return None
-
-
-def _is_misplaced(segment: Segment) -> bool:
-    claimed = _claimed(segment)
-    return claimed is not None and claimed[1] != segment.base_sequence
+def _claimed(segment: Segment) -> tuple[bytes, Segment] | None:
+    """Return the log of the segment in a file, and the segment itself; None if the file does not show them."""
+    with suppress(Damaged, OSError):
+        form, header = identify(segment.path) or (segment.kind.form, None)
+        if header is not None:
+            return header.log_id, Segment(header.base_sequence, form, segment.path)
+    return None
 
 
 def _dropped(segment: Segment) -> tuple[Span, ...] | None:

@@ -11,20 +11,24 @@ import contextlib
 import os
 from pathlib import Path
 
+import zstandard
+
 from wald.errors import Damaged
 from wald.format.index import INTERVAL_BYTES, SparseIndex, decode_index, encode_entry, encode_index_header
-from wald.format.segment import SegmentHeader
-from wald.store.files.disk import FILE_MODE
+from wald.format.segment import SEGMENT_MAGIC, SegmentHeader
+from wald.store.files.disk import FILE_MODE, Disk
 from wald.store.files.making import open_or_make_file
-from wald.store.files.regular import read_regular
+from wald.store.files.regular import read_regular, read_start
 from wald.store.segments.raw import FIRST_BATCH
+
+_START_BYTES = 8
 
 
 class SparseIndexWriter:
     """Adds entries while the segment grows; at the first error it stops, and the index stays as short as it is.
 
     Args:
-        path: of the index; an old file there is emptied.
+        path: of the index; an old index there is emptied, and any other file stays, without an index.
         header: of the segment.
     """
 
@@ -32,8 +36,9 @@ class SparseIndexWriter:
         self._descriptor = -1
         self._indexed = FIRST_BATCH
         with contextlib.suppress(OSError):
-            flags = os.O_WRONLY | os.O_APPEND | os.O_TRUNC | os.O_NOFOLLOW
-            self._descriptor = open_or_make_file(path, flags, FILE_MODE)
+            if not _is_another_file(path):
+                flags = os.O_WRONLY | os.O_APPEND | os.O_TRUNC | os.O_NOFOLLOW
+                self._descriptor = open_or_make_file(path, flags, FILE_MODE)
         self._write(encode_index_header(header))
 
     def add(self, sequence: int, position: int, append_time_ns: int) -> None:
@@ -55,6 +60,23 @@ class SparseIndexWriter:
             written = os.write(self._descriptor, data)
         if written != len(data):  # entries behind half an entry could not be found
             self.close()
+
+
+def remove_index(path: Path, disk: Disk) -> None:
+    """Remove the index at ``path`` if there is one; a segment under its name stays."""
+    with contextlib.suppress(FileNotFoundError):
+        if not _is_another_file(path):
+            disk.unlink(path)
+
+
+def _is_another_file(path: Path) -> bool:
+    try:
+        start = read_start(path, _START_BYTES)
+    except FileNotFoundError:
+        return False
+    except Damaged:  # not a regular file
+        return True
+    return start.startswith((SEGMENT_MAGIC, zstandard.FRAME_HEADER, b"{"))
 
 
 def read_index(path: Path, log_id: bytes, base_sequence: int) -> SparseIndex | None:

@@ -15,7 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Union
+
+import zstandard
 
 from wald.errors import Damaged
 from wald.format.batch import HEADER, BatchHeader, Flag, decode_header, seed
@@ -24,10 +27,12 @@ from wald.format.names import Kind, segment_name
 from wald.format.parsing import Batches, StoredBatch
 from wald.format.peers import BadPeer, Peer, decode_peer, position_of
 from wald.format.sealed import BadSealed, SealedIndex
-from wald.format.segment import BadHeader, SegmentHeader
+from wald.format.segment import HEADER as SEGMENT_HEADER
+from wald.format.segment import SEGMENT_MAGIC, BadHeader, SegmentHeader
+from wald.format.segment import decode_header as decode_segment_header
 from wald.format.tables import Frame, RouteTable
 from wald.store.files.listing import Segment
-from wald.store.files.regular import open_regular
+from wald.store.files.regular import open_file, open_regular
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.indexes import read_index
 from wald.store.segments.raw import FIRST_BATCH, WINDOW_BYTES, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
@@ -59,6 +64,7 @@ Passable = Callable[[bytes, int], bool]
 """Whether the batches in these bytes, from an offset on, may be passed over: a reader wants no record of them."""
 
 _DROPPED = int(Flag.DROPPED)  # enums are slow
+_BACK = "move it to where it belongs, or out of {directory} if it is a copy"
 
 
 def as_met(batch: StoredBatch) -> StoredBatch | DroppedBatches:
@@ -379,6 +385,56 @@ class Misplaced(Damaged):
     """A file has the name of a segment and is another one, of this log or of another."""
 
 
+def identify(path: Path) -> tuple[Kind, SegmentHeader | SealedIndex | None] | None:
+    """Return the form (RAW or SEALED) of the segment in a file, and its header or index if that can be read.
+
+    The name of the file does not matter. None if it does not begin like a segment.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        Damaged: it is not a regular file.
+        OSError: it cannot be read.
+    """
+    with open_file(path) as file:
+        start = file.read(SEGMENT_HEADER.size)
+        if start.startswith(SEGMENT_MAGIC):
+            with suppress(BadHeader):
+                return Kind.RAW, decode_segment_header(start)
+            return Kind.RAW, None
+        if not start.startswith(zstandard.FRAME_HEADER):
+            return None
+        file.seek(0)
+        with suppress(BadHeader, zstandard.ZstdError), zstandard.ZstdDecompressor().stream_reader(file) as stream:
+            return Kind.SEALED, decode_segment_header(stream.read(SEGMENT_HEADER.size))
+    with suppress(Damaged), SealedFile(path) as sealed:
+        return Kind.SEALED, sealed.index
+    return Kind.SEALED, None
+
+
+def require_named(segment: Segment, log_id: bytes) -> None:
+    """Check that a file is the segment that its name says; a file that identifies no segment passes.
+
+    Raises:
+        Misplaced: it is another segment, or the segment in another form.
+        FileNotFoundError: there is no such file.
+        OSError: it cannot be read.
+    """
+    try:
+        found = identify(segment.path)
+    except Damaged:
+        return
+    if found is None:
+        return
+    form, header = found
+    check_name(segment, log_id, header)
+    if form is not segment.kind.form:
+        words = {Kind.RAW: "not sealed", Kind.SEALED: "sealed"}
+        raise Misplaced(
+            f"{segment.path}: offset 0: the segment in it is {words[form]}, and its name says otherwise",
+            hint=_BACK.format(directory=segment.path.parent),
+        )
+
+
 def check_name(segment: Segment, log_id: bytes, found: SegmentHeader | SealedIndex | None) -> None:
     """Compare a segment's name with what its header, or its index, says (None: it says nothing).
 
@@ -394,5 +450,5 @@ def check_name(segment: Segment, log_id: bytes, found: SegmentHeader | SealedInd
         )
     raise Misplaced(
         f"{segment.path}: offset 32: it is segment {found.base_sequence}, not what its name says",
-        hint=f"move it to where it belongs, or out of {segment.path.parent} if it is a copy",
+        hint=_BACK.format(directory=segment.path.parent),
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from wald.errors import Damaged
@@ -115,27 +116,50 @@ def check_relieved(source: SealedFile, made: SealedFile, relief: Relief, keeps: 
 
 
 def compare_relieved(source: SealedFile, made: SealedFile, keeps: Keeps) -> None:
-    """Compare every batch of a relieved segment with the one that it was made of.
+    """Check that one form of a segment has every batch of another form that is needed.
 
     Raises:
-        Damaged: a batch that is needed is not in it as it was, or one of the two cannot be read.
+        Damaged: a batch that is needed is not in ``made`` as it is in ``source``, they are not forms of one segment, or
+            one of the two cannot be read.
     """
-    batches = _batches(source)
-    for found in _batches(made):
-        replaced = list(_up_to(batches, found.end))
-        if not _may_replace(found, replaced, keeps):
-            raise _damaged(made.path, f"at {found.position} of the raw segment there is not what has to be kept")
-    if next(batches, None) is not None:
-        raise _damaged(made.path, "it ends before the segment that it was made of")
+    if _segment_of(source.index) != _segment_of(made.index):
+        raise _damaged(made.path, f"it is not a form of the segment in {source.path}")
+    for old, new in _aligned(source, made):
+        if not _may_replace(old, new, keeps):
+            position = (new or old)[0].position
+            raise _damaged(made.path, f"at {position} of the raw segment there is not what has to be kept")
 
 
-def _may_replace(found: StoredBatch, replaced: list[StoredBatch], keeps: Keeps) -> bool:
-    """Whether a batch may stand in the place of others: it is the same one, or none of them is needed."""
-    if not replaced or (replaced[0].position, replaced[-1].end) != (found.position, found.end):
+def _segment_of(index: SealedIndex) -> tuple[bytes, int, int, int, int]:
+    """Return the fields of an index that all forms of a segment share, and no other segment has."""
+    return index.log_id, index.base_sequence, index.salt, index.next_sequence, index.raw_bytes
+
+
+def _aligned(one: SealedFile, other: SealedFile) -> Iterator[tuple[list[StoredBatch], list[StoredBatch]]]:
+    """Yield the batches of two forms of a segment, as few at once as end at the same position in both.
+
+    The last ones may end at different positions; one list is empty then if that form has no more.
+    """
+    lefts, rights = _batches(one), _batches(other)
+    while True:
+        left, right = list(islice(lefts, 1)), list(islice(rights, 1))
+        if not (left or right):
+            return
+        while left and right and left[-1].end != right[-1].end:
+            shorter, batches = (left, lefts) if left[-1].end < right[-1].end else (right, rights)
+            if (batch := next(batches, None)) is None:
+                break
+            shorter.append(batch)
+        yield left, right
+
+
+def _may_replace(old: list[StoredBatch], new: list[StoredBatch], keeps: Keeps) -> bool:
+    """Return True if batches may replace others: they are the same ones, or none of those is needed."""
+    if not (old and new) or (old[0].position, old[-1].end) != (new[0].position, new[-1].end):
         return False
-    if found.header.is_dropped:
-        return not any(_is_kept(batch, keeps) for batch in replaced)
-    return [_bytes_of(batch) for batch in replaced] == [_bytes_of(found)]
+    if any(batch.header.is_dropped for batch in (*old, *new)) and not any(_is_kept(batch, keeps) for batch in old):
+        return True
+    return [_bytes_of(batch) for batch in old] == [_bytes_of(batch) for batch in new]
 
 
 class _Writer:
@@ -221,13 +245,6 @@ def _batches(file: SealedFile) -> Iterator[StoredBatch]:
         yield from batches
         if batches.end < len(data):
             raise _damaged(file.path, f"at {batches.end} of frame {number} there is no batch")
-
-
-def _up_to(batches: Iterator[StoredBatch], end: int) -> Iterator[StoredBatch]:
-    for batch in batches:
-        yield batch
-        if batch.end >= end:
-            return
 
 
 def _bytes_of(batch: StoredBatch) -> memoryview:

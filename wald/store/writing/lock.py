@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shlex
 import socket
@@ -21,15 +22,28 @@ from pathlib import Path
 from wald.errors import Damaged, Locked, NotFound, WaldError, command_line
 from wald.format.head import decode_head
 from wald.format.names import Kind
-from wald.format.segment import HEADER, BadHeader, decode_header
+from wald.format.segment import HEADER, INDEX_MAGIC, SEGMENT_MAGIC, BadHeader, decode_header
 from wald.store.files import locks
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.listing import Segment, list_segments
-from wald.store.files.regular import open_file, read_regular
+from wald.store.files.regular import open_file, read_regular, read_start
 
 _SETTLE_SECONDS = 0.02  # more than a tick of the clock that files' times come from
 _SETTLE_UNLOCKED_SECONDS = 1.0  # if flock(2) does not lock: the time another daemon may need to write its nonce
+_START_BYTES = 32
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_CURSOR = re.compile(rb"[0-9]{1,20}\n")
+_BEGINNINGS = {
+    b"seq=": "head",
+    b'{"epoch"': "lock",
+    b'{"log"': "log.json",
+    b'{"event"': "a ledger",
+    b'{"work"': "the journal of a work group",
+    SEGMENT_MAGIC: "a segment",
+    INDEX_MAGIC: "the index of a segment",
+    _ZSTD: "a sealed segment, or a part of a ledger,",
+}
 _ASKED_SECONDS = 0.1  # another process may hold the lock for an instant, to see whether it is held
 
 
@@ -41,6 +55,7 @@ class Lock:
 
     Raises:
         Locked: another daemon holds it. The message names the daemon.
+        Damaged: as :func:`require_own_files`.
     """
 
     def __init__(self, root: Root, disk: Disk, *, now: str) -> None:
@@ -49,6 +64,7 @@ class Lock:
         self._descriptor = disk.open_lock(root.lock)
         try:
             _await(lambda: disk.lock(self._descriptor), root)
+            require_own_files(root)
             self.epoch = _last_epoch(root) + 1
             self.signature = {"epoch": self.epoch, "pid": os.getpid(), "host": socket.gethostname(), "started": now}
             self._sign(root, self.signature)
@@ -125,6 +141,38 @@ def root_gone(root: Root) -> NotFound:
         f"{root.path}: {message}; nothing is acknowledged until it is",
         hint=f"ls -ld {root.path}; put it back, or mount it; then start again",
     )
+
+
+def require_own_files(root: Root) -> None:
+    """Check that no other file of the log has the name of a file that a start overwrites.
+
+    Raises:
+        Damaged: one has. The message says which it is.
+    """
+    for path in (root.lock, root.head, root.transfers):
+        try:
+            start = read_start(path, _START_BYTES)
+        except (FileNotFoundError, Damaged):  # opening anything but a regular file fails later
+            continue
+        other = next((what for begins, what in _BEGINNINGS.items() if start.startswith(begins)), "")
+        if _CURSOR.match(start):
+            other = "a cursor"
+        if other and other != path.name:
+            target = _own_name(root, path)
+            moving = "move it to where it belongs" if target is None else f"mv {path} {target}"
+            raise Damaged(
+                f"{path}: offset 0: {other} has this name, and is not overwritten",
+                hint=f"{moving}; then start again",
+            )
+
+
+def _own_name(root: Root, path: Path) -> Path | None:
+    """Return the free name of the segment that is in a file, if there is one."""
+    from wald.store.segments.opened import identify  # only a refused start needs it
+
+    form, header = identify(path) or (Kind.RAW, None)
+    target = None if header is None else root.segment(header.base_sequence, form)
+    return None if target is None or os.path.lexists(target) else target
 
 
 def holder(root: Root) -> str:

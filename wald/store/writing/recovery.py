@@ -33,6 +33,7 @@ from wald.store.segments.raw import FIRST_BATCH, SegmentEnd
 from wald.store.writing.examination import Content, Facts, Header, examine
 from wald.store.writing.floor import find_floor, given_up, last_sealed
 from wald.store.writing.lives import last_end, report_path
+from wald.store.writing.lock import require_own_files
 from wald.store.writing.replay import state_after
 
 REPORTS_KEPT = 32
@@ -132,10 +133,11 @@ def recover(
 
     Raises:
         UnsupportedFormat: a newer wald wrote the newest segment.
-        Damaged: the newest segment belongs to another log.
+        Damaged: the newest segment belongs to another log, or another file has the name of one that is overwritten.
         OSError: the repair failed.
     """
     started = time.monotonic()
+    require_own_files(root)
     for left_over in (*root.recovery.glob(f"*{TEMPORARY}"), *root.quarantine.glob(f"*{TEMPORARY}")):
         disk.unlink(left_over)
     report = Report(epoch, now_ns, boot_id(), last_end(root), **about)

@@ -34,6 +34,7 @@ from wald.store.files.regular import open_file
 from wald.store.files.uptime import Moment
 from wald.store.segments.compression import Compressed, SealedFile, compress_segment
 from wald.store.segments.frames import LEVEL
+from wald.store.segments.indexes import remove_index
 from wald.store.segments.raw import DamagedBytes
 from wald.store.writing.room import sealed_bytes_max
 
@@ -107,8 +108,7 @@ def seal(
     for entry in _entries(compressed, sealed_bytes, moment(), cut_ns=cut_ns, now_ns=now()):
         if not any(_is_about(line, entry) for line in known):
             ledger.append(entry)
-    with contextlib.suppress(FileNotFoundError):
-        disk.unlink(root.segment(segment.base_sequence, Kind.INDEX))
+    remove_index(root.segment(segment.base_sequence, Kind.INDEX), disk)
     disk.unlink(segment.path)
     index, last = compressed.index, compressed.index.next_sequence - 1
     digest, gaps = index.sha256.hex(), tuple(compressed.gaps)

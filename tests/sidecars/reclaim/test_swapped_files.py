@@ -1,0 +1,240 @@
+"""Files under each other's names: RECLAIM, repair and a start destroy no unread record, whichever two are swapped."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import zstandard
+from faults import Died
+from logs import Built, Unsynced
+from reclaiming import Reclaimer, reclaim
+from repairing import repair
+from running import run, wald
+
+from wald.errors import Damaged, WaldError
+from wald.format.names import WHOLE, Kind, segment_name
+from wald.store.files.directory import Root
+
+LATER_NS = 2_000_000_000_000_000_000
+LONG_NS = 1_000_000_000_000_000_000
+NOISE = random.Random(4).randbytes(200_000).replace(b"\n", b"-")
+ZSTD = b"\x28\xb5\x2f\xfd"
+SUFFIXES = [*(kind.value for kind in Kind), Kind.SEALED.value + WHOLE]
+
+
+@dataclass(frozen=True)
+class Original:
+    """A log with a segment in each state; ``unread`` is what each record begins with that a group still needs."""
+
+    path: Path
+    unread: dict[int, bytes]
+
+    @property
+    def files(self) -> list[str]:
+        """All files but cursors, which do not name their route."""
+        found = (path.relative_to(self.path) for path in self.path.rglob("*") if path.is_file())
+        return sorted(str(path) for path in found if path.suffix not in (".cursor", ".lock", ".json"))
+
+
+class KilledInRelief(Unsynced):
+    """A disk on which the process ends as soon as the shrunk form has its name."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        super().rename(source, target)
+        if source.name.endswith(".relief.tmp"):
+            raise Died
+
+
+def build(path: Path) -> Original:
+    """Segments 1 (released), 3 (deleting), 5 (in two forms), 15, 17, 19 (sealed), 21, 23 (raw) and 25 (active)."""
+    built, unread = Built(path), dict[int, bytes]()
+    plan = [["read"] * 2, ["read"] * 2, ["web", "kept", *["web"] * 6, "kept", "web"], *[["kept"] * 2] * 6]
+    for number, routes in enumerate(plan):
+        for route in routes:
+            mark = b"<%d>" % (built.last + 1)
+            sequence = built.lines(route, [mark + NOISE[6000 * built.last :][:6000]])
+            if route == "kept":
+                unread[sequence] = mark
+        if number < len(plan) - 1:
+            built.cut()
+        if number == 5:
+            built.seal()
+    built.log.set_cursor("read", 4)
+    built.log.set_cursor("web", 14)
+    with pytest.raises(Died):
+        reclaim(built, disk=KilledInRelief(), grace_ns=LONG_NS, compact_pinned=True)
+    built.path(3, Kind.RELEASED).rename(built.path(3, Kind.DELETING))
+    built.crash()
+    return Original(path, unread)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
+    return build(tmp_path_factory.mktemp("original") / "log")
+
+
+def kept_bytes(root: Path) -> bytes:
+    """Everything in all files, decompressed where it is compressed."""
+    found = []
+    for path in root.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            found.append(path.read_bytes())
+            if found[-1].startswith(ZSTD):
+                with suppress(zstandard.ZstdError):
+                    stream = zstandard.ZstdDecompressor().stream_reader(found[-1], read_across_frames=True)
+                    found.append(stream.read())
+    return b"\0".join(found)
+
+
+def run_everything(root: Path) -> int | None:
+    """Run RECLAIM, repair and a start that seals; return the first sequence that it gives out, None if it refuses."""
+    given_out = None
+    for _ in range(2):
+        with suppress(WaldError, OSError):
+            look(root)
+        with suppress(WaldError, OSError):
+            repair(root, accept_loss=False)
+    with suppress(WaldError, OSError):
+        built = Built(root, epoch=2, now_ns=LATER_NS)
+        given_out = built.lines("kept", [b"a new one"])
+        try:
+            built.seal()
+        finally:
+            built.crash()
+    with suppress(WaldError, OSError):
+        look(root)
+    return given_out
+
+
+def look(root: Path) -> None:
+    reclaimer = Reclaimer(Root(root), Unsynced(), compact_pinned=True)
+    try:
+        reclaimer.look(now_ns=LATER_NS)
+    finally:
+        reclaimer.ledger.close()
+
+
+def check(original: Original, root: Path) -> None:
+    given_out = run_everything(root)
+    kept = kept_bytes(root)
+    assert [sequence for sequence, mark in original.unread.items() if mark not in kept] == []
+    assert given_out is None or given_out > max(original.unread)
+
+
+def swap(one: Path, other: Path) -> None:
+    between = one.with_name("between")
+    one.rename(between)
+    other.rename(one)
+    between.rename(other)
+
+
+def segment(base: int, suffix: str) -> str:
+    return f"segments/{segment_name(base, Kind.RAW).removesuffix(Kind.RAW.value)}{suffix}"
+
+
+SWAPS = [
+    (segment(5, ".wal.zst"), segment(5, ".wal.zst.whole")),
+    (segment(5, ".wal.zst"), segment(15, ".wal.zst")),
+    (segment(5, ".wal.zst"), segment(21, ".wal")),
+    (segment(5, ".wal.zst.whole"), segment(17, ".wal.zst")),
+    (segment(1, ".wal.zst.released"), segment(15, ".wal.zst")),
+    (segment(3, ".wal.zst.deleting"), segment(19, ".wal.zst")),
+    (segment(3, ".wal.zst.deleting"), segment(23, ".wal")),
+    (segment(15, ".wal.zst"), segment(21, ".wal.idx")),
+    (segment(23, ".wal"), segment(25, ".wal.idx")),
+    ("head", segment(25, ".wal")),
+    ("ledger/reclaim.jsonl", "ledger/segments.jsonl"),
+]
+
+
+@pytest.mark.parametrize("names", SWAPS, ids=" ".join)
+def test_two_files_under_each_others_names_cost_no_unread_record(
+    original: Original, tmp_path: Path, names: tuple[str, str]
+) -> None:
+    root = Path(shutil.copytree(original.path, tmp_path / "log"))
+    swap(root / names[0], root / names[1])
+    check(original, root)
+
+
+MOVES = [
+    (segment(17, ".wal.zst"), segment(15, ".wal.zst.whole")),
+    (segment(17, ".wal.zst"), segment(15, ".wal.zst.released")),
+    (segment(17, ".wal.zst"), segment(15, ".wal.zst.deleting")),
+    (segment(17, ".wal.zst"), segment(21, ".wal.released")),
+    (segment(17, ".wal.zst"), segment(3, ".wal.zst.whole")),
+    (segment(21, ".wal"), segment(15, ".wal.deleting")),
+    (segment(21, ".wal"), segment(1, ".wal.zst.deleting")),
+    (segment(21, ".wal"), segment(21, ".wal.zst.released")),
+    (segment(5, ".wal.zst.whole"), segment(15, ".wal.zst.whole")),
+]
+
+
+@pytest.mark.parametrize("names", MOVES, ids=" ".join)
+def test_a_file_under_a_free_name_of_another_segment_costs_no_unread_record(
+    original: Original, tmp_path: Path, names: tuple[str, str]
+) -> None:
+    root = Path(shutil.copytree(original.path, tmp_path / "log"))
+    (root / names[0]).rename(root / names[1])
+    check(original, root)
+
+
+@pytest.mark.slow
+def test_all_swaps_and_moves(original: Original, tmp_path: Path) -> None:
+    for number, (one, other) in enumerate(all_pairs(original)):
+        root = Path(shutil.copytree(original.path, tmp_path / str(number)))
+        if (root / other).exists():
+            swap(root / one, root / other)
+        else:
+            (root / one).rename(root / other)
+        try:
+            check(original, root)
+        except AssertionError as error:
+            raise AssertionError((one, other)) from error
+        shutil.rmtree(root)
+
+
+def all_pairs(original: Original) -> Iterator[tuple[str, str]]:
+    yield from combinations(original.files, 2)
+    segments = [name for name in original.files if name.startswith("segments/") and not name.endswith(".idx")]
+    for name in segments:
+        for base in (1, 3, 5, 15, 17, 19, 21, 23, 25):
+            free = (segment(base, suffix) for suffix in SUFFIXES if segment(base, suffix) not in original.files)
+            yield from ((name, other) for other in free)
+
+
+def test_repair_names_misplaced_segments_again_and_everything_is_read(original: Original, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(original.path, tmp_path / "log"))
+    strays = [segment(17, ".wal.zst.whole"), segment(23, ".wal.zst.deleting"), segment(21, ".wal.released")]
+    for base, stray in zip((15, 17, 19), strays, strict=True):
+        (root / segment(base, ".wal.zst")).rename(root / stray)
+    reclaimed = run([sys.executable, "-m", "wald_reclaim", "--once", "--root", str(root)])
+    for stray in strays:
+        assert str(root / stray) in reclaimed.stderr.decode()
+        assert (root / stray).exists()
+    repair(root, accept_loss=False)
+    assert wald("read", "kept", "--root", root, "--from", "earliest").stdout.count(b"\n") == len(original.unread)
+
+
+@pytest.mark.parametrize("name", ["head", "lock", "transfers"])
+@pytest.mark.parametrize("stray", [segment(25, ".wal"), "ledger/segments.jsonl", "routes/read/processed.cursor"])
+def test_no_start_overwrites_another_file_under_the_name_of_one_of_its_own(
+    original: Original, tmp_path: Path, stray: str, name: str
+) -> None:
+    root = Path(shutil.copytree(original.path, tmp_path / "log"))
+    content = (root / stray).read_bytes()
+    (root / stray).rename(root / name)
+    started = wald("run", "--root", root)
+
+    assert (started.returncode, (root / name).read_bytes()) == (Damaged.exit_code, content), started.stderr
+    message = started.stderr.decode()
+    assert f"{root / name}: offset 0: " in message
+    back = f"mv {root / name} {root / stray}; then start again"
+    assert (back if stray.startswith("segments") else "move it to where it belongs; then start again") in message
