@@ -11,6 +11,7 @@ import contextlib
 import random
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 from structlog.typing import FilteringBoundLogger
@@ -248,23 +249,28 @@ class Committer:
         return placement.batches
 
     def _write(self, drafts: Sequence[Draft]) -> Placement:
-        if not self.writer.failed:
-            try:
+        try:
+            if not self.writer.failed:
                 return self._attempt(drafts)
-            except OSError as error:
-                self._metrics.write_failures += 1
-                self._journal.error("write failed", reason=str(error), next="the same batch goes to a new segment")
+        except OSError as error:
+            if not self.writer.failed:  # nothing was written: another segment would change nothing
+                raise self._failure(self._root.transfers, error) from error
+            self._metrics.write_failures += 1
+            self._journal.error("write failed", reason=str(error), next="the same batch goes to a new segment")
         try:
             self.writer.replace(now_ns=time.time_ns())
             self._publish()
             return self._attempt(drafts)
         except OSError as error:
-            if error.errno in DISK_FULL:
-                raise self._refuse(f"{self._root.segments}: {error}", self._hint) from error
-            raise DiskFailure(
-                f"{self._root.segments}: {error}; nothing unacknowledged was kept, nothing acknowledged is lost",
-                hint=self._hint,
-            ) from error
+            raise self._failure(self._root.segments, error) from error
+
+    def _failure(self, path: Path, error: OSError) -> DiskFailure:
+        """The error for a turn that the disk did not take: :class:`Full` if it is tried again."""
+        if error.errno in DISK_FULL:
+            return self._refuse(f"{path}: {error}", self._hint)
+        return DiskFailure(
+            f"{path}: {error}; nothing unacknowledged was kept, nothing acknowledged is lost", hint=self._hint
+        )
 
     @property
     def _hint(self) -> str:

@@ -34,6 +34,8 @@ PAUSE_MAX_SECONDS = 0.1  # between two commands, while records come
 TURN_SECONDS = 0.002  # some syncs: a flood of requests does not hold up those of others for longer
 ACCEPTED_MAX = 32  # in one turn; a newcomer waits behind all those that came before it
 SENDERS_SHOWN = 5
+NEED_NO_DISK = frozenset({"PING", "HEAD", "STAT"})
+_DISK_REFUSES = encode_err(Code.FULL, "the disk refuses what is written; STAT has the cause")
 SAME_ANSWERS_MAX = 16  # to connections of one user that all sent the same command
 
 
@@ -70,6 +72,7 @@ class Connections:
         self._waiting: dict[Cause, dict[int, Connection]] = {}  # none is tried again before its cause is gone
         self._held: dict[int, int] = {}  # of those that wait for room and not for their peers: how much
         self._answering: list[Connection] = []
+        self._aside: dict[int, Connection] = {}  # whose records are in a turn that the disk refuses
         self._unsent_bytes = 0
         self._turns = 0
         self.received: dict[int, int] = {}
@@ -105,7 +108,7 @@ class Connections:
     @property
     def held_requests(self) -> int:
         """How many requests wait for room on the disk that their senders have sent, or would go on to send."""
-        return len(self._held)
+        return len(self._held) + len(self._aside)
 
     def largest_senders(self) -> list[dict[str, object]]:
         """The open connections of which most has come, as STAT reports them."""
@@ -220,10 +223,13 @@ class Connections:
         if connection.waits_for is not Wait.COMMAND:
             self._close(connection)
 
-    def carry_out(self, now: float) -> None:
+    def carry_out(self, now: float, *, held: bool = False) -> None:
         """Carry out one of the commands that wait, of a connection that has read its last answer.
 
         The same command of the same user is answered with it. While records come, this gets a fifth of the time.
+
+        Args:
+            held: the disk refuses a turn, so commands that need the disk are refused.
         """
         if self._recorded and now < self._carry_out_at:
             return
@@ -237,7 +243,8 @@ class Connections:
         self._carried_out += 1
         self._served[user_id] = self._carried_out
         started = time.monotonic()
-        answer = self._answer_to(command, user_id)
+        refused = held and command.verb not in NEED_NO_DISK
+        answer = _DISK_REFUSES if refused else self._answer_to(command, user_id)
         ended = time.monotonic()
         self._carry_out_at, self._recorded = ended + min(4 * (ended - started), PAUSE_MAX_SECONDS), False
         same = [each for each in waiting if each.user_id == user_id and each.command == command]
@@ -258,8 +265,28 @@ class Connections:
         refusal = encode_err(code, message)
         self._answer(lambda _: refusal)
 
-    def _answer(self, redeem: Callable[[Ticket], bytes]) -> None:
+    def set_aside(self) -> None:
+        """The disk refuses the turn: read nothing more from the connections that have records in it."""
+        for connection in self._answering:
+            if any(isinstance(answer, Ticket) for answer in connection.answers):
+                self._aside[connection.socket.fileno()] = connection
+                self._wait(connection, Wait.DISK)
+        self.answer_others()
+
+    def answer_others(self) -> None:
+        """While a turn is held, answer the connections that have no record in it."""
         answering, self._answering = self._answering, []
+        self._redeem([each for each in answering if each.waits_for is not Wait.DISK], lambda _: b"")
+
+    def _answer(self, redeem: Callable[[Ticket], bytes]) -> None:
+        aside, self._aside = list(self._aside.values()), {}
+        for connection in aside:
+            self._wait(connection, Wait.COMMAND if connection.command else Wait.TURN)
+        answering, self._answering = aside + self._answering, []
+        self._redeem(answering, redeem)
+        self._requests.end_turn()
+
+    def _redeem(self, answering: list[Connection], redeem: Callable[[Ticket], bytes]) -> None:
         for connection in answering:
             answers, connection.answers = connection.answers, []
             replies = [
@@ -271,7 +298,6 @@ class Connections:
                 for answer in answers
             ]
             self._send(connection, b"".join(replies))
-        self._requests.end_turn()
 
     def expire(self, now: float, timeout: float) -> None:
         """Close the connections whose half-sent request stands still or whose replies are not read.
@@ -279,6 +305,8 @@ class Connections:
         Requests whose route stays busy are refused, and connections are accepted again if none could be.
         """
         for connection in [each for each in self._open.values() if now - each.active_at > timeout]:
+            if connection.waits_for is Wait.DISK:
+                continue
             if connection.closing or connection.unsent:
                 self._close(connection)
             elif isinstance(connection.waits_for, str):
@@ -379,6 +407,7 @@ class Connections:
             return
         self._wait(connection, None)
         del self._open[descriptor]
+        self._aside.pop(descriptor, None)  # its records stay in the turn
         self._poller.unregister(connection.socket)
         self._requests.forget(connection)
         self._unsent_bytes -= len(connection.unsent)

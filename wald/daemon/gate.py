@@ -17,6 +17,7 @@ class Wait(Enum):
     TURN = auto()  # it has had its share of this turn
     COMMAND = auto()  # its command is carried out when it is its turn
     REFUSAL = auto()  # its route has been busy for too long
+    DISK = auto()  # the disk refuses the turn that has records of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Gate:
 
     def holds(self, cause: Cause, promised_before: Callable[[int], int]) -> bool:
         """Whether a connection with this cause has to wait on, for which others were promised so much room."""
-        if cause is Wait.COMMAND:
+        if cause is Wait.COMMAND or cause is Wait.DISK:
             return True
         if isinstance(cause, int):
             return self.closed or self.room_bytes < cause + (promised_before(cause) if cause else 0)

@@ -79,6 +79,8 @@ class Service:
         self._connections = parts.connections
         self._quotas = parts.quotas
         self._arena = Arena()
+        self._other_arena: Arena | None = None  # for the requests that come while a turn is held
+        self._try_again_at = 0.0  # when the held turn is committed again
         self._held_turn: Turn | None = None
         self._newcomers = False  # whether connections can be accepted
         self._sealer_woken_for = 0  # the base of the segment that was active then
@@ -132,11 +134,11 @@ class Service:
     # One turn.
 
     def _turn(self, timeout: float) -> None:
-        if self._held_turn is not None:
-            self._wait_for_room()
-            return
         events = self._parts.poller.poll(timeout)
         now = time.monotonic()
+        if self._held_turn is not None:
+            self._serve_without_disk(self._held_turn, events, now)
+            return
         has_room = self._committer.has_room(wanted_bytes=self._connections.wanted_bytes)
         self._quotas.look(now, self._metrics.head_sequence)
         self._arena.reset()
@@ -148,12 +150,16 @@ class Service:
         if waits or self._metrics.held_since:
             self._metrics.hold(now, waits=waits)
         self._finish(turn)
-        if self._newcomers:  # after those that leave
-            self._newcomers = False
-            self._connections.accept(now)
+        self._accept(now)
         if self._held_turn is None:
             self._connections.carry_out(now)
         self._tend(now)
+
+    def _accept(self, now: float) -> None:
+        """Accept the newcomers, after others have left."""
+        if self._newcomers:
+            self._newcomers = False
+            self._connections.accept(now)
 
     def _collect(self, readable: list[int], now: float, *, has_room: bool) -> Turn:
         """What pipes hold and what connections have sent, as far as it may be taken now."""
@@ -193,8 +199,7 @@ class Service:
                 self._held_turn = None
                 self._connections.refuse(Code.FULL, "the disk is full")
             else:
-                self._held_turn = turn
-                self._metrics.hold(time.monotonic(), waits=True)
+                self._hold(turn)
             return
         except WaldError:
             self._connections.refuse(Code.FAILED, "the daemon stops")
@@ -203,13 +208,32 @@ class Service:
         self._quotas.count(turn.placed, self._writer.base_sequence)
         self._connections.reply(turn)
 
-    def _wait_for_room(self) -> None:
-        """The turn in hand could not be written: nothing else is taken until it can."""
-        assert self._held_turn is not None
-        select.select([self._signals.descriptor], [], [], _FULL_SECONDS)
-        self._signals.drain()
-        self._finish(self._held_turn)
-        self._keep_alive(time.monotonic())
+    def _serve_without_disk(self, held: Turn, events: list[tuple[int, int]], now: float) -> None:
+        """Answer the requests that need no disk, and try the turn in hand again; no other record is taken."""
+        readable = self._dispatch(events, now)
+        self._arena.reset()
+        rejects, busy = self._config.on_full == "reject", self._intake.busy | held.open_routes
+        gate = Gate(True, rejects, busy, 0, self._quotas.over)
+        self._connections.collect(readable, Turn(self._writer.state.producers), self._arena, gate, now)
+        self._connections.answer_others()
+        self._accept(now)
+        self._connections.carry_out(now, held=True)
+        self._metrics.held_requests = self._connections.held_requests
+        self._sweep(now)
+        if now >= self._try_again_at:
+            self._committer.has_room(wanted_bytes=None)  # the numbers that STAT reports
+            self._finish(held)
+        self._keep_alive(now)
+
+    def _hold(self, turn: Turn) -> None:
+        """Keep a turn that the disk refuses; its records stay in their arena."""
+        now = time.monotonic()
+        self._try_again_at = now + _FULL_SECONDS
+        self._metrics.hold(now, waits=True)
+        if self._held_turn is None:
+            self._held_turn = turn
+            self._arena, self._other_arena = self._other_arena or Arena(), self._arena
+            self._connections.set_aside()
 
     def _keep_name(self) -> None:
         """At a stop, make sure that the active segment has its name: what was acknowledged is worth a short wait."""
@@ -233,6 +257,8 @@ class Service:
         """How long the loop may wait for something to happen, in seconds."""
         now = time.monotonic()
         asked = self._connections.due()
+        if self._held_turn is not None:
+            return max(0.0, (self._try_again_at if asked is None else min(asked, self._try_again_at)) - now)
         if self._committer.degraded:
             return min(_FULL_SECONDS, _FULL_SECONDS if asked is None else max(0.0, asked - now))
         if self._intake.ready:
@@ -256,11 +282,7 @@ class Service:
         if self._signals.reload:
             self._signals.reload = False
             self._reload_settings()
-        if now - self._swept_at >= _SWEEP_SECONDS:
-            self._swept_at = now
-            self._connections.expire(now, self._config.frame_timeout)
-            self._metrics.connections = len(self._connections)
-            self._check_socket(now)
+        self._sweep(now)
         self._check_paths(now)
         self._metrics.fifo_troubles = len(self._intake.fifos.troubles)
         self._metrics.fifos_replaced = self._intake.fifos.replaced
@@ -268,6 +290,14 @@ class Service:
             self._sealer_woken_for = self._writer.base_sequence
             self._parts.background.wake()
         self._keep_alive(now)
+
+    def _sweep(self, now: float) -> None:
+        """About once a second: close what stands still, and look at the path of the socket."""
+        if now - self._swept_at >= _SWEEP_SECONDS:
+            self._swept_at = now
+            self._connections.expire(now, self._config.frame_timeout)
+            self._metrics.connections = len(self._connections)
+            self._check_socket(now)
 
     def _check_paths(self, now: float) -> None:
         for message in self._intake.check_paths(now):
