@@ -6,6 +6,7 @@ may have any of its lengths.
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -121,6 +122,38 @@ def test_what_was_synced_is_there_and_the_rest_up_to_any_line(
         again.sync()
         again.close()
         assert lines(built) == [*kept, Commit(done=[(7, 7)])]
+
+
+class Short(Unsynced):
+    """Writes only the first ``left`` bytes of a line, and then fails."""
+
+    left: int | None = None
+
+    def write(self, descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
+        if self.left is None:
+            return super().write(descriptor, buffers, offset)
+        super().write(descriptor, [b"".join(buffers)[: self.left]], offset)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@pytest.mark.parametrize("reason", [10, 700])
+def test_a_short_write_takes_no_synced_line_away_wherever_it_ends(reason: int) -> None:
+    """It ends inside a sector of the room that is there already."""
+    lost = Commit(done=[(2, 2)], why=[Why("x" * reason, 1, [])])
+    length = len(encode_work(lost, 0))
+    for left in range(length + 1):
+        with log() as built:
+            built.lines("a", [b"x"])
+            disk = Short()
+            journal = Journal(built.root, disk, Start(built.log_id, "a", "g", 0, 1), lambda _: None)
+            journal.append([Commit(done=[(1, 1)])])
+            journal.sync()
+            disk.left = left
+            with pytest.raises(OSError, match="Input/output error"):
+                journal.append([lost])
+            journal.close()
+
+            assert lines(built) in ([Commit(done=[(1, 1)])], [Commit(done=[(1, 1)]), lost])
 
 
 @given(turns=turns, place=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255))

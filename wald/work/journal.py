@@ -35,6 +35,7 @@ _GROWN_TIMES = 2
 _ROOM_BYTES = 64 << 10  # so that few leases wait for a sync of more
 _SECTOR_BYTES = 512  # what a disk writes at once, at least
 _BLANK = b"\n\0"  # room, and what a file system makes of a sector that never reached the disk where the file has grown
+_ROOM = b"\n"
 _FIRST_BLANK = re.compile(rb"[\n\0]|\Z")
 _END = b', "crc": "________"}'  # of a line; no string in one has that, as its quotes are escaped
 _LOST = re.compile(rb"\n*\0*")  # what is in a sector that did not reach the disk: room, or where the file has grown
@@ -122,7 +123,7 @@ class Journal:
         self._room_end = self._end
         room = -self._end % _ROOM_BYTES
         with suppress(OSError):  # on a full disk it goes on without, for as long as there is room for the lines
-            self._room_end += self._disk.write(self._descriptor, [b"\n" * room], self._end)
+            self._room_end += self._disk.write(self._descriptor, [_ROOM * room], self._end)
 
 
 def discard(root: Root, disk: Disk, route: str, group: str) -> None:
@@ -243,16 +244,17 @@ def beyond_head(root: Root, read: Reading) -> str:
 
 
 def _is_torn(data: bytes, offset: int) -> bool:
-    """Whether what is at ``offset`` may be the beginning of a line of which a sector never reached the disk.
+    """Return True if the bytes at ``offset`` may be the beginning of a line that was never written to its end.
 
-    Then it ends with the file, or where a sector begins, and that one is blank. If its first sector is lost, all of it
-    is blank up to the next one. A line that has its end is whole, unless just its newline was lost.
+    Either the write was short: only room follows, to the end of the file. Or a sector never reached the disk: the line
+    ends with the file, or where a sector begins, and that one is blank. If its first sector is lost, all of it is blank
+    up to the next one. A line that has its end is whole, unless just its newline was lost.
     """
     blank = _FIRST_BLANK.search(data, offset).start()  # type: ignore[union-attr]  # if nowhere else, at the end
     text = data[offset:blank]
     if _has_end(text) and (data[blank : blank + 1] == b"\n" or decode_line(text) is None):
         return False
-    if blank == len(data):
+    if not data[blank:].strip(_ROOM):
         return True
     sector_end = min(len(data), blank - blank % _SECTOR_BYTES + _SECTOR_BYTES)
     at_sector = blank == offset or blank % _SECTOR_BYTES == 0
@@ -269,8 +271,11 @@ def _has_end(text: bytes) -> bool:
 
 
 def _decoded(piece: bytes) -> tuple[Line, int]:
+    """Decode a line; its last byte before the newline may be one of the room that it was to be written over."""
     if not piece.endswith(b"\n"):
         raise BadWork("a line without its end")
+    if piece.endswith(b'"\n'):
+        return decode_work(piece[:-1] + b"}")
     return decode_work(piece)
 
 
