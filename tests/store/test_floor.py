@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from contents import errors
+from damage import peak_bytes
 from logs import Built
 from running import Daemon, eventually, output_of
 
 from wald.format.cursor import CursorLines, encode_cursor
-from wald.format.work import Commit, Line, Start, encode_work
+from wald.format.work import PAGE, Commit, Line, Page, Start, Why, encode_work
 from wald.store.files.directory import Root
 from wald.store.files.ledger import Ledger
 from wald.store.files.routes import retire_route
@@ -108,6 +109,24 @@ def test_the_floor_is_above_what_workers_have_read(built: Built) -> None:
 
     read_by_workers(built, begin, Commit(taken_in=[(21, 25), (31, 45)]), Commit(done=[(31, 31)]))
     assert Built(built.root.path, epoch=3).lines("a", [b"new"]) == 46
+
+
+@pytest.mark.parametrize("tail", ["pages", "settled", "one long line"])
+def test_a_start_reads_only_the_end_of_a_long_journal(built: Built, tail: str) -> None:
+    """Up to the last line about records that were read, or to the snapshot that is in front of all such lines."""
+    begin = Start(built.log_id, "a", "g", 1, 21)
+    pages = [Page(number * PAGE, bytes([1]) * PAGE) for number in range(20_000)]
+    taken_in, settled = Commit(taken_in=[(21, 45)]), Commit(done=[(31, 31)])
+    long = Commit(taken_in=[(46, 46)], why=[Why("x" * (300 << 10), 1, [])])
+    lines = {"pages": [], "settled": [taken_in, *[settled] * 5_000], "one long line": [taken_in, long]}[tail]
+    read_by_workers(built, begin, *pages, *lines)
+    following = again(built)
+    at = {"pages": 21, "settled": 46, "one long line": 47}[tail]
+
+    assert following.lines("a", [b"new"]) == at
+    length = (built.root.route("a") / "g.work").stat().st_size
+    assert peak_bytes(lambda: find_floor(built.root, log_id=built.log_id, next_sequence=following.last + 1)) < length
+    assert length > 1 << 20
 
 
 def test_a_journal_of_another_log_or_without_a_cursor_or_a_damaged_line_says_nothing(built: Built) -> None:

@@ -40,7 +40,9 @@ _CHUNK_BYTES = 1 << 20
 _NO_NUMBER = 1 << 80
 _OVERLAP_BYTES = 128  # longer than what is searched for
 _TAKEN_IN = b'"in": ['
-_JOURNAL_MAX_BYTES = 64 << 20  # read of a journal, behind its first line: its end
+_PAGE = b'{"page": '  # in a snapshot, in front of all lines about what was read since
+_TAIL_BYTES = 256 << 10  # of a journal, read first
+_JOURNAL_MAX_BYTES = 64 << 20  # read of its end if that does not say anything
 
 
 @dataclass(slots=True)
@@ -102,16 +104,28 @@ def _read_by_workers(journal: Path, log_id: bytes) -> int:
             start, _ = decode_work(file.readline(_CHUNK_BYTES))
             if not isinstance(start, Start) or start.log_id != log_id:
                 return 0
-            file.seek(max(file.tell(), file.seek(0, os.SEEK_END) - _JOURNAL_MAX_BYTES))
-            text = file.read(_JOURNAL_MAX_BYTES)
+            begin, end = file.tell(), file.seek(0, os.SEEK_END)
+            length = _TAIL_BYTES
+            while True:  # the last line that counts is near the end, but for what a snapshot has behind it
+                file.seek(max(begin, end - length))
+                text = file.read(length)
+                if found := _last_taken_in(text):
+                    return max(last_read(start), found)
+                if length >= min(end - begin, _JOURNAL_MAX_BYTES) or _PAGE in text:
+                    return last_read(start)
+                length = min(4 * length, _JOURNAL_MAX_BYTES)
     except (OSError, Damaged, BadWork):
         return 0
+
+
+def _last_taken_in(text: bytes) -> int:
+    """The last sequence that a part of a journal says was read from the log; 0 if it does not say."""
     at = len(text)
     while (at := text.rfind(_TAKEN_IN, 0, at)) >= 0:  # they only grow
         with suppress(BadWork):
             line, _ = decode_work(text[text.rfind(b"\n", 0, at) + 1 : text.find(b"\n", at)])
-            return max(last_read(start), last_read(line))
-    return last_read(start)
+            return last_read(line)
+    return 0
 
 
 def last_sealed(root: Root, *, next_sequence: int) -> int:
