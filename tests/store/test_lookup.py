@@ -13,10 +13,13 @@ from logs import SECOND_NS, START_NS, Built
 
 from wald.errors import Damaged, InvalidInput
 from wald.format.names import Kind
+from wald.format.work import PAGE, Commit, Line, Page, Start, encode_work
 from wald.store.files.ledger import Ledger
 from wald.store.reading.lookup import where
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.view import State
+
+BLANK = b"\n"
 
 
 @pytest.fixture
@@ -66,6 +69,36 @@ def test_a_record_that_is_there_is_described(built: Built) -> None:
     assert found.processed == {"processed": False, "archive": True}
     with SealedFile(built.path(5, Kind.SEALED)) as sealed:
         assert found.position == sealed.index.batch_table().positions[1]
+
+
+@pytest.mark.parametrize(
+    ("lines", "done"),
+    [
+        ([], True),
+        ([Page(0, bytes([1]) * PAGE)], False),
+        ([Page(0, bytes([255]) * PAGE)], True),
+        ([Page(PAGE, bytes([1]) * PAGE)], True),
+        ([Page(0, bytes([1]) * PAGE), Commit(done=[(2, 4)])], False),
+        ([Page(0, bytes([1]) * PAGE), Commit(done=[(2, 6)])], True),
+        ([Commit(taken_in=[(6, 6)])], False),
+        ([Commit(taken_in=[(6, 6)]), Commit(done=[(6, 6)])], True),
+        ([Page(0, bytes([1]) * PAGE), BLANK, Commit(done=[(6, 6)])], False),
+    ],
+)
+@pytest.mark.parametrize("of", ["a", "b", None])
+def test_a_record_that_workers_have_acknowledged_above_the_floor_is_processed(
+    built: Built, of: str | None, lines: list[Line | bytes], done: bool
+) -> None:
+    """By the journal of the group; not by that of another one, or without a cursor that counts."""
+    built.log.set_cursor("b", 2, "g")
+    start = Start(built.log_id, of or "b", "g", 2, 100)
+    data = [line if isinstance(line, bytes) else encode_work(line, 0) for line in (start, *lines)]
+    path = built.root.cursor("b", "g")
+    path.with_suffix(".work").write_bytes(b"".join(data) + BLANK * 100)
+    if of is None:
+        path.write_text("no number\n")
+
+    assert built.log.where(6).processed == {"g": done and of == "b"}
 
 
 def test_a_reclaimed_record_names_its_segment(built: Built) -> None:

@@ -23,7 +23,7 @@ which lines are written over.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -162,6 +162,34 @@ def last_read(line: Line) -> int:
     if isinstance(line, Start):
         return line.end - 1
     return line.taken_in[-1][1] if isinstance(line, Commit) and line.taken_in else 0
+
+
+def is_done(journal: Iterable[bytes], owner: Start, sequence: int) -> bool:
+    """Return True if a journal says that a record of its route is done.
+
+    Args:
+        journal: its lines; those behind the first that is not whole do not count.
+        owner: names the log, route and group that it must be of.
+    """
+    done = False
+    for data in journal:
+        try:
+            line, _ = decode_work(data)
+        except BadWork:
+            break
+        match line:
+            case Start():
+                if (line.log_id, line.route, line.group) != (owner.log_id, owner.route, owner.group):
+                    return False
+                done = sequence < line.end  # unless a page follows that shows it open
+            case Page() if line.first <= sequence < line.first + PAGE:
+                done = line.tries[sequence - line.first] == _DONE
+            case Commit():
+                if any(first <= sequence <= last for first, last in line.taken_in):
+                    done = False
+                if any(first <= sequence <= last for first, last in line.done):
+                    done = True
+    return done
 
 
 _LISTS = (("done", "done"), ("back", "back"), ("in", "taken_in"), ("due", "due"))

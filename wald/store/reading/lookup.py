@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from wald.errors import Damaged, InvalidInput
-from wald.format.names import Kind, segment_name
+from wald.format.names import WORK_SUFFIX, Kind, segment_name
 from wald.format.parsing import StoredBatch
 from wald.format.times import at_utc
+from wald.format.work import Start, is_done
 from wald.store.files.lines import Entry
 from wald.store.files.listing import Segment
-from wald.store.retention.cursors import cursors_of
+from wald.store.files.regular import open_file
+from wald.store.retention.cursors import Cursor, CursorState, cursors_of
 from wald.store.retention.dropped import holders
 from wald.store.retention.history import History, Relief, member_of
 from wald.store.segments.head import lost_head
@@ -26,7 +28,7 @@ class Whereabouts:
     Attributes:
         segment: file name of the segment that holds it, or held it last.
         position: of its batch in the raw segment, bytes.
-        processed: per group of its route, whether the group has processed it.
+        processed: per group of its route, whether the group has processed it, as its cursor and its workers say.
         bundle, member: the archive bundle that holds it (path or address), and the file in that tar; also of a record
             that is still in the log.
         bundle_entry: what the ledger says of that bundle.
@@ -153,7 +155,7 @@ def _placed(view: View, sequence: int, segment: Segment, met: StoredBatch) -> Wh
     processed = {}
     if (view.root.routes / met.route).is_dir():
         cursors = cursors_of(view.root, met.route, log_id=view.log_id, head_sequence=head_sequence)
-        processed = {cursor.group: cursor.effective >= sequence for cursor in cursors}
+        processed = {cursor.group: _has_processed(cursor, sequence, view.log_id) for cursor in cursors}
     return Whereabouts(
         sequence,
         state,
@@ -165,6 +167,19 @@ def _placed(view: View, sequence: int, segment: Segment, met: StoredBatch) -> Wh
         position=met.position,
         processed=processed,
     )
+
+
+def _has_processed(cursor: Cursor, sequence: int, log_id: bytes) -> bool:
+    """Return True if the group has processed the record, by its cursor or by the journal of its workers."""
+    if cursor.effective >= sequence:
+        return True
+    if cursor.state is not CursorState.VALID:
+        return False
+    try:
+        with open_file(cursor.path.with_suffix(WORK_SUFFIX)) as journal:
+            return is_done(journal, Start(log_id, cursor.route, cursor.group, 0, 0), sequence)
+    except (OSError, Damaged):  # it has no workers, or their journal cannot be read
+        return False
 
 
 def _beyond(sequence: int, last: int | None) -> Whereabouts:
