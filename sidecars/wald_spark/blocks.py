@@ -20,7 +20,7 @@ from wald.format.parsing import StoredBatch
 from wald.format.sealed import SealedIndex
 from wald.store.files.listing import Listing, Segment
 from wald.store.segments.frames import FRAME_BYTES
-from wald.store.segments.opened import OpenSegment, SealedSegment
+from wald.store.segments.opened import OpenSegment, SealedSegment, SkippedBatches
 from wald.store.segments.raw import DamagedBytes
 from wald.store.segments.view import SegmentGone, View
 
@@ -152,6 +152,8 @@ def _raw_blocks(
             damaged = True
         elif isinstance(found, StoredBatch):
             blocks.add(found.header, found.route)
+        else:
+            blocks.drop(found)
     tail, end = segment.tail, blocks.end
     if damaged or (tail is not None and (tail.garbage_bytes or (following is not None and end < following))):
         end = max(end, following or 0)
@@ -182,6 +184,13 @@ class _RawBlocks:
                 self._wanted.append(wanted)
         elif last is not None and not header.is_control:  # more of a record that began before
             self.blocks[-1] = replace(last, raw_bytes=last.raw_bytes + total)
+
+    def drop(self, dropped: SkippedBatches) -> None:
+        """Add batches that relief has dropped, of whatever routes: a reader has to meet them."""
+        if dropped.first_sequence < dropped.next_sequence:
+            self.end = dropped.next_sequence
+            self.blocks.append(Block(self._base, dropped.first_sequence, self.end, 0))
+            self._wanted.append(True)
 
     def wanted(self) -> list[Block]:
         return [block for block, wanted in zip(self.blocks, self._wanted, strict=True) if wanted]

@@ -30,8 +30,8 @@ from wald.store.files.identity import read_identity
 from wald.store.files.listing import Segment, list_segments
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.head import EVERYTHING
-from wald.store.segments.opened import SealedSegment, open_segment
-from wald.store.segments.raw import FIRST_BATCH, RawFile
+from wald.store.segments.opened import Met, SealedSegment, open_segment
+from wald.store.segments.raw import FIRST_BATCH, DamagedBytes, RawFile
 from wald.store.segments.view import View, read_view
 
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?=/)(//(?P<host>[^/]*))?")
@@ -251,10 +251,16 @@ def _end(segment: Segment, log_id: bytes) -> int:
         with closing(open_segment(segment, log_id)) as opened:
             if isinstance(opened, SealedSegment):
                 return opened.index.next_sequence
-            batches = (found for found in opened.batches(FIRST_BATCH, None) if isinstance(found, StoredBatch))
-            return max((batch.header.end_sequence for batch in batches), default=0)
+            return max(map(_end_of, opened.batches(FIRST_BATCH, None)), default=0)
     except (FileNotFoundError, Damaged):
         return 0
+
+
+def _end_of(met: Met) -> int:
+    """The sequence behind what was met in a segment; 0 if that is damage."""
+    if isinstance(met, DamagedBytes):
+        return 0
+    return met.header.end_sequence if isinstance(met, StoredBatch) else met.next_sequence
 
 
 def is_remote(address: str) -> bool:

@@ -200,6 +200,11 @@ def test_of_what_is_gone_only_what_no_ledger_explains_is_called_lost(built: Buil
         planned(place_of(built), gaps=True)
 
 
+def test_a_gap_ends_where_the_next_segment_begins_also_behind_the_range(built: Built) -> None:
+    built.reclaim(3)
+    assert sequences(planned(place_of(built), Range(None, 1, 4), gaps=True)) == [1, 2]
+
+
 def test_a_damaged_frame_is_named_with_segment_and_offset(built: Built) -> None:
     path = built.path(3, Kind.SEALED)
     data = bytearray(path.read_bytes())
@@ -266,15 +271,30 @@ def test_damage_of_a_raw_segment_is_met_once_whatever_the_route(
     assert sum(path.read_text().count("\n") for path in content.iterdir()) == 1
 
 
-def test_what_relief_has_dropped_is_missing_like_what_was_reclaimed(tmp_path: Path) -> None:
-    built = Built(tmp_path / "log")
+def with_relief(path: Path) -> Built:
+    """Of records 1 to 10 relief has left 3, 6 and 9, of another route; 11 is in the next segment."""
+    built = Built(path / "log")
     for number in range(1, 10):
         built.lines("stuck" if number % 3 == 0 else "web", [b"%d" % number + bytes(700)])
-    built.cut()
     built.lines("web", [b"10"])
+    built.cut()
+    built.lines("web", [b"11"])
     built.seal()
     relieve(built, 1, web=10)
-    place = place_of(built)
+    return built
+
+
+def test_a_relieved_segment_whose_index_is_damaged_has_no_hole(tmp_path: Path) -> None:
+    built = with_relief(tmp_path)
+    path = built.path(1, Kind.SEALED)
+    path.write_bytes(path.read_bytes()[:-5])
+    assert [record.sequence for record in read(planned(place_of(built), gaps=True))] == [3, 6, 9, 11]
+    with pytest.raises(NotFound, match="RECLAIM has removed records"):
+        read(planned(place_of(built)))
+
+
+def test_what_relief_has_dropped_is_missing_like_what_was_reclaimed(tmp_path: Path) -> None:
+    place = place_of(built := with_relief(tmp_path))
 
     stuck = Range(frozenset(["stuck"]), 1, 10**9)
     assert [record.sequence for record in read(planned(place, stuck))] == [3, 6, 9]
@@ -282,7 +302,7 @@ def test_what_relief_has_dropped_is_missing_like_what_was_reclaimed(tmp_path: Pa
         read(planned(place))
     with pytest.raises(NotFound, match="RECLAIM has removed records"):
         read(planned(place, Range(frozenset(["web"]), 1, 10**9)))
-    assert [record.sequence for record in read(planned(place, gaps=True))] == [3, 6, 9, 10]
-    assert [record.sequence for record in read(planned(place, tolerance=FORGIVING))] == [3, 6, 9, 10]
-    assert [record.sequence for record in read(planned(place, Range(None, 10, 10)))] == [10]
+    assert [record.sequence for record in read(planned(place, gaps=True))] == [3, 6, 9, 11]
+    assert [record.sequence for record in read(planned(place, tolerance=FORGIVING))] == [3, 6, 9, 11]
+    assert [record.sequence for record in read(planned(place, Range(None, 11, 11)))] == [11]
     built.crash()
