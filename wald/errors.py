@@ -128,6 +128,20 @@ class NotProcessed(WaldError):
     exit_code = 15
 
 
+class Replaced(WaldError):
+    """Another log is at the path of the log that a process has begun to read."""
+
+    exit_code = 16
+
+
+class Gone(Replaced):
+    """There is no log any more at the path of the log that a process has begun to read; it may come back."""
+
+
+class RolledBack(Replaced):
+    """An older copy of the log was restored at its path: records that a process has seen are missing, or differ."""
+
+
 class Interrupted(WaldError):
     """Ctrl-C, while there is something to report."""
 

@@ -25,6 +25,7 @@ from wald.store.reading.senders import Sender, Senders
 from wald.store.retention.cursors import Cursor, read_cursor
 from wald.store.retention.missing import OnMissing
 from wald.store.retention.taken import move_cursor
+from wald.store.segments.continuity import Continuity
 from wald.store.segments.seeking import end_sequence
 from wald.store.segments.view import View, head_of, read_view
 
@@ -57,6 +58,7 @@ class Log:
         self.root = Root(Path(root))
         self.identity = read_identity(self.root)
         self._view: View | None = None
+        self._continuity = Continuity(self.root, self.identity.log_id)
 
     def head(self) -> Head | None:
         """How far the log is durable.
@@ -66,17 +68,41 @@ class Log:
 
         Raises:
             Damaged: the head file is not readable, or lost.
+            Replaced: as of :meth:`require_continuity`.
         """
-        return head_of(self.root)
+        try:
+            head = head_of(self.root)
+        except Damaged:
+            self.require_continuity()
+            raise
+        self._continuity.check(head)
+        return head
+
+    def require_continuity(self) -> None:
+        """Check that the log at the path is the one that was opened, and has not lost what was read of it.
+
+        Everything that reads, and what moves a cursor, checks it. A program that holds positions for long, and acts on
+        them without reading, calls this before it does.
+
+        Raises:
+            Replaced: another log is at the path, or an older copy of this one was restored there. Nothing of this
+                object can be used any more; open the log again, and read positions from cursors. Or there is no log at
+                the path now.
+        """
+        self._continuity.require()
 
     def view(self) -> View:
         """The segments of the log and how far they may be read, as they are now; what reading takes.
 
         Raises:
             Damaged: the directory of the segments is gone.
+            Replaced: as of :meth:`require_continuity`.
         """
-        before = self._view
-        self._view = view = read_view(self.root, self.identity.log_id) if before is None else before.renewed()
+        if self._view is None:
+            view = read_view(self.root, self.identity.log_id, continuity=self._continuity)
+        else:
+            view = self._view.renewed()
+        self._view = view
         return view
 
     def routes(self) -> list[str]:
@@ -158,6 +184,7 @@ class Log:
             InvalidInput: a start or stop that can never be right.
             NotFound: no such route, a record never issued, or wanted records that were reclaimed.
             Damaged: something that should be there cannot be read, or the cursor cannot be trusted.
+            Replaced: as of :meth:`require_continuity`.
 
         Example::
 
@@ -258,7 +285,9 @@ class Log:
         Raises:
             InvalidInput: an illegal name.
             NotFound: no such route.
+            Replaced: as of :meth:`require_continuity`.
         """
+        self.require_continuity()
         head_sequence = end_sequence(self.root, self.identity.log_id) - 1
         log_id = self.identity.log_id
         return read_cursor(self.root, route, group, log_id=log_id, head_sequence=head_sequence, of_consumer=of_consumer)
@@ -291,8 +320,10 @@ class Log:
             NotFound: no such route.
             Refused: backwards without ``rewind``, or beyond the head.
             NotPermitted: this user may not leave a cursor there, or it is another user's.
+            Replaced: as of :meth:`require_continuity`.
             OSError: the cursor cannot be written, as the disk is full.
         """
+        self.require_continuity()
         return move_cursor(
             self.root,
             route,

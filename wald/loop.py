@@ -65,6 +65,7 @@ def wakes(
     *,
     period_seconds: float,
     stop: threading.Event,
+    on_tick: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
     """Yield at once, then whenever a wanted file in ``directories`` has changed, and at least every period.
 
@@ -77,6 +78,7 @@ def wakes(
         wanted: whether to yield for a change of this path.
         period_seconds: at most this long between two yields.
         stop: ends the iteration.
+        on_tick: called twice a second while there are events to wait for; it may raise.
     """
     from watchfiles import watch  # 50 ms that a single pass need not take
 
@@ -95,6 +97,7 @@ def wakes(
                 raise_interrupt=False,
                 ignore_permission_denied=True,
             ):
+                on_tick()
                 if time.monotonic() >= due or any(wanted(Path(path)) for _, path in changes):
                     yield
                     due = time.monotonic() + period_seconds

@@ -46,7 +46,12 @@ class Consumer:
                 report(message)
 
     def commit(self, sequence: int) -> None:
-        """Move the cursor: everything up to ``sequence`` is processed; on disk when this returns."""
+        """Move the cursor: everything up to ``sequence`` is processed; on disk when this returns.
+
+        Raises:
+            Replaced: another log, or an older copy of it, is at the path.
+        """
+        self.log.require_continuity()
         log_id, now = self.log.identity.log_id, utc(self.now_ns())
         move_cursor(self.log.root, self.route, self.group, sequence, log_id=log_id, disk=self.disk, now=now)
 

@@ -143,6 +143,7 @@ class Handovers:
             InvalidInput: the record is too large for a dead letter.
             Unavailable: no daemon runs, and nothing has happened.
         """
+        self._consumer.log.require_continuity()  # the daemon that gets the letter may be that of another log
         prepare(self._daemon, self._consumer.log.root, route)  # before the file: without a daemon nothing is begun
         handover = self._handover([record], reason=why, tries=tries, dead_letter=route)
         if not fits(self._letter(record, handover), bytes_max=self._letter_max_bytes):

@@ -163,6 +163,7 @@ class _Endpoint:
                 request.scope[_CLIENT] = client.name
                 request.scope[ALLOWANCE] = self.state.allowances.begin(_paying(client, request))
                 admission.require(client, self.verb.right, request)
+                await self.state.readiness.require_same_log()
             call = Call(request, client, self.state, self.verb.right, has_session)
             if self.verb.query is None and self.verb.path.startswith(_API):
                 call.require_no_query()

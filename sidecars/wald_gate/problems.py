@@ -30,6 +30,7 @@ from wald.errors import (
     NotProcessed,
     Partial,
     Refused,
+    Replaced,
     Unavailable,
     UnsupportedFormat,
     WaldError,
@@ -52,6 +53,7 @@ _STATUS: tuple[tuple[type[WaldError], int, str], ...] = (
     (UnsupportedFormat, 500, "newer-wald"),
     (NotProcessed, 504, "not-processed"),
     (DiskFailure, 503, "disk"),
+    (Replaced, 503, "replaced"),
     (Unavailable, 503, "unavailable"),
 )
 

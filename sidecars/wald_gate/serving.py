@@ -99,7 +99,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
         ThreadPoolExecutor(_READERS, thread_name_prefix="wald-gate-read") as readers,
     ):
         socket = socket_of(log.root)
-        daemon = Daemon(log.root.path, socket, patience=_PATIENCE_SECONDS)
+        daemon = Daemon(log.root.path, socket, patience=_PATIENCE_SECONDS, require=log.require_continuity)
         following = Following(log)
         limits, bounds, rights = Limits(settings.limits, settings.hosts), Bounds(settings.limits), _rights(settings)
         sessions = Sessions(rights, log.identity.log_id)

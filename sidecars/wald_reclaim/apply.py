@@ -12,7 +12,7 @@ segment work in the same way: the sealer makes its temporary file first, and ope
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,6 +41,9 @@ _BYTES_AT_ONCE = 1 << 20  # of their lists of routes, which limits the memory fo
 class Reclaim:
     """Carries out decisions; the only code that deletes segments.
 
+    Args:
+        require: raises an error if another log, or an older copy, is at the root by now; called before each change.
+
     Raises:
         OSError: by every method: a step failed. The next pass finishes what the ledger records, or takes it back.
     """
@@ -49,10 +52,12 @@ class Reclaim:
     disk: Disk
     ledger: Ledger
     planner: Planner
+    require: Callable[[], None] = lambda: None
     excuses: Excuses = field(default_factory=Excuses)
 
     def record(self, *entries: Entry) -> None:
         """Write lines into the ledger; they are on disk when this returns."""
+        self.require()  # the ledger is that of the log that was here when it was opened
         self.ledger.append(*entries)
         self.ledger.cut()
         for entry in entries:
@@ -64,6 +69,7 @@ class Reclaim:
         Renamed segments must be confirmed, which :meth:`delete` does.
         """
         for group in _groups(decisions):
+            self.require()
             if entries := self._lines(group):
                 self.record(*entries)
             withdrawn: list[Entry] = []
@@ -97,6 +103,7 @@ class Reclaim:
         """
         due_bases = {segment.base_sequence for segment in due}
         for begin in range(0, len(released), _DELETED_AT_ONCE):
+            self.require()
             there = []
             for segment in released[begin : begin + _DELETED_AT_ONCE]:
                 with suppress(FileExistsError):  # it waits until the other file is gone

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
@@ -25,7 +26,7 @@ from wald.cli.options import (
     size_option,
 )
 from wald.endpoint import serving
-from wald.errors import Damaged, DiskFailure, InvalidInput, NotPermitted, WaldError, command_line
+from wald.errors import Damaged, DiskFailure, Gone, InvalidInput, NotPermitted, WaldError, command_line
 from wald.format.names import CONSUMERS, CURSOR_SUFFIX, Kind
 from wald.log import Log
 from wald.loop import stop_on_signals, wakes
@@ -184,6 +185,7 @@ class Pass:
     def run(self, report: Report, *, now_ns: int) -> None:
         """Make one pass; when stopped, it ends where the next pass can go on."""
         planner = self.reclaim.planner
+        self.reclaim.require()
         if self.relieving is not None:
             for error in self.relieving.finish():  # first, as a segment of which two forms are there may go below
                 report.trouble(str(error))
@@ -204,6 +206,7 @@ class Pass:
             self.counts.released(decision, due=is_due)
         if self.compact_pinned and self.relieving is not None:
             self._relieve(pinned, self.relieving, report, now_ns)
+        self.reclaim.require()  # before anything is called wrong that belongs to another log
         report.end(planner.troubles)
 
     def _relieve(self, pinned: list[Segment], relieving: Relieving, report: Report, now_ns: int) -> None:
@@ -270,7 +273,7 @@ def _work(log: Log, wanted: Settings, report: Report, counts: Counts, *, reload:
         # After the lock of the ledger is taken: before that, another process may write what the planner reads.
         planner = Planner(log.root, wanted.limits, log_id=log.identity.log_id, verify=wanted.verify)
         with stop_on_signals() as stop:
-            reclaim = Reclaim(log.root, disk, ledger, planner)
+            reclaim = Reclaim(log.root, disk, ledger, planner, log.require_continuity)
             one_pass = Pass(reclaim, wanted.grace_ns, stop, counts, _relieving(reclaim, wanted), wanted.compact_pinned)
             if reload is None:
                 one_pass.run(report, now_ns=time.time_ns())
@@ -281,7 +284,11 @@ def _work(log: Log, wanted: Settings, report: Report, counts: Counts, *, reload:
 
 
 def _watch(one_pass: Pass, report: Report, reload: Callable[[], Settings]) -> None:
-    """Make passes until a signal arrives; an error is reported, and the next pass tries again."""
+    """Make passes until a signal arrives; an error is reported, and the next pass tries again.
+
+    Raises:
+        Replaced: another log, or an older copy, is at the root; the ledger that is open is not that of its segments.
+    """
     root = one_pass.reclaim.root
     hangups: list[int] = []
     signal.signal(signal.SIGHUP, lambda number, _frame: hangups.append(number))
@@ -292,7 +299,11 @@ def _watch(one_pass: Pass, report: Report, reload: Callable[[], Settings]) -> No
     def matters(path: Path) -> bool:
         return _matters(path) or path.name == CONSUMERS or path.parent == root.routes
 
-    for _ in wakes(directories, matters, period_seconds=PERIOD_SECONDS, stop=one_pass.stop):
+    def look() -> None:
+        with suppress(Gone, OSError):  # it may be mounted again; the next pass reports it
+            one_pass.reclaim.require()
+
+    for _ in wakes(directories, matters, period_seconds=PERIOD_SECONDS, stop=one_pass.stop, on_tick=look):
         began = time.monotonic()
         one_pass.counts.begin()
         try:
@@ -304,6 +315,7 @@ def _watch(one_pass: Pass, report: Report, reload: Callable[[], Settings]) -> No
         except BrokenPipeError:
             raise
         except (OSError, WaldError) as error:
+            look()
             one_pass.counts.failed += 1
             report.trouble(str(error))
         else:

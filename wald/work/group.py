@@ -130,7 +130,7 @@ class WorkGroup:
             self._calls = Calls(self.log, self._owner, clock)
             if not journal.is_new:
                 journal.rewrite(self._owner.snapshot())
-            self._turns = Turns(self._owner, journal, arrived, name=route)
+            self._turns = Turns(self._owner, journal, arrived, require=self.log.require_continuity, name=route)
             stack.callback(self._turns.close)
             self._upkeep = Upkeep(
                 self.log,

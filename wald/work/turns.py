@@ -8,18 +8,20 @@ is there for it, so that no worker works for others for long. That thread also e
 While the threads that were answered go on, one after the other, no turn begins, unless a time has come: most of them
 ask again at once, and then one turn and one sync are for all.
 
-After a failed write or sync it is not known what is on disk, so nothing is carried out any more.
+After a failed write or sync it is not known what is on disk, so nothing is carried out any more. Nor is it once another
+log, or an older copy of the log, is at the path: the next owner reads another journal.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from wald.errors import Replaced
 from wald.work.asks import AckAsk, Ask, LeaseAsk, answer, foretell
 from wald.work.journal import Journal
 from wald.work.owner import Owner
@@ -35,11 +37,21 @@ class Turns:
     """The turns of ``owner``, which ``journal`` makes durable.
 
     Args:
+        require: raises an error if the log is not the one any more whose journal this is; called in each turn.
         wake: gets anything when there may be something to lease. A queue, as Ctrl-C may leave an event locked.
     """
 
-    def __init__(self, owner: Owner, journal: Journal, wake: SimpleQueue[None], *, name: str) -> None:
+    def __init__(
+        self,
+        owner: Owner,
+        journal: Journal,
+        wake: SimpleQueue[None],
+        *,
+        require: Callable[[], None],
+        name: str,
+    ) -> None:
         self._owner = owner
+        self._require = require
         self._journal = journal
         self._asked: deque[Ask[Any]] = deque()
         self._waiting: deque[LeaseAsk[Any]] = deque()  # in the order in which they have come
@@ -57,6 +69,7 @@ class Turns:
 
         Raises:
             OSError: the journal cannot be written, now or earlier.
+            Replaced: the log is another one, or an older copy, now or earlier.
             ValueError: the group is closed.
         """
         if threading.current_thread() is threading.main_thread():
@@ -166,6 +179,8 @@ class Turns:
             if self._closed:
                 self._journal.sync()  # for what was done before those leases that wait
                 raise ValueError("the work group is closed")
+            with suppress(OSError):  # files that cannot be opened now do not prove another log
+                self._require()
             self._settle(asks, own)
         except Exception as error:  # noqa: BLE001 - each thread that asks gets it
             if not self._closed and self._failed is None:
@@ -248,6 +263,8 @@ def _again(error: Exception) -> Exception:
     """The same for another thread; raised again and again, one error would keep the frames of all of them."""
     if isinstance(error, OSError):
         return OSError(error.errno, error.strerror, error.filename)
+    if isinstance(error, Replaced):
+        return type(error)(error.message, hint=error.hint)
     return (
         ValueError(str(error)) if isinstance(error, ValueError) else RuntimeError(f"the work group failed: {error!r}")
     )

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 
-from wald.errors import WaldError
+from wald.errors import Replaced, WaldError
 from wald.format.record import Record
 from wald.format.work import Dead
 from wald.log import Log
@@ -96,11 +96,13 @@ class Upkeep:
             self._wake.wait(_EVERY_SECONDS)
             self._wake.clear()
             if self._closed:
-                return
+                return None
             self._report_lost()
             for do in (self._follow_cursor, self.move_cursor, self._give_up, self.move_cursor):
                 try:
                     do()
+                except Replaced as error:
+                    return self._report(f"{self._route}: group {self._group}: {error}")
                 except (WaldError, OSError, ValueError, RuntimeError) as error:
                     self._report_failure(f"{self._route}: group {self._group}: {error}")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,20 +51,23 @@ class Daemon:
         root: of the log.
         patience: for how many seconds a request is tried before its answer is :class:`wald.errors.Unavailable`. It
             may still be carried out after that.
+        require: raises an error if the daemon that was connected is that of another log, or of an older copy.
 
     Attributes:
         patience: the same.
         published: for the metrics.
     """
 
-    def __init__(self, root: Path, socket: Path, *, patience: float) -> None:
+    def __init__(
+        self, root: Path, socket: Path, *, patience: float, require: Callable[[], None] = lambda: None
+    ) -> None:
         self._root = root
         self._socket = socket
         self.patience = patience
         self.published = Published()
         self._idle: list[Producer] = []
         self._main, self._held = (
-            Lane(socket, self.published, seconds=patience, send_again=self._send) for _ in range(2)
+            Lane(socket, self.published, seconds=patience, send_again=self._send, require=require) for _ in range(2)
         )
         self._held_routes: frozenset[str] = frozenset()  # of which all goes over the second connection
         self._asking: dict[str, asyncio.Future[WaldError]] = {}  # why the daemon does not answer

@@ -7,6 +7,7 @@ carried out when the connection is lost before its answer. What is beyond it wai
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wald.client.connection import connect
+from wald.errors import Replaced
 from wald.format.protocol import Code, ProtocolError, parse_reply
 from wald_gate.monitoring.counts import Published
 from wald_gate.transport.joined import JoinedWrites
@@ -47,11 +49,19 @@ class Lane:
     Args:
         seconds: how long a connection is tried.
         send_again: sends what was lost or refused, over the lane that is the right one by then.
+        require: called with each new connection; the error that it raises answers the requests that wait.
     """
 
     def __init__(
-        self, socket: Path, published: Published, *, seconds: float, send_again: Callable[[Request], None]
+        self,
+        socket: Path,
+        published: Published,
+        *,
+        seconds: float,
+        send_again: Callable[[Request], None],
+        require: Callable[[], None],
     ) -> None:
+        self._require = require
         self._socket = socket
         self._published = published
         self._seconds = seconds
@@ -148,6 +158,12 @@ class Lane:
                 if self._transport is None:
                     self._transport = await self._connected()
                 pause = _PAUSE_SECONDS
+            except Replaced as error:
+                refused, self._waiting = self._waiting, OrderedDict()
+                for request in refused:
+                    if not request.answer.done():
+                        request.answer.set_exception(type(error)(error.message, hint=error.hint))
+                continue
             except OSError as error:
                 for request in self._waiting:
                     request.trouble = error
@@ -160,11 +176,21 @@ class Lane:
                 self._send_again(request)
 
     async def _connected(self) -> JoinedWrites:
-        connection = await asyncio.to_thread(connect, self._socket, seconds=self._seconds)
-        connection.setblocking(False)
+        connection = await asyncio.to_thread(self._connect)
         transport, _ = await asyncio.get_running_loop().create_connection(lambda: _Answers(self), sock=connection)
         transport.set_write_buffer_limits(high=_UNSENT_BYTES)
         return JoinedWrites(transport)
+
+    def _connect(self) -> socket.socket:
+        """A connection to the daemon of the log that this gate was started for, which may be another one by now."""
+        connection = connect(self._socket, seconds=self._seconds)
+        try:
+            self._require()
+            connection.setblocking(False)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
 
 class _Answers(asyncio.Protocol):

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from wald.answers.liveness import Life, Liveness, liveness
-from wald.errors import WaldError, command_line
+from wald.errors import Gone, Replaced, RolledBack, WaldError, command_line
 from wald.log import Log
-from wald.store.files.identity import read_identity
 
 _FRESH_SECONDS = 1.0
+_SAME_SECONDS = 0.5
 _PATIENCE_SECONDS = 5.0
 _DAEMON_SECONDS = 4.0  # a sync of a slow disk is no failure
 _STALLED_SECONDS = 30.0
@@ -26,6 +27,10 @@ _SENTENCES = {
     Life.DEAD: "no daemon runs",
     Life.NEVER: "no daemon has run yet",
 }
+_OTHER = "another log is in the place of the one that this gate was started for"
+_OLDER = "an older copy of the log was restored under this gate"
+_GONE = "the log is not at its path any more"
+_RESTART = "restart wald-gate: it then reads what there is"
 _log = logging.getLogger("wald_gate")
 
 
@@ -65,6 +70,32 @@ class Readiness:
         self._found = Ready(Word.READY)
         self._found_at = float("-inf")
         self._look: asyncio.Task[Ready] | None = None
+        self._same: asyncio.Task[None] | None = None
+        self._same_at = float("-inf")
+
+    async def require_same_log(self) -> None:
+        """Admit a request only if the log is the one that this gate has served, as of half a second ago.
+
+        Raises:
+            Replaced: another log, or an older copy, is at the path, until the gate is restarted; or no log is there.
+        """
+        if time.monotonic() - self._same_at < _SAME_SECONDS:
+            return
+        if self._same is None or self._same.done():
+            self._same = asyncio.create_task(asyncio.to_thread(self._require), name="wald-gate-same-log")
+        with suppress(TimeoutError):  # the disk hangs: what needs it waits for it
+            await asyncio.wait_for(asyncio.shield(self._same), _PATIENCE_SECONDS)
+        self._same_at = time.monotonic()
+
+    def _require(self) -> None:
+        try:
+            self._log.require_continuity()
+        except Gone:
+            raise
+        except Replaced as error:
+            raise type(error)(error.message, hint=_RESTART) from None
+        except OSError:  # no descriptor, or the disk fails: what needs it reports it
+            return
 
     async def now(self) -> Ready:
         """Whether the gate is ready; a disk or a daemon that hangs is no answer, so it is not."""
@@ -85,14 +116,15 @@ class Readiness:
     def _read(self) -> Ready:
         log = self._log
         try:
-            is_same = read_identity(log.root) == log.identity
             log.head()
+        except Replaced as error:
+            if isinstance(error, Gone):
+                return Ready(Word.NOT_READY, _GONE, f"{error.message}; hint: {error.hint}")
+            why = _OLDER if isinstance(error, RolledBack) else _OTHER
+            return Ready(Word.NOT_READY, why, f"{error.message}; hint: {_RESTART}")
         except (WaldError, OSError) as error:
             hint = getattr(error, "hint", "")
             return Ready(Word.NOT_READY, "the log cannot be read", f"{error}{f'; hint: {hint}' if hint else ''}")
-        if not is_same:
-            why = "another log is in the place of the one that this gate was started for"
-            return Ready(Word.NOT_READY, why, f"{log.root.path}: {why}; hint: restart wald-gate")
         return _of_daemon(liveness(log.root, log.identity, self._socket, seconds=_DAEMON_SECONDS), log.root.path)
 
 

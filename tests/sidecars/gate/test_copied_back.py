@@ -1,23 +1,68 @@
-"""A gate on a log that is copied back under it goes on with what there is."""
+"""A gate under which its log is replaced answers 503 until it is started again, and then serves what there is."""
 
 from __future__ import annotations
 
+import http.client
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from copied_back import copy, copy_back
 from gating import Gate
-from repeating import ORDERS
-from running import Daemon
+from group_requests import GROUP, lease
+from repeating import ORDERS, send
+from running import Daemon, eventually, output_of
+
+OTHER = "another log is in the place of the one that this gate was started for"
+OLDER = "an older copy of the log was restored under this gate"
+NEW = [b"new %d\n" % number for number in range(9)]
 
 
-def test_records_are_stored_under_ids_that_the_log_does_not_miss(
-    gate: Gate, daemon: Daemon, root: Path, tmp_path: Path
+def another_log(daemon: Daemon, root: Path) -> None:
+    daemon.stop()
+    root.rename(root.with_name("old"))
+    daemon.start_again()
+    output_of("route", "add", "--root", root, "orders")
+
+
+def older_copy(daemon: Daemon, root: Path) -> None:
+    copy_back(daemon, root, root.with_name("copy"))
+
+
+@pytest.mark.parametrize(("replace", "sentence"), [(another_log, OTHER), (older_copy, OLDER)])
+def test_nothing_of_the_log_that_was_there_is_answered(
+    gate: Gate, daemon: Daemon, root: Path, replace: Callable[[Daemon, Path], None], sentence: str
 ) -> None:
     gate.post(ORDERS, b"kept\n")
-    copy(daemon, root, tmp_path / "copy")
-    for number in range(3):
-        gate.post(ORDERS, b"lost %d\n" % number)
-    copy_back(daemon, root, tmp_path / "copy")
+    gate.make_group("billing")
+    copy(daemon, root, root.with_name("copy"))
+    send(gate, "k", b"lost 2\nlost 3\n")
+    assert len(lease(gate, max_records=2)) == 2
+    with gate.asked("GET", f"{ORDERS}?from=2&follow=1&format=raw") as following:
+        assert following.read(len(b"lost 2\nlost 3\n")) == b"lost 2\nlost 3\n"
+        replace(daemon, root)
+        output_of("append", "--root", root, "orders", stdin=b"".join(NEW))
+        with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
+            following.read()
 
-    assert [gate.post(ORDERS, b"%d\n" % number).json()["first"] for number in range(2)] == [2, 3]
-    assert gate.get(f"{ORDERS}?format=raw").body == b"kept\n0\n1\n"
+    for answer in (
+        gate.post(f"{GROUP}/lease", {"consumer": "w1"}),
+        gate.post(f"{GROUP}/ack", {"consumer": "w1", "sequences": [1, 2]}),
+        gate.post(ORDERS, b"x\n"),
+        gate.get("/v1/head"),
+    ):
+        assert (answer.status, answer.json()["code"]) == (503, "replaced"), answer.body
+        assert "verify" not in answer.json()["hint"]
+    eventually(lambda: gate.get("/v1/routes").status == 503)  # what reads nothing looks twice a second
+    eventually(lambda: send(gate, "k", b"lost 2\nlost 3\n").status == 503)
+    eventually(lambda: gate.get("/readyz").status == 503)
+    assert gate.get("/readyz").json()["detail"] == sentence
+    assert gate.get("/healthz").status == 200
+
+    gate.stop()
+    gate.start()
+    there = output_of("read", "--root", root, "orders")
+    assert there.endswith(b"".join(NEW))
+    assert b"x\n" not in there.splitlines(keepends=True)
+    assert gate.get(f"{ORDERS}?format=raw").body == there
+    assert send(gate, "k", b"lost 2\nlost 3\n").json()["first"] == len(there.splitlines()) + 1

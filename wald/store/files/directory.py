@@ -87,6 +87,10 @@ class Root:
     def recovery(self) -> Path:
         return self.path / "recovery"
 
+    def report(self, epoch: int) -> Path:
+        """The report of one start of the daemon."""
+        return self.recovery / f"{epoch:010d}.json"
+
     @property
     def gate(self) -> Path:
         """What wald-gate remembers."""

@@ -7,9 +7,10 @@ waits for a writer that never comes. So every file of a log that is read is open
 from __future__ import annotations
 
 import errno
+import json
 import os
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from wald.errors import Damaged
 from wald.store.files.inodes import is_regular
@@ -47,6 +48,15 @@ def read_regular(path: Path) -> bytes:
     """All that is in it; errors as of :func:`open_regular`."""
     with open_file(path) as file:
         return file.read()
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file; None if it is missing or is not one. ``Any``: it is JSON."""
+    try:
+        found = json.loads(read_regular(path))
+    except (OSError, ValueError, RecursionError, Damaged):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def read_start(path: Path, length: int) -> bytes:

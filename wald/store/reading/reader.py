@@ -19,7 +19,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import NamedTuple
 
-from wald.errors import Damaged, InvalidInput, command_line
+from wald.errors import Damaged, InvalidInput, NotFound, command_line
 from wald.format.parsing import StoredBatch, holds_pieces
 from wald.store.files.runs import Spans
 from wald.store.reading.batches import Batch, Begun, Joiner
@@ -252,7 +252,11 @@ class _Reading:
             if self._walk is None or not self._walk.begun:
                 self.close()
                 self._walk = self._walk_from(self._begin)
-            again = yield from self._advance(self._walk)
+            try:
+                again = yield from self._advance(self._walk)
+            except (Damaged, NotFound):
+                self._view.require_continuity()
+                raise
 
     def require_head(self) -> None:
         """Report that the head is lost, if what is wanted may be behind the place where reading has ended."""
@@ -350,7 +354,8 @@ class _Reading:
         try:
             lost = list(self._history.unexplained(first, last))
             if lost:
-                view = replace(read_view(self._root, self._view.log_id).including_released(), bound=self._view.bound)
+                listed = read_view(self._root, self._view.log_id, continuity=self._view.continuity)
+                view = replace(listed.including_released(), bound=self._view.bound)
                 if view.listing.between(walk.segment + 1, min(missing.last, view.bound.segment)):
                     self._view = view
                     return True
@@ -368,9 +373,9 @@ class _Reading:
             return False
         torn = [] if explained.covers(first, last) else self._joiner.drop()
         self._report_unexplained(first, last, lost, torn)
-        for found in missing_records:
-            if found is not None:
-                self._on_missing(found)
+        for found in filter(None, missing_records):
+            self._view.require_continuity()
+            self._on_missing(found)
         return False
 
     def _deleted(self, first: int, last: int, explained: Spans) -> Iterator[ReclaimedSegment]:
@@ -439,6 +444,7 @@ class _Reading:
     def _report_gone(self, gone: Iterable[ReclaimedSegment], first: int, last: int, lost: str) -> None:
         missing = self._missing(gone, first, last, lost)
         if missing is not None:
+            self._view.require_continuity()
             self._on_missing(missing)
 
     def _missing(self, gone: Iterable[ReclaimedSegment], first: int, last: int, lost: str) -> Missing | None:
@@ -495,6 +501,7 @@ class _Reading:
         self._report(damaged)
 
     def _report(self, error: Damaged) -> None:
+        self._view.require_continuity()  # the damage may be in another log, or in an older copy
         if self._on_damage is None:
             raise error
         self._on_damage(error)
@@ -505,7 +512,7 @@ def _moved(view: View) -> bool:
     head = readable_head(view.root)
     if head is None:
         return view.renewed().bound != view.bound
-    return (head.segment, head.position) != (view.bound.segment, view.bound.position)
+    return head != view.head
 
 
 def _limited(batches: Generator[Batch], limit: int) -> Iterator[Batch]:

@@ -1,6 +1,7 @@
 """One segment, whatever its form, and how far a log may be read.
 
 compression the sealed form, written and read
+continuity  detection of another log, or an older copy, at the path of a log
 contents    what the batches of a segment hold
 frames      the frames of a sealed segment, written
 head        how far the log may be read

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from wald.format.names import Kind, segment_name
 from wald.store.files.directory import Root
 from wald.store.files.listing import Listing, Segment, list_segments
 from wald.store.files.regular import open_file
+from wald.store.segments.continuity import Continuity
 from wald.store.segments.head import EVERYTHING, Bound, lost_head, read_head, readable_head
 from wald.store.segments.opened import OpenSegment, open_segment
 from wald.store.segments.raw import RawFile, ScannedBatch
@@ -73,6 +74,8 @@ class View:
         with_released: whether reclaimed segments whose files are still there are among those to read.
         changed_ns: when each directory of segments last changed; None: too recently to distinguish it from the next
             change.
+        head: from which the bound was read.
+        continuity: notices another log, or an older copy, at the path; None: nothing does.
     """
 
     root: Root
@@ -81,6 +84,8 @@ class View:
     listing: Listing
     with_released: bool = False
     changed_ns: tuple[int, ...] | None = None
+    head: Head | None = field(default=None, compare=False)
+    continuity: Continuity | None = field(default=None, compare=False)
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -133,9 +138,21 @@ class View:
         return replace(self, listing=self.listing.with_released(), with_released=True)
 
     def renewed(self) -> View:
-        """The log as it is now; the directory is listed again only if it has changed."""
-        found = _view(self.root, self.log_id, before=self)
+        """The log as it is now; the directory is listed again only if it has changed.
+
+        Raises:
+            Replaced: it is another log, an older copy of it, or gone.
+        """
+        found = _view(self.root, self.log_id, self.continuity, before=self)
         return found.including_released() if self.with_released else found
+
+    def require_continuity(self) -> None:
+        """
+        Raises:
+            Replaced: as of :meth:`renewed`.
+        """
+        if self.continuity is not None:
+            self.continuity.require()
 
     def without(self, gone: SegmentGone, segment: Segment) -> View:
         """The same with the segments that there are now, after one turned out to be gone.
@@ -157,7 +174,7 @@ class View:
         return listing.with_released() if self.with_released else listing
 
 
-def read_view(root: Root, log_id: bytes, *, bound: Bound | None = None) -> View:
+def read_view(root: Root, log_id: bytes, *, bound: Bound | None = None, continuity: Continuity | None = None) -> View:
     """The log in ``root`` as it is now.
 
     Without a readable head, which is derived and may be lost, everything but the newest raw segment may be read.
@@ -167,14 +184,17 @@ def read_view(root: Root, log_id: bytes, *, bound: Bound | None = None) -> View:
 
     Raises:
         Damaged: the directory of the segments is not there.
+        Replaced: as of :meth:`View.renewed`, by ``continuity``.
     """
     if bound is None:
-        return _view(root, log_id)
+        return _view(root, log_id, continuity)
     return View(root, log_id, bound, list_segments(root))
 
 
-def _view(root: Root, log_id: bytes, *, before: View | None = None) -> View:
+def _view(root: Root, log_id: bytes, continuity: Continuity | None, *, before: View | None = None) -> View:
     head = readable_head(root)
+    if continuity is not None:
+        continuity.check(head)
     changed_ns = _last_changes(root)
     unchanged = before is not None and changed_ns is not None and changed_ns == before.changed_ns
     # A network file system may give times from its cache, so the segment of the head must be listed as well.
@@ -184,7 +204,7 @@ def _view(root: Root, log_id: bytes, *, before: View | None = None) -> View:
             listing = replace(listing, segments=tuple(s for s in listing.segments if not s.kind.reclaimed))
     else:
         listing = list_segments(root)  # after the head: a segment that the head is in has its name already
-    return View(root, log_id, _bound(head, listing), listing, changed_ns=changed_ns)
+    return View(root, log_id, _bound(head, listing), listing, changed_ns=changed_ns, head=head, continuity=continuity)
 
 
 def _last_changes(root: Root) -> tuple[int, ...] | None:

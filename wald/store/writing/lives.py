@@ -9,24 +9,17 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from wald.errors import Damaged
 from wald.format.times import utc
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
-from wald.store.files.regular import open_file
+from wald.store.files.regular import read_object
 from wald.store.files.uptime import boot_id
 from wald.store.writing.lock import is_held, is_hidden, signature
 
 STOPPED = "stopped"
 _SIGNED = ("epoch", "pid", "host", "started")
-
-
-def report_path(root: Root, epoch: int) -> Path:
-    """The path of the report of one life."""
-    return root.recovery / f"{epoch:010d}.json"
 
 
 def end_life(root: Root, disk: Disk, epoch: int, how: str, *, now_ns: int) -> None:
@@ -49,18 +42,18 @@ def add_to_life(root: Root, disk: Disk, epoch: int, fields: Mapping[str, Any]) -
     """
     report = read_life(root, epoch)
     if report is not None:
-        disk.replace(report_path(root, epoch), json.dumps(report | dict(fields), indent=2).encode() + b"\n")
+        disk.replace(root.report(epoch), json.dumps(report | dict(fields), indent=2).encode() + b"\n")
 
 
 def read_life(root: Root, epoch: int) -> dict[str, Any] | None:
     """The report of a life; None if it is missing or not a report."""
-    return _read(report_path(root, epoch))
+    return read_object(root.report(epoch))
 
 
 def lives(root: Root) -> Iterator[dict[str, Any]]:
     """The reports that are kept, the newest life first."""
     for path in sorted(root.recovery.glob("*.json"), reverse=True):
-        if (report := _read(path)) is not None:
+        if (report := read_object(path)) is not None:
             yield report
 
 
@@ -157,13 +150,3 @@ def _ending(report: dict[str, Any]) -> str:
     if report.get("boot") != boot_id():
         return f"{who} was not stopped: its machine went down under it, or it was killed before that"
     return f"{who} was not stopped: it was killed, or crashed"
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    """A report; None if it is missing or not a report."""
-    try:
-        with open_file(path) as file:
-            report = json.load(file)
-    except (OSError, ValueError, RecursionError, Damaged):
-        return None
-    return report if isinstance(report, dict) else None

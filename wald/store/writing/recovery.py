@@ -12,6 +12,7 @@ or wrong. No error stops the start. The report names the sequences that are lost
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -32,7 +33,7 @@ from wald.store.files.uptime import boot_id
 from wald.store.segments.raw import FIRST_BATCH, SegmentEnd
 from wald.store.writing.examination import Content, Facts, Header, examine
 from wald.store.writing.floor import find_floor, given_up, last_sealed
-from wald.store.writing.lives import last_end, report_path
+from wald.store.writing.lives import last_end
 from wald.store.writing.lock import require_own_files
 from wald.store.writing.replay import state_after
 
@@ -83,6 +84,7 @@ class Report:
     """What one start found and did, as it is written to ``recovery/<epoch>.json``.
 
     Attributes:
+        life: random, so that no other start has the same one, in whatever copy of the log.
         boot: the kernel's id of the boot.
         before: how the life before ended, as a sentence.
         fate: a :class:`Fate`; "" if there is no raw segment.
@@ -93,6 +95,7 @@ class Report:
 
     epoch: int
     at_ns: int
+    life: str = field(default_factory=lambda: secrets.token_hex(16))
     boot: str = ""
     before: str = ""
     segment: str = ""
@@ -140,7 +143,7 @@ def recover(
     require_own_files(root)
     for left_over in (*root.recovery.glob(f"*{TEMPORARY}"), *root.quarantine.glob(f"*{TEMPORARY}")):
         disk.unlink(left_over)
-    report = Report(epoch, now_ns, boot_id(), last_end(root), **about)
+    report = Report(epoch, now_ns, boot=boot_id(), before=last_end(root), **about)
     recovered = _Recovery(root, disk, log_id, report).run()
     for name in root.route_names():
         recovered.state.routes.setdefault(name, 0)
@@ -297,6 +300,6 @@ def _refuse(facts: Facts) -> NoReturn:
 
 
 def _write_report(root: Root, disk: Disk, report: Report) -> None:
-    disk.replace(report_path(root, report.epoch), json.dumps(asdict(report), indent=2).encode() + b"\n")
+    disk.replace(root.report(report.epoch), json.dumps(asdict(report), indent=2).encode() + b"\n")
     for old in sorted(root.recovery.glob("*.json"))[:-REPORTS_KEPT]:
         disk.unlink(old)

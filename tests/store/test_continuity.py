@@ -1,0 +1,233 @@
+"""A process that keeps running notices another log, or an older copy of its log, at the path; and nothing else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from logs import START_NS, Built
+
+from wald.errors import Damaged, Gone, Replaced
+from wald.format.head import decode_head
+from wald.log import Log
+
+LATER_NS = START_NS + 3600 * 10**9
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    return tmp_path / "copy"
+
+
+def restart(root: Path, epoch: int) -> Built:
+    return Built(root, epoch=epoch, now_ns=LATER_NS + epoch)
+
+
+def restore(copy: Path, root: Path) -> None:
+    shutil.rmtree(root)
+    shutil.copytree(copy, root)
+
+
+def write(built: Built, *texts: str) -> None:
+    for text in texts:
+        built.lines("a", [text.encode()])
+
+
+def seen(log: Log) -> list[bytes]:
+    return [record.value for record in log.records("a")]
+
+
+def test_restarts_cuts_and_repairs_are_no_other_past(root: Path) -> None:
+    built = Built(root)
+    write(built, "1")
+    log = built.log
+    for epoch in (2, 3, 5):
+        assert len(seen(log)) == built.last
+        built.cut()
+        built.seal()
+        built = restart(root, epoch)
+        log.require_continuity()
+        write(built, f"of epoch {epoch}")
+    assert len(seen(log)) == 4
+
+
+def test_a_start_that_finds_pieces_only_is_no_other_past(root: Path) -> None:
+    built = Built(root)
+    built.piece("a", b"begins", begins=True, ends=False)
+    log = built.log
+    log.view()
+    built = restart(root, 2)
+    log.view()
+    built.piece("a", b" and ends\n", begins=False, ends=True)
+    assert seen(log) == [b"begins and ends"]
+
+
+def older_copy(root: Path, copy: Path) -> None:
+    """Nothing but an older copy, with no start since."""
+    restore(copy, root)
+
+
+def started_copy(root: Path, copy: Path) -> None:
+    """A start of the copy, with fewer records than were seen."""
+    restore(copy, root)
+    restart(root, 2)
+
+
+def longer_copy(root: Path, copy: Path) -> None:
+    """A start of the copy that has got more records by now than were seen."""
+    restore(copy, root)
+    write(restart(root, 2), *(f"new {number}" for number in range(9)))
+
+
+def several_starts(root: Path, copy: Path) -> None:
+    longer_copy(root, copy)
+    write(restart(root, 3), "newer")
+    restart(root, 4)
+
+
+@pytest.mark.parametrize("replace", [older_copy, started_copy, longer_copy, several_starts])
+def test_an_older_copy_is_noticed(root: Path, copy: Path, replace: Callable[[Path, Path], None]) -> None:
+    built = Built(root)
+    write(built, "1", "2")
+    shutil.copytree(root, copy)
+    write(built, "3", "4")
+    log = built.log
+    assert len(seen(log)) == 4
+
+    replace(root, copy)
+    for act in (log.view, log.head, lambda: log.cursor("a"), lambda: log.set_cursor("a", 1), lambda: seen(log)):
+        with pytest.raises(Replaced, match="an older copy of the log was restored here") as error:
+            act()
+        assert (error.value.exit_code, error.value.hint.startswith("start this program again")) == (16, True)
+    assert Log(root).cursor("a").sequence == 0
+    assert seen(Log(root))[:2] == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("old_wald", [False, True])
+def test_a_start_is_told_from_another_one_of_the_same_epoch(root: Path, copy: Path, *, old_wald: bool) -> None:
+    """The copy was made before the start that this process knows, and has another start of that number."""
+    write(Built(root), "1")
+    shutil.copytree(root, copy)
+    built = restart(root, 2)
+    if old_wald:
+        forget_lives(root)
+    write(built, "2")
+    log = built.log
+    log.view()
+
+    restore(copy, root)
+    built = Built(root, epoch=2, now_ns=LATER_NS + 77)
+    if old_wald:
+        forget_lives(root)
+    write(built, "other 2", "other 3")
+    with pytest.raises(Replaced, match="epoch 2 began at another start"):
+        log.view()
+
+
+def forget_lives(root: Path) -> None:
+    """Make the reports those of a wald that wrote no life."""
+    for path in (root / "recovery").glob("*.json"):
+        report = json.loads(path.read_text())
+        report.pop("life", None)
+        path.write_text(json.dumps(report))
+
+
+def test_pieces_that_were_seen_and_are_gone_are_noticed(root: Path, copy: Path) -> None:
+    """Joined with pieces that come then, they would make a record that nobody has sent."""
+    built = Built(root)
+    built.piece("a", b"begins", begins=True, ends=False)
+    shutil.copytree(root, copy)
+    built.piece("a", b", goes on", begins=False, ends=False)
+    log = built.log
+    log.view()
+    restore(copy, root)
+    restart(root, 2).piece("a", b" and ends\n", begins=False, ends=True)
+    with pytest.raises(Replaced):
+        log.view()
+
+
+def test_another_log_is_noticed_whatever_its_head(root: Path, tmp_path: Path) -> None:
+    built = Built(root)
+    write(built, "1")
+    log = built.log
+    log.view()
+    root.rename(tmp_path / "old")
+    write(Built(root), "1", "2", "3")
+    for _ in range(2):
+        with pytest.raises(Replaced, match="another log is in the place of the one") as error:
+            log.view()
+        assert error.value.exit_code == 16
+
+
+def test_a_log_that_is_gone_may_come_back(root: Path, tmp_path: Path) -> None:
+    built = Built(root)
+    write(built, "1")
+    log = built.log
+    log.view()
+    root.rename(tmp_path / "away")
+    for act in (log.view, log.head, lambda: log.set_cursor("a", 1)):
+        with pytest.raises(Gone, match="there is no log here any more") as error:
+            act()
+        assert (error.value.exit_code, "findmnt" in error.value.hint) == (16, True)
+    (tmp_path / "away").rename(root)
+    assert seen(log) == [b"1"]
+
+
+def test_a_lost_head_is_no_other_past(root: Path) -> None:
+    built = Built(root)
+    write(built, "1")
+    log = built.log
+    log.view()
+    head = (root / "head").read_bytes()
+    (root / "head").unlink()
+    log.view()
+    (root / "head").write_bytes(head)
+    log.view()
+
+
+def test_a_follower_ends_with_it(root: Path, copy: Path) -> None:
+    built = Built(root)
+    write(built, "1")
+    shutil.copytree(root, copy)
+    write(built, "2")
+    following = built.log.records("a", follow=True)
+    assert [next(following).value for _ in range(2)] == [b"1", b"2"]
+    longer_copy(root, copy)
+    with pytest.raises(Replaced):
+        next(following)
+
+
+def test_what_looks_damaged_in_another_log_is_not_called_so(root: Path, tmp_path: Path) -> None:
+    """The reader has the directory of its log, and opens the files of the other one."""
+    built = Built(root)
+    for text in ("1", "2", "3"):
+        write(built, text)
+        built.cut()
+        built.seal()
+    damage: list[Damaged] = []
+    reading = built.log.records("a", on_damage=damage.append)
+    assert next(reading).value == b"1"
+    root.rename(tmp_path / "old")
+    write(Built(root), "of another log")
+    with pytest.raises(Replaced):
+        list(reading)
+    assert not damage
+
+
+def test_threads_that_see_heads_in_another_order_notice_nothing(root: Path) -> None:
+    """One has read the head and is late to compare it; another one has compared a newer one."""
+    built = Built(root)
+    write(built, "1")
+    early = decode_head((root / "head").read_bytes())
+    write(built, "2")
+    log = built.log
+    log.view()
+    log._continuity.check(early)

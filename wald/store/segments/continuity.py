@@ -1,0 +1,141 @@
+"""Detection of another log, or another past of the same log, at a path that a process has read before.
+
+A process that keeps running holds positions in memory. They mean nothing in another log that was moved to the path, nor
+in an older copy of the log that was restored there, even if its id, its epoch and its head look right by now. What
+cannot recur shows it: each start of the daemon writes a random ``life`` into its report ``recovery/<epoch>.json``, with
+the sequence at which it begins. No process has seen a record with that sequence or a later one before that start.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from wald.errors import Gone, NotFound, Replaced, RolledBack
+from wald.format.head import Head
+from wald.format.names import Kind, segment_name
+from wald.store.files.directory import Root
+from wald.store.files.identity import read_identity
+from wald.store.files.regular import read_object
+from wald.store.segments.head import readable_head
+
+_HINT = "start this program again: it then reads its positions from disk"
+_REPORTS = 64  # more than are kept
+_Mark = tuple[int, int, int] | None
+
+
+class Continuity:
+    """The past of the log ``log_id`` at ``root``, as one process has seen it; threads may share it."""
+
+    def __init__(self, root: Root, log_id: bytes) -> None:
+        self._root = root
+        self._log_id = log_id
+        self._lock = threading.Lock()
+        self._seen: Head | None = None
+        self._life: object = None
+        self._marks: tuple[_Mark, _Mark] = (None, None)
+        self._replaced: Replaced | None = None
+
+    def require(self) -> None:
+        """The same as :meth:`check`, with the present head."""
+        self.check(readable_head(self._root))
+
+    def check(self, head: Head | None) -> None:
+        """Compare the log with what was seen of it, and remember ``head``, which was read just now.
+
+        Raises:
+            Gone: there is no log at the path now.
+            Replaced: another log is at the path, or the log has another past. Then every later call raises it.
+        """
+        with self._lock:
+            if self._replaced is None:
+                try:
+                    self._compare(head)
+                except Gone:
+                    raise
+                except Replaced as error:
+                    self._replaced = error
+            if self._replaced is not None:  # a new one: each raise adds its frames to the error
+                raise type(self._replaced)(self._replaced.message, hint=self._replaced.hint)
+
+    def _compare(self, head: Head | None) -> None:
+        seen = self._seen
+        marks = self._present_marks(seen.epoch if seen else 0)
+        went_on = seen is None or head is None or (head.epoch == seen.epoch and head.sequence >= seen.sequence)
+        if went_on and marks == self._marks and marks[0] is not None:
+            self._seen = head or seen
+            return
+        self._require_same_log()
+        if head is not None and not went_on:
+            head = readable_head(self._root)  # another thread may have seen a newer one than was read here
+        if head is not None:
+            if seen is not None:
+                self._require_same_past(seen, head)
+            self._seen, self._life = head, _life(self._report(head.epoch))
+            if seen is None or head.epoch != seen.epoch:
+                marks = self._present_marks(head.epoch)  # its report is complete before a head has its epoch
+        self._marks = marks
+
+    def _require_same_log(self) -> None:
+        path = self._root.path
+        try:
+            log_id = read_identity(self._root).log_id
+        except NotFound:
+            raise Gone(
+                f"{path}: there is no log here any more: it was moved or removed, or its file system is not mounted",
+                hint=f"findmnt -T {path}; ls -la {path}; start this program again once the log is back",
+            ) from None
+        if log_id != self._log_id:
+            raise Replaced(
+                f"{path}: another log is in the place of the one that this process was started for: "
+                f"{uuid.UUID(bytes=log_id)} instead of {uuid.UUID(bytes=self._log_id)}",
+                hint="start this program again to use it, or move the right log back",
+            )
+
+    def _require_same_past(self, seen: Head, head: Head) -> None:
+        known = f"this process has seen record {seen.sequence} of epoch {seen.epoch}"
+        older = f"{self._root.path}: an older copy of the log was restored here"
+        if (head.epoch, head.sequence) < (seen.epoch, seen.sequence) or head.sequence < seen.sequence:
+            now = f"the log ends at record {head.sequence} of epoch {head.epoch}"
+            raise RolledBack(f"{older}: {known}, and {now}", hint=_HINT)
+        life = _life(self._report(seen.epoch))
+        if life is not None and self._life is not None and life != self._life:
+            raise RolledBack(f"{older}: {known}, and epoch {seen.epoch} began at another start", hint=_HINT)
+        for epoch in range(max(seen.epoch + 1, head.epoch - _REPORTS), head.epoch + 1):
+            report = self._report(epoch)
+            if report is not None and _begins_before(report, seen):
+                began = f"epoch {epoch} began with record {report.get('next_sequence')}"
+                raise RolledBack(f"{older}: {known}, and {began}", hint=_HINT)
+
+    def _report(self, epoch: int) -> dict[str, Any] | None:
+        return read_object(self._root.report(epoch))
+
+    def _present_marks(self, epoch: int) -> tuple[_Mark, _Mark]:
+        """What a replacement of the identity or of the report of an epoch changes; None: the file is not there."""
+        return _mark(self._root.identity), _mark(self._root.report(epoch))
+
+
+def _mark(path: Path) -> _Mark:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def _life(report: Mapping[str, Any] | None) -> object:
+    """The id of a start; its time in a report of an older wald; None if it is not known."""
+    return None if report is None else report.get("life") or report.get("at_ns")
+
+
+def _begins_before(report: Mapping[str, Any], seen: Head) -> bool:
+    """Return True if the start of a report found less than ``seen``, of records or of pieces of records."""
+    begins, scanned = report.get("next_sequence"), report.get("scanned_bytes")
+    if isinstance(begins, int) and begins <= seen.sequence:
+        return True
+    same = report.get("segment") == segment_name(seen.segment, Kind.RAW)
+    return same and isinstance(scanned, int) and scanned < seen.position and not report.get("errors")
