@@ -164,7 +164,7 @@ class Rows:
                     '.option("mode", "PERMISSIVE"), which makes it null',
                 )
             damage.add(Damaged(f"{message}; it is null"))
-        kept = compute.if_else(too_long, pa.scalar(None, values.type), values)
+        kept = _only(values, ~too_long.to_numpy(zero_copy_only=False))
         return batch.set_column(batch.schema.get_field_index(name), pa.field(name, values.type), kept)
 
     def _rows(self, batch: pa.RecordBatch, log: str) -> pa.RecordBatch:
@@ -173,7 +173,7 @@ class Rows:
             values = batch.column("value")
             columns, bad = self.json.parse(compute.fill_null(values, b""))
             parsed[JSON] = pa.StructArray.from_arrays(columns, fields=list(self.json.schema), mask=bad)
-            parsed[CORRUPT] = compute.if_else(bad, values, pa.scalar(None, values.type))
+            parsed[CORRUPT] = _only(values, bad.to_numpy(zero_copy_only=False))
         arrays = []
         for field in self.schema:
             name = field.name.lower()  # Spark accepts SEQ for seq, and expects the name that was asked for
@@ -251,6 +251,11 @@ def _row_bytes(column: pa.Array) -> np.ndarray:
         lengths = compute.fill_null(compute.binary_length(column), 0)
         return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)
     return np.full(len(column), 8, np.int64)
+
+
+def _only(values: pa.Array, kept: np.ndarray) -> pa.Array:
+    """``values`` with nulls for those not ``kept``, and without the bytes of those, which ``if_else`` would keep."""
+    return values.take(pa.array(np.arange(len(values)), mask=~kept))
 
 
 def _repeated(text: str, count: int) -> pa.Array:

@@ -190,6 +190,29 @@ def test_a_value_that_is_too_long_ends_the_query_or_is_reported(built: Built, tm
     assert report.read_text().count("record 2 of route a has a value of 1001 B; it is null") == 1
 
 
+def sent(read: pa.Table) -> int:
+    """How many bytes go to the JVM."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, read.schema) as stream:
+        stream.write_table(read)
+    return int(sink.tell())
+
+
+def test_the_bytes_of_a_value_that_is_null_are_not_sent(built: Built) -> None:
+    built.lines("a", [b"short", b"x" * 100_000])
+    built.columns("a", [b"v", b"v"], keys=[b"k" * 100_000, None], headers=[None, b'{"h":"%b"}' % (b"1" * 100_000)])
+    read = table(rows_of(DEFAULT, value_bytes=1000, tolerance=Tolerance(damage=True)), built)
+    assert [read["value"].null_count, read["key"].null_count, read["headers"].null_count] == [1, 4, 4]
+    assert sent(read) < 10_000
+
+
+def test_a_value_that_is_json_is_not_sent_as_a_corrupt_record_too(built: Built) -> None:
+    built.lines("a", [b'{"n":1,"other":"%b"}' % (b"x" * 100_000), b"no json"])
+    read = table(rows_of({"json": JSON, "_corrupt_record": "binary"}), built)
+    assert read["_corrupt_record"].to_pylist() == [None, b"no json"]
+    assert sent(read) < 10_000
+
+
 def test_a_key_or_headers_that_are_too_long_are_refused_too(built: Built) -> None:
     built.columns("a", [b"v", b"v"], keys=[b"k" * 2000, None], headers=[None, b'{"h":"1"}'])
     with pytest.raises(Refused, match=r"record 1 of route a has a key of 2.0 KiB"):
