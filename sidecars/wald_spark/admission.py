@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ _LAST = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Consecutive wanted records, ``count`` from ``first`` on; with a count of 0, more bytes of the record before."""
+    """Consecutive wanted records, ``count`` from ``first`` on; with a count of 0, more bytes of a record before."""
 
     first: int
     count: int
@@ -192,23 +192,40 @@ class Extents:
         self._table: _Table | None = None
 
     def between(self, view: View, start: int, end: int) -> Iterator[Extent]:
-        """Extents of records start < s ≤ end, in order; a segment that cannot be read is one extent."""
+        """Extents of records start < s ≤ end, in order; a segment that cannot be read is one extent.
+
+        The bytes of a long record count where it begins, or with the last extent before the rest of it.
+        """
+        held: Extent | None = None
+        for extent in self._behind(view, start, end):
+            if extent.count:
+                if extent.first > end:
+                    break
+                if held is not None:
+                    yield held
+                held = extent.between(start + 1, end)
+            elif held is not None:
+                held = replace(held, raw_bytes=held.raw_bytes + extent.raw_bytes)
+        if held is not None:
+            yield held
+
+    def _behind(self, view: View, start: int, end: int) -> Iterator[Extent]:
+        """The extents behind ``start`` of the segments that may hold records up to ``end``, or the rest of the last."""
         number = view.listing.covering(start + 1)
+        since = start
         while number < len(view.segments):
             segment = view.segments[number]
-            if segment.base_sequence > min(end, view.bound.segment):
+            if segment.base_sequence > min(end + 1, view.bound.segment):
                 return
             try:
-                for extent in self._in_segment(segment, view, start):
-                    if extent.first > end:
-                        return
-                    if extent.last > start:
-                        yield extent.between(start + 1, end) if extent.count else extent
-                        start = extent.last
-                number += 1
+                for extent in self._in_segment(segment, view, since):
+                    if extent.last > start or not extent.count:
+                        yield extent
+                        start = max(start, extent.last)
+                number, since = number + 1, 0  # the next one may begin with the rest of a record
             except SegmentGone as gone:
                 view = view.without(gone, segment)
-                number = view.listing.covering(start + 1)
+                number, since = view.listing.covering(start + 1), start
 
     def _in_segment(self, segment: Segment, view: View, start: int) -> Iterator[Extent]:
         """The extents of one segment from the one on that holds ``start``."""

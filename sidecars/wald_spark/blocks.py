@@ -30,7 +30,10 @@ LEAST_BYTES = 8 << 20  # … unless each would have less than this, because a ta
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Records first ≤ s < next of one segment, which takes ``raw_bytes`` to read."""
+    """Records first ≤ s < next of one segment, which takes ``raw_bytes`` to read.
+
+    With next = first it is the rest of a long record that began in an earlier segment.
+    """
 
     segment: int
     first: int
@@ -135,12 +138,23 @@ def _frames(index: SealedIndex, routes: frozenset[str] | None) -> list[Block]:
     dropped = index.relieved is not None and (
         not index.relieved.names_all or routes is None or any(entry.route in routes for entry in index.relieved.routes)
     )
-    return [
-        Block(index.base_sequence, frame.first_sequence, frame.next_sequence, frame.raw_bytes if frame.routes else 0)
-        for frame in index.frames
-        if frame.first_sequence < frame.next_sequence
-        and (ids is None or dropped or not ids.isdisjoint(frame.routes))  # a reader meets what was dropped
-    ]
+    blocks: list[Block] = []
+    for frame in index.frames:
+        if ids is None or dropped or not ids.isdisjoint(frame.routes):  # a reader meets what was dropped
+            raw_bytes = frame.raw_bytes if frame.routes else 0
+            if frame.first_sequence < frame.next_sequence:
+                blocks.append(Block(index.base_sequence, frame.first_sequence, frame.next_sequence, raw_bytes))
+            else:
+                _add_rest(blocks, index.base_sequence, raw_bytes)
+    return blocks
+
+
+def _add_rest(blocks: list[Block], base: int, raw_bytes: int) -> None:
+    """Add the size of pieces of a record that began before to the last block."""
+    if blocks:
+        blocks[-1] = replace(blocks[-1], raw_bytes=blocks[-1].raw_bytes + raw_bytes)
+    elif raw_bytes:
+        blocks.append(Block(base, base, base, raw_bytes))
 
 
 def _raw_blocks(
@@ -157,43 +171,54 @@ def _raw_blocks(
     tail, end = segment.tail, blocks.end
     if damaged or (tail is not None and (tail.garbage_bytes or (following is not None and end < following))):
         end = max(end, following or 0)
-        return _without_gaps(blocks.blocks, segment.base_sequence, end), end
-    return blocks.wanted(), end
+        return _without_gaps(blocks.all, segment.base_sequence, end), end
+    return blocks.wanted, end
 
 
 class _RawBlocks:
     """The blocks of a raw segment: batches joined up to the size of a frame, those of wanted routes apart."""
 
     def __init__(self, base: int, routes: frozenset[str] | None) -> None:
-        self.blocks: list[Block] = []
         self.end = base
         self._base = base
         self._routes = routes
-        self._wanted: list[bool] = []
+        self._blocks: list[tuple[bool, Block]] = []  # whether it is wanted
 
     def add(self, header: BatchHeader, route: str) -> None:
-        last = self.blocks[-1] if self.blocks else None
-        total = header.total_bytes
+        total, wanted = header.total_bytes, self._routes is None or route in self._routes
         if header.count:
             self.end = header.end_sequence
-            wanted = self._routes is None or route in self._routes
-            if last is not None and self._wanted[-1] is wanted and last.raw_bytes + total <= FRAME_BYTES:
-                self.blocks[-1] = replace(last, next=self.end, raw_bytes=last.raw_bytes + total)
-            else:
-                self.blocks.append(Block(self._base, header.base_sequence, self.end, total))
-                self._wanted.append(wanted)
-        elif last is not None and not header.is_control:  # more of a record that began before
-            self.blocks[-1] = replace(last, raw_bytes=last.raw_bytes + total)
+            if self._blocks:
+                last_wanted, last = self._blocks[-1]
+                if last_wanted is wanted and last.raw_bytes + total <= FRAME_BYTES:
+                    self._blocks[-1] = wanted, replace(last, next=self.end, raw_bytes=last.raw_bytes + total)
+                    return
+            self._blocks.append((wanted, Block(self._base, header.base_sequence, self.end, total)))
+        elif not header.is_control:
+            self._add_rest(wanted, total)
+
+    def _add_rest(self, wanted: bool, total: int) -> None:
+        """Add the size of a piece of a record that began before to the last block with its route."""
+        for number in reversed(range(len(self._blocks))):
+            last_wanted, last = self._blocks[number]
+            if last_wanted is wanted:
+                self._blocks[number] = wanted, replace(last, raw_bytes=last.raw_bytes + total)
+                return
+        self._blocks.insert(0, (wanted, Block(self._base, self._base, self._base, total)))
 
     def drop(self, dropped: SkippedBatches) -> None:
         """Add batches that relief has dropped, of whatever routes: a reader has to meet them."""
         if dropped.first_sequence < dropped.next_sequence:
             self.end = dropped.next_sequence
-            self.blocks.append(Block(self._base, dropped.first_sequence, self.end, 0))
-            self._wanted.append(True)
+            self._blocks.append((True, Block(self._base, dropped.first_sequence, self.end, 0)))
 
+    @property
+    def all(self) -> list[Block]:
+        return [block for _, block in self._blocks]
+
+    @property
     def wanted(self) -> list[Block]:
-        return [block for block, wanted in zip(self.blocks, self._wanted, strict=True) if wanted]
+        return [block for wanted, block in self._blocks if wanted]
 
 
 def _without_gaps(blocks: list[Block], first: int, end: int) -> list[Block]:
@@ -224,7 +249,10 @@ def joined_blocks(blocks: Iterable[Block], *, first: int, last: int, limit_bytes
     """
     joined: Block | None = None
     for block in blocks:
-        if joined is None or not _joinable(joined, block, limit_bytes):
+        if block.first == block.next:
+            if joined is not None:
+                joined = replace(joined, raw_bytes=joined.raw_bytes + block.raw_bytes)
+        elif joined is None or not _joinable(joined, block, limit_bytes):
             if joined is not None:
                 yield _cut(joined, first, last)
             joined = block

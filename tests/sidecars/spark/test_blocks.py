@@ -52,6 +52,11 @@ def test_a_joined_block_ends_where_a_segment_was_passed_over() -> None:
     assert list(joined_blocks(same, first=1, last=99, limit_bytes=100)) == [Block(1, 1, 30, 30)]
 
 
+def test_the_rest_of_a_long_record_is_no_block_of_its_own() -> None:
+    rest = [Block(1, 1, 1, 70), Block(1, 1, 5, 10), Block(5, 5, 5, 300), Block(9, 9, 9, 50), Block(9, 9, 12, 10)]
+    assert list(joined_blocks(rest, first=1, last=99, limit_bytes=100)) == [Block(1, 1, 5, 360), Block(9, 9, 12, 10)]
+
+
 def test_joined_blocks_are_cut_to_what_is_wanted() -> None:
     assert list(joined_blocks([Block(1, 1, 100, 10)], first=7, last=9, limit_bytes=100)) == [Block(1, 7, 10, 10)]
 

@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from some_logs import STEPS, Step, build
 from wald.errors import Damaged, NotFound
 from wald.format.names import Kind
 from wald.format.record import Record
+from wald.store.segments.frames import FRAME_BYTES
+from wald_spark.admission import Extents
 from wald_spark.blocks import Range
 from wald_spark.damage import STRICT, Tolerance
 from wald_spark.locations import LogLocation, Shipped
@@ -108,14 +111,34 @@ def test_a_route_without_records_has_no_pieces(built: Built) -> None:
     assert planned(place_of(built), Range(frozenset(["none"]), 1, 99)) == []
 
 
-def test_a_long_record_counts_with_all_its_pieces_when_it_is_planned(built: Built) -> None:
-    """Else a task would be given far more than its share of bytes."""
-    before = sum(piece.raw_bytes for piece in planned(place_of(built)))
-    built.piece("a", b"x" * 1000, begins=True, ends=False)
-    for _ in range(8):
-        built.piece("a", b"y" * 1000, begins=False, ends=False)
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("routes", [None, frozenset("a")])
+def test_a_long_record_counts_with_all_its_pieces(tmp_path: Path, routes: frozenset[str] | None, sealed: bool) -> None:
+    """Even in segments and frames that hold nothing else, both for tasks and for the limits of triggers."""
+    built = Built(tmp_path / "root", segment_max_bytes=1 << 24)
+    built.lines("a", [b"1"])
+    built.piece("a", bytes(FRAME_BYTES), begins=True, ends=False)
+    for number in range(6):
+        built.piece("a", bytes(FRAME_BYTES), begins=False, ends=False)
+        if number == 2:
+            built.lines("b", [b"3"])
+            built.cut()
     built.piece("a", b"z\n", begins=False, ends=True)
-    assert sum(piece.raw_bytes for piece in planned(place_of(built))) - before > 9000
+    built.lines("b", [b"4"])
+    built.cut()
+    if sealed:
+        built.seal()
+    place = place_of(built)
+    pieces = planned(place, replace(EVERYTHING, routes=routes))
+    assert [record.sequence for record in in_order(read(pieces))] == ([1, 2] if routes else [1, 2, 3, 4])
+    others = sum(piece.raw_bytes for piece in planned(place, replace(EVERYTHING, routes=frozenset("b"))))
+    assert sum(piece.raw_bytes for piece in pieces) > 7 * FRAME_BYTES
+    assert others < (3 * FRAME_BYTES if sealed else 1000)
+    extents = list(Extents(routes).between(place.view(), 0, 4))
+    assert [extent.first for extent in extents] == ([1, 2] if routes else [1, 2, 3, 4])
+    assert sum(extent.raw_bytes for extent in extents) > 7 * FRAME_BYTES
+    assert sum(extent.raw_bytes for extent in Extents(routes).between(place.view(), 0, 2)) > 4 * FRAME_BYTES
+    assert [extent.first for extent in Extents(routes).between(place.view(), 2, 4)] == ([] if routes else [3, 4])
 
 
 def test_segments_outside_the_range_are_not_opened(built: Built) -> None:
