@@ -20,13 +20,13 @@ from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from wald.errors import WaldError
-from wald_gate.call import Call
+from wald_gate.call import Call, payer
 from wald_gate.limits import ALLOWANCE
 from wald_gate.monitoring.counts import Answered
 from wald_gate.page.frame import HTML, failed
 from wald_gate.presence import gone
 from wald_gate.problems import HttpError, problem
-from wald_gate.rights.clients import ANYONE, Client, Right
+from wald_gate.rights.clients import Client, Right
 from wald_gate.rights.origins import require_own_name, require_own_page
 from wald_gate.state import State
 from wald_gate.transport.connection import BREAK_OFF
@@ -161,7 +161,7 @@ class _Endpoint:
                 require_own_name(request, self.state.limits.hosts, guarded=self.state.rights.are_asked_for)
                 client, has_session = admission.client(request)
                 request.scope[_CLIENT] = client.name
-                request.scope[ALLOWANCE] = self.state.allowances.begin(_paying(client, request))
+                request.scope[ALLOWANCE] = self.state.allowances.begin(payer(client, request))
                 admission.require(client, self.verb.right, request)
                 await self.state.readiness.require_same_log()
             call = Call(request, client, self.state, self.verb.right, has_session)
@@ -179,11 +179,6 @@ class _Endpoint:
         except Exception as error:  # noqa: BLE001 - the client gets an answer, and the log says which bug it is
             _log.exception("%s %s", self.verb.method, self.verb.path)
             return self.verb.failed(request, error)
-
-
-def _paying(client: Client, request: Request) -> str:
-    """Whose limits a request counts against: those who need not show who they are have one name, and an address."""
-    return request.client.host if client is ANYONE and request.client is not None else client.name
 
 
 async def _not_there(state: State, routes: Sequence[Route], request: Request, error: Exception) -> Response:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from typing import Any, TypeVar
+from functools import cached_property, lru_cache, partial
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -16,10 +17,12 @@ from wald.errors import InvalidInput
 from wald.format.names import check_group, check_route
 from wald.setting_types import Duration
 from wald_gate.problems import HttpError, for_client, without_machine, without_path
-from wald_gate.rights.clients import PEER, Client, Right
+from wald_gate.rights.clients import ANYONE, PEER, Client, Right
 from wald_gate.state import State
 from wald_gate.words import in_words
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 S = TypeVar("S", bound=Struct)
 _WHOLE = re.compile(r"-?[0-9]{1,40}", re.ASCII)
@@ -69,6 +72,15 @@ class Call:
             InvalidInput: a name that no group can have.
         """
         return check_group(self.request.path_params["group"])
+
+    @property
+    def payer(self) -> str:
+        """Whose limits the request counts against, and whose turn it takes to read."""
+        return payer(self.client, self.request)
+
+    async def read(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Read the log in a thread, once it is the client's turn."""
+        return await self.state.readers.run(self.payer, partial(call, *args, **kwargs))
 
     @property
     def root(self) -> str:
@@ -158,6 +170,11 @@ class Call:
             ) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidInput(f"the body: {error}", hint=_SHAPES) from None
+
+
+def payer(client: Client, request: Request) -> str:
+    """Return the name of a client; those who need not show who they are share one, and have an address."""
+    return request.client.host if client is ANYONE and request.client is not None else client.name
 
 
 @lru_cache(64)

@@ -7,6 +7,7 @@ import gc
 import logging
 import resource
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,6 +31,7 @@ from wald_gate.monitoring.counts import Counts
 from wald_gate.monitoring.readiness import Readiness
 from wald_gate.monitoring.requests import RequestLog
 from wald_gate.outgoing.following import Following
+from wald_gate.outgoing.turns import ReadThreads
 from wald_gate.page.table import PAGES
 from wald_gate.page.watching import Watching
 from wald_gate.rights.admission import Admission
@@ -43,7 +45,8 @@ from wald_gate.transport.connection import Bounds
 from wald_gate.transport.server import Listening, Server
 from wald_gate.transport.unix import check_path
 
-_THREADS, _READERS = 8, 16  # which wait for the disk; the latter for records, of which there may be many to read
+_THREADS, _READERS = 8, 2  # which wait for the disk; the latter read for clients, and take turns with the event loop
+_SWITCH_SECONDS = 0.0005  # for which a thread keeps the interpreter while another waits for it
 _GC_OBJECTS = 10_000  # between two collections; the 700 of Python are those of 10 requests
 _PATIENCE_SECONDS = 15.0
 _log = logging.getLogger("wald_gate")
@@ -96,7 +99,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
         loop.add_signal_handler(number, stop.set)
     with (
         ThreadPoolExecutor(_THREADS, thread_name_prefix="wald-gate") as threads,
-        ThreadPoolExecutor(_READERS, thread_name_prefix="wald-gate-read") as readers,
+        ReadThreads(_READERS) as readers,
     ):
         socket = socket_of(log.root)
         daemon = Daemon(log.root.path, socket, patience=_PATIENCE_SECONDS, require=log.require_continuity)
@@ -162,6 +165,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
 
         try:
             await server.start()
+            sys.setswitchinterval(_SWITCH_SECONDS)
             gc.set_threshold(_GC_OBJECTS)
             gc.collect()
             gc.freeze()  # no collection goes through what the gate is made of

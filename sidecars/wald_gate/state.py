@@ -19,6 +19,7 @@ from wald_gate.monitoring.counts import Counts
 from wald_gate.monitoring.readiness import Readiness
 from wald_gate.monitoring.requests import RequestLog
 from wald_gate.outgoing.following import Following
+from wald_gate.outgoing.turns import ReadThreads
 from wald_gate.page.watching import Watching
 from wald_gate.rights.admission import Admission
 from wald_gate.rights.allowances import Allowances
@@ -35,7 +36,7 @@ class State:
     """Of a gate; one of each, shared by all requests.
 
     Attributes:
-        readers: threads that read records; threads: those for all else that waits for the disk.
+        readers: threads that read the log for clients; threads: those for all else that waits for the disk.
     """
 
     log: Log
@@ -44,7 +45,7 @@ class State:
     limits: Limits
     allowances: Allowances
     threads: ThreadPoolExecutor
-    readers: ThreadPoolExecutor
+    readers: ReadThreads
     following: Following
     bounds: Bounds
     counts: Counts
@@ -58,6 +59,6 @@ class State:
     processed: Processed
 
     async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Carry out what waits for the disk, without stopping the event loop."""
+        """Run what waits for the disk and is short, or part of a write, without stopping the event loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.threads, partial(call, *args, **kwargs))

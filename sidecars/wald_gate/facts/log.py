@@ -26,7 +26,7 @@ async def routes(call: Call) -> Response:
         log = call.state.log
         return routes_fields(log.root, [each for each in progress(log.view()) if call.client.may_read(each.route)])
 
-    return _answer(call.seen(await call.state.in_thread(read)))
+    return _answer(call.seen(await call.read(read)))
 
 
 async def add_route(call: Call) -> Response:
@@ -55,7 +55,7 @@ async def where(call: Call) -> Response:
         raise InvalidInput(f"{given[:40]!r} is no sequence", hint="/v1/where/250")
     if int(given) > SEQUENCE_MAX:
         raise InvalidInput(f"{given} is above {SEQUENCE_MAX}, the last sequence there can be", hint="/v1/where/250")
-    found = await call.state.in_thread(call.state.log.where, int(given))
+    found = await call.read(call.state.log.where, int(given))
     return _answer(where_fields(found))
 
 
@@ -66,7 +66,7 @@ async def explain(call: Call) -> Response:
         log = call.state.log
         return b"".join(encoded(each) + b"\n" for each in explanation(log, Backlog(log.view()), time.time_ns()))
 
-    return Response(await call.state.in_thread(read), media_type="application/x-ndjson")
+    return Response(await call.read(read), media_type="application/x-ndjson")
 
 
 async def cut(call: Call) -> Response:

@@ -45,7 +45,7 @@ async def groups(call: Call) -> Response:
             found.setdefault(at.path, reader_fields(at, each.unfinished.records))["work"] = fields
         return {"groups": sorted(found.values(), key=lambda each: str(each["group"]))}
 
-    return Response(encoded(call.seen(await call.state.in_thread(read))), media_type=JSON)
+    return Response(encoded(call.seen(await call.read(read))), media_type=JSON)
 
 
 async def remove(call: Call) -> Response:

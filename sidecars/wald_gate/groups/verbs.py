@@ -90,7 +90,7 @@ async def pending(call: Call) -> Response:
         found = pending_fields(picture.out(), picture.waiting(), picture.dead, query.limit)
         return b"".join(encoded(each) + b"\n" for each in found)
 
-    return Response(await call.state.in_thread(read), media_type="application/x-ndjson")
+    return Response(await call.read(read), media_type="application/x-ndjson")
 
 
 async def _leased(

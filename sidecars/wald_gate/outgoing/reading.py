@@ -6,7 +6,6 @@ those that wait for one take their turn.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import AsyncGenerator, Generator, Iterator
@@ -63,6 +62,7 @@ class Reading:
     """What one client reads.
 
     Args:
+        client: whose turn it takes to read.
         form: how it is written.
         watch: wakes it when the route has new records; None: it ends with the log.
 
@@ -72,8 +72,9 @@ class Reading:
         sent: the sequence up to which :meth:`chunks` has given all out.
     """
 
-    def __init__(self, state: State, wanted: Wanted, form: Form, watch: Watch | None = None) -> None:
+    def __init__(self, state: State, client: str, wanted: Wanted, form: Form, watch: Watch | None = None) -> None:
         self._state = state
+        self._client = client
         self._watch = watch
         self._resume_at = 0
         self._wanted = wanted
@@ -104,7 +105,7 @@ class Reading:
     async def step(self) -> bytes | None:
         """As :meth:`chunk`, or None after some time in which no record was met."""
         before, counts = self._records, self._state.counts
-        chunk = await asyncio.get_running_loop().run_in_executor(self._state.readers, self._read)
+        chunk = await self._state.readers.run(self._client, self._read)
         counts.sent_records += self._records - before
         counts.sent_bytes += len(chunk)
         return chunk or (b"" if self._is_at_end or self._left == 0 else None)

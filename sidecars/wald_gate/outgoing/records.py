@@ -73,7 +73,7 @@ async def records(call: Call) -> Response:
     seconds = wait_seconds(query.wait)
     with ExitStack() as ending:
         watch = ending.enter_context(call.state.following.watching(wanted.route)) if follow or seconds else None
-        reading = Reading(call.state, wanted, form, watch)
+        reading = Reading(call.state, call.payer, wanted, form, watch)
         ending.callback(reading.close)
         try:
             begun = await reading.step()  # so that what is wrong with the request is its answer

@@ -77,7 +77,7 @@ async def live_page(call: Call, template: str, facts: Callable[[Picture], Facts]
         live = address.path + ("?" + address.query if address.query else "")
         return found.render(_of_frame(call, picture, live=live) | dict(facts(picture)))
 
-    return _html(await call.state.in_thread(render))
+    return _html(await call.read(render))
 
 
 async def only_frame(call: Call) -> Response:
@@ -117,7 +117,7 @@ async def _changes(call: Call, template: Template, facts: Callable[[Picture], Fa
             if number < due:
                 continue
             try:
-                event = await call.state.in_thread(_event, call, template, facts, picture, sent)
+                event = await call.read(_event, call, template, facts, picture, sent)
                 failures = 0
             except Exception as error:  # noqa: BLE001 - a bug; the page is old then and says so
                 if not failures:

@@ -73,7 +73,7 @@ async def history(call: Call) -> Response:
         return shared | {"days": _days(found), "found": found, "older": _written(found.before)}
 
     if before:
-        return await page(call, "history.html", await call.state.in_thread(facts))
+        return await page(call, "history.html", await call.read(facts))
     return await live_page(call, "history.html", facts)
 
 

@@ -49,7 +49,7 @@ class Found:
 async def record(call: Call) -> Response:
     """The view at ``/records/{sequence}``."""
     query = call.query(Query)
-    found = await call.state.in_thread(_find, call.state.log, _sequence(call))
+    found = await call.read(_find, call.state.log, _sequence(call))
     _require(call, found)
     message = call.words(found.trouble or found.where.message)
     facts: dict[str, Any] = {"found": found, "forms": FORMS, "message": message, "where": where_fields(found.where)}
@@ -59,7 +59,7 @@ async def record(call: Call) -> Response:
             "headers": names,
             "headers_left": count - len(names),
             "key": None if found.record.key is None else line(found.record.key),
-            "value": await call.state.in_thread(shown, found.record.value, query.form),
+            "value": await call.read(shown, found.record.value, query.form),
         }
     return await page(call, "record.html", facts)
 
@@ -71,7 +71,7 @@ async def value(call: Call) -> Response:
         NotFound: the log does not have the record.
     """
     sequence = _sequence(call)
-    found = await call.state.in_thread(_find, call.state.log, sequence)
+    found = await call.read(_find, call.state.log, sequence)
     _require(call, found)
     if found.record is None:
         message = f"record {sequence}: {found.trouble or found.where.message}"

@@ -59,7 +59,7 @@ async def records(call: Call) -> Response:
     """The view at ``/records``."""
     query = call.query(Query)
     route = check_route(query.route) if query.route else None
-    known = await call.state.in_thread(_readable, call)
+    known = await call.read(_readable, call)
     facts: dict[str, Any] = {"query": query, "route": route, "routes": known, "count": COUNT, "wrong": ""}
     if route is None and not call.client.admin:
         return await page(call, "records.html", facts | {"excerpt": None})
@@ -73,7 +73,7 @@ async def records(call: Call) -> Response:
 
         return await live_page(call, "records.html", live)
     try:
-        excerpt = await call.state.in_thread(_excerpt, log, route, query)
+        excerpt = await call.read(_excerpt, log, route, query)
     except (InvalidInput, NotFound) as error:  # the form stays, with what was typed
         status = problem(error).status_code
         return await page(

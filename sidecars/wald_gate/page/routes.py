@@ -152,7 +152,7 @@ async def routes(call: Call) -> Response:
 async def route(call: Call) -> Response:
     """One route, with its groups."""
     name, log = call.route, call.state.log
-    if not await call.state.in_thread(log.root.has_route, name):
+    if not await call.read(log.root.has_route, name):
         raise NotFound(f"there is no route {name}", hint="/routes shows those that there are")
 
     def facts(picture: Picture) -> Facts:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from wald_gate.monitoring.counts import Counts
 from wald_gate.outgoing.following import Following
 from wald_gate.outgoing.forms import Raw
 from wald_gate.outgoing.reading import Reading, Wanted
+from wald_gate.outgoing.turns import ReadThreads
 from wald_gate.state import State
 
 ROUTES = ("a", "b", "c")
@@ -36,7 +36,7 @@ def begun(tmp_path: Path) -> Built:
 def reading_state(built: Built) -> Iterator[State]:
     """What a reading needs of a gate."""
     following = Following(built.log)
-    with ThreadPoolExecutor(4) as readers:
+    with ReadThreads(4) as readers:
         rights = SimpleNamespace(edition=0)
         found = SimpleNamespace(log=built.log, readers=readers, counts=Counts(), rights=rights, following=following)
         try:
@@ -49,7 +49,7 @@ async def followed(state: State, route: str, *, until: bytes, silent_seconds: fl
     """The values that a client gets from the oldest record on, up to the value ``until``."""
     got = b""
     with state.following.watching(route) as watch:
-        reading = Reading(state, Wanted(route, "earliest", stop), Raw(), watch)
+        reading = Reading(state, "ann", Wanted(route, "earliest", stop), Raw(), watch)
         try:
             first = await reading.chunk()
             async for chunk in reading.chunks(first, follow=True, edition=0, silent_seconds=silent_seconds):
@@ -165,7 +165,7 @@ def test_a_record_whose_end_is_still_to_come_is_not_passed_over(tmp_path: Path) 
     async def test() -> None:
         with reading_state(built) as state, state.following.watching("a") as watch:
             client = asyncio.create_task(followed(state, "a", until=b"", silent_seconds=60, stop=long))
-            reading = Reading(state, Wanted("a", "earliest"), Raw(), watch)
+            reading = Reading(state, "ann", Wanted("a", "earliest"), Raw(), watch)
             assert await reading.chunk() == b"first\n"
             assert await reading.chunk() == b""
             assert reading.last == long - 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -15,6 +14,7 @@ from wald_gate.monitoring.counts import Counts
 from wald_gate.outgoing import reading
 from wald_gate.outgoing.forms import Raw
 from wald_gate.outgoing.reading import Reading, Wanted
+from wald_gate.outgoing.turns import ReadThreads
 from wald_gate.state import State
 
 
@@ -28,9 +28,9 @@ def test_a_thread_walks_for_some_time_only(tmp_path: Path, monkeypatch: pytest.M
         log.cut()
 
     async def steps() -> list[bytes | None]:
-        with ThreadPoolExecutor(1) as readers:
+        with ReadThreads(1) as readers:
             state = cast("State", SimpleNamespace(log=log.log, readers=readers, counts=Counts()))
-            one = Reading(state, Wanted("rare", "earliest"), Raw())
+            one = Reading(state, "ann", Wanted("rare", "earliest"), Raw())
             found = []
             while (step := await one.step()) != b"":
                 found.append(step)
@@ -51,10 +51,10 @@ def test_rights_that_change_while_the_first_records_are_looked_for_end_what_woul
     log.lines("rare", [b"1"])
 
     async def given() -> bytes:
-        with ThreadPoolExecutor(1) as readers:
+        with ReadThreads(1) as readers:
             rights, following = SimpleNamespace(edition=0), SimpleNamespace(is_over=False)
             found = SimpleNamespace(log=log.log, readers=readers, counts=Counts(), rights=rights, following=following)
-            one = Reading(cast("State", found), Wanted("rare", "earliest"), Raw())
+            one = Reading(cast("State", found), "ann", Wanted("rare", "earliest"), Raw())
             first = await one.chunk()
             rights.edition = 1
             chunks = [chunk async for chunk in one.chunks(first, follow=follow, edition=0, silent_seconds=60)]

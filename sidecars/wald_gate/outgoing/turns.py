@@ -1,0 +1,74 @@
+"""Threads for what reads the log: few, as they share one interpreter with writes, and given to clients in turn.
+
+A client that asks for much waits behind itself alone. Writes and /healthz use no thread of these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Self, TypeVar
+
+T = TypeVar("T")
+
+
+class ReadThreads:
+    """A pool of threads. Of the calls that wait, the next one is that of the client whose last turn is longest ago."""
+
+    def __init__(self, threads: int) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="wald-gate-read")
+        self._free = threads
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._pool.shutdown()
+
+    async def run(self, client: str, call: Callable[[], T]) -> T:
+        """Run a call that takes long in a thread, once it is the client's turn."""
+        await self._turn(client)
+        loop = asyncio.get_running_loop()
+        running = self._pool.submit(call)
+
+        def end(_: Future[T]) -> None:
+            loop.call_soon_threadsafe(self._release)
+
+        running.add_done_callback(end)  # a call whose client has left keeps its thread until it is done
+        return await asyncio.wrap_future(running)
+
+    def submit(self, call: Callable[[], None]) -> None:
+        """Run a short call in a thread."""
+        self._pool.submit(call)
+
+    async def _turn(self, client: str) -> None:
+        """Wait for a free thread, which is the client's from then on."""
+        if self._free:
+            self._free -= 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self._release()
+            raise
+
+    def _release(self) -> None:
+        """Give a thread to the next client."""
+        while self._waiting:
+            client, turns = self._waiting.popitem(last=False)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[client] = turns
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1

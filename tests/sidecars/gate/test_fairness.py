@@ -1,0 +1,57 @@
+"""Reads take turns by client, and nothing but reads waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from functools import partial
+
+from wald_gate.outgoing.turns import ReadThreads
+
+
+def test_a_client_that_reads_much_waits_behind_itself_alone() -> None:
+    async def test() -> list[str]:
+        done: list[str] = []
+        begun, goes_on = threading.Event(), threading.Event()
+
+        def first() -> None:
+            begun.set()
+            goes_on.wait()
+
+        with ReadThreads(1) as threads:
+            running = asyncio.create_task(threads.run("greedy", first))
+            await asyncio.to_thread(begun.wait)
+            names = ["greedy"] * 5 + ["ann"] * 2 + ["bob"]
+            calls = [asyncio.create_task(threads.run(name, partial(done.append, name))) for name in names]
+            await asyncio.sleep(0)  # all wait for their turns
+            goes_on.set()
+            await asyncio.gather(running, *calls)
+        return done
+
+    assert asyncio.run(test()) == ["greedy", "ann", "bob", "greedy", "ann", *["greedy"] * 3]
+
+
+def test_clients_that_leave_give_up_their_turns_and_keep_the_threads_that_they_are_in() -> None:
+    async def test() -> None:
+        begun, goes_on = threading.Event(), threading.Event()
+
+        def first() -> None:
+            begun.set()
+            goes_on.wait()
+
+        with ReadThreads(1) as threads:
+            running = asyncio.create_task(threads.run("ann", first))
+            await asyncio.to_thread(begun.wait)
+            waiting = [asyncio.create_task(threads.run("bob", lambda: "read")) for _ in range(3)]
+            last = asyncio.create_task(threads.run("eve", lambda: "read"))
+            await asyncio.sleep(0)
+            for task in (running, waiting[0], waiting[2]):
+                task.cancel()
+            await asyncio.wait([running, waiting[0], waiting[2]])
+            assert not waiting[1].done()
+            goes_on.set()
+            assert await waiting[1] == "read"
+            assert await last == "read"
+            assert [await threads.run("ann", lambda: number) for number in range(3)] == [0, 1, 2]  # noqa: B023
+
+    asyncio.run(test())
