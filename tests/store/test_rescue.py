@@ -13,6 +13,7 @@ import pytest
 import zstandard
 from contents import errors
 from logs import Built
+from relieving import relieve
 from repairing import repair
 
 import wald
@@ -22,7 +23,7 @@ from wald.store.checking.finding import Level
 from wald.store.checking.verifier import verify
 from wald.store.files.directory import Root
 from wald.store.repairing import rewrite
-from wald.store.segments import frames
+from wald.store.segments import frames, relieving
 from wald.store.segments.compression import SealedFile, compress_segment
 from wald.store.segments.raw import RawFile, ScannedBatch
 from wald.store.writing import sealer
@@ -219,3 +220,67 @@ def test_in_a_raw_segment_only_what_is_hit_is_lost(
     lost = check(raw, tmp_path / "log", path, partial(damage, at), named=False)
     if damage is flip:
         assert lost == (0 if what == "the header of the segment" else 2), what
+
+
+class TestALongRecordAcrossSegments:
+    """What a repair gives up of it, and what it leaves of others."""
+
+    def test_pieces_behind_a_broken_record_do_not_take_the_name_of_the_next_segment(self, tmp_path: Path) -> None:
+        log = Built(tmp_path / "log")
+        log.piece("c", b"whole ", begins=True, ends=False)
+        log.piece("a", b"to be broken ", begins=True, ends=False)
+        log.piece("c", b"record ", begins=False, ends=False)
+        log.cut()
+        log.lines("b", [b"of the next segment"])
+        log.piece("c", b"of route c\n", begins=False, ends=True)
+        log.cut()
+        log.piece("a", b"hit\n", begins=False, ends=True)
+        log.lines("b", [b"last"])
+        path = log.path(4, Kind.RAW)
+        with open(path, "rb") as file:
+            batches = [met for met in RawFile(file.fileno()).scan() if isinstance(met, ScannedBatch)]
+        log.crash()
+        (hit,) = (each for each in batches if each.header.continues_sequence == 2)
+        damage = partial(flip, hit.offset + hit.header.payload_offset)
+        assert check(log, tmp_path / "damaged", path, damage, named=False) == 1
+
+    def test_it_is_broken_by_damage_behind_what_was_dropped_of_another_route(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(relieving, "FRAME_BYTES", 1000)
+        log = Built(tmp_path / "log")
+        log.piece("a", b"begins ", begins=True, ends=False)
+        log.cut()
+        log.lines("b", [b"x" * 3000])
+        log.lines("c", [b"y" * 1500])
+        log.piece("a", b"z" * 1500, begins=False, ends=False)
+        log.lines("c", [b"y" * 1500])
+        log.cut()
+        log.piece("a", b"ends\n", begins=False, ends=True)
+        log.seal()
+        relieve(log, 2, b=2)
+        log.crash()
+        path = log.path(2, Kind.SEALED)
+        with SealedFile(path) as file:
+            frame = next(
+                each for each in file.index.frames if each.routes and each.first_sequence == each.next_sequence
+            )
+        damage = partial(flip, frame.offset + frame.compressed_bytes // 2)
+        assert check(log, tmp_path / "damaged", path, damage, named=False) == 1
+
+    def test_it_is_not_given_up_if_its_end_was_reclaimed(self, tmp_path: Path) -> None:
+        log = Built(tmp_path / "log")
+        log.piece("a", b"begins ", begins=True, ends=False)
+        log.cut()
+        log.piece("a", b"ends\n", begins=False, ends=True)
+        log.lines("b", [b"x"] * 3)
+        log.cut()
+        log.lines("a", [b"next"])
+        log.cut()
+        log.seal()
+        log.reclaim(2, named=True)
+        log.crash()
+        first, path = log.path(1, Kind.SEALED), log.path(5, Kind.SEALED)
+        damage = partial(flip, path.stat().st_size - 20)
+        assert check(log, tmp_path / "damaged", path, damage, named=False) == 0
+        assert (tmp_path / "damaged" / first.relative_to(log.root.path)).read_bytes() == first.read_bytes()

@@ -19,6 +19,7 @@ from wald.store.files.identity import read_identity
 from wald.store.files.listing import Listing, Segment, list_segments
 from wald.store.repairing.rescue import Span, Survey, survey
 from wald.store.retention.history import History
+from wald.store.retention.missing import RouteRange
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.head import readable_head
 from wald.store.segments.opened import Misplaced, identify, require_named
@@ -248,7 +249,9 @@ class _Examination:
         # Of one of which nothing can be read all records are broken that had begun in front of it.
         met = Survey(broken=set(before.values()), reason=found.problem)
         with suppress(Damaged, OSError):
-            met = survey(segment, self.log_id, before, durable=found.durable, end=self._end(number))
+            routes = _dropped_routes(segment, self.history)
+            end = self._end(number)
+            met = survey(segment, self.log_id, before, dropped=routes, durable=found.durable, end=end)
         stray = self.head is not None and segment.base_sequence > self.head.segment and not (met.spans or met.pieces)
         if stray:
             met.broken.clear()
@@ -313,6 +316,17 @@ def _dropped(segment: Segment) -> tuple[Span, ...] | None:
             return () if sealed.index.relieved is None else tuple(sealed.index.relieved.ranges)
     except (Damaged, OSError):
         return None
+
+
+def _dropped_routes(segment: Segment, history: History) -> tuple[RouteRange, ...] | None:
+    """Return what relief has dropped of each route; None if neither the index nor the ledger says."""
+    with suppress(Damaged, OSError), SealedFile(segment.path) as sealed:
+        relieved = sealed.index.relieved
+        if relieved is not None and relieved.names_all:
+            return tuple(RouteRange(*entry[:4]) for entry in relieved.routes)
+    with suppress(Damaged):
+        return history.dropped(segment.base_sequence)
+    return None
 
 
 def _leftovers(root: Root) -> Iterator[Path]:

@@ -7,7 +7,7 @@ kept without it; readers pass over its later pieces, as they do with those of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -19,6 +19,7 @@ from wald.format.parsing import StoredBatch
 from wald.format.state import BadControl, LogState, decode_state
 from wald.store.checking.batches import payload_wrong
 from wald.store.files.listing import Segment
+from wald.store.retention.missing import RouteRange
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.opened import RawSegment
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes
@@ -76,9 +77,18 @@ class Survey:
         else:
             self.pieces = True
 
-    def drop(self, header: BatchHeader) -> None:
-        """Add a batch in the place of those that relief has dropped; which records end in them is not known."""
-        self.open_records, self.relieved = {}, True
+    def drop(self, header: BatchHeader, routes: Iterable[RouteRange] | None) -> None:
+        """Add a batch in the place of those that relief has dropped, which may be pieces.
+
+        Args:
+            routes: what was dropped of each route; None: it is not known, so any record may lack a piece.
+        """
+        self.relieved = True
+        if routes is None:
+            self.broken |= set(self.open_records.values())
+        lasts = {held.route: held.last for held in routes or ()}
+        begun = {} if routes is None else self.open_records
+        self.open_records = {route: at for route, at in begun.items() if at > lasts.get(route, 0)}
         if header.count:
             self._cover(header)
 
@@ -94,11 +104,20 @@ class Survey:
         self.open_records = {}
 
 
-def survey(segment: Segment, log_id: bytes, before: dict[str, int], *, durable: int | None, end: int) -> Survey:
+def survey(
+    segment: Segment,
+    log_id: bytes,
+    before: dict[str, int],
+    *,
+    dropped: Sequence[RouteRange] | None,
+    durable: int | None,
+    end: int,
+) -> Survey:
     """What is whole in a segment.
 
     Args:
-        before: the records that had begun and not ended in front of it.
+        before: the records that had begun and not ended in front of it, unless it says so.
+        dropped: what relief has dropped of each route; None: it is not known.
         durable: as of :func:`batches`.
         end: the sequence at which the next segment begins; what is behind that is not taken from this one.
 
@@ -110,9 +129,11 @@ def survey(segment: Segment, log_id: bytes, before: dict[str, int], *, durable: 
         if isinstance(met, str):
             found.gap(met)
         elif met.header.is_dropped:
-            found.drop(met.header)
+            found.drop(met.header, dropped)
+        elif met.header.is_state:
+            found.open_records = _open_records(met, found.open_records)
         elif met.header.is_control:
-            found.open_records = found.open_records or _open_records(met)
+            continue
         else:
             found.add(met.header, met.route)
     return found
@@ -201,9 +222,13 @@ def _damaged_before(segment: Segment) -> list[Span]:
         return []
 
 
-def _open_records(control: Whole) -> dict[str, int]:
+def _open_records(control: Whole, before: dict[str, int]) -> dict[str, int]:
+    """Return the records that are open by the state a segment opens with; those ``before`` it if that is unreadable.
+
+    A record that is open at the end of the segment before may have ended in one that was deleted in between.
+    """
     state = state_of(control)
-    return {} if state is None else state.open_records
+    return dict(before) if state is None else dict(state.open_records)
 
 
 def state_of(control: Whole) -> LogState | None:

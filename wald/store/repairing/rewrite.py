@@ -148,6 +148,9 @@ def _moved(root: Root, disk: Disk, source: Source, before: LogState) -> Iterator
             kept = without(met, set(source.broken))
             if kept is None or _is_orphan(kept.header, state):
                 continue
+            if not kept.header.count:  # pieces alone make no segment: it could have the name of the next one
+                place = max(state.next_sequence, source.segment.base_sequence)
+                kept = replace(kept, header=kept.header._replace(base_sequence=place))
             base = kept.header.base_sequence
             if output is None or base != state.next_sequence:
                 if output is not None:
