@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -66,6 +67,7 @@ def wakes(
     period_seconds: float,
     stop: threading.Event,
     on_tick: Callable[[], None] = lambda: None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Iterator[None]:
     """Yield at once, then whenever a wanted file in ``directories`` has changed, and at least every period.
 
@@ -79,12 +81,18 @@ def wakes(
         period_seconds: at most this long between two yields.
         stop: ends the iteration.
         on_tick: called twice a second while there are events to wait for; it may raise.
+        report: gets a line when the kernel gives no events any more, and a period passes between two yields.
     """
     from watchfiles import watch  # 50 ms that a single pass need not take
 
+    def readable() -> list[Path]:
+        # With ignore_permission_denied, watchfiles would ignore that the kernel has no watches left, too.
+        return [path for path in directories() if os.access(path, os.R_OK) or not path.exists()]
+
     yield
+    without_events = False
     while not stop.is_set():
-        watched = directories()
+        watched = readable()
         due = 0.0  # no event reports what has changed between the yield above and the beginning of the watch
         try:
             for changes in watch(
@@ -95,14 +103,18 @@ def wakes(
                 yield_on_timeout=True,
                 stop_event=stop,
                 raise_interrupt=False,
-                ignore_permission_denied=True,
             ):
                 on_tick()
+                without_events = False
                 if time.monotonic() >= due or any(wanted(Path(path)) for _, path in changes):
                     yield
                     due = time.monotonic() + period_seconds
-                    if directories() != watched:
+                    if readable() != watched:
                         break
-        except OSError:  # a directory is missing, or the kernel has no watches left
+        except (OSError, RuntimeError) as error:  # a directory is missing, or the kernel gives no watch
+            if not (without_events or isinstance(error, FileNotFoundError)):
+                without_events = True
+                more = "sysctl fs.inotify.max_user_instances=512 fs.inotify.max_user_watches=65536"
+                report(f"no events of changed files (inotify: {error}); looks every {period_seconds:g} s; {more}")
             if not stop.wait(period_seconds):
                 yield

@@ -303,8 +303,11 @@ def _watch(one_pass: Pass, report: Report, reload: Callable[[], Settings]) -> No
         with suppress(Gone, OSError):  # it may be mounted again; the next pass reports it
             one_pass.reclaim.require()
 
-    for _ in wakes(directories, matters, period_seconds=PERIOD_SECONDS, stop=one_pass.stop, on_tick=look):
+    for _ in wakes(
+        directories, matters, period_seconds=PERIOD_SECONDS, stop=one_pass.stop, on_tick=look, report=report.warn
+    ):
         began = time.monotonic()
+        report.begin()
         one_pass.counts.begin()
         try:
             if hangups:

@@ -24,7 +24,7 @@ class Report:
 
     Args:
         intended: whether this is a dry run.
-        watching: whether to leave out passes that do nothing, and troubles that were reported before.
+        watching: whether to leave out passes that do nothing, and troubles that the pass before has reported.
         write: gets each line.
         warn: gets each trouble.
     """
@@ -46,7 +46,12 @@ class Report:
     """That route, of each segment that may be relieved."""
     _lost: Counter[str] = field(default_factory=Counter)
     _warned: set[str] = field(default_factory=set)
+    _warned_before: set[str] = field(default_factory=set)
     _excuses: Excuses = field(default_factory=Excuses)
+
+    def begin(self) -> None:
+        """Note that a pass begins, whether or not the one before came to its end."""
+        self._warned_before, self._warned = self._warned, set()
 
     def decision(self, decision: Decision) -> None:
         """Report the decision about one segment; a segment that stays is only counted."""
@@ -143,11 +148,11 @@ class Report:
         self._lost.clear()
 
     def trouble(self, message: str) -> None:
-        """Report something the operator must see to; while watching, only once."""
-        if message not in self._warned:
+        """Report something the operator must see to; while watching, once for as long as each pass meets it."""
+        if message not in self._warned | self._warned_before:
             self.warn(message)
-            if self.watching:
-                self._warned.add(message)
+        if self.watching:
+            self._warned.add(message)
 
     def _object(self, event: str, fields: Mapping[str, object]) -> None:
         self.write(json_line("reclaim", {"event": event} | {key: fields[key] for key in fields if key != "event"}))

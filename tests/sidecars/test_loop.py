@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from running import TIMEOUT_SECONDS
+import pytest
+from running import TIMEOUT_SECONDS, run
+from tracing import strace
 
 from wald.loop import stop_on_signals, wakes
 
@@ -56,6 +59,25 @@ def test_what_is_not_wanted_does_not_wake_and_does_not_put_off_what_is_due(tmp_p
 def test_a_directory_that_is_missing_is_looked_for_every_period(tmp_path: Path) -> None:
     looks = wakes(lambda: [tmp_path / "missing"], wanted, period_seconds=0.01, stop=threading.Event())
     assert [next(looks) for _ in range(3)] == [None] * 3
+
+
+@pytest.mark.parametrize("call", ["inotify_init1:error=EMFILE", "inotify_add_watch:error=ENOSPC"])
+def test_without_events_it_looks_every_period_and_reports_it_once(tmp_path: Path, call: str) -> None:
+    """A node with many containers uses up the instances and watches of a user."""
+    script = f"""
+import threading, pathlib, wald.loop
+looks = wald.loop.wakes(
+    lambda: [pathlib.Path({str(tmp_path)!r})], bool, period_seconds=0.01, stop=threading.Event(), report=print
+)
+for _ in range(4):
+    next(looks)
+"""
+    injected = ["-e", f"trace={call.partition(':')[0]}", "-e", f"inject={call}"]
+    done = run([strace(), "-f", "-qq", "-o", os.devnull, *injected, sys.executable, "-c", script])
+    assert (done.returncode, done.stderr) == (0, b"")
+    (line,) = done.stdout.decode().splitlines()
+    assert line.startswith("no events of changed files (inotify: ")
+    assert "looks every 0.01 s" in line
 
 
 def test_it_ends_when_told_to(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from damage import peak_bytes
 from logs import Built
 from running import Daemon, eventually, output_of
 
+import wald
 from wald.format.names import WORK_SUFFIX
 from wald.work.deliveries import Deliveries, Part, Refusal
 from wald.work.group import WorkGroup
@@ -89,6 +90,27 @@ def test_what_could_not_be_given_up_is_tried_again_without_a_lease(daemon: Daemo
         eventually(lambda: work.given_up == 2)
 
     assert sorted(letters(daemon.root)) == [(b"1", "it has teeth", "1"), (b"3", "it has teeth", "1")]
+
+
+def test_a_failure_of_the_upkeep_is_reported_once_for_each_time_it_lasts(built: Built) -> None:
+    """The cursor cannot be written, twice, because a directory is in its place."""
+    built.lines("a", [b"job"] * 4)
+    log, said = wald.open(built.root.path), list[str]()
+    log.set_cursor("a", 0, "g")
+    cursor, away = built.root.path / "routes/a/g.cursor", built.root.path / "away"
+
+    def failures() -> int:
+        return sum("tried again every second" in line for line in said)
+
+    with WorkGroup(built.root.path, "a", "g", report=said.append) as work:
+        for count in (1, 2):
+            cursor.rename(away)
+            cursor.mkdir()
+            work.ack("x", [delivery.record.sequence for delivery in work.lease("x", 1, wait=30)])
+            eventually(lambda: failures() == count)  # noqa: B023
+            cursor.rmdir()
+            eventually(lambda: log.cursor("a", "g").sequence == count)  # noqa: B023
+    assert failures() == 2
 
 
 def test_what_is_being_given_up_cannot_be_acknowledged(built: Built) -> None:

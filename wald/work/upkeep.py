@@ -68,7 +68,10 @@ class Upkeep:
         self._pinning = Pinning(log.root, Disk(), route, group, log.identity.log_id, "work")
         self._pinned: Mapping[str, int] | None = None  # None: the owner before may have left a pin
         self._closed = False
-        self._reported: set[str] = set()
+        # The failures that last and were reported, of steps and of dead letters.
+        self._failing_steps: dict[str, str] = {}
+        self._failing_letters: dict[str, str] = {}
+        self._lost_reported = ""
         self._thread = threading.Thread(target=self._run, name=f"wald-work-upkeep-{route}", daemon=True)
         self._wake.set()  # the journal may say more than the cursor
         self._thread.start()
@@ -104,7 +107,11 @@ class Upkeep:
                 except Replaced as error:
                     return self._report(f"{self._route}: group {self._group}: {error}")
                 except (WaldError, OSError, ValueError, RuntimeError) as error:
-                    self._report_failure(f"{self._route}: group {self._group}: {error}")
+                    self._report_failure(
+                        self._failing_steps, do.__name__, f"{self._route}: group {self._group}: {error}"
+                    )
+                else:
+                    self._failing_steps.pop(do.__name__, None)
 
     def _follow_cursor(self) -> None:
         """Pass over what is before the cursor."""
@@ -122,15 +129,15 @@ class Upkeep:
         """Report what was passed over, each time it is another part."""
         while not self._lost.empty():
             line = f"{self._route}: {self._lost.get().message()}; going on behind"
-            if line not in self._reported:
+            if line != self._lost_reported:
                 self._report(line)
-            self._reported.add(line)
+            self._lost_reported = line
 
-    def _report_failure(self, why: str) -> None:
-        """Report what fails, once and not every second."""
-        if why not in self._reported and not self._closed:
+    def _report_failure(self, failing: dict[str, str], step: str, why: str) -> None:
+        """Report a failure, once for as long as it lasts and not every second."""
+        if failing.get(step) != why and not self._closed:
             self._report(f"{why}; tried again every second")
-        self._reported.add(why)
+        failing[step] = why
 
     def _give_up(self) -> None:
         """Make dead letters of the records that are given up; where one fails, go on at the next look."""
@@ -150,6 +157,7 @@ class Upkeep:
 
     def _next_dead_letter(self) -> DeadLetter | None:
         if not self._owner.owes_dead_letter:
+            self._failing_letters.clear()
             return None
         head = self._log.head()
         durable = 0 if head is None else head.sequence
@@ -163,8 +171,9 @@ class Upkeep:
             letter = give_up(self._log, self._daemon, self._group, record, dead, may_be_sent=may_be_sent)
         except (WaldError, Undeliverable, OSError) as error:
             self._turns.ask(Ask(lambda: self._owner.not_given_up(dead.sequence)))
-            self._report_failure(f"{named}: cannot be given up: {error}")
+            self._report_failure(self._failing_letters, named, f"{named}: cannot be given up: {error}")
             return False
+        self._failing_letters.pop(named, None)
         self._turns.ask(Ask(lambda: self._owner.gave_up(dead.sequence), durable=True))
         self._report(f"{named}: given up: {dead.reason}; sent to {dead.route} as {letter}")
         return True
