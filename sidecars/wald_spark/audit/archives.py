@@ -23,17 +23,18 @@ from wald_archive.api import (
     survey,
 )
 from wald_spark.audit.report import ArchiveReport, AuditFinding
-from wald_spark.audit.work import BagWork, Outcomes, Proven
+from wald_spark.audit.work import UNREAD, BagWork, Outcomes, Proven, described
 
 
 class ArchiveAudit:
-    """One destination; if it cannot be reached, that is a finding.
+    """One destination; an archive that cannot be read is neither proven nor an error.
 
     Args:
         roots: the logs whose ledgers say what has to be there.
 
     Attributes:
         work: for executors.
+        unread: what could not be read, so that nothing is known about it.
     """
 
     def __init__(self, place: str, roots: Iterable[Root]) -> None:
@@ -41,6 +42,7 @@ class ArchiveAudit:
         self.work: list[BagWork] = []
         self._recorded = _recorded(place, roots)
         self._findings: list[Finding] = []
+        self.unread: list[Finding] = []
         self._reached = False
         try:
             destination = open_destination(place, Disk())
@@ -48,8 +50,9 @@ class ArchiveAudit:
             self._survey(destination)
             self._reached = True
         except (WaldError, OSError) as error:
-            message = str(error).removeprefix(self.address).lstrip("/: ")
-            self._findings.append(Finding(Level.ERROR, self.address, "", "", message))
+            message = described(error).removeprefix(self.address).lstrip("/: ")
+            found = self.unread if isinstance(error, UNREAD) else self._findings
+            found.append(Finding(Level.ERROR, self.address, "", "", message))
 
     def join(self, outcomes: Outcomes, bags: Bags) -> list[Finding]:
         """The findings of this destination; its bags are added to ``bags``."""
@@ -58,8 +61,11 @@ class ArchiveAudit:
             proven: Proven = outcomes.of(work.key)
             found += proven.findings
             bags.add(self.address, work.bag, proven.manifest, proven.digests)
+            if proven.unread is not None:
+                self.unread.append(proven.unread)
         if self._reached:
-            found += bags.missing(self.address, self._recorded)
+            unread = {finding.bag for finding in self.unread}
+            found += (each for each in bags.missing(self.address, self._recorded) if each.bag not in unread)
         return found
 
     def _survey(self, destination: Destination) -> None:
@@ -83,19 +89,22 @@ def reports(archives: Sequence[ArchiveAudit], outcomes: Outcomes) -> list[Archiv
     """A report for each; a bundle may follow one at another destination, so all are judged at once."""
     bags = Bags()
     findings = {archive.address: archive.join(outcomes, bags) for archive in archives}
-    for finding in bags.broken_links():
-        findings[finding.address].append(finding)
+    if not any(archive.unread for archive in archives):  # a link may lead there
+        for finding in bags.broken_links():
+            findings[finding.address].append(finding)
     return [_report(archive, findings[archive.address]) for archive in archives]
 
 
 def _report(archive: ArchiveAudit, findings: list[Finding]) -> ArchiveReport:
     levels = Counter(finding.level for finding in findings)
+    found = [AuditFinding(f.level, f.name, f.offset, f.message) for f in findings if f.level is not Level.OK]
+    found += [AuditFinding(f.level, f.name, None, f.message, unread=True) for f in archive.unread]
     return ArchiveReport(
         address=archive.address,
         bags=len(archive.work),
         bundles=levels[Level.OK],
         stored_bytes=sum(work.stored_bytes for work in archive.work),
-        found=tuple(AuditFinding(f.level, f.name, f.offset, f.message) for f in findings if f.level is not Level.OK),
+        found=tuple(found),
     )
 
 

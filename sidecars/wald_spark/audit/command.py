@@ -13,7 +13,7 @@ import wald
 from wald.cli.entry import run
 from wald.cli.options import json_option
 from wald.cli.progress import progress
-from wald.errors import Damaged, NotFound
+from wald.errors import NotFound
 from wald_spark.audit.job import audit, plan
 from wald_spark.audit.report import audit_lines
 from wald_spark.commands import master_option, roots_option
@@ -37,8 +37,10 @@ def command(roots: tuple[str, ...], destinations: tuple[str, ...], master: str, 
     """Read every byte of every log and of its archives, prove that nothing is missing, and change nothing.
 
     It checks the checksums of all frames, the sha256 of all segments, that sequences have no gaps, that every deletion
-    was legal by the cursors recorded before it, and every bundle against its manifest. Daemons may run meanwhile. The
-    exit code is 4 if anything is wrong.
+    was allowed by the cursors recorded before it, and every bundle against its manifest. Daemons may keep running.
+
+    The exit code is 4 if anything is wrong. It is 6 if nothing is, but an archive could not be read: credentials are
+    missing, or the store does not answer.
     """
     planned = plan(list(expanded(roots)), destinations)
     total = sum(work.stored_bytes for work in planned.work)
@@ -46,7 +48,7 @@ def command(roots: tuple[str, ...], destinations: tuple[str, ...], master: str, 
         audited = audit(spark, planned, on_bytes=advance)
     for line in audit_lines(audited, as_json=as_json):
         click.echo(line)
-    return Damaged.exit_code if audited.errors else 0
+    return audited.exit_code
 
 
 def main() -> None:

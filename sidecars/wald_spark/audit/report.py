@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wald.cli.output import aligned, json_line
+from wald.errors import Damaged, Unavailable
 from wald.setting_types import format_bytes
 from wald.store.checking.finding import Level
 
@@ -17,12 +18,21 @@ _ARCHIVES = ("archive", "bags", "bundles", "stored", "errors")
 
 @dataclass(frozen=True, slots=True)
 class AuditFinding:
-    """Something worth knowing, or wrong; ``where`` is a path or an address, ``offset`` is in bytes."""
+    """Something worth knowing, or wrong; ``where`` is a path or an address, ``offset`` is in bytes.
+
+    Attributes:
+        unread: True if it could not be read, so that nothing is known about it. Then it does not count as an error.
+    """
 
     level: Level
     where: str
     offset: int | None
     message: str
+    unread: bool = False
+
+    @property
+    def kind(self) -> str:
+        return "unread" if self.unread else self.level.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +60,7 @@ class LogReport:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveReport:
-    """``bundles`` counts those that are proven, ``stored_bytes`` is of all."""
+    """``bundles`` counts those that are proven, ``stored_bytes`` is of all that could be listed."""
 
     address: str
     bags: int
@@ -84,6 +94,18 @@ class Audit:
         return _errors(self.found)
 
     @property
+    def unread(self) -> int:
+        """The number of archives and bags that could not be read."""
+        return sum(each.unread for each in self.found)
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the command."""
+        if self.errors:
+            return Damaged.exit_code
+        return Unavailable.exit_code if self.unread else 0
+
+    @property
     def found(self) -> list[AuditFinding]:
         """All findings: of the logs, then of the archives."""
         return [
@@ -93,23 +115,24 @@ class Audit:
 
 
 def _errors(found: Iterable[AuditFinding]) -> int:
-    return sum(each.level is Level.ERROR for each in found)
+    return sum(each.level is Level.ERROR and not each.unread for each in found)
 
 
 def audit_lines(audit: Audit, *, as_json: bool) -> Iterator[str]:
-    """A row for each log and each archive, all errors, and the speed."""
+    """A row for each log and each archive, all errors, what could not be read, and the speed."""
     if as_json:
         yield json_line("audit", _as_json(audit))
         return
     for found in audit.found:
-        if found.level is Level.ERROR:
+        if found.level is Level.ERROR or found.unread:
             at = f" offset {found.offset}:" if found.offset is not None else ""
-            yield f"error  {found.where}:{at} {found.message}"
+            yield f"{found.kind:<6} {found.where}:{at} {found.message}"
     yield from _tables(audit)
-    counts = Counter(found.level for found in audit.found)
-    judged = "damaged" if audit.errors else "good"
+    counts = Counter(found.kind for found in audit.found)
+    judged = "damaged" if audit.errors else "not all could be read" if audit.unread else "good"
+    unread = f", {audit.unread} unread" if audit.unread else ""
     yield (
-        f"{judged}: {counts[Level.INFO]} info, {counts[Level.ERROR]} error; "
+        f"{judged}: {counts[Level.INFO.value]} info, {counts[Level.ERROR.value]} error{unread}; "
         f"{format_bytes(audit.raw_bytes)} in {audit.seconds:.1f} s, {audit.megabytes_per_second:.0f} MB/s"
     )
 
@@ -139,10 +162,11 @@ def _as_json(audit: Audit) -> dict[str, Any]:  # Any: it is JSON
         "logs": [_log(log) for log in audit.logs],
         "archives": [_archive(archive) for archive in audit.archives],
         "found": [
-            {"level": found.level.value, "path": found.where, "offset": found.offset, "message": found.message}
+            {"level": found.kind, "path": found.where, "offset": found.offset, "message": found.message}
             for found in audit.found
         ],
         "errors": audit.errors,
+        "unread": audit.unread,
         "raw_bytes": audit.raw_bytes,
         "seconds": round(audit.seconds, 3),
         "megabytes_per_second": round(audit.megabytes_per_second, 1),
@@ -169,4 +193,5 @@ def _archive(archive: ArchiveReport) -> dict[str, Any]:
         "bundles": archive.bundles,
         "bytes": archive.stored_bytes,
         "errors": archive.errors,
+        "unread": sum(each.unread for each in archive.found),
     }

@@ -9,11 +9,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from wald.errors import Unavailable, WaldError
+from wald.errors import DiskFailure, InvalidInput, NotPermitted, Unavailable, WaldError
 from wald.store.checking.checker import Checked, SegmentToCheck, check
 from wald.store.checking.finding import Level
 from wald.store.files.disk import Disk
 from wald_archive.api import BagName, Finding, Manifest, Proof, Recorded, open_destination
+
+# Missing credentials or packages, a store that does not answer: nothing is known about the bytes.
+UNREAD = (DiskFailure, InvalidInput, NotPermitted, PermissionError)
+
+
+def described(error: Exception) -> str:
+    """The message of an error with its hint."""
+    hint = error.hint if isinstance(error, WaldError) else ""
+    return f"{error}; {hint}" if hint else str(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +51,16 @@ class SegmentWork:
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """A bag's findings, and what :class:`wald_archive.api.Bags` needs to judge it together with others."""
+    """A bag's findings, and what :class:`wald_archive.api.Bags` needs to judge it together with others.
+
+    Attributes:
+        unread: why the bag could not be read to its end, though it may be good; None: it was.
+    """
 
     findings: tuple[Finding, ...]
     manifest: Manifest | None
     digests: dict[str, str]
+    unread: Finding | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +84,20 @@ class BagWork:
         if "://" not in self.place:
             _require(Path(self.place))
         findings: list[Finding] = []
-        proof = Proof(open_destination(self.place, Disk()), self.bag, self.recorded, on_bytes=lambda _: None)
+        proof: Proof | None = None
+        unread: Finding | None = None
         try:
+            proof = Proof(open_destination(self.place, Disk()), self.bag, self.recorded, on_bytes=lambda _: None)
             findings += proof.findings()
         except (WaldError, OSError) as error:
-            findings.append(Finding(Level.ERROR, self.place, str(self.bag), "", f"cannot be read: {error}"))
-        return Proven(tuple(findings), proof.manifest, proof.digests)
+            found = Finding(Level.ERROR, self.place, str(self.bag), "", f"cannot be read: {described(error)}")
+            if isinstance(error, UNREAD):
+                unread = found
+            else:
+                findings.append(found)
+        if proof is None:
+            return Proven(tuple(findings), None, {}, unread)
+        return Proven(tuple(findings), proof.manifest, proof.digests, unread)
 
 
 Work = SegmentWork | BagWork

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +28,10 @@ from wald.store.files.ledger import Ledger, read_ledger
 from wald.work.group import WorkGroup
 from wald_archive.sizes import Records
 from wald_reclaim.policy import Limits
+from wald_spark.audit.archives import reports
 from wald_spark.audit.job import audit, plan
-from wald_spark.audit.report import Audit
+from wald_spark.audit.report import Audit, audit_lines
+from wald_spark.audit.work import BagWork, Outcomes, pickled_outcome
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +61,7 @@ def audited(spark: SparkSession, *paths: Path, destinations: Iterable[str] = ())
 
 def errors(done: Audit) -> list[tuple[str, str]]:
     """The last part of where something is wrong, and what."""
-    return [(Path(found.where).name, found.message) for found in done.found if found.level is Level.ERROR]
+    return [(Path(found.where).name, found.message) for found in done.found if found.kind == "error"]
 
 
 def verified(path: Path) -> list[tuple[str, int, str]]:
@@ -145,16 +149,42 @@ def test_what_expired_is_counted_and_no_error(spark: SparkSession, tmp_path: Pat
     assert done.logs[0].expired > 0
 
 
-def test_a_destination_out_of_reach_is_an_error_and_others_are_proven(spark: SparkSession, tmp_path: Path) -> None:
+def here(*paths: Path, destinations: Iterable[str] = (), unreachable: bool = False) -> Audit:
+    """An audit without Spark; everything goes through pickles, as on executors, which may reach no archive."""
+    planned, outcomes = plan(paths, list(destinations)), Outcomes()
+    for work in planned.work:
+        there = replace(work, place="nosuch://bucket") if unreachable and isinstance(work, BagWork) else work
+        outcomes.add(work, pickled_outcome(pickle.loads(pickle.dumps(there))))
+    return Audit(tuple(log.report(outcomes) for log in planned.logs), tuple(reports(planned.archives, outcomes)), 1)
+
+
+@pytest.mark.parametrize("address", ["nosuch://bucket/archive", "http://127.0.0.1:1/archive"])
+def test_an_archive_out_of_reach_is_neither_good_nor_damaged(tmp_path: Path, address: str) -> None:
+    """No package for it, and nothing that answers; others are proven all the same."""
     built = filled(tmp_path / "root")
-    (tmp_path / "root" / "archive").rename(tmp_path / "moved")
-    nowhere = "nosuch://bucket/archive"
-    done = audited(spark, built.root.path, destinations=[nowhere, str(tmp_path / "moved")])
+    done = here(built.root.path, destinations=[address])
     assert [(each.address, each.errors, each.bundles > 0) for each in done.archives] == [
-        (str(tmp_path / "root" / "archive"), 1, False),
-        (nowhere, 1, False),
-        (str(tmp_path / "moved"), 0, True),
+        (str(tmp_path / "root" / "archive"), 0, True),
+        (address, 0, False),
     ]
+    assert (errors(done), done.unread, done.exit_code) == ([], 1, 6)
+    *lines, judged = audit_lines(done, as_json=False)
+    assert judged.startswith("not all could be read: ")
+    assert [line for line in lines if line.startswith("unread")] == [line for line in lines if f" {address}: " in line]
+    (content,) = map(json.loads, audit_lines(done, as_json=True))
+    require_documented("wald-audit", content)
+    assert [each["path"] for each in content["found"] if each["level"] == "unread"] == [address]
+
+    (tmp_path / "root" / "archive").rename(tmp_path / "moved")
+    done = here(built.root.path, destinations=[address])
+    assert (done.archives[0].errors, done.exit_code) == (1, 4)
+
+
+def test_a_bag_that_cannot_be_read_makes_no_other_suspicious(tmp_path: Path) -> None:
+    """The driver may reach a store that an executor does not: without its package, for example."""
+    built = filled(tmp_path / "root")
+    done = here(built.root.path, unreachable=True)
+    assert (errors(done), done.unread, done.exit_code) == ([], 1, 6)
 
 
 def test_a_bag_that_is_gone_is_found(spark: SparkSession, tmp_path: Path) -> None:
