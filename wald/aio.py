@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -51,6 +51,11 @@ class _Thread:
         done = asyncio.get_running_loop().run_in_executor(self._executor, partial(call, *args, **kwargs))
         return await asyncio.shield(done)  # without it a call that waits for the thread would never begin
 
+    def call_later(self, call: Callable[[], object]) -> None:
+        """Run a call behind those that are asked for already; nothing waits for it."""
+        if self._executor is not None:
+            self._executor.submit(call)
+
     def end(self, last: Callable[[], None] | None = None) -> None:
         """End the thread, behind a last call if there is one."""
         if self._executor is not None:
@@ -65,8 +70,9 @@ class Consumer:
 
     Making one reads a small file at once, not in its thread.
 
-    A task that is cancelled while it waits for the next record ends the wait. The record that it has processed last is
-    then processed, as in :class:`wald.Consumer`; the one that it did not get comes again.
+    A task that is cancelled while it waits for the next record, as by ``asyncio.timeout``, ends the wait and the loop.
+    The record that it has processed last is then processed, as in :class:`wald.Consumer`; the one that it did not get
+    comes again, in a new loop too.
 
     Example::
 
@@ -88,6 +94,7 @@ class Consumer:
         on_missing: OnMissing = None,
     ) -> None:
         self._stopped = threading.Event()
+        self._is_closed = False
         self._consumer = wald.consumer.Consumer(
             at,
             route,
@@ -108,6 +115,7 @@ class Consumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._is_closed = True
         self._stopped.set()
         try:
             await self._thread.run(self._consumer.__exit__, kind, error, traceback)
@@ -138,9 +146,22 @@ class Consumer:
         """As :meth:`wald.Consumer.commit`."""
         await self._thread.run(self._consumer.commit, self._last)
 
-    async def _each(self, source: Iterator[T]) -> AsyncGenerator[T, None]:
-        while (each := await self._thread.run(next, source, None)) is not None:
+    async def _each(self, source: Generator[T]) -> AsyncGenerator[T, None]:
+        while True:
+            try:
+                each = await self._thread.run(next, source, None)
+            except asyncio.CancelledError:
+                self._stopped.set()  # ends the wait in the thread, which the next call would have to wait for
+                self._thread.call_later(partial(self._end_loop, source))
+                raise
+            if each is None:
+                return
             yield each
+
+    def _end_loop(self, source: Generator[object]) -> None:
+        source.close()
+        if not self._is_closed:
+            self._stopped.clear()
 
 
 class Producer:
@@ -246,7 +267,7 @@ class WorkGroup:
         max_tries: int | None = None,
         dead_letter: str = wald.work.group.DEAD_LETTER,
         daemon: Path | None = None,
-        report: Callable[[str], None] = lambda _line: None,
+        report: Callable[[str], None] | None = None,
     ) -> None:
         self._make = partial(
             wald.work.group.WorkGroup,

@@ -137,6 +137,30 @@ def test_waiting_for_records_leaves_the_loop_free_and_ends_when_it_is_cancelled(
     assert built.log.cursor("a").sequence in (2, 3)  # 3 if it had asked for the next
 
 
+def test_a_wait_for_records_that_times_out_blocks_no_later_call(built: Built) -> None:
+    """The record in hand is processed, a commit returns, and a new loop goes on behind it."""
+    built.lines("a", [b"1"])
+
+    async def follow(consumer: aio.Consumer, got: list[int]) -> None:
+        async with asyncio.timeout(None) as limit:
+            async for record in consumer:
+                got.append(record.sequence)
+                limit.reschedule(0)  # over once the next record is waited for
+
+    async def main() -> None:
+        async with aio.Consumer(built.root.path, "a", follow=True) as consumer:
+            for sequence in (1, 2, 3):
+                got: list[int] = []
+                with pytest.raises(TimeoutError):
+                    await follow(consumer, got)
+                assert got == [sequence]
+                await consumer.commit()
+                assert built.log.cursor("a").sequence == sequence
+                built.lines("a", [b"more"])
+
+    run(main())
+
+
 def test_batches_are_handed_out_whole_and_a_block_left_early_leaves_the_last_one(built: Built) -> None:
     for values in ([b"1", b"2"], [b"3"], [b"4"]):
         built.lines("a", values)
