@@ -113,6 +113,24 @@ def test_a_failure_of_the_upkeep_is_reported_once_for_each_time_it_lasts(built: 
     assert failures() == 2
 
 
+def test_an_owner_that_asks_for_no_reports_finds_them_in_the_log(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A retired dead-letter route refuses them: records that cannot be given up are with no worker."""
+    daemon.ask("ROUTE ADD dead_letter")
+    daemon.ask("ROUTE RETIRE dead_letter")
+    with WorkGroup(daemon.root, "a", "g", max_tries=1) as work:
+        work.lease("x", 1, wait=30)
+        work.give_up("x", [1], "it has teeth")
+        eventually(lambda: "is retired" in caplog.text)
+        daemon.ask("ROUTE ADD dead_letter")
+        eventually(lambda: work.floor == 1)
+
+    (warning,) = (each for each in caplog.messages if "the route 'dead_letter' is retired" in each)
+    assert warning.startswith("a 1: cannot be given up: ")
+    assert "hint: " in warning
+
+
 def test_what_is_being_given_up_cannot_be_acknowledged(built: Built) -> None:
     """It is a dead letter then, or will be one: it cannot be done, too. Here is no daemon, and each try is in doubt."""
     built.lines("a", [b"job"] * 2)

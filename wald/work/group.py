@@ -68,7 +68,7 @@ class WorkGroup:
         dead_letter: the route for records that are given up.
         daemon: where records that are given up are sent: the daemon's socket, or None for that of the log.
         report: gets a line for each record that is given up, for what a repair has lost, and for what fails meanwhile;
-            called by another thread.
+            called by another thread. None: the logger ``wald.work`` gets them, failures as warnings.
         clock: what time it is.
         ownership: the right to work for the group, if the caller has it already; it stays the caller's, who also sees
             to it that no command of an earlier ``wald-drain`` has records of the group.
@@ -100,7 +100,7 @@ class WorkGroup:
         max_tries: int | None = None,
         dead_letter: str = DEAD_LETTER,
         daemon: Path | None = None,
-        report: Callable[[str], None] = lambda _line: None,
+        report: Callable[[str], None] | None = None,
         clock: Clock = time,
         ownership: Ownership | None = None,
     ) -> None:

@@ -7,6 +7,7 @@ Both take long: they wait for disks, and for the daemon. So no turn waits for th
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -28,6 +29,7 @@ from wald.work.owner import DeadLetter, Owner
 from wald.work.turns import Turns
 
 _EVERY_SECONDS = 1.0
+_log = logging.getLogger("wald.work")
 
 
 class Upkeep:
@@ -36,7 +38,7 @@ class Upkeep:
     Args:
         floor: where the cursor is.
         daemon: where dead letters are sent.
-        report: gets a line for each record that is given up, and for what fails.
+        report: gets a line for each record that is given up, and for each failure; None: they are logged.
         wake: set when there is something to do at once.
         lost: what a repair has given up, and the group has passed over.
     """
@@ -51,7 +53,7 @@ class Upkeep:
         turns: Turns,
         *,
         daemon: Path,
-        report: Callable[[str], None],
+        report: Callable[[str], None] | None,
         wake: threading.Event,
         lost: SimpleQueue[Missing],
     ) -> None:
@@ -105,11 +107,10 @@ class Upkeep:
                 try:
                     do()
                 except Replaced as error:
-                    return self._report(f"{self._route}: group {self._group}: {error}")
+                    return self._report(f"{self._route}: group {self._group}: {error}", logging.ERROR)
                 except (WaldError, OSError, ValueError, RuntimeError) as error:
-                    self._report_failure(
-                        self._failing_steps, do.__name__, f"{self._route}: group {self._group}: {error}"
-                    )
+                    why = f"{self._route}: group {self._group}: {error}"
+                    self._report_failure(self._failing_steps, do.__name__, why, error)
                 else:
                     self._failing_steps.pop(do.__name__, None)
 
@@ -121,7 +122,10 @@ class Upkeep:
             self._cursor = cursor.sequence
             self._report(f"{self._route}: the cursor was moved to {cursor.sequence}; going on behind it")
 
-    def _report(self, line: str) -> None:
+    def _report(self, line: str, level: int = logging.INFO) -> None:
+        if self._tell is None:
+            _log.log(level, "%s", line)
+            return
         with suppress(Exception):  # of the program that gets it; the upkeep goes on
             self._tell(line)
 
@@ -130,13 +134,14 @@ class Upkeep:
         while not self._lost.empty():
             line = f"{self._route}: {self._lost.get().message()}; going on behind"
             if line != self._lost_reported:
-                self._report(line)
+                self._report(line, logging.WARNING)
             self._lost_reported = line
 
-    def _report_failure(self, failing: dict[str, str], step: str, why: str) -> None:
+    def _report_failure(self, failing: dict[str, str], step: str, why: str, error: Exception) -> None:
         """Report a failure, once for as long as it lasts and not every second."""
         if failing.get(step) != why and not self._closed:
-            self._report(f"{why}; tried again every second")
+            hint = getattr(error, "hint", "")
+            self._report(f"{why}; tried again every second" + f"\n  hint: {hint}" * bool(hint), logging.WARNING)
         failing[step] = why
 
     def _give_up(self) -> None:
@@ -171,7 +176,7 @@ class Upkeep:
             letter = give_up(self._log, self._daemon, self._group, record, dead, may_be_sent=may_be_sent)
         except (WaldError, Undeliverable, OSError) as error:
             self._turns.ask(Ask(lambda: self._owner.not_given_up(dead.sequence)))
-            self._report_failure(self._failing_letters, named, f"{named}: cannot be given up: {error}")
+            self._report_failure(self._failing_letters, named, f"{named}: cannot be given up: {error}", error)
             return False
         self._failing_letters.pop(named, None)
         self._turns.ask(Ask(lambda: self._owner.gave_up(dead.sequence), durable=True))
