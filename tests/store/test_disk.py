@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from full_disk import fill, small_file_system
+from running import run
+from tracing import strace
 
 from wald.format.batch import Buffer
 from wald.store.files.disk import FILE_MODE, Disk, free_bytes
@@ -26,6 +29,25 @@ def test_create_never_touches_an_old_file(disk: Disk, tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         disk.create(path)
     assert path.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize(("error", "answer"), [("EOPNOTSUPP", "False 0 0"), ("ENOSPC", "28"), ("EINTR:when=1", "True")])
+def test_room_is_reserved_by_the_file_system_or_not_at_all(tmp_path: Path, error: str, answer: str) -> None:
+    """The C library would write into every block if the file system cannot."""
+    script = f"""
+import os, pathlib
+from wald.store.files.disk import Disk
+descriptor = Disk().create(pathlib.Path({str(tmp_path / "file")!r}))
+try:
+    done = Disk().allocate(descriptor, 1 << 20)
+    status = os.fstat(descriptor)
+    print(done, *[status.st_size, status.st_blocks] if not done else ())
+except OSError as error:
+    print(error.errno)
+"""
+    injected = ["-e", "trace=fallocate", "-e", f"inject=fallocate:error={error}"]
+    done = run([strace(), "-qq", "-o", os.devnull, *injected, sys.executable, "-c", script])
+    assert (done.stdout.decode().strip(), done.stderr) == (answer, b"")
 
 
 def test_what_is_created_is_not_for_everybody(disk: Disk, tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ _CHANGING = (
     "ftruncate",
     "link",
     "open",
-    "posix_fallocate",
     "pwritev",
     "rename",
     "unlink",
