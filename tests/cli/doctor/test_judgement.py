@@ -222,10 +222,25 @@ def test_a_hint_names_the_root_as_a_shell_takes_it() -> None:
     assert found.advice.startswith("wald --root '/srv/my log' explain; df -h '/srv/my log'")
 
 
-def test_checks_concern_promises_that_there_are() -> None:
-    promises = {int(row[0]) for row in rows("docs/guarantees.md", "## Promises")}
-
-    assert {number for check, _ in CHECKS for number in check.promises} <= promises
+def test_checks_name_the_promises_that_rest_on_them() -> None:
+    """By their words: their numbers change when a promise is added."""
+    concerned = {
+        "has returned": {"mapping", "mount", "device", "sync"},
+        "is a prefix without gaps": {"mount", "device", "sync", "rights", "files"},
+        "never given out again": {"names"},
+        "RECLAIM never removes": {"replace", "names"},
+        "One form of a segment replaces": {"replace"},
+        "Damage is never silent": {"files"},
+        "A full disk or a failing disk": {"allocation", "limits", "daemon", "space", "inodes", "quota"},
+        "There is one writer": {"links", "locks", "rights", "daemon"},
+        "No promise rests on the wall clock": {"uptime"},
+        "each way in can lose": {"fifo", "pipes", "limits", "service"},
+    }
+    found: dict[str, set[str]] = {}
+    for number, promise, *_ in rows("docs/guarantees.md", "## Promises"):
+        if names := {check.name for check, _ in CHECKS if int(number) in check.promises}:
+            found[next((words for words in concerned if words in promise), promise)] = names
+    assert found == concerned
 
 
 def test_names_of_checks_are_different() -> None:

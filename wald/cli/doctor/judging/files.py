@@ -46,7 +46,7 @@ LINKS: Check[Tried] = Check(
 FIFOS: Check[Tried] = Check(
     "fifo",
     "a FIFO and a unix socket can be made and used",
-    (14,),
+    (17,),
     (
         Rule(Outcome.FAIL, lambda f: f.error, "a FIFO or a socket does not work here: {f.error}", _LOCAL_DISK),
         Rule(Outcome.OK, otherwise, "a FIFO and a socket work here"),

@@ -51,7 +51,7 @@ class Pipes:
 PIPES: Check[Pipes] = Check(
     "pipes",
     "how large a pipe can be made, and whether that goes for each FIFO",
-    (14,),
+    (17,),
     (
         Rule(
             Outcome.WARN,
@@ -93,7 +93,7 @@ class Limits:
 LIMITS: Check[Limits] = Check(
     "limits",
     "limits of open files and of the size of a file: of the daemon, or which it would inherit",
-    (9, 14),
+    (9, 17),
     (
         Rule(
             Outcome.FAIL,
@@ -282,7 +282,7 @@ class Service:
 SERVICE: Check[Service] = Check(
     "service",
     "the systemd unit of the running daemon: notification, descriptor store, watchdog",
-    (14,),
+    (17,),
     (
         Rule(Outcome.SKIPPED, lambda f: not f.unit, "no daemon of this root runs under systemd"),
         Rule(
