@@ -90,14 +90,21 @@ def _handler(pages: Pages) -> type[BaseHTTPRequestHandler]:
     unknown = Answer(" or ".join(pages).encode() + b"\n", 404)
 
     class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self._answer()
+
         def do_GET(self) -> None:
-            page = pages.get(self.path)
+            self.wfile.write(self._answer())
+
+        def _answer(self) -> bytes:
+            """Send the headers; return the body."""
+            page = pages.get(self.path.partition("?")[0])
             answer = unknown if page is None else page()
             self.send_response(answer.status)
             self.send_header("Content-Type", answer.content_type)
             self.send_header("Content-Length", str(len(answer.body)))
             self.end_headers()
-            self.wfile.write(answer.body)
+            return answer.body
 
         def log_message(self, *_: object) -> None:
             """Scrapes are not logged."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import re
 import socket
 import struct
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from endpoint import free_address, get, metrics
 from full_disk import fill, small_file_system
-from running import Client, Daemon, eventually
+from running import TIMEOUT_SECONDS, Client, Daemon, eventually
 
 from wald.daemon.endpoint import of_daemon
 from wald.metrics import Metrics
@@ -91,6 +92,19 @@ def test_two_questions_are_answered_and_no_other(start: Start, address: str) -> 
     assert get(address, "/healthz") == (200, "ok: head 0\n")
     for path in ("/", "/metrics/", "/healthz/..", "/favicon.ico"):
         assert get(address, path) == (404, "/metrics or /healthz\n")
+
+
+def test_a_query_changes_nothing_and_head_has_no_body(start: Start, address: str) -> None:
+    start(metrics=address)
+    assert get(address, "/healthz?x=1") == get(address, "/healthz")
+    assert get(address, "/metrics?x=1&name=up")[0] == 200
+    for path, status in (("/healthz", 200), ("/metrics?x=1", 200), ("/nowhere", 404)):
+        connection = http.client.HTTPConnection(address, timeout=TIMEOUT_SECONDS)
+        connection.request("HEAD", path)
+        answer = connection.getresponse()
+        assert (answer.status, answer.read()) == (status, b"")
+        assert int(answer.headers["Content-Length"]) > 0
+        connection.close()
 
 
 def test_a_scraper_that_hangs_up_is_no_event(start: Start, address: str) -> None:
