@@ -103,7 +103,7 @@ def test_nothing_is_acknowledged_where_it_cannot_be_put_back(daemon: Daemon, roo
     with Client(daemon.socket_path) as client:
         assert not client.ask(b"PUB a 2\ny\n").startswith("OK")
     assert daemon.wait() == 7
-    assert "it cannot be put back" in daemon.log
+    assert "the directory was unmounted or replaced" in daemon.log
     shutil.move(root / "away", root / "segments")
     daemon.start_again()
 

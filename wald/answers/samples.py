@@ -202,7 +202,7 @@ class LogSource:
             None if since is None else backlog.received(),
             backlog.growth(now_ns=time.time_ns()),
             backlog.free_bytes,
-            shutil.disk_usage(root.path).total,
+            shutil.disk_usage(root.segments).total,
             tuple(message for _, message in troubles(root)),
             tuple(segments),
             tuple(problems),

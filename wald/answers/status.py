@@ -142,7 +142,7 @@ def facts_of_daemon(root: Root, daemon: Liveness, before: Facts | None = None) -
     head, head_damage = _head(root)
     crash = last_crash(root, running=running)
     report = (read_life(root, daemon.epoch) if daemon.epoch is not None else None) or {}
-    free = free_bytes(root.path)
+    free = free_bytes(root.segments if root.segments.is_dir() else root.path)
     if before is None:
         return Facts(root.path, daemon, crash, report, head, head_damage, (), (), (), free, None, (), ())
     return replace(

@@ -8,6 +8,7 @@ continues where it stopped. Any other failure of the disk ends the daemon and le
 from __future__ import annotations
 
 import contextlib
+import errno
 import random
 import time
 from collections.abc import Sequence
@@ -197,9 +198,17 @@ class Committer:
 
     def _read_free_bytes(self) -> int:
         try:
-            return free_bytes(self._root.path)
+            return free_bytes(self._root.segments)
         except FileNotFoundError:
+            if self._root.path.exists():  # keep_name waits for it, and reports it
+                return self._free_bytes
             raise root_gone(self._root) from None
+        except OSError as error:
+            raise DiskFailure(
+                f"{self._root.segments}: {error.strerror}: the free space cannot be read; nothing unacknowledged was "
+                "kept, nothing acknowledged is lost",
+                hint=self._hint,
+            ) from error
 
     def has_room(self, *, wanted_bytes: int | None) -> bool:
         """Whether there is as much room as is needed, and the disk took the last turn; reports when that changes.
@@ -286,15 +295,22 @@ class Committer:
         writer, now = self.writer, time.monotonic()
         first, self._unnamed_at = self._unnamed_at is None, self._unnamed_at or now
         records = writer.state.next_sequence - writer.base_sequence
-        message = (
-            f"{writer.path}: the segment that is written to was removed or replaced, and it cannot be put "
-            f"back ({error}); its {records} records from sequence {writer.base_sequence} on are lost when the daemon "
-            "ends, and nothing is acknowledged any more"
-        )
-        hint = (
-            f"df -h {self._root.path}; make room, or put back what was moved away; "
-            f"then {command_line(self._root.path, 'verify')}"
-        )
+        if error.errno == errno.ESTALE:
+            message = (
+                f"{self._root.segments}: the directory was unmounted or replaced while the daemon ran; what was "
+                "acknowledged is where it was, and nothing is acknowledged any more"
+            )
+            hint = f"findmnt -T {self._root.segments}; mount it again, or move it back; then start again"
+        else:
+            message = (
+                f"{writer.path}: the segment that is written to was removed or replaced, and it cannot be put back "
+                f"({error}); its {records} records from sequence {writer.base_sequence} on are lost when the daemon "
+                "ends, and nothing is acknowledged any more"
+            )
+            hint = (
+                f"df -h {self._root.segments}; make room, or put back what was moved away; "
+                f"then {command_line(self._root.path, 'verify')}"
+            )
         if first:
             self._journal.error("active segment removed or replaced", what=message, next="tried again", hint=hint)
         if error.errno in DISK_FULL:

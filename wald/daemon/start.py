@@ -261,7 +261,7 @@ class Parts:
         self.connections = Connections(
             self.listener.socket,
             self.poller,
-            Requests(self.routes, self.root.path, admission.leaves_enough),
+            Requests(self.routes, self.root.segments, admission.leaves_enough),
             self.commands.answer,
             admission=admission,
             request_max_bytes=min(config.request_max_bytes, self.room.sizes.payload_bytes),

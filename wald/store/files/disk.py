@@ -184,6 +184,27 @@ class Disk:
         if number:
             raise OSError(number, os.strerror(number), os.fspath(source), None, os.fspath(target))
 
+    def move_aside(self, source: Path, target: Path) -> Path:
+        """Move whatever has a name out of the way, without a moment in which neither name has it where links exist.
+
+        On another file system than ``target``, it stays in its directory, under the name of ``target``.
+
+        Returns:
+            its new path. A file that could be linked still has the old name as well.
+        """
+        for path in (target, source.with_name(target.name)):
+            try:
+                self.link(source, path)
+                return path
+            except OSError:  # it is a directory, or another user's file, or the file system has no links
+                try:
+                    self.rename_to_free(source, path)
+                    return path
+                except OSError as error:
+                    if error.errno != errno.EXDEV:
+                        raise
+        raise AssertionError("a directory is one file system")
+
     def link(self, source: Path, target: Path) -> None:
         """Give a file a second name; FileExistsError rather than take that of another."""
         os.link(source, target)

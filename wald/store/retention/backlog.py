@@ -123,7 +123,7 @@ class Backlog:
         self._holders: Holders = NO_PINS.holders
         """Of segments with these routes."""
         self._held = _Held(NO_PINS)
-        self.free_bytes = free_bytes(view.root.path)
+        self.free_bytes = free_bytes(view.root.segments)
         self.alone: Counter[str] = Counter()
         self.groups = {
             (route, cursor.group): GroupBacklog(cursor, route in self._claims.retired)

@@ -35,8 +35,18 @@ class Blanks:
         self._disk = disk
         self._epoch = epoch
         self._room = room
+        self._place: Name | None = None
         self._spare: Blank | None = None
         self._mutex = threading.Lock()
+
+    def require_directory(self) -> None:
+        """Check that the path is still that of the directory in which the first file was made.
+
+        Raises:
+            OSError: ESTALE: it was unmounted or replaced, so files that are made now are not among the others.
+        """
+        if self._place is not None and not self._place.holds():
+            raise OSError(errno.ESTALE, "the directory was unmounted or replaced", os.fspath(self._directory))
 
     def prepare(self, length: int) -> bool:
         """Make the spare one, of ``length`` bytes; False if there is no room. Called by the background thread."""
@@ -68,7 +78,7 @@ class Blanks:
             OSError: the rename failed, or another program removed or replaced the file.
         """
         if not Name(*blank).holds():
-            raise OSError(errno.ESTALE, "another program removed or replaced the file", os.fspath(blank.path))
+            raise OSError(errno.ENOENT, "another program removed or replaced the file", os.fspath(blank.path))
         self._disk.rename(blank.path, target)
 
     def discard(self, blank: Blank) -> None:
@@ -93,13 +103,24 @@ class Blanks:
             self._room.spare_bytes = spare_bytes
 
     def _make(self, purpose: str, length: int) -> Blank:
+        self.require_directory()
         # The name is unique: another thread may make one, and a daemon that was taken over may still run.
         path = self._directory / f"{purpose}-{self._epoch}-{secrets.token_hex(8)}{TEMPORARY}"
         blank = Blank(path, self._disk.create(path))
         try:
+            if self._place is None:  # only now: an overlay has copied the directory up by the first file in it
+                self._place = _name_of(self._directory)
             if self._lets_allocate(length):  # otherwise it grows as it is written
                 self._disk.allocate(blank.descriptor, length)
         except OSError:
             self.discard(blank)
             raise
         return blank
+
+
+def _name_of(directory: Path) -> Name:
+    descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return Name(directory, descriptor)
+    finally:
+        os.close(descriptor)

@@ -11,6 +11,7 @@ or wrong. No error stops the start. The report names the sequences that are lost
 
 from __future__ import annotations
 
+import errno
 import json
 import secrets
 import time
@@ -21,7 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from wald.errors import Damaged, UnsupportedFormat
+from wald.errors import Damaged, UnsupportedFormat, command_line
 from wald.format.head import Head, decode_head
 from wald.format.names import Kind
 from wald.format.state import LogState
@@ -165,6 +166,7 @@ class _Recovery:
         self._head = _head(root)
 
     def run(self) -> Recovered:
+        self._require_mounted()
         report, newest = self._report, self._listing.segments[-1] if self._listing.segments else None
         if newest is not None and newest.kind is Kind.RAW:
             recovered = self._repair(examine(self._listing, self._log_id, self._durable_bytes(newest), report.errors))
@@ -177,6 +179,21 @@ class _Recovery:
             # The next segment begins behind the sequences that are passed over, so it has another name.
             recovered, report.fate = replace(recovered, carry=None), Fate.CUT.value
         return recovered
+
+    def _require_mounted(self) -> None:
+        """
+        Raises:
+            Damaged: there is no segment at all, although the newest one is never deleted, and no repair gave it up.
+        """
+        head, root = self._head, self._root
+        if self._listing.segments or self._listing.released or head is None or not head.sequence:
+            return
+        if not given_up(root, head.sequence, head.sequence):
+            raise Damaged(
+                f"{root.segments}: there is no segment, and records up to {head.sequence} were acknowledged",
+                hint=f"findmnt -T {root.segments} shows whether it is mounted; mount it, or restore it from a backup, "
+                f"then start again; {command_line(root.path, 'repair --accept-loss')} gives the records up",
+            )
 
     def _durable_bytes(self, segment: Segment) -> int:
         """The length of a segment by the head; 0 if the head stands in another one."""
@@ -202,8 +219,14 @@ class _Recovery:
 
     def _quarantine(self, path: Path) -> None:
         target = self._root.quarantine / f"{path.name}.{self._report.epoch}"
-        self._disk.rename(path, target)
-        self._disk.sync_directory(self._root.quarantine)
+        try:
+            self._disk.rename(path, target)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            target = path.with_name(target.name)
+            self._disk.rename(path, target)
+        self._disk.sync_directory(target.parent)
         self._disk.sync_directory(self._root.segments)
         self._report.kept_in = str(target.relative_to(self._root.path))
         self._report.errors.append(f"{path}: nothing in it can be read; moved to {target}")

@@ -19,6 +19,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from wald.errors import command_line
+from wald.store.files.directory import Root
 from wald.store.files.disk import free_bytes
 
 _SEGMENT_MIN_BYTES = 64 << 10
@@ -44,7 +45,9 @@ class Cause(StrEnum):
         if self is Cause.SEGMENTS:
             reclaiming = command_line(root, program="wald-reclaim")
             return f"{command_line(root, 'explain')} says who has not read what; {reclaiming} deletes the rest"
-        return f"df -h {root} and du -xhd1 around it say what fills the disk; quota -v, what may be used of it"
+        segments = Root(root).segments
+        disk = segments if segments.is_mount() else root
+        return f"df -h {disk} and du -xhd1 around it say what fills the disk; quota -v, what may be used of it"
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,11 +245,14 @@ class Writer:
         """Continue in a copy of the active segment under its path, after another program removed or replaced the file.
 
         Returns:
-            where in ``quarantine/`` the file is that was found at the path; None: there was none.
+            the new path of the file that was found: in ``quarantine/``, or in the same directory if that is on
+            another file system; None: there was none.
 
         Raises:
-            OSError: there is no copy; or there is one, its name was not synced, and :attr:`failed` is set.
+            OSError: there is no copy; or there is one, its name was not synced, and :attr:`failed` is set. ESTALE: the
+                directory of the segments was unmounted or replaced.
         """
+        self._blanks.require_directory()  # an unmounted one may be full of files that are called the same
         blank = self._blanks.take(self.segment_max_bytes)
         descriptor = blank.descriptor
         try:
@@ -357,15 +360,12 @@ class Writer:
         self.failed = False
 
     def _quarantine(self) -> Path | None:
-        """Move the file at :attr:`path` to ``quarantine/``; None if there is none."""
+        """Move the file at :attr:`path` to ``quarantine/``, or aside on another file system; None if there is none."""
         if not os.path.lexists(self.path):
             return None
         target = self.root.quarantine / f"{self.path.name}-{secrets.token_hex(8)}"
-        try:
-            self._disk.link(self.path, target)  # a rename and a crash would leave the segment without a file
-        except OSError:  # it is a directory, or another user's file, or the file system has no links
-            self._disk.rename(self.path, target)
-        self._disk.sync_directory(self.root.quarantine)
+        target = self._disk.move_aside(self.path, target)  # a rename and a crash would leave the segment without a file
+        self._disk.sync_directory(target.parent)
         return target
 
     def _copy(self, descriptor: int, path: Path, length: int) -> int:
