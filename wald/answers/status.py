@@ -12,6 +12,7 @@ from wald.answers.liveness import Life, Liveness, liveness, socket_of
 from wald.errors import Damaged, command_line
 from wald.format.head import Head
 from wald.format.names import CURSOR_SUFFIX
+from wald.format.times import utc
 from wald.log import Log
 from wald.setting_types import format_bytes, format_seconds
 from wald.store.checking.finding import Level
@@ -21,6 +22,7 @@ from wald.store.files.fifos import troubles
 from wald.store.retention.backlog import Backlog, GroupBacklog
 from wald.store.retention.cursors import CursorState
 from wald.store.retention.pins import DIRECTORY_GONE
+from wald.store.segments.head import AHEAD_HINT, seconds_ahead
 from wald.store.segments.view import head_of
 from wald.store.writing.lives import Crash, last_crash, read_life
 from wald.work.checking import check_journals
@@ -230,6 +232,12 @@ def _of_log(facts: Facts, now_ns: int, lag_max: float | None) -> Iterator[Findin
     if (damage := facts.head_damage) is not None and (damage.message, damage.hint) not in facts.unreadable:
         yield Finding(Severity.FAILING, damage.message, damage.hint)
     yield from (Finding(Severity.FAILING, message, hint) for message, hint in facts.unreadable)
+    if facts.head is not None and (ahead := seconds_ahead(facts.head.at_ns, now_ns)):
+        message = (
+            f"append times are {format_seconds(ahead)} ahead of the clock: until it has caught up, all new records get "
+            f"the time {utc(facts.head.at_ns)}"
+        )
+        yield Finding(Severity.WARNING, message, AHEAD_HINT)
     if facts.lost_routes:
         adding = command_line(facts.root, f"route add {facts.lost_routes[0]}")
         message = f"{named(facts.lost_routes)}: {DIRECTORY_GONE}; it counts as nothing processed"

@@ -17,6 +17,7 @@ from wald.errors import Unavailable, command_line
 from wald.format.times import utc
 from wald.setting_types import format_bytes, format_seconds
 from wald.store.retention.backlog import GroupBacklog
+from wald.store.segments.head import seconds_ahead
 
 _EXITS = {Severity.WARNING: 14, Severity.FAILING: 13, Severity.DOWN: Unavailable.exit_code}
 _WORDS = {Severity.WARNING: "warning", Severity.FAILING: "failing", Severity.DOWN: "down"}
@@ -88,6 +89,8 @@ def _head(facts: Facts, now_ns: int) -> str:
         return "not known"
     if facts.head is None or not facts.head.at_ns:
         return "nothing has been durable yet"
+    if seconds_ahead(facts.head.at_ns, now_ns):
+        return f"record {facts.head.sequence} was the last to become durable; its append time is in the future"
     age = format_seconds(max(0.0, (now_ns - facts.head.at_ns) / 1e9))
     return f"record {facts.head.sequence} was the last to become durable, {age} ago"
 

@@ -44,6 +44,7 @@ from wald.store.files.identity import create_root, read_identity, require_root
 from wald.store.files.ledger import Ledger
 from wald.store.files.moved import moved_marks
 from wald.store.files.routes import add_route
+from wald.store.segments.head import AHEAD_HINT, seconds_ahead
 from wald.store.writing.drafts import Draft
 from wald.store.writing.lives import STOPPED, add_to_life, end_life
 from wald.store.writing.lock import Lock, require_free
@@ -148,6 +149,15 @@ class Parts:
         about |= {"software": f"wald {wald.__version__}", "settings": described(config, self.room.sizes)}
         recovered = recover(root, disk, log_id=self._log_id, epoch=epoch, now_ns=time.time_ns(), about=about)
         self._report(recovered.report)
+        if ahead := seconds_ahead(recovered.state.append_time_ns, now_ns := time.time_ns()):
+            self.journal.warning(
+                "append times are ahead of the clock",
+                seconds=round(ahead, 1),
+                append_time=utc(recovered.state.append_time_ns),
+                clock=utc(now_ns),
+                next="new records get that append time until the clock has caught up",
+                hint=AHEAD_HINT,
+            )
         self.writer = Writer(
             root,
             disk,

@@ -133,6 +133,7 @@ TABLE = [
     Row(host.LIMITS, replace(LIMITS, open_files=None), OK, "may be open"),
     Row(host.LIMITS, LIMITS, OK, "20000 files"),
     Row(host.CLOCK, replace(CLOCK, is_past=True), WARN, "past"),
+    Row(host.CLOCK, replace(CLOCK, behind_seconds=7200.0), WARN, "behind the append times"),
     Row(host.CLOCK, replace(CLOCK, is_synchronised=False), WARN, "not synchronised"),
     Row(host.CLOCK, replace(CLOCK, is_synchronised=None), UNKNOWN, "no promise rests on it"),
     Row(host.CLOCK, replace(CLOCK, error_seconds=5.0), WARN, "off by 5.0 s"),

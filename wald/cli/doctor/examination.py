@@ -153,7 +153,7 @@ CHECKS: tuple[tuple[Check[Any], Look], ...] = (
     _of_log(log.RUNNING, lambda subject: subject.running[0]),
     _of_log(host.SERVICE, lambda subject: on_host.service(subject.pid, subject.fifos)),
     _looks(host.LIMITS, lambda subject: on_host.limits(subject.settings[1], subject.fifos, subject.pid)),
-    _looks(host.CLOCK, lambda _: on_host.clock()),
+    _looks(host.CLOCK, lambda subject: on_host.clock(subject.root)),
     _looks(host.UPTIME, lambda _: on_host.uptime()),
     _looks(host.PARTS, lambda _: on_host.parts()),
     _looks(host.SPARK, lambda _: on_host.spark()),

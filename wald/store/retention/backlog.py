@@ -130,6 +130,8 @@ class Backlog:
             for route, cursors in self._claims.cursors.items()
             for cursor in cursors
         }
+        for group in self.groups.values():
+            group.lag.written_ns = view.written_ns
 
     def segments(self) -> Iterator[SegmentStatus]:
         """Every segment, oldest first, the released ones before all others."""

@@ -8,7 +8,7 @@ expired or lost is not counted. A cursor that cannot be trusted stands at 0.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, compress, pairwise
 from operator import add, and_, gt, lt, mul
 
@@ -21,6 +21,7 @@ from wald.store.files.consumers import admitted
 from wald.store.files.fifos import has_fifo
 from wald.store.files.listing import Segment
 from wald.store.retention.cursors import Cursor, cursors_of
+from wald.store.segments.head import seconds_ahead
 from wald.store.segments.opened import Met, SealedSegment
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes
 from wald.store.segments.seeking import end_of
@@ -29,21 +30,33 @@ from wald.store.segments.view import View
 _NO_END = 1 << 64
 
 
+def _not_known(_sequence: int, _now_ns: int) -> int | None:
+    return None
+
+
 @dataclass(slots=True)
 class Lag:
     """What is behind ``at``, the last sequence that a group has processed.
 
     Attributes:
         oldest_ns: append time of the first of the records; None if there is none.
+        first: the sequence from which that time is.
+        written_ns: returns about when a record was written, for an append time in the future; as
+            :meth:`View.written_ns`.
     """
 
     at: int
     records: int = 0
     oldest_ns: int | None = None
+    first: int = 0
+    written_ns: Callable[[int, int], int | None] = field(default=_not_known, compare=False, repr=False)
 
     def seconds(self, now_ns: int) -> float:
         """How long the oldest of the records has been waiting."""
-        return 0.0 if self.oldest_ns is None else max(0.0, (now_ns - self.oldest_ns) / 1e9)
+        since_ns = self.oldest_ns
+        if since_ns is not None and seconds_ahead(since_ns, now_ns):
+            since_ns = self.written_ns(self.first, now_ns)
+        return 0.0 if since_ns is None else max(0.0, (now_ns - since_ns) / 1e9)
 
     def add(self, base: int, count: int, time_ns: int) -> None:
         """Count what is behind the cursor of the ``count`` records of one batch, of which ``base`` is the first."""
@@ -51,7 +64,7 @@ class Lag:
         if unread > 0:
             self.records += unread
             if self.oldest_ns is None:
-                self.oldest_ns = time_ns
+                self.oldest_ns, self.first = time_ns, base
 
 
 LagsOf = Callable[[str], Iterable[Lag]]
@@ -145,7 +158,7 @@ def add_raw(batches: Iterable[Met], lags_of: LagsOf) -> Iterator[StoredBatch]:
 
 def lags(view: View, cursors: Iterable[Cursor]) -> dict[tuple[str, str], Lag]:
     """The lag of every group that has one of ``cursors``, by (route, group); what they all have read is not opened."""
-    found = {(cursor.route, cursor.group): Lag(cursor.effective) for cursor in cursors}
+    found = {(cursor.route, cursor.group): Lag(cursor.effective, written_ns=view.written_ns) for cursor in cursors}
     of_route: dict[str, list[Lag]] = {}
     for (route, _), lag in found.items():
         of_route.setdefault(route, []).append(lag)

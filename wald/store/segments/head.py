@@ -36,6 +36,9 @@ class Bound:
         return self.position if base_sequence == self.segment else None
 
 
+_AHEAD_NS = 60_000_000_000  # more than a clock is corrected by while it is kept right
+AHEAD_HINT = "date -u; set the clock right, if it is wrong"
+
 EVERYTHING = Bound(1 << 63, 1 << 63, None)
 """Of segments all of which are complete."""
 
@@ -64,6 +67,15 @@ def read_head(root: Root) -> Head | None:
         f"{root.head}: offset 0: not a head line",
         hint=f"{command_line(root.path, 'repair')}, or the next start of the daemon, makes a new one from the segments",
     )
+
+
+def seconds_ahead(append_time_ns: int, now_ns: int) -> float:
+    """Return how far append times are ahead of the clock; 0.0 if it is no more than a correction of the clock.
+
+    Until the clock has caught up, every new record gets the append time of the record before it.
+    """
+    ahead_ns = append_time_ns - now_ns
+    return ahead_ns / 1e9 if ahead_ns > _AHEAD_NS else 0.0
 
 
 def readable_head(root: Root) -> Head | None:

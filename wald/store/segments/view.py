@@ -19,6 +19,7 @@ from typing import TypeVar
 from wald.errors import Damaged
 from wald.format.head import Head
 from wald.format.names import Kind, segment_name
+from wald.format.segment import BadHeader
 from wald.store.files.directory import Root
 from wald.store.files.listing import Listing, Segment, list_segments
 from wald.store.files.regular import open_file
@@ -146,6 +147,19 @@ class View:
         found = _view(self.root, self.log_id, self.continuity, before=self)
         return found.including_released() if self.with_released else found
 
+    def written_ns(self, sequence: int, now_ns: int) -> int | None:
+        """Return about when a record was written by the time stamps of files, for an append time in the future.
+
+        A raw segment says when it was made, and a sealed one was made once it was complete. Stamps in the future were
+        made by the same wrong clock, so the next segment counts then; None if none is left.
+        """
+        for segment in self.segments[self.listing.covering(sequence) :]:
+            with suppress(OSError, Damaged):
+                stamped_ns = _stamped_ns(segment)
+                if stamped_ns <= now_ns:
+                    return stamped_ns
+        return None
+
     def require_continuity(self) -> None:
         """
         Raises:
@@ -228,6 +242,14 @@ def _bound(head: Head | None, listing: Listing) -> Bound:
     if newest is not None and newest.kind is Kind.RAW:
         return Bound(newest.base_sequence, 0, newest.base_sequence - 1, lost=_holds_a_batch(newest))
     return EVERYTHING
+
+
+def _stamped_ns(segment: Segment) -> int:
+    with open_file(segment.path) as file:
+        if segment.kind.form is Kind.RAW:
+            with suppress(BadHeader):
+                return RawFile(file.fileno()).header().created_at_ns
+        return os.fstat(file.fileno()).st_mtime_ns
 
 
 def _holds_a_batch(segment: Segment) -> bool:

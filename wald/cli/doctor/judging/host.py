@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from wald.cli.doctor.checks import Check, Outcome, Rule, otherwise
 from wald.setting_types import format_bytes, format_seconds
+from wald.store.segments.head import AHEAD_HINT
 
 PIPE_BYTES = 1 << 20  # what the daemon asks for
 OLDEST_JAVA = 17
@@ -125,11 +126,17 @@ class Clock:
         is_synchronised: as adjtimex(2) has it; None if it may not be asked.
         error_seconds: the largest error that the kernel assumes.
         is_past: whether it is before this version of wald was made.
+        behind_seconds: how far it is behind the append times of the log.
     """
 
     is_synchronised: bool | None
     error_seconds: float
     is_past: bool
+    behind_seconds: float = 0.0
+
+    @property
+    def behind(self) -> str:
+        return format_seconds(self.behind_seconds)
 
     @property
     def error(self) -> str:
@@ -146,6 +153,12 @@ CLOCK: Check[Clock] = Check(
             lambda f: f.is_past,
             "the clock is set to the past: append times are wrong until it has caught up",
             "timedatectl set-ntp true; date -u",
+        ),
+        Rule(
+            Outcome.WARN,
+            lambda f: f.behind_seconds,
+            "the clock is {f.behind} behind the append times of the log: until then, new records get the last of them",
+            AHEAD_HINT,
         ),
         Rule(
             Outcome.WARN,

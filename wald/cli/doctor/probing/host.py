@@ -17,7 +17,10 @@ from pathlib import Path
 import wald
 from wald.cli.doctor.judging.host import PIPE_BYTES, Clock, Limits, Parts, Pipes, Service, Spark, Uptime, needed_files
 from wald.config import Config
+from wald.errors import Damaged
+from wald.store.files.directory import Root
 from wald.store.files.uptime import now
+from wald.store.segments.head import read_head, seconds_ahead
 
 _SYSTEM = Path("/proc/sys/fs")
 _LIFTING = (1 << 21) | (1 << 24)  # CAP_SYS_ADMIN and CAP_SYS_RESOURCE lift the limits of pipes
@@ -100,15 +103,24 @@ class _Timex(ctypes.Structure):
     )
 
 
-def clock() -> Clock:
-    """The kernel's own opinion, whichever program keeps the clock right."""
+def clock(root: Path) -> Clock:
+    """The kernel's own opinion, whichever program keeps the clock right; and that of the log."""
     asked = _Timex()
     answered = ctypes.CDLL(None).adjtimex(ctypes.byref(asked)) >= 0
     return Clock(
         is_synchronised=not asked.status & _UNSYNCHRONISED if answered else None,
         error_seconds=asked.maxerror / 1e6,
         is_past=time.time() < _MADE,
+        behind_seconds=_behind(root),
     )
+
+
+def _behind(root: Path) -> float:
+    try:
+        head = read_head(Root(root))
+    except (Damaged, OSError):
+        return 0.0
+    return seconds_ahead(head.at_ns, time.time_ns()) if head is not None else 0.0
 
 
 def uptime() -> Uptime:
