@@ -33,6 +33,7 @@ COMMAND_LINE = (
     "wald.cli.options",
     "wald.cli.output",
     "wald.cli.progress",
+    "wald.cli.streams",
     "wald.setting_types",
 )
 SIDECARS = (

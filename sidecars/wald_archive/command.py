@@ -22,8 +22,8 @@ from wald.cli.options import (
     root_option,
     size_option,
 )
-from wald.cli.output import write_stdout
 from wald.cli.progress import progress
+from wald.cli.streams import stdout_is_a_report, write_stdout
 from wald.errors import Damaged, DiskFailure, InvalidInput, NotFound, NotPermitted, command_line
 from wald.format.names import check_route
 from wald.format.times import utc
@@ -104,6 +104,7 @@ def command(ctx: click.Context, root: Path | None) -> None:
     help="How bundles are compressed.",
 )
 @json_option
+@stdout_is_a_report
 def pack(
     root: Path,
     routes: tuple[str, ...],
@@ -244,6 +245,7 @@ def restore(
     _restore_to_stdout(destination, address, routes[0], root or ctx.find_object(Path), first, last, form)
 
 
+@stdout_is_a_report
 def _restore_into(
     destination: Destination, routes: tuple[str, ...], into: Path, first: int, last: int | None, *, as_json: bool
 ) -> None:

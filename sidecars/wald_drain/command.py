@@ -23,6 +23,7 @@ from wald.cli.options import (
     route_argument,
     socket_option,
 )
+from wald.cli.streams import stdout_is_a_report
 from wald.endpoint import serving
 from wald.errors import GivenUp, InvalidInput, command_line
 from wald.format.names import check_route
@@ -105,6 +106,7 @@ def command(ctx: click.Context, root: Path | None) -> None:
 )
 @metrics_option
 @socket_option
+@stdout_is_a_report
 def feed(
     root: Path,
     route: str,
@@ -187,6 +189,7 @@ def feed(
 @root_option
 @group_option
 @socket_option
+@stdout_is_a_report
 def redrive(root: Path, route: str, group: str, socket: Path | None) -> int:
     """Put the dead letters of ROUTE (dead_letter) after the group's cursor back to the routes they came from.
 

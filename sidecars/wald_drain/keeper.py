@@ -96,7 +96,13 @@ def _keep(
     os.closerange(_STDIN + 1, os.sysconf("SC_OPEN_MAX"))
     try:
         process = subprocess.Popen(
-            command, stdin=_STDIN, env=os.environ | variables, start_new_session=True, pass_fds=(_LOCK,)
+            command,
+            stdin=_STDIN,
+            stdout=_output(1),
+            stderr=_output(2),
+            env=os.environ | variables,
+            start_new_session=True,
+            pass_fds=(_LOCK,),
         )
         line = ended(_exit_code(process, time_limit), 0)
     except OSError as error:
@@ -104,6 +110,12 @@ def _keep(
     # Not through the disk class, and not synced: after a crash of the machine no command is still running.
     os.pwrite(_LOCK, line, 0)
     os._exit(0)
+
+
+def _output(descriptor: int) -> int | None:
+    """What a command writes to; if drain was started without this stream, the command would fail for ever."""
+    is_closed = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+    return subprocess.DEVNULL if is_closed else None
 
 
 def _exit_code(process: subprocess.Popen[bytes], time_limit: float | None) -> int:

@@ -25,6 +25,7 @@ from wald.cli.options import (
     root_option,
     size_option,
 )
+from wald.cli.streams import ignore_stdout
 from wald.endpoint import serving
 from wald.errors import Damaged, DiskFailure, Gone, InvalidInput, NotPermitted, WaldError, command_line
 from wald.format.names import CONSUMERS, CURSOR_SUFFIX, Kind
@@ -142,12 +143,13 @@ def command(
         if dry_run:
             _show(log, wanted, report)
         else:
+            ignore_stdout()
             counts = Counts()
             with serving(metrics, lambda: of_reclaim(counts)):
                 _work(log, wanted, report, counts, reload=in_force if watch else None)
     except PermissionError as error:
         raise NotPermitted.of(error, error.filename or log.root.path) from error
-    except BrokenPipeError:  # the reader of stdout has exited
+    except BrokenPipeError:  # the reader of a dry run has exited
         raise
     except OSError as error:
         raise DiskFailure(
@@ -315,8 +317,6 @@ def _watch(one_pass: Pass, report: Report, reload: Callable[[], Settings]) -> No
                 one_pass = one_pass.with_settings(reload())
                 report.warn("the settings were read again")
             one_pass.run(report, now_ns=time.time_ns())
-        except BrokenPipeError:
-            raise
         except (OSError, WaldError) as error:
             look()
             one_pass.counts.failed += 1

@@ -20,6 +20,7 @@ import click
 import wald
 from wald.cli.cursors import print_moved
 from wald.cli.options import group_option, root_option, route_argument
+from wald.cli.streams import stdout_is_a_report
 from wald.errors import Damaged, NotFound, Refused, UnsupportedFormat, command_line
 from wald.store.files.directory import Root
 from wald.store.files.listing import list_segments
@@ -34,6 +35,7 @@ _VERSIONS = ("v1", "v2", "v3")  # the last one of commits only
 @route_argument
 @root_option
 @group_option
+@stdout_is_a_report
 def from_checkpoint(root: Path, checkpoint: Path, route: str, group: str) -> None:
     """Move it to what a Spark stream has committed of ROUTE, by the directory of its CHECKPOINT."""
     log = wald.open(root)

@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 from wald.cli.connect import producer_at
 from wald.cli.options import duration_option, root_option, route_argument, socket_option
+from wald.cli.streams import require_stdin, stdout_is_a_report
 from wald.cli.times import due_option
 from wald.errors import DiskFailure, Interrupted, InvalidInput, Unavailable, WaldError, command_line
 from wald.format.protocol import REQUEST_MAX_BYTES
@@ -45,6 +46,7 @@ _STDIN = "-"
 )
 @click.option("--wait-processed", "group", metavar="GROUP", help="Wait until this group has processed all of it.")
 @duration_option("--processed-within", "30s", "With --wait-processed: for how long, once all is durable.")
+@stdout_is_a_report
 def append(
     root: Path,
     socket: Path | None,
@@ -216,7 +218,9 @@ def _encoder(key_separator: str | None, *, jsonl: bool, due: Due | None) -> Enco
 
 def _check_readable(name: str) -> None:
     """Check a name before anything is sent."""
-    if name != _STDIN:
+    if name == _STDIN:
+        require_stdin("wald append ROUTE FILE, or a pipe to stdin")
+    else:
         try:
             os.close(os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
             if Path(name).is_dir():

@@ -10,6 +10,7 @@ import wald
 from wald.answers.cursors import cursor_fields
 from wald.cli.options import group_option, json_option, of_consumer_option, root_option, route_argument
 from wald.cli.output import aligned, json_line
+from wald.cli.streams import stdout_is_a_report
 from wald.cli.times import now
 from wald.errors import Damaged, InvalidInput, NotFound, Refused, command_line
 from wald.format.names import CONSUMERS, check_group, check_route
@@ -74,6 +75,7 @@ def get(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) ->
     "--rewind", is_flag=True, help="Allow the cursor to move backwards, or replace one that cannot be trusted."
 )
 @json_option
+@stdout_is_a_report
 def set_(root: Path, route: str, position: str, group: str, of_consumer: bool, rewind: bool, as_json: bool) -> None:
     """Record that the group has processed ROUTE up to POSITION: a sequence, or all that is older than a time."""
     log = wald.open(root)
@@ -134,6 +136,7 @@ def list_(root: Path, route: str | None, as_json: bool) -> None:
 )
 @of_consumer_option
 @json_option
+@stdout_is_a_report
 def remove(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) -> None:
     """Remove a group from ROUTE: the records that it has not processed are no longer kept for it.
 

@@ -5,7 +5,7 @@ Exit codes: 0 done; 1 a bug, or an error of the operating system; 2 wrong usage 
 newer wald; 9 refused, because it would break a promise; 10 records were given up; 11 not permitted; 12 read in part,
 because the rest was reclaimed; 13 and 14 `wald doctor` or `wald status` found what fails, or warnings only;
 15 durable, and not processed in time; 16 another log, an older copy of the log or none is at its path by now;
-130 interrupted; 141 the reader of the output has exited.
+130 interrupted; 141 the reader of a result has exited.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 
 import click
 
+from wald.cli.streams import prepare_streams
 from wald.errors import DISK_ERRORS, DiskFailure, NotPermitted, WaldError, command_line
 
 INTERRUPTED = 130
@@ -27,6 +28,7 @@ def run(command: click.Command, program: str, arguments: list[str]) -> int:
 
     ``eval "$(_WALD_COMPLETE=bash_source wald)"`` completes in bash; for ``wald-archive`` it is _WALD_ARCHIVE_COMPLETE.
     """
+    prepare_streams()
     variable = f"_{program.upper().replace('-', '_')}_COMPLETE"
     if instruction := os.environ.get(variable):
         from wald.cli.completion import complete
@@ -49,8 +51,6 @@ def run(command: click.Command, program: str, arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Otherwise the interpreter reports an error at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OUTPUT_CLOSED
     except PermissionError as error:
         refused = NotPermitted.of(error)

@@ -11,9 +11,10 @@ import click
 
 import wald
 from wald.cli.options import count_option, json_option, root_option
-from wald.cli.output import json_line, write_stdout
+from wald.cli.output import json_line
 from wald.cli.patterns import matcher_of, operand
 from wald.cli.read_output import with_times
+from wald.cli.streams import write_stdout
 from wald.cli.times import now
 from wald.errors import Damaged, InvalidInput, Partial
 from wald.format.names import DEFAULT_GROUP, check_route

@@ -14,6 +14,7 @@ from wald.answers.work import count_of
 from wald.cli.groups import group, group_argument, group_line
 from wald.cli.options import duration_option, json_option, of_consumer_option, root_option, route_argument
 from wald.cli.output import json_line
+from wald.cli.streams import stdout_is_a_report
 from wald.cli.unprocessed import skips
 from wald.errors import Damaged, InvalidInput, Locked, NotFound, NotPermitted, Refused, command_line, user_name
 from wald.log import Log
@@ -39,6 +40,7 @@ timeout_option = duration_option("--timeout", "10s", "How long to wait for the o
 @click.option("--while-it-runs", is_flag=True, help="Also beside a command of wald-drain that has the records.")
 @timeout_option
 @json_option
+@stdout_is_a_report
 def release(
     root: Path, route: str, group: str, consumer: str, while_it_runs: bool, timeout: float, as_json: bool
 ) -> None:
@@ -78,6 +80,7 @@ def release(
 @click.option("--why", default="", metavar="TEXT", help="The reason, for the ledger.")
 @timeout_option
 @json_option
+@stdout_is_a_report
 def skip(root: Path, route: str, group: str, records: str, why: str, timeout: float, as_json: bool) -> None:
     """Take records of ROUTE as done that no worker can process, and record that in ledger/skips.jsonl.
 
@@ -113,6 +116,7 @@ def skip(root: Path, route: str, group: str, records: str, why: str, timeout: fl
 @root_option
 @of_consumer_option
 @json_option
+@stdout_is_a_report
 def remove(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) -> None:
     """Remove a work group from ROUTE: its cursor, its journal, and its other files.
 

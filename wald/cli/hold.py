@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from wald.cli.options import root_option
+from wald.cli.streams import stdout_is_a_report
 from wald.errors import InvalidInput, command_line
 from wald.format.names import check_route
 from wald.store.files.directory import Root
@@ -24,6 +25,7 @@ _ENDING = (signal.SIGTERM, signal.SIGINT)
 @click.argument("routes", nargs=-1, metavar="[ROUTE...]")
 @root_option
 @click.option("--all", "every", is_flag=True, help="Every FIFO, also those that are made later.")
+@stdout_is_a_report
 def hold(root: Path, routes: tuple[str, ...], every: bool) -> None:
     """Hold FIFOs open, without reading, until SIGTERM.
 

@@ -1,9 +1,8 @@
-"""What commands write to stdout: tables of text, JSON, and bytes past the buffers of Python."""
+"""Tables of text, and JSON, as commands print them."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 
@@ -32,10 +31,3 @@ def json_line(command: str, fields: Mapping[str, object]) -> str:
         command: "where", "cursor.list", "reclaim": the program and its command, without ``wald`` and dashes.
     """
     return json.dumps({"schema": f"wald.{command}/1"} | dict(fields), ensure_ascii=False)
-
-
-def write_stdout(data: bytes | memoryview) -> None:
-    """Write all of ``data``, past the buffers of Python: when this returns, stdout has it."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(1, view) :]

@@ -7,7 +7,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from wald.cli.output import write_stdout
+from wald.cli.streams import write_stdout
 from wald.format.times import utc
 
 if TYPE_CHECKING:

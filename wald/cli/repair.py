@@ -11,6 +11,7 @@ import click
 
 from wald.cli.options import json_option, root_option
 from wald.cli.output import json_line
+from wald.cli.streams import ignore_stdout
 from wald.errors import Damaged, Locked, NotFound, Refused, UnsupportedFormat, command_line
 from wald.format.names import CONSUMERS, CURSOR_SUFFIX, SKIPS, WORK_SUFFIX
 from wald.format.times import utc
@@ -63,6 +64,7 @@ def repair(root: Path, dry_run: bool, accept_loss: bool, as_json: bool) -> int:
         with proposed(here) as (plan, _):
             left = (*plan.left, *_journals(here))
             return _report(plan, left, here, dry_run=True, accept_loss=accept_loss, as_json=as_json)
+    ignore_stdout()
     with _locked(here) as lock, proposed(here) as (plan, facts):
         if not as_json:
             _print(plan, here, accept_loss=accept_loss)

@@ -13,6 +13,7 @@ from wald.cli.connect import daemon_at, runs
 from wald.cli.options import json_option, root_option, route_argument, socket_option
 from wald.cli.output import aligned, json_line
 from wald.cli.positions import warn_without_daemon
+from wald.cli.streams import stdout_is_a_report
 from wald.errors import InvalidInput, command_line
 from wald.format.times import utc
 from wald.setting_types import Group, Mode
@@ -62,6 +63,7 @@ def route() -> None:
     help="Let the members of a group of users leave cursors; the root's own is 'group', none is ''.",
 )
 @json_option
+@stdout_is_a_report
 def add(
     root: Path, socket: Path | None, route: str, fifo: bool, mode: str | None, consumers: str | None, as_json: bool
 ) -> None:
@@ -88,6 +90,7 @@ def add(
 @root_option
 @socket_option
 @json_option
+@stdout_is_a_report
 def retire(root: Path, socket: Path | None, route: str, as_json: bool) -> None:
     """Accept no more records for a route; it no longer holds back what RECLAIM may delete."""
     here = Root(root)

@@ -11,6 +11,7 @@ import click
 
 from wald.cli.options import CommandWithSettings, config_option, json_option, root_option, socket_option
 from wald.cli.output import json_line
+from wald.cli.streams import stdout_is_a_report
 from wald.format.names import check_route
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def _tables() -> Iterator[tuple[str, list[Setting]]]:
 @click.option(
     "--check", "only_check", is_flag=True, help="Only check the settings and that the root is or can be a log."
 )
+@stdout_is_a_report
 def run(root: Path, config_path: Path | None, stdin_route: str | None, only_check: bool) -> int:
     """Run the daemon on a root, which is made if it is missing or empty.
 
@@ -76,6 +78,7 @@ def init(root: Path) -> None:
 @root_option
 @socket_option
 @json_option
+@stdout_is_a_report
 def cut(root: Path, socket: Path | None, as_json: bool) -> None:
     """Cut the active segment now, so that it can be sealed. Needs the daemon."""
     from wald.cli.connect import daemon_at

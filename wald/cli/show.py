@@ -12,8 +12,9 @@ import click
 import wald
 from wald.answers.fields import segment_fields, time_fields
 from wald.cli.options import json_option, root_option
-from wald.cli.output import aligned, json_line, write_stdout
+from wald.cli.output import aligned, json_line
 from wald.cli.positions import EXITS
+from wald.cli.streams import write_stdout
 from wald.errors import Damaged, InvalidInput, NotFound, command_line
 from wald.format.record import Record
 from wald.format.times import utc

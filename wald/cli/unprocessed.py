@@ -17,6 +17,7 @@ from wald.cli.cursors import cursor
 from wald.cli.options import group_option, json_option, of_consumer_option, root_option, route_argument
 from wald.cli.output import aligned, json_line
 from wald.cli.positions import EXITS
+from wald.cli.streams import stdout_is_a_report
 from wald.errors import Damaged, NotFound, NotPermitted, Refused, command_line, user_name
 from wald.format.names import CONSUMERS, SKIPS
 from wald.format.record import Record
@@ -164,6 +165,7 @@ def _records(count: int) -> str:
 @click.option("--through", is_flag=True, help="Also skip the records before SEQUENCE that it has not processed.")
 @click.option("--why", default="", metavar="TEXT", help="The reason, for the ledger.")
 @json_option
+@stdout_is_a_report
 def skip(
     root: Path, route: str, sequence: int, group: str, of_consumer: bool, through: bool, why: str, as_json: bool
 ) -> None:

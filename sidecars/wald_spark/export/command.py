@@ -16,6 +16,7 @@ import wald
 from wald.cli.entry import run
 from wald.cli.options import json_option, size_option
 from wald.cli.output import json_line
+from wald.cli.streams import stdout_is_a_report
 from wald.errors import InvalidInput
 from wald.format.times import utc
 from wald.setting_types import format_bytes
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 @master_option
 @json_option
 @click.version_option(wald.__version__, message="%(prog)s %(version)s")
+@stdout_is_a_report
 def command(
     roots: tuple[str, ...],
     out: Path,

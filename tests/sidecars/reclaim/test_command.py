@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import pytest
 from contents import errors
 from full_disk import fill, small_file_system
 from reclaiming import ledger
-from running import TIMEOUT_SECONDS, Daemon, eventually, launched, output_of, refused, run, sidecar, wald
+from running import Daemon, eventually, launched, output_of, refused, run, sidecar, wald
 
 from wald.errors import DiskFailure, InvalidInput, Locked, NotFound
 from wald.store.segments.view import State
@@ -254,21 +253,3 @@ def test_a_failing_disk_is_reported_with_what_to_do(daemon: Daemon, root: Path) 
     assert "reclaim.jsonl: Is a directory; nothing is lost" in message
     assert "df -h" in hint
     assert sealed(root) == ["1"]
-
-
-@pytest.mark.parametrize("watch", [[], ["--watch"]])
-def test_who_reads_its_output_may_leave_and_that_is_no_failing_disk(
-    daemon: Daemon, root: Path, watch: list[str]
-) -> None:
-    """A watching one ends as well: it would fail at the same place again and again, and never get to delete."""
-    grow(root, "a")
-    output_of("cursor", "set", "a", 2, "--root", root)
-    read_end, write_end = os.pipe()
-    os.close(read_end)
-    line = sidecar("reclaim", "--root", root, "--grace", 0, *watch)
-    done = subprocess.run(line, stdout=write_end, stderr=subprocess.PIPE, timeout=TIMEOUT_SECONDS, check=False)
-    os.close(write_end)
-
-    assert (done.returncode, done.stderr) == (141, b"")
-    assert reclaim(root, "--grace", "0").returncode == 0
-    assert sealed(root) == []

@@ -1,0 +1,163 @@
+"""Standard streams that are closed, full or broken: no file of the log takes their place, and done work is done."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from contents import assert_sound, errors, values
+from running import TIMEOUT_SECONDS, Client, Daemon, command, eventually, output_of, refused, sidecar, wald
+
+ALL_CLOSED = "<&- >&- 2>&-"
+BROKEN = "broken"
+UNUSABLE = {"closed": ">&-", "full": "> /dev/full", BROKEN: BROKEN}
+
+
+def ended(line: list[str], streams: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Run a command line to its end with streams that a shell redirects, or with a pipe that nobody reads as stdout."""
+    if streams == BROKEN:
+        reading, writing = os.pipe()
+        os.close(reading)
+        with open(writing, "wb") as stdout:
+            return subprocess.run(
+                line, input=stdin, stdout=stdout, stderr=subprocess.PIPE, timeout=TIMEOUT_SECONDS, check=False
+            )
+    words = ["bash", "-c", f'exec "$@" {streams}', "bash", *line]
+    return subprocess.run(words, input=stdin, capture_output=True, timeout=TIMEOUT_SECONDS, check=False)
+
+
+def started(line: list[str], streams: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["bash", "-c", f'exec "$@" {streams}', "bash", *line])
+
+
+@pytest.fixture
+def filled(daemon: Daemon, root: Path) -> Path:
+    """Two records of route a in two segments; a group has read the first."""
+    output_of("append", "a", "--root", root, stdin=b"one\n")
+    output_of("cut", "--root", root)
+    output_of("append", "a", "--root", root, stdin=b"two\n")
+    assert wald("cursor", "set", "a", 1, "--root", root).returncode == 0
+    eventually(lambda: not (root / "segments/00000000000000000001.wal").exists())  # sealed
+    return root
+
+
+def at(root: Path, group: str = "processed") -> bytes:
+    return output_of("cursor", "get", "a", "--group", group, "--root", root)
+
+
+# Commands that work elsewhere: their line, and what they have done then.
+WORK: dict[str, tuple[Callable[[Path], list[str]], Callable[[Path], bool]]] = {
+    "append": (
+        lambda root: command("append", "a", "--root", root),
+        lambda root: values(root) == [b"one", b"two", b"three"],
+    ),
+    "cursor": (
+        lambda root: command("cursor", "set", "a", 2, "--json", "--root", root),
+        lambda root: at(root) == b"2\n",
+    ),
+    "route": (
+        lambda root: command("route", "add", "b", "--json", "--root", root),
+        lambda root: (root / "routes/b").is_dir(),
+    ),
+    "reclaim": (
+        lambda root: sidecar("reclaim", "--grace", 0, "--root", root),
+        lambda root: values(root) == [b"two"],
+    ),
+    "archive": (
+        lambda root: sidecar("archive", "--root", root, "a", "--group", "kept"),
+        lambda root: at(root, "kept") == b"2\n",
+    ),
+    "drain": (
+        lambda root: sidecar("drain", "--root", root, "a", "--exit-at-end", "--", "wc", "-l"),
+        lambda root: at(root) == b"2\n",
+    ),
+}
+RESULTS = [["read", "a"], ["head"], ["show", "1"], ["status", "--json"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "streams"),
+    [
+        *((name, each) for name in ("append", "reclaim") for each in UNUSABLE.values()),
+        *((name, ">&-") for name in ("cursor", "route")),
+        *((name, ALL_CLOSED) for name in ("reclaim", "archive", "drain")),
+    ],
+)
+def test_done_work_is_done_without_stdout(filled: Path, name: str, streams: str) -> None:
+    line, is_done = WORK[name]
+    done = ended(line(filled), streams, b"three\n")
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert is_done(filled)
+    assert errors(filled) == []
+
+
+def test_a_result_that_cannot_be_written_is_a_failure(filled: Path) -> None:
+    for words in (*RESULTS, ["read", "a", "--commit"]):
+        line = command(*words, "--root", filled)
+        for streams in (">&-", "> /dev/full"):
+            code, message, hint = refused(ended(line, streams))
+            assert (code, message.split(": ")[0], "df" in hint) == (1, "stdout", False), words
+    done = ended(line, BROKEN)
+    assert (done.returncode, done.stderr) == (141, b"")
+    assert ended(line, ">&- 2>&-").returncode == 1
+    assert at(filled) == b"1\n"
+
+
+def test_a_stdin_that_cannot_be_read_is_an_error_at_once(filled: Path) -> None:
+    for streams in ("<&-", "0> /dev/null"):
+        assert refused(ended(command("append", "a", "--root", filled), streams))[:2] == (2, "stdin is closed")
+    running = command("run", "--stdin", "a", "--root", filled.with_name("other"))
+    assert refused(ended(running, "<&-"))[0] == 2
+    assert values(filled) == [b"one", b"two"]
+
+
+def test_an_error_without_a_stderr_has_its_exit_code_and_changes_nothing(filled: Path) -> None:
+    before = {path: path.read_bytes() for path in (filled / "segments").iterdir()}
+
+    assert ended(command("read", "none", "--root", filled), ">&- 2>&-").returncode == 3
+    assert ended(command("append", "none", "--root", filled), ">&- 2>&-", b"x\n").returncode == 3
+    assert {path: path.read_bytes() for path in (filled / "segments").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "streams", [ALL_CLOSED, *(pytest.param(each, marks=pytest.mark.slow) for each in ("2>&-", "2> /dev/full"))]
+)
+def test_a_daemon_and_a_gate_run_without_streams(root: Path, streams: str) -> None:
+    daemon = started(command("run", "--root", root), streams)
+    gate_socket = root.with_name("gate.sock")
+    try:
+        eventually(lambda: daemon.poll() is not None or wald("head", "--root", root).returncode == 0)
+        names = [os.readlink(f"/proc/{daemon.pid}/fd/{number}") for number in range(3)]
+        assert not any(name.startswith(str(root)) for name in names), names
+        output_of("route", "add", "a", "--root", root)
+        output_of("append", "a", "--root", root, stdin=b"one\n")
+        daemon.send_signal(signal.SIGHUP)  # writes to the journal
+        output_of("append", "a", "--root", root, stdin=b"two\n")
+        gate = started(sidecar("gate", "--root", root, "--listen", "", "--uds", gate_socket), streams)
+        try:
+            eventually(lambda: gate.poll() is not None or gate_socket.exists())
+            with Client(gate_socket) as client:
+                assert client.ask(b"GET /healthz HTTP/1.0\r\n\r\n").startswith("HTTP/1.1 200 ")
+        finally:
+            gate.terminate()
+            assert gate.wait(TIMEOUT_SECONDS) == 0
+    finally:
+        daemon.terminate()
+        assert daemon.wait(TIMEOUT_SECONDS) == 0
+    assert values(root) == [b"one", b"two"]
+    assert_sound(root)
+
+
+def test_a_watching_reclaim_continues_when_its_reader_has_left(filled: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    line = sidecar("reclaim", "--watch", "--grace", 0, "--root", filled)
+    with open(writing, "wb") as stdout, subprocess.Popen(line, stdout=stdout) as watching:
+        eventually(lambda: values(filled) == [b"two"])
+        watching.terminate()
+        assert watching.wait(TIMEOUT_SECONDS) == 0

@@ -1,0 +1,130 @@
+"""The standard streams of a program, which its parent may have closed (cron, ssh), or which may be full or broken.
+
+A descriptor from 0 to 2 that is closed would be given to the next file that is opened, and that may be one of the log.
+So it is opened on /dev/null first, in the direction in which it cannot be used: reading or writing still fails.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, ParamSpec, TextIO, TypeVar
+
+from wald.errors import InvalidInput, WaldError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_STDIN, _STDOUT, _STDERR = range(3)
+_WRONG_WAY = {_STDIN: os.O_WRONLY, _STDOUT: os.O_RDONLY, _STDERR: os.O_RDONLY}
+_ignored = [False]  # whether stdout may fail
+
+
+def prepare_streams() -> None:
+    """Open what is closed, and report a failure of stdout as such; to be called before any file is opened."""
+    for descriptor, direction in _WRONG_WAY.items():
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_GETFD)
+        except OSError:
+            opened = os.open(os.devnull, direction)  # the lowest that is free, which is this one
+            os.set_inheritable(opened, True)
+    _ignored[0] = False
+    sys.stdout = _text(sys.stdout, _STDOUT, lambda: io.BufferedWriter(_Stdout(_STDOUT, "w", closefd=False)))
+    sys.stderr = _text(sys.stderr, _STDERR, lambda: _Stderr(_STDERR, "w", closefd=False))
+
+
+def ignore_stdout() -> None:
+    """Let stdout fail: the command works elsewhere, and only reports that there."""
+    _ignored[0] = True
+
+
+def stdout_is_a_report(function: Callable[P, R]) -> Callable[P, R]:
+    """Mark a command whose work is done elsewhere: its exit code does not depend on stdout."""
+
+    @wraps(function)
+    def command(*args: P.args, **kwargs: P.kwargs) -> R:
+        ignore_stdout()
+        return function(*args, **kwargs)
+
+    return command
+
+
+def write_stdout(data: bytes | memoryview) -> None:
+    """Write all of ``data``, past the buffers of Python: when this returns, stdout has it."""
+    view = memoryview(data)
+    while view:
+        view = view[_write(view) :]
+
+
+def require_stdin(hint: str) -> None:
+    """
+    Raises:
+        InvalidInput: stdin is closed, or cannot be read.
+    """
+    if fcntl.fcntl(_STDIN, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY:
+        raise InvalidInput("stdin is closed", hint=hint)
+
+
+class _Stdout(io.FileIO):
+    def write(self, data: ReadableBuffer) -> int:
+        return _write(memoryview(data))
+
+
+class _Stderr(io.FileIO):
+    """Messages get lost if they cannot be written: the work goes on, and the exit code tells how it ended."""
+
+    def write(self, data: ReadableBuffer) -> int:
+        view = memoryview(data)
+        length = view.nbytes
+        try:
+            while view:
+                view = view[os.write(_STDERR, view) :]
+        except OSError:
+            pass
+        return length
+
+
+def _write(data: memoryview) -> int:
+    """Write some of ``data`` to stdout; return how much.
+
+    Raises:
+        BrokenPipeError: its reader has exited.
+        WaldError: another failure, which is none of the log.
+    """
+    try:
+        return os.write(_STDOUT, data)
+    except OSError as error:
+        if not _ignored[0]:
+            ignore_stdout()  # what is left in buffers is dropped when the program ends
+            if isinstance(error, BrokenPipeError):
+                raise
+            raise WaldError(f"stdout: {error.strerror}", hint="write to a file or a pipe that is open") from error
+        return data.nbytes
+
+
+def _text(stream: TextIO | None, descriptor: int, raw: Callable[[], io.BufferedWriter | _Stderr]) -> TextIO:
+    """A text stream that writes to ``raw``, in place of that of the interpreter; another one is left alone."""
+    if stream is None:
+        return io.TextIOWrapper(raw(), errors="backslashreplace", write_through=descriptor == _STDERR)
+    if isinstance(stream, io.TextIOWrapper) and _descriptor(stream) == descriptor:
+        return io.TextIOWrapper(
+            raw(),
+            encoding=stream.encoding,
+            errors=stream.errors,
+            line_buffering=stream.line_buffering,
+            write_through=descriptor == _STDERR,
+        )
+    return stream
+
+
+def _descriptor(stream: TextIO) -> int:
+    try:
+        return stream.fileno()
+    except (OSError, ValueError):
+        return -1
