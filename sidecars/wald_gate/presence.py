@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -12,6 +12,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
+SILENT_SECONDS = 15.0
+"""After which an answer that waits sends something, so that no proxy takes its connection for dead."""
+UNBUFFERED = {"X-Accel-Buffering": "no"}
+"""Headers with which nginx passes on each part of an answer at once."""
 _SMALL_BYTES = 64 << 10  # are no matter of memory, and cost one step less
 
 
@@ -65,6 +69,34 @@ class Stream(StreamingResponse):
                 else:
                     await super().__call__(scope, receive, send)
         finally:
+            self._end()
+
+
+class Late(Response):
+    """A JSON answer that is still to come; until then a newline from time to time keeps the connection.
+
+    Args:
+        coming: is cancelled if the client leaves.
+        end: is called when the answer is over, in whichever way.
+    """
+
+    def __init__(self, coming: asyncio.Task[bytes], media_type: str, end: Callable[[], None]) -> None:
+        super().__init__(media_type=media_type, headers=UNBUFFERED)
+        del self.headers["content-length"]
+        self._coming = coming
+        self._end = end
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            while not self._coming.done():
+                await send({"type": "http.response.body", "body": b"\n", "more_body": True})
+                await asyncio.wait((self._coming,), timeout=SILENT_SECONDS)
+            with suppress(ClientDisconnect):
+                await send({"type": "http.response.body", "body": self._coming.result(), "more_body": True})
+                await send({"type": "http.response.body"})  # waits for what the connection has not sent yet
+        finally:
+            self._coming.cancel()
             self._end()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Collection, Iterable, Sequence
 
@@ -18,30 +19,44 @@ from wald_gate.groups import shapes
 from wald_gate.groups.leased import leased
 from wald_gate.groups.waiting import Got
 from wald_gate.limits import Kept
-from wald_gate.presence import Taken
+from wald_gate.presence import SILENT_SECONDS, Late, Taken
 from wald_gate.shapes import encoded
 from wald_gate.verbs import JSON
 
 
 async def lease(call: Call) -> Response:
-    """Records for a consumer. If there is none, it waits for one as long as the client says, and stays connected."""
+    """Lease records to a consumer. If there are none, wait as long as the client says, while it stays connected."""
     wanted = await call.body(shapes.Lease)
-    async with call.state.groups.use(call.route, call.group) as work:
-        kept = Kept(call.state.limits)
+    kept = Kept(call.state.limits)
+    try:
+        if wanted.wait <= SILENT_SECONDS:
+            return Taken(await _lease(call, wanted, kept), JSON, kept.give_back)
+        leasing = asyncio.create_task(_lease(call, wanted, kept))
         try:
-            await kept.reserve(wanted.max_bytes)
-            got = await _leased(work, wanted, wait=0.0, done=wanted.done)
-            if not got.leased.records and wanted.wait:
-                kept.give_back()  # what comes is counted then; it is little beside what stands ready
-                call.judge()  # the file of tokens may have changed while the group was opened
-                leasing = _leased(work, wanted, wait=wanted.wait, refused=got.leased.refused)
-                waiting = call.state.groups.waiting
-                got = await waiting.leased(call.request, call.judge, work, wanted.consumer, leasing) or got
-            kept.count(len(got.body))
-            return Taken(got.body, JSON, kept.give_back)
+            await asyncio.wait((leasing,), timeout=SILENT_SECONDS)
+            if leasing.done():
+                return Taken(leasing.result(), JSON, kept.give_back)
         except BaseException:
-            kept.give_back()
+            leasing.cancel()
             raise
+        return Late(leasing, JSON, kept.give_back)
+    except BaseException:
+        kept.give_back()
+        raise
+
+
+async def _lease(call: Call, wanted: shapes.Lease, kept: Kept) -> bytes:
+    async with call.state.groups.use(call.route, call.group) as work:
+        await kept.reserve(wanted.max_bytes)
+        got = await _leased(work, wanted, wait=0.0, done=wanted.done)
+        if not got.leased.records and wanted.wait:
+            kept.give_back()  # what comes is counted then; it is little compared with what is available at once
+            call.judge()  # the file of tokens may have changed while the group was opened
+            leasing = _leased(work, wanted, wait=wanted.wait, refused=got.leased.refused)
+            waiting = call.state.groups.waiting
+            got = await waiting.leased(call.request, call.judge, work, wanted.consumer, leasing) or got
+        kept.count(len(got.body))
+        return got.body
 
 
 async def ack(call: Call) -> Response:

@@ -16,6 +16,8 @@ class Form(Protocol):
     """One response's way to write batches; :meth:`write` is called in order, then :meth:`end`."""
 
     media_type: str
+    heartbeat: bytes
+    """What may be sent while nothing comes; b"": nothing may."""
 
     def write(self, batches: Sequence[Batch]) -> bytes:
         """The records of some batches."""
@@ -25,9 +27,10 @@ class Form(Protocol):
 
 
 class Raw:
-    """The value of each record, and a newline."""
+    """The value of each record, and a newline. A heartbeat is an empty line, as is a record without a value."""
 
     media_type = "application/octet-stream"
+    heartbeat = b"\n"
 
     def write(self, batches: Sequence[Batch]) -> bytes:
         return b"".join(batch.raw() for batch in batches)
@@ -40,6 +43,7 @@ class Ndjson:
     """A JSON object a line, as ``wald read --jsonl`` writes it, but what is no text in base64."""
 
     media_type = "application/x-ndjson"
+    heartbeat = b"\n"
 
     def write(self, batches: Sequence[Batch]) -> bytes:
         return "".join(f"{record.to_json(form='base64')}\n" for batch in batches for record in batch.records()).encode()
@@ -52,6 +56,7 @@ class Events:
     """Server-Sent Events (HTML, section 9.2): the id is the sequence, so a browser goes on by itself where it was."""
 
     media_type = "text/event-stream"
+    heartbeat = b": nothing new\n"
 
     def write(self, batches: Sequence[Batch]) -> bytes:
         return "".join(
@@ -72,6 +77,7 @@ class Arrow:
     """
 
     media_type = "application/vnd.apache.arrow.stream"
+    heartbeat = b""
 
     def __init__(self) -> None:
         try:

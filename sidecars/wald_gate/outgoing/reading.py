@@ -63,10 +63,10 @@ class Reading:
 
     Args:
         client: whose turn it takes to read.
-        form: how it is written.
         watch: wakes it when the route has new records; None: it ends with the log.
 
     Attributes:
+        form: how it is written.
         begins_behind: the sequence behind which the wanted records begin, once some were looked for.
         last: the sequence up to which all was read.
         sent: the sequence up to which :meth:`chunks` has given all out.
@@ -78,7 +78,7 @@ class Reading:
         self._watch = watch
         self._resume_at = 0
         self._wanted = wanted
-        self._form = form
+        self.form = form
         self._error: WaldError | OSError | None = None  # that ends the way, behind what was found before it
         self._onward: Generator[Batch | int | None] | None = None  # one way through the log
         self._found: Iterator[Batch | int | None] = iter(())  # what is on it, in parts
@@ -89,6 +89,11 @@ class Reading:
         self.begins_behind: int | None = None
         self.last = self.sent = 0
         self._records = 0
+
+    @property
+    def is_over(self) -> bool:
+        """True if nothing more is waited for: all that was wanted has come, or the gate ends."""
+        return self._is_complete() or self._state.following.is_over
 
     async def chunk(self) -> bytes:
         """The next records; b"" at the end of the log.
@@ -135,14 +140,14 @@ class Reading:
                     self.sent = self.last
                     yield chunk
                     chunk = b"" if self._is_at_end else await self.chunk()
-                is_over = self._is_complete() or self._state.following.is_over or rights.edition != edition
-                if not follow or is_over:
+                if not follow or self.is_over or rights.edition != edition:
                     break
                 self.sent = self.last  # there is no chunk that was read and not given out
                 if not await self.more(silent_seconds):
                     yield b""
                 chunk = await self.chunk()
-            yield self._form.end()
+            if end := self.form.end():
+                yield end
         finally:
             counts.streams -= follow
 
@@ -198,7 +203,7 @@ class Reading:
         self._records += records
         if self._left is not None:
             self._left -= records
-        return self._form.write(batches) if batches else b""
+        return self.form.write(batches) if batches else b""
 
     def _begin(self) -> Generator[Batch | int | None]:
         wanted = self._wanted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack, aclosing
 from datetime import datetime
 from typing import Annotated, Literal
@@ -18,15 +18,13 @@ from wald.format.positions import position
 from wald.store.reading.selection import Start
 from wald_gate.call import Call, wait_seconds
 from wald_gate.groups.making import require_group
-from wald_gate.outgoing.forms import BY_MEDIA_TYPE, FORMS, Events
+from wald_gate.outgoing.forms import BY_MEDIA_TYPE, FORMS, Events, Form, Raw
 from wald_gate.outgoing.reading import Reading, Wanted
-from wald_gate.presence import Stream, while_there
+from wald_gate.presence import SILENT_SECONDS, UNBUFFERED, Stream, while_there
 from wald_gate.problems import HttpError
 from wald_gate.shapes import GroupName, Shape, WaitTime
 
-_SILENT_SECONDS = 15.0  # after which an event stream says that it goes on
 _HEADERS = {"Cache-Control": "no-store"}
-_ALIVE = b": nothing new\n"
 _SEQUENCE = re.compile(r"[0-9]{1,19}")
 _AGO = r"^(\d{1,9}(\.\d{1,6})? ?[sm]|\d{1,7}(\.\d{1,6})? ?h|\d{1,5}(\.\d{1,6})? ?d|\d{1,4}(\.\d{1,6})? ?w)( ago)?$"
 _CLOCK = r"([01]\d|2[0-3]):[0-5]\d(:[0-5]\d)?"
@@ -50,6 +48,7 @@ class Query(Shape, rename={"from_": "from"}):
         group: the group of ``from=cursor``; the default one if it is not said.
         wait: if there is no record, how long to wait for one, as "30s".
         follow: whether to go on with what is appended later, without an end.
+        heartbeat: whether something is sent while nothing comes; without it, whether that is no record.
     """
 
     from_: _Start = "earliest"
@@ -59,6 +58,7 @@ class Query(Shape, rename={"from_": "from"}):
     group: GroupName | UnsetType = UNSET
     wait: WaitTime = "0s"
     follow: Literal["0", "1"] = "0"
+    heartbeat: Literal["0", "1"] | UnsetType = UNSET
 
 
 async def records(call: Call) -> Response:
@@ -80,13 +80,56 @@ async def records(call: Call) -> Response:
             first = await while_there(call.request, reading.chunk()) if begun is None else begun
         except NotFound as error:
             raise NotFound(error.message, hint="?from=end&follow=1 waits for the next record") from None
+        beat = _heartbeat(query, reading, form)
+        until = time.monotonic() + seconds
         if seconds and not first and not follow:
-            first = await while_there(call.request, _first(reading, seconds))
+            silent = seconds if beat is None else min(seconds, SILENT_SECONDS)
+            first = await while_there(call.request, _first(reading, silent))
             call.judge()
-        chunks = reading.chunks(first, follow=follow, edition=call.edition, silent_seconds=_SILENT_SECONDS)
-        if isinstance(form, Events):
-            chunks = _kept_alive(reading, chunks)
-        return Stream(chunks, form.media_type, _HEADERS, ending.pop_all().close)
+        chunks = _chunks(call, reading, first, None if follow else until, beat)
+        headers = _HEADERS | UNBUFFERED if follow or seconds else _HEADERS
+        return Stream(chunks, form.media_type, headers, ending.pop_all().close)
+
+
+def _heartbeat(query: Query, reading: Reading, form: Form) -> Callable[[], bytes] | None:
+    """Return what makes heartbeats; None if there are none.
+
+    Those of events have the id to resume behind. An id without data is no event, but a browser keeps it (HTML, section
+    9.2.6). So it misses nothing if the connection breaks before the first event, and asks for nothing that was
+    reclaimed after a long silence.
+    """
+    if query.heartbeat == "1" and not form.heartbeat:
+        raise InvalidInput("format=arrow has no heartbeats", hint="format=ndjson")
+    if query.heartbeat == "0" or not form.heartbeat or (query.heartbeat is UNSET and isinstance(form, Raw)):
+        return None
+    if isinstance(form, Events):
+        return lambda: _alive(form, reading.sent)
+    return lambda: form.heartbeat
+
+
+async def _chunks(
+    call: Call, reading: Reading, first: bytes, until: float | None, beat: Callable[[], bytes] | None
+) -> AsyncGenerator[bytes]:
+    """The records as they come.
+
+    Args:
+        until: how long to wait for the first ones, on the monotonic clock; None: they are followed.
+    """
+    if isinstance(reading.form, Events):
+        yield _alive(reading.form, reading.begins_behind)
+    while until is not None and not first and beat is not None and not reading.is_over:
+        if (seconds := until - time.monotonic()) <= 0:
+            break
+        reading.sent = reading.last  # nothing was found up to there
+        yield beat()
+        first = await _first(reading, min(seconds, SILENT_SECONDS))
+        call.judge()
+    follow = until is None
+    async with aclosing(
+        reading.chunks(first, follow=follow, edition=call.edition, silent_seconds=SILENT_SECONDS)
+    ) as found:
+        async for chunk in found:
+            yield chunk or (b"" if beat is None else beat())
 
 
 async def _first(reading: Reading, seconds: float) -> bytes:
@@ -97,20 +140,8 @@ async def _first(reading: Reading, seconds: float) -> bytes:
     return first
 
 
-async def _kept_alive(reading: Reading, chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """The same, and where nothing comes, what keeps the connection: a comment, and the id to go on behind.
-
-    An id without data is no event, but a browser keeps it (HTML, section 9.2.6). So it misses nothing if the connection
-    breaks before the first event, and asks for nothing that was reclaimed meanwhile after a long silence.
-    """
-    yield _alive(reading.begins_behind)
-    async with aclosing(chunks):
-        async for chunk in chunks:
-            yield chunk or _alive(reading.sent)
-
-
-def _alive(sequence: int | None) -> bytes:
-    return _ALIVE + (b"" if sequence is None else b"id: %d\n" % sequence) + b"\n"
+def _alive(form: Events, sequence: int | None) -> bytes:
+    return form.heartbeat + (b"" if sequence is None else b"id: %d\n" % sequence) + b"\n"
 
 
 def _wanted(call: Call, query: Query, *, is_events: bool) -> Wanted:

@@ -136,7 +136,10 @@ def test_a_wrong_parameter_is_told_what_it_may_be(gate_of_two: Gate, query: str,
 def test_an_unknown_parameter_is_told_which_there_are(gate_of_two: Gate) -> None:
     answer = told(gate_of_two, "bob", "GET", f"{ROUTE}/records?limt=1")
 
-    assert answer["detail"] == "the query: there is no 'limt'; there are from, to, limit, format, group, wait, follow"
+    assert (
+        answer["detail"]
+        == "the query: there is no 'limt'; there are from, to, limit, format, group, wait, follow, heartbeat"
+    )
 
 
 @pytest.mark.parametrize(

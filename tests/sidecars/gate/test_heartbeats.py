@@ -1,0 +1,89 @@
+"""Answers that wait are sent on at once by proxies, and send something before a proxy takes them for dead."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+from gating import Gate
+from group_requests import GROUP
+from running import TIMEOUT_SECONDS
+
+ORDERS = "/v1/routes/orders/records"
+
+
+def begun(gate: Gate, method: str, path: str, body: str = "") -> socket.socket:
+    """A connection on which a request was sent."""
+    connection = socket.create_connection(("127.0.0.1", gate.port), timeout=TIMEOUT_SECONDS)
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+    connection.sendall(head.encode())
+    return connection
+
+
+def received(connection: socket.socket, end: bytes) -> bytes:
+    """What comes on a connection up to the first ``end``."""
+    found = b""
+    while end not in found:
+        data = connection.recv(65536)
+        assert data, found
+        found += data
+    return found
+
+
+@pytest.mark.parametrize(
+    ("path", "is_unbuffered"),
+    [("?follow=1", True), ("?format=events", True), ("?wait=1ms&from=end", True), ("", False)],
+)
+def test_nginx_is_told_not_to_buffer_what_comes_bit_by_bit(gate: Gate, path: str, is_unbuffered: bool) -> None:
+    with begun(gate, "GET", ORDERS + path) as connection:
+        head = received(connection, b"\r\n\r\n").decode().lower()
+
+    assert ("\r\nx-accel-buffering: no\r\n" in head) is is_unbuffered
+
+
+def test_an_arrow_stream_can_have_no_heartbeats(gate: Gate) -> None:
+    answer = gate.get(f"{ORDERS}?format=arrow&follow=1&heartbeat=1")
+
+    assert (answer.status, answer.json()["detail"]) == (400, "format=arrow has no heartbeats")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("billing")
+def test_what_waits_sends_something_every_15_seconds(gate: Gate) -> None:
+    """But for values alone, where it could be taken for a record, unless the client asks for it."""
+    lease = json.dumps({"consumer": "ann", "wait": 300})
+    requests = {
+        "ndjson": ("GET", f"{ORDERS}?from=end&follow=1", "", b"\r\n\n\r\n"),
+        "raw": ("GET", f"{ORDERS}?from=end&follow=1&format=raw&heartbeat=1", "", b"\r\n\n\r\n"),
+        "events": ("GET", f"{ORDERS}?from=end&format=events", "", b": nothing new\nid: 0\n\n"),
+        "wait": ("GET", f"{ORDERS}?from=end&wait=300s", "", b"\r\n\n\r\n"),
+        "lease": ("POST", f"{GROUP}/lease", lease, b"\r\n\n\r\n"),
+    }
+    connections = {
+        name: (begun(gate, method, path, body), beat) for name, (method, path, body, beat) in requests.items()
+    }
+    silent = begun(gate, "GET", f"{ORDERS}?from=end&follow=1&format=raw")
+    before = {name: received(connection, beat) for name, (connection, beat) in connections.items()}
+    gate.post(ORDERS, b"one\n")
+
+    assert before["lease"].startswith(b"HTTP/1.1 200 ")
+    for name, (connection, _) in connections.items():
+        assert b"one" in received(connection, b"one"), name
+        connection.close()
+    with silent:
+        assert b"\r\n\n\r\n" not in received(silent, b"one\n")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("billing")
+def test_a_lease_that_has_begun_to_answer_ends_with_its_client_and_with_the_gate(gate: Gate) -> None:
+    gone, stays = (begun(gate, "POST", f"{GROUP}/lease", f'{{"consumer": "{who}", "wait": 300}}') for who in ("g", "s"))
+    for each in (gone, stays):
+        received(each, b"\r\n\n\r\n")
+    gone.close()
+    assert gate.stop() == 0
+    with stays:
+        answer = received(stays, b"0\r\n\r\n")
+
+    assert b'{"records":[]}' in answer
