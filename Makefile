@@ -14,7 +14,7 @@ RUN    := PATH="$(abspath $(BIN)):$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup check fix test test-slow test-wheel test-spark test-spark-4.2 docs screenshots demo bench bench-spark torture manual deb lock clean
+.PHONY: help setup check fix test test-named test-failed test-slow test-wheel test-spark test-spark-4.2 docs screenshots demo bench bench-spark torture manual deb lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,12 @@ PARALLEL := -n $(shell expr 2 \* $$(nproc)) --maxprocesses 8 --dist loadscope
 
 test: $(READY) ## the tests that need neither Spark nor minutes, in parallel
 	$(BIN)/pytest $(PARALLEL) -m 'not slow and not spark'
+
+test-named: $(READY) ## the tests in TESTS, in parallel: files, or @FILE with a name per line
+	$(BIN)/pytest $(PARALLEL) $(TESTS)
+
+test-failed: $(READY) ## the tests that failed in the last run, one at a time
+	$(BIN)/pytest --last-failed --last-failed-no-failures none
 
 test-slow: $(READY) ## those that take long: large data, many delays, many kills
 	$(BIN)/pytest $(PARALLEL) -m 'slow and not spark' --ignore tests/test_wheel.py

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+from collections.abc import Generator
+from pathlib import Path
 
+import programs
 import pytest
 from hypothesis import HealthCheck, settings
 from sharing import ByFixtures
@@ -24,6 +29,36 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _NEED_JAVA.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("spark")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    return (yield from _skip_without_program())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    return (yield from _skip_without_program())
+
+
+def _skip_without_program() -> Generator[None, object, object]:
+    try:
+        return (yield)
+    except (FileNotFoundError, PermissionError) as error:
+        name = str(error.filename)
+        if name in programs.PACKAGES and shutil.which(name) is None:
+            programs.lack(programs.missing(name))
+        raise
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the packages without which tests were skipped; write the names of those tests to $SKIPPED_TO."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    packages = programs.packages_of([str(report.longrepr[2]) for report in skipped])
+    if packages:
+        terminalreporter.write_line(f"skipped for want of programs: apt-get install {' '.join(packages)}")
+    if to := os.environ.get("SKIPPED_TO"):
+        Path(to).write_text("".join(f"{report.nodeid}\n" for report in skipped))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -143,7 +143,7 @@ def test_bash_completes(share: Path, log: Path, typed: str) -> None:
 
 @pytest.mark.parametrize("typed", COMPLETED)
 def test_fish_completes(share: Path, log: Path, typed: str) -> None:
-    fish = programs.program("fish", package="fish")
+    fish = programs.program("fish")
     script = share / "fish/vendor_completions.d" / f"{typed.partition(' ')[0]}.fish"
     done = in_shell([fish, "--no-config", "-c", f"source {script}; complete -C '{typed}'"], log)
 
@@ -153,7 +153,7 @@ def test_fish_completes(share: Path, log: Path, typed: str) -> None:
 @pytest.mark.parametrize("typed", COMPLETED)
 def test_zsh_completes(share: Path, log: Path, typed: str) -> None:
     """Its widgets need a terminal; so what they call is called, with the words that zsh gives it."""
-    zsh = programs.program("zsh", package="zsh")
+    zsh = programs.program("zsh")
     program = typed.partition(" ")[0]
     script = share / f"zsh/vendor-completions/_{program}"
     words = " ".join(f"'{word}'" for word in typed.split(" "))

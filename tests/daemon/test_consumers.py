@@ -330,7 +330,7 @@ LOOKS = (
 
 def test_no_open_of_what_is_planted_could_wait_or_follow(tmp_path: Path) -> None:
     """As the kernel sees it: none without O_NONBLOCK and O_NOFOLLOW, and none for writing."""
-    strace = programs.program("strace", package="strace")
+    strace = programs.program("strace")
     with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
         consumers = daemon.root / "routes/a/consumers"
         wald(daemon, HOST, "append", "a", stdin=b"x\n")

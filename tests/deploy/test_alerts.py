@@ -33,7 +33,7 @@ NAME = re.compile(r"\bwald_\w+")
 
 def promtool(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """What it prints on either stream, and its exit code."""
-    line = [programs.program("promtool", package="prometheus"), *map(str, arguments)]
+    line = [programs.program("promtool"), *map(str, arguments)]
     return subprocess.run(line, input=stdin, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
 
 

@@ -110,7 +110,7 @@ def system(machine: Machine, package: Path) -> System:
 
 def test_lintian_finds_nothing(package: Path) -> None:
     lintian = [
-        programs.program("lintian", package="lintian"),
+        programs.program("lintian"),
         "--allow-root",
         "--fail-on",
         "error,warning",
@@ -211,7 +211,7 @@ def test_manual_pages_open(system: System, page: str) -> None:
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize(("line", "wanted"), [("wald cur", "cursor"), ("wald append --key-s", "--key-separator")])
 def test_shells_complete(system: System, shell: str, line: str, wanted: str) -> None:
-    programs.program(shell, package=shell)
+    programs.program(shell)
     script = SHELLS[shell].replace("LINE", line).replace("WANTED", wanted)
     environment = ["env", "-i", "PATH=/usr/bin:/bin", "HOME=/root", "LANG=C.UTF-8"]
 

@@ -74,7 +74,7 @@ def pod(tmp_path: Path, volumes: dict[str, Path]) -> Iterator[Start]:
 def secrets(directory: Path) -> dict[str, dict[str, str]]:
     """What docs/kubernetes.md has an operator make for a gate: a certificate, and a token that is "secret"."""
     key, certificate = directory / "tls.key", directory / "tls.crt"
-    openssl = programs.program("openssl", package="openssl")
+    openssl = programs.program("openssl")
     line = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
     line += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
     subprocess.run(line, check=True, capture_output=True)

@@ -15,7 +15,7 @@ EXPOSURE_MAX = 1.5
 
 
 def analyze(*arguments: object) -> subprocess.CompletedProcess[str]:
-    program = programs.program("systemd-analyze", package="systemd")
+    program = programs.program("systemd-analyze")
     return subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, check=False)
 
 

@@ -35,7 +35,7 @@ def share(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def shown(page: Path) -> str:
     """A page as ``man`` shows it, in one line."""
-    man = [programs.program("man", package="man-db"), "--warnings", "-l", str(page)]
+    man = [programs.program("man"), "--warnings", "-l", str(page)]
     done = subprocess.run(man, env=os.environ | {"MANWIDTH": "4000"}, capture_output=True, text=True, check=True)
     assert done.stderr == ""
     return " ".join(done.stdout.split())

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 import reclaiming
 from logs import Built
@@ -48,6 +49,8 @@ def year(tmp_path: Path) -> Built:
 @pytest.fixture
 def scratch() -> Iterator[Path]:
     """Where the script makes what it needs; a short path, as that of a socket has to be."""
+    programs.program("jq")
+    programs.program("zstd")
     with tempfile.TemporaryDirectory() as path:
         yield Path(path)
 

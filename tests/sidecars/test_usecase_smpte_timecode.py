@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 import reclaiming
 from logs import Built
@@ -33,6 +34,8 @@ FRAMES = [b"10:00:%02d:%02d" % divmod(frame, FRAMES_A_SECOND) for frame in range
 @pytest.fixture
 def scratch() -> Iterator[Path]:
     """Where the script makes what it needs; a short path, as that of a socket has to be."""
+    programs.program("jq")
+    programs.program("zstd")
     with tempfile.TemporaryDirectory() as path:
         yield Path(path)
 

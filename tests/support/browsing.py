@@ -47,7 +47,7 @@ def lack() -> str:
     """Why there is no browser here; "" if there is one, or if there has to be one."""
     if shutil.which("chromium") or os.environ.get("CHROMIUM_REQUIRED"):
         return ""
-    return "needs Chromium: apt install chromium"
+    return "needs apt-get install chromium"
 
 
 class Visit:

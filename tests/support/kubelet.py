@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from types import TracebackType
 from typing import Self
 
 from kustomize import Object
+from programs import missing
 from running import eventually
 
 _CONTAINER = """
@@ -58,8 +58,7 @@ def lack() -> str:
     """Why no pod can be run here; "" where one can."""
     if os.geteuid() != 0:
         return "only root can run a pod"
-    missing = [name for name in ("unshare", "nsenter", "setpriv", "ip") if shutil.which(name) is None]
-    return f"a pod needs {', '.join(missing)}" if missing else ""
+    return missing("nsenter", "ip")
 
 
 class Pod:

@@ -26,7 +26,7 @@ Object = dict[str, Any]  # as YAML has it; the published schemas say more
 @functools.cache
 def rendered(overlay: str) -> tuple[Object, ...]:
     """The objects of an overlay."""
-    kubectl = programs.program("kubectl", package="kubernetes-client")
+    kubectl = programs.program("kubectl")
     with tempfile.TemporaryDirectory() as directory:
         manifests = MANIFESTS
         if _is_old(kubectl):

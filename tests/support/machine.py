@@ -10,13 +10,13 @@ It boots to basic.target in a second, which leaves out the services of this mach
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from programs import missing
 from running import eventually
 
 SYSTEMD = Path("/lib/systemd/systemd")
@@ -81,10 +81,7 @@ def lack() -> str:
     """Why no machine can be started here; "" where one can."""
     if os.geteuid() != 0:
         return "only root can start a machine"
-    missing = [name for name in ("setpriv", "unshare", "nsenter", "ip", "hostname") if shutil.which(name) is None]
-    if not SYSTEMD.exists():
-        missing.append(str(SYSTEMD))
-    return f"a machine needs {', '.join(missing)}" if missing else ""
+    return missing("nsenter", "ip", "hostname", "systemd-analyze")
 
 
 class Machine:

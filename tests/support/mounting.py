@@ -27,11 +27,10 @@ def mounted(at: Path, *arguments: object) -> Iterator[Path]:
 @contextmanager
 def disk(scratch: Path, type_: str, options: str = "defaults") -> Iterator[Path]:
     """A file system of this type in a file, behind a loop device."""
-    package = {"ext4": "e2fsprogs", "btrfs": "btrfs-progs"}[type_]
     image, length = scratch / "image", {"ext4": 48, "btrfs": 120}[type_] * MIB
     with image.open("wb") as file:
         file.truncate(length)
-    subprocess.run([programs.program(f"mkfs.{type_}", package=package), "-q", image], check=True, capture_output=True)
+    subprocess.run([programs.program(f"mkfs.{type_}"), "-q", image], check=True, capture_output=True)
     with mounted(scratch / "disk", "-o", f"loop,{options}", image) as at:
         yield at
 

@@ -16,8 +16,8 @@ _ENVIRONMENT = os.environ | {"SOURCE_DATE_EPOCH": "1700000000"}
 
 def build(directory: Path, *, umask: int = 0o022) -> Path:
     """Build it in an empty directory."""
-    programs.program("dpkg-deb", package="dpkg")
-    programs.program("strip", package="binutils")
+    programs.program("dpkg-deb")
+    programs.program("strip")
     subprocess.run([*_BUILDER, str(directory)], env=_ENVIRONMENT, umask=umask, check=True)
     (built,) = directory.iterdir()
     return built

@@ -7,13 +7,13 @@ then neither counted nor touched.
 from __future__ import annotations
 
 import re
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import programs
 from running import TIMEOUT_SECONDS, eventually
 
 
@@ -60,10 +60,8 @@ def traced(pid: int, path: Path, *expressions: str, threads: bool = False) -> It
 
 
 def strace() -> str:
-    """The program; a test that needs it and does not find it fails."""
-    found = shutil.which("strace")
-    assert found, "these tests need strace: apt-get install strace"
-    return found
+    """Return the path of strace; without it, the test is skipped."""
+    return programs.program("strace")
 
 
 def hangs_in(pid: int, number: int) -> bool:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
+import programs
 from pages import Block, blocks
 
 PLACES = ("/tmp/spool", "/var/spool/wald")  # where the pages put a log
@@ -58,6 +59,7 @@ def type_blocks(
 
 def typed(script: str, *, at: Path, root: Path, settings: Mapping[str, str] = MappingProxyType({})) -> str:
     """What a shell prints for some lines of a page."""
+    programs.require_of_shell(script)
     script = placed(script, root)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     env = {name: value for name, value in os.environ.items() if not name.startswith("WALD_")}

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import programs
 import pytest
 from archives import MOMENT, archive, bags, errors, files, ledger_lines, restored
 from contents import text
@@ -36,6 +37,8 @@ def unpacked(bag: Path, pattern: str) -> bytes:
 @pytest.mark.parametrize("codec", Codec)
 def test_stock_tools_accept_a_bag_and_give_the_records_back(built: Built, dest: Path, codec: Codec) -> None:
     """sha256sum, tar with whatever decompresses, and the BagIt validator of the Library of Congress."""
+    if codec is Codec.ZST:
+        programs.program("zstd")
     for start in range(0, 1000, 100):
         built.lines("a", [b"line %d" % number for number in range(start, start + 100)])
     archive(built, dest, size=Records(250), codec=codec)
@@ -51,6 +54,7 @@ def test_stock_tools_accept_a_bag_and_give_the_records_back(built: Built, dest: 
 
 def test_the_page_in_the_bag_says_how_and_is_right(mixed: Built, dest: Path) -> None:
     """Its commands, as a shell runs them."""
+    programs.program("zstd")
     archive(mixed, dest, codec=Codec.ZST)
     (bag,) = bags(dest)
     commands = [line.strip() for line in (bag / "README.txt").read_text().splitlines() if line.startswith("    ")][:4]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import programs
 from running import TIMEOUT_SECONDS, Daemon
 
 import wald
@@ -17,6 +18,7 @@ SCRIPT = Path(__file__).parents[3] / "scripts" / "drain-routes.sh"
 
 
 def drain_routes(*arguments: object, root: Path | None = None) -> subprocess.CompletedProcess[str]:
+    programs.program("jq")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     env = os.environ | {"PATH": path} | ({} if root is None else {"WALD_ROOT": str(root)})
     line = [str(SCRIPT), *map(str, arguments)]

@@ -26,7 +26,7 @@ Begin = Callable[..., subprocess.Popen[bytes]]
 
 @pytest.fixture(scope="module")
 def go_program(tmp_path_factory: pytest.TempPathFactory) -> str:
-    go = programs.program("go", package="golang-go")
+    go = programs.program("go")
     built = tmp_path_factory.mktemp("go") / "gate"
     environment = os.environ | {"GOCACHE": str(built.with_name("cache")), "GOFLAGS": "-mod=mod", "GO111MODULE": "off"}
     for verb in (["vet"], ["build", "-o", str(built)]):
@@ -41,10 +41,10 @@ def line(request: pytest.FixtureRequest) -> list[str]:
         case "python":
             return [sys.executable, str(EXAMPLES / "gate.py")]
         case "node":
-            return [programs.program("node", package="nodejs"), str(EXAMPLES / "gate.mjs")]
+            return [programs.program("node"), str(EXAMPLES / "gate.mjs")]
         case "shell":
-            programs.program("jq", package="jq")
-            return [programs.program("bash", package="bash"), str(EXAMPLES / "gate.sh")]
+            programs.program("jq")
+            return [programs.program("bash"), str(EXAMPLES / "gate.sh")]
     return [request.getfixturevalue("go_program")]
 
 

@@ -27,7 +27,7 @@ _CLUSTER = Path(__file__).parents[3] / "scripts" / "spark-cluster"
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("spark") and find_java() is None and not os.environ.get("JAVA_REQUIRED"):
-        pytest.skip("Spark needs Java 17 or newer: apt install default-jre-headless")
+        pytest.skip("Spark needs apt-get install default-jre-headless")
 
 
 @pytest.fixture(scope="session")

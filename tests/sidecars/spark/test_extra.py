@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import programs
 import pytest
 from logs import Built
 from running import refused
@@ -24,6 +25,8 @@ def without(package: str, program: str, *arguments: object) -> subprocess.Comple
 @pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_missing_package_is_named_with_the_extra_that_has_it(tmp_path: Path, program: str, package: str) -> None:
+    if program == "audit":
+        programs.program("java")
     built = Built(tmp_path / "log")
     built.lines("a", [b"one"])
     out = ("--out", tmp_path / "out") if program != "audit" else ()
