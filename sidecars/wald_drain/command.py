@@ -48,6 +48,7 @@ _BATCH_RECORDS = 1000
 
 @click.group(
     cls=DefaultGroup,
+    takes_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     subcommand_metavar="ROUTE -- COMMAND [ARGUMENT]... | redrive [ROUTE]",
 )

@@ -25,17 +25,21 @@ class DefaultGroup(click.Group):
 
     Args:
         alone: whether it may be left out where nothing follows.
+        takes_command: whether only the first command takes a command line behind ``--``, so that what precedes one is
+            its argument even if it is the name of another command.
     """
 
-    def __init__(self, *args: Any, alone: bool = False, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, alone: bool = False, takes_command: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._alone = alone
+        self._takes_command = takes_command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         before = 2 if args[:1] == ["--root"] else int(bool(args) and args[0].startswith("--root="))
-        following = args[before : before + 1]
-        if following[0] not in (*self.commands, "--help", "-h", "--version") if following else self._alone:
-            args = [*args[:before], next(iter(self.commands)), *args[before:]]
+        following, first = args[before : before + 1], next(iter(self.commands))
+        names = (first,) if self._takes_command and "--" in args[:-1] else tuple(self.commands)
+        if following[0] not in (*names, "--help", "-h", "--version") if following else self._alone:
+            args = [*args[:before], first, *args[before:]]
         return super().parse_args(ctx, args)
 
 

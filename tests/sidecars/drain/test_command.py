@@ -207,6 +207,17 @@ def test_a_signal_lets_the_command_finish_and_starts_no_other(
     assert stream.cursor == stream.sequences[0]
 
 
+def test_a_route_may_have_the_name_of_a_command(own: Stream, got: Path) -> None:
+    """What has a command behind it is a route, also in the short form."""
+    for route in ("redrive", "feed"):
+        output_of("route", "add", route, "--root", own.root)
+        output_of("append", route, "--root", own.root, stdin=route.encode() + b"\n")
+    done = drain("redrive", "--root", own.root, "--exit-at-end", "--", "sh", "-c", f"cat >> {got}")
+    assert (done.returncode, got.read_bytes()) == (0, b"redrive\n")
+    done = drain("feed", "feed", "--root", own.root, "--exit-at-end", "--", "sh", "-c", f"cat >> {got}")
+    assert (done.returncode, got.read_bytes()) == (0, b"redrive\nfeed\n")
+
+
 def test_a_batch_that_fails_while_stopping_stays(stream: Stream, start: Start) -> None:
     stream.append("one")
     words = ("--tries", 1, "--dead-letter", "unwanted", "--", "sh", "-c", f"kill -TERM {DRAIN}; exit 1")
