@@ -69,12 +69,26 @@ def test_a_route_may_have_the_longest_name(daemon: Daemon) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{name} 1\n", "")
 
 
-def test_what_fails_ends_it(daemon: Daemon) -> None:
-    done = drain_routes("--root", daemon.root, "nosuch", "a")
+def test_what_fails_stops_no_other_route(daemon: Daemon) -> None:
+    fill(daemon.root)
+    done = drain_routes("--root", daemon.root, "nosuch", "a", "b")
 
     assert done.returncode == 3
     assert "there is no route 'nosuch'" in done.stderr
-    assert done.stdout == ""
+    assert done.stdout == "a 1\nb 2\n"
+
+
+def test_it_makes_no_group_that_would_retain_records(daemon: Daemon) -> None:
+    """A route of other groups is left alone, unless one of them is named."""
+    fill(daemon.root)
+    wald.open(daemon.root).set_cursor("a", 0, "billing")
+    done = drain_routes("--root", daemon.root, "a", "b")
+    assert (done.returncode, done.stdout) == (1, "b 2\n")
+    assert "a: left alone: its groups are billing; --group names one of them" in done.stderr
+    assert wald.open(daemon.root).root.groups("a") == ["billing"]
+
+    done = drain_routes("--root", daemon.root, "--group", "billing", "a")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "a 1\n", "")
 
 
 def test_help_is_its_first_comment() -> None:
@@ -82,4 +96,4 @@ def test_help_is_its_first_comment() -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("Acknowledge routes in full")
-    assert "scripts/drain-routes.sh [--root DIR] [ROUTE...]" in done.stdout
+    assert "scripts/drain-routes.sh [--root DIR] [--group GROUP] [ROUTE...]" in done.stdout
