@@ -51,7 +51,7 @@ class Consumer:
         group: the group whose cursor is moved.
         follow: whether to wait for more records at the end, until ``cancel`` is set.
         cancel: when it is set, the iteration ends behind the record in hand, and so does the wait for more records.
-            ``wald.loop.stop_on_signals()`` gives an event that SIGTERM and SIGINT set.
+            ``wald.loop.stop_on_signals()`` gives an event that SIGTERM, SIGINT and SIGHUP set.
         commit_records: move the cursor after this many records.
         commit_bytes: move the cursor after records of this many bytes.
         commit_seconds: move the cursor when this much time has passed, also while waiting for more records.

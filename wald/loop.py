@@ -27,9 +27,26 @@ class _Stop(threading.Event):
         return self.signalled or super().wait(timeout)
 
 
+def _ending() -> list[signal.Signals]:
+    """The signals that would end this process; a terminal that is closed sends SIGHUP, which nohup has ignored."""
+    return [*SIGNALS, *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else [])]
+
+
+def outlive_signals() -> None:
+    """Let no signal of the terminal end this process; for the child of a fork that waits for another process.
+
+    They are caught and not ignored, because a program that it starts would inherit that.
+    """
+    for number in (*SIGNALS, signal.SIGHUP):
+        if number in SIGNALS or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+
+
 @contextmanager
 def stop_on_signals(again: Callable[[], None] = lambda: None) -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set, instead of ending the process where it stands.
+    """An event that SIGTERM, SIGINT and SIGHUP set, instead of ending the process where it stands.
+
+    SIGHUP keeps what it means if that is not the default: a process under ``nohup`` goes on.
 
     Args:
         again: called for each Ctrl-C that follows, wherever the main thread is then.
@@ -52,7 +69,7 @@ def stop_on_signals(again: Callable[[], None] = lambda: None) -> Iterator[thread
         # Not in this thread: the signal may have interrupted code in it that holds the event's lock.
         threading.Thread(target=stop.set).start()
 
-    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    before = {number: signal.signal(number, handle) for number in _ending()}
     try:
         yield stop
     finally:

@@ -143,10 +143,10 @@ def feed(
     is from 1 to N. Each record is acknowledged by itself, so one that fails stops no other. They are processed in any
     order; with --order key, records of one key are with one COMMAND at a time, in their order.
 
-    SIGTERM or Ctrl-C lets a running COMMAND finish and starts no other; Ctrl-C again ends drain at once (exit code 130)
-    and leaves COMMAND running for the next start, which waits for it. If records are damaged or missing, drain ends
-    with the cursor before them and exit code 4 or 3; otherwise the exit code is 10 if a record was given up. While the
-    disk is full, drain waits for room; if it fails, drain ends with exit code 7.
+    SIGTERM, SIGHUP or Ctrl-C lets a running COMMAND finish and starts no other; Ctrl-C again ends drain at once (exit
+    code 130) and leaves COMMAND running for the next start, which waits for it. If records are damaged or missing,
+    drain ends with the cursor before them and exit code 4 or 3; otherwise the exit code is 10 if a record was given up.
+    While the disk is full, drain waits for room; if it fails, drain ends with exit code 7.
     """
     if check_route(dead_letter) == route and tries is not None:
         raise InvalidInput(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from wald.errors import InvalidInput
-from wald.loop import SIGNALS
+from wald.loop import outlive_signals
 from wald.store.files.processes import take_name
 from wald.work.commands import KEEPER
 from wald_drain.retries import TIMED_OUT
@@ -87,8 +87,7 @@ def _keep(
     """The work of the keeper, which keeps nothing of drain but the lock and the batch."""
     os.setsid()
     take_name(KEEPER)
-    for number in SIGNALS:
-        signal.signal(number, lambda *_: None)  # caught, not ignored: the command would inherit that
+    outlive_signals()
     high = max(lock, batch, _STDIN) + 1
     lock, batch = fcntl.fcntl(lock, fcntl.F_DUPFD, high), fcntl.fcntl(batch, fcntl.F_DUPFD, high)
     os.dup2(lock, _LOCK)

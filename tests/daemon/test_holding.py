@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from contents import values
-from running import Daemon, command, eventually, launched, output_of, refusal_of, refused, run
+from running import TIMEOUT_SECONDS, Daemon, command, eventually, launched, output_of, refusal_of, refused, run
 from users import MEMBER, OWNER, daemon_of, needs_root
 
 from wald.errors import InvalidInput, NotFound, NotPermitted
@@ -75,6 +75,15 @@ def test_what_outlives_the_daemon(start: Start, root: Path, how: str, kept: list
         os.close(writer)
         assert daemon.stop() == 0
     assert values(root) == kept
+
+
+def test_a_hangup_does_not_end_wald_hold(start: Start, root: Path) -> None:
+    """It is held on as long as SIGTERM, which is sent behind it, is not met."""
+    start().ask("ROUTE ADD a fifo")
+    with held(root, "--all") as process:
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(TIMEOUT_SECONDS) == 0
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])

@@ -98,6 +98,18 @@ def test_after_a_signal_nothing_is_begun_though_no_other_thread_has_run() -> Non
         assert threading.Event.wait(stop, TIMEOUT_SECONDS)
 
 
+def test_a_hangup_sets_the_event_unless_it_is_ignored() -> None:
+    """As for a process that ``nohup`` has started."""
+    for ignored in (False, True):
+        before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+        try:
+            with stop_on_signals() as stop:
+                os.kill(os.getpid(), signal.SIGHUP)
+                assert stop.is_set() is not ignored
+        finally:
+            signal.signal(signal.SIGHUP, before)
+
+
 def test_a_signal_sets_the_event_and_afterwards_means_what_it_meant() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with stop_on_signals() as stop:

@@ -27,7 +27,7 @@ _ENDING = (signal.SIGTERM, signal.SIGINT)
 @click.option("--all", "every", is_flag=True, help="Every FIFO, also those that are made later.")
 @stdout_is_a_report
 def hold(root: Path, routes: tuple[str, ...], every: bool) -> None:
-    """Hold FIFOs open, without reading, until SIGTERM.
+    """Hold FIFOs open, without reading, until SIGTERM or SIGINT; SIGHUP is ignored.
 
     If only producers hold a FIFO open, their writes fail while the daemon restarts (EPIPE, SIGPIPE). If this command
     holds it too, they wait, and the bytes in the pipe survive, also half a line. Prints one line when all are held.
@@ -42,6 +42,7 @@ def hold(root: Path, routes: tuple[str, ...], every: bool) -> None:
             raise InvalidInput(
                 f"{here.fifo(route)}: there is no FIFO", hint=command_line(root, f"route add {route} --fifo")
             )
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a terminal that is closed must not let producers fail
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     held = _Held(here, routes)
     held.refresh()

@@ -188,7 +188,7 @@ def test_it_follows_until_it_is_told_to_stop(stream: Stream, got: Path, start: S
     assert got.read_bytes() == b"one\ntwo\nthree\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_lets_the_command_finish_and_starts_no_other(
     stream: Stream, got: Path, tmp_path: Path, start: Start, number: signal.Signals
 ) -> None:
