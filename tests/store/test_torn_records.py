@@ -18,6 +18,7 @@ from wald.store.reading.batches import Batch
 from wald.store.reading.reader import read_onward, read_span
 from wald.store.reading.selection import Start
 from wald.store.retention.missing import Missing
+from wald_reclaim import entries
 
 LONG = b"be" + b"gun"
 
@@ -149,6 +150,31 @@ class TestAReclaimedSegmentWithAPiece:
         with_a_piece(built)
         built.reclaim(2, keep=True)
         assert numbered(built.log.records("a", start=1)) == [(1, b"be-gun"), (5, b"next")]
+
+    def test_it_is_dropped_if_a_line_says_only_what_several_segments_held_together(
+        self, built: Built, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """RECLAIM writes one line about what it deletes together; the lines about sealing, which say more, are lost."""
+        built.lines("kept", [b"x"])
+        built.piece("a", b"begins ", begins=True, ends=False)
+        for text in (b"middle ", b"more "):
+            built.cut()
+            built.lines("b", [b"x"] * 3)
+            built.piece("a", text, begins=False, ends=False)
+        built.cut()
+        built.lines("kept", [b"x"])
+        built.piece("a", b"ends\nnext\n", begins=False, ends=True)
+        built.cut()
+        built.seal()
+        monkeypatch.setattr(entries, "LISTED_MAX", 1)
+        for route, to in (("a", 2), ("b", 8), ("kept", 0)):
+            built.log.set_cursor(route, to, group="g")
+        reclaim(built)
+        assert bases(built.root) == [1, 9]
+        assert '"event":"excused"' in (built.root.ledger / "reclaim.jsonl").read_text()
+        assert numbered(built.log.records("a")) == [(10, b"next")]
+        (built.root.ledger / "segments.jsonl").unlink()
+        assert numbered(built.log.records("a")) == [(10, b"next")]
 
 
 class TestAGapThatNoLedgerExplains:
