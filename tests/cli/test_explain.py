@@ -121,6 +121,15 @@ def test_json_has_every_segment_every_group_and_the_whole(built: Built) -> None:
     assert "\nWhat one route alone holds back: b " in explain(built)
 
 
+def test_a_segment_names_so_many_of_its_groups(built: Built) -> None:
+    """Thousands of groups that pin thousands of segments would be millions of objects."""
+    for number in range(105):
+        built.root.cursor("a", f"g{number}").write_bytes(b"0\n")
+    found = reported(built)
+    assert {(len(each["pins"]), each["pins_left_out"]) for each in found["segment"] if each["pins"]} == {(100, 6)}
+    assert len(found["group"]) == 106
+
+
 def test_a_log_without_records_is_explained_too(tmp_path: Path) -> None:
     root = tmp_path / "empty"
     output_of("init", "--root", root)

@@ -7,11 +7,13 @@ import os
 from pathlib import Path
 
 import pytest
+from effort import steps
 from endpoint import samples_of
 from logs import Built
 from owning import Owning
 from running import output_of, refusal_of, wald
 
+from wald.answers.work import work_counts
 from wald.format.cursor import CursorLines, encode_cursor
 from wald.format.names import Kind
 from wald.store.files.routes import retire_route
@@ -52,6 +54,18 @@ def test_every_group_has_what_explain_says_of_it(built: Built) -> None:
         assert found["wald_group_cursor_unusable", *name] == 0
         waits = found["wald_measured_timestamp_seconds",] - found["wald_group_oldest_unread_timestamp_seconds", *name]
         assert waits == pytest.approx(found["wald_group_lag_seconds", *name], abs=0.01)
+
+
+def test_the_cost_is_linear_in_the_groups(built: Built) -> None:
+    """Any owner of a cursor can make thousands, none of which is a work group."""
+
+    def cost(groups: int) -> int:
+        for number in range(groups):
+            built.log.set_cursor("a", 5, f"g{number}")
+        names = [("a", f"g{number}") for number in range(groups)]
+        return steps(lambda: work_counts(built.log, names))
+
+    assert cost(40) < 3 * cost(20)
 
 
 def test_segments_are_counted_by_what_keeps_them(built: Built) -> None:

@@ -7,13 +7,23 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from effort import steps
 from logs import Built
 from running import TIMEOUT_SECONDS
 
 from wald.errors import InvalidInput, NotFound, Refused
 from wald.format.cursor import CursorLines, encode_cursor
 from wald.store.files.disk import Disk
-from wald.store.retention.cursors import Cursor, CursorState, cursors_of, read_cursor, set_cursor, turn
+from wald.store.retention import cursors
+from wald.store.retention.cursors import (
+    Cursor,
+    CursorState,
+    SlowestCursor,
+    cursors_of,
+    read_cursor,
+    set_cursor,
+    turn,
+)
 from wald.store.retention.taken import move_cursor
 
 NOW = "2026-11-21T10:00:00Z"
@@ -159,3 +169,44 @@ def test_of_two_that_move_a_cursor_at_once_the_lower_one_is_refused(built: Built
         with pytest.raises(Refused, match="backwards"):
             moving.result()
     assert built.log.cursor("a").sequence == 7
+
+
+def test_a_second_look_for_the_slowest_reads_only_what_has_changed(built: Built) -> None:
+    for group in ("x", "y", "z"):
+        set_cursor(built.root, "a", group, 5, disk=Disk(), head_sequence=10, epoch=1, now=NOW)
+    slowest = SlowestCursor()
+
+    def look() -> tuple[str, int]:
+        found = slowest.look(built.root, "a", log_id=built.log_id, head_sequence=10)
+        return found.group, found.effective
+
+    assert look()[1] == 5
+    expected = {"x": 5, "y": 5, "z": 5}
+    for group, sequence in (("x", 3), ("x", 7), ("y", 8), ("z", 9), ("y", 1)):
+        set_cursor(built.root, "a", group, sequence, disk=Disk(), head_sequence=10, epoch=1, now=NOW, rewind=True)
+        expected[group] = sequence
+        assert look()[1] == min(expected.values())
+    for content, lowest in ((b"7\n", 7), (b"none", 0), (b"2\n", 2)):
+        built.root.cursor("a", "y").write_bytes(content)
+        assert look() == ("y", lowest) or lowest == 7
+    (built.root.route("a") / "no group.cursor").write_bytes(b"9\n")
+    assert look()[1] == 0
+    (built.root.route("a") / "no group.cursor").unlink()
+    for group in "xyz":
+        built.root.cursor("a", group).unlink()
+    assert look() == ("processed", 0)
+
+
+def test_a_look_for_the_slowest_is_cheap_once_the_cursors_rest(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any owner of a cursor can leave thousands, and the daemon looks at all of them in its loop."""
+    for number in range(50):
+        built.root.cursor("a", f"g{number}").write_bytes(b"5\n")
+    slowest = SlowestCursor()
+
+    def look() -> None:
+        slowest.look(built.root, "a", log_id=built.log_id, head_sequence=10)
+
+    first = steps(look)
+    monkeypatch.setattr(cursors, "_SETTLED_NS", 0)  # as if they had rested for long
+    look()
+    assert steps(look) < first / 3

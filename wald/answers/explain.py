@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from wald.answers.fields import time_fields
 from wald.answers.liveness import over_quota
@@ -18,6 +19,7 @@ from wald.store.retention.cursors import Cursor, CursorState
 from wald.store.segments.view import State
 from wald.store.writing.lives import no_daemon
 
+PINS_MAX = 100  # of one segment: each of thousands of groups may pin each of thousands of segments
 ASK_SECONDS = 2.0  # how long the daemon may take to name the routes over their quota
 
 
@@ -115,8 +117,9 @@ def _segment_object(status: SegmentStatus) -> dict[str, object]:
         "message": status.problem,
         "pins": [
             {"route": pin.route, "group": pin.group, "sequence": pin.at, "needs": pin.needs, "message": pin.message}
-            for pin in status.pins
+            for pin in islice(status.pins, PINS_MAX)
         ],
+        "pins_left_out": max(0, len(status.pins) - PINS_MAX),
     }
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.log import Log
-from wald.work.picture import Out, Waiting, look, work_file
+from wald.work.picture import Out, Waiting, WorkFile, look, work_files
 
 _FIRST = 10  # runs of records that are alike
 
@@ -36,9 +36,16 @@ class WorkCounts(NamedTuple):
 def work_counts(log: Log, groups: list[tuple[str, str]]) -> dict[tuple[str, str], WorkCounts]:
     """Those of the groups that are work groups; each costs as much as its journal is long."""
     found = {}
+    files: dict[tuple[str, str], WorkFile] = {}
+    for route in {route for route, _ in groups}:
+        with suppress(NotFound, InvalidInput, OSError):  # removed meanwhile
+            for each in reversed(work_files(log.root, route)):  # of two of one name, the owner's is the first
+                files[route, each.group] = each
     for route, group in groups:
-        with suppress(NotFound, InvalidInput, OSError, Damaged):  # no work group, or removed meanwhile
-            seen = look(log, work_file(log.root, route, group), time.time_ns())
+        if (file := files.get((route, group))) is None:
+            continue
+        with suppress(NotFound, InvalidInput, OSError, Damaged):  # removed meanwhile
+            seen = look(log, file, time.time_ns())
             picture, goals = seen.picture, tuple(each.route for each in seen.picture.dead)
             found[route, group] = WorkCounts(
                 count_of(picture.out()),

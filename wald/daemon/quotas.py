@@ -28,12 +28,13 @@ from wald.limits import RouteLimits
 from wald.metrics import Metrics
 from wald.store.files.directory import Root
 from wald.store.files.listing import list_segments
-from wald.store.retention.cursors import Cursor
+from wald.store.retention.cursors import Cursor, SlowestCursor
 from wald.store.writing.drafts import Placed
 
 _LOOK_SECONDS = 0.25  # between looks at a route that is over its quota
 _AGAIN_SECONDS = 0.02  # before a look that is not finished goes on, and while the indexes are read
 _TURN_SECONDS = 0.002  # that a look may take
+_LOOK_REST = 10  # times the duration of a look that took longer
 _WATCH_REST = 200  # times the duration of a look at whether cursors were moved back
 _LIST_SECONDS = 1.0  # between listings of the segments, at least
 _REST = 20  # times the duration of a listing, or of a count
@@ -114,6 +115,7 @@ class Quotas:
         self._log_id = log_id
         self._bases = _Bases(root)
         self._report_at: dict[str, float] = {}
+        self._known: dict[str, SlowestCursor] = {}  # by route
         self._thread: threading.Thread | None = None
         self._base = before
         self._look_at = 0.0
@@ -144,12 +146,12 @@ class Quotas:
         self._look_at = now + (_AGAIN_SECONDS if is_loading else _LOOK_SECONDS)
         if is_loading and not self._loads_again:
             return  # those that are over their quota only because they are being counted stay so
-        enough_at = time.monotonic() + _TURN_SECONDS
+        began = time.monotonic()
         for route in list(self._suspects):
             del self._suspects[route]  # it is the last one then, if it stays one
             self._judge(route, now, head_sequence)
-            if time.monotonic() > enough_at:
-                self._look_at = now + _AGAIN_SECONDS
+            if (took := time.monotonic() - began) > _TURN_SECONDS:  # with very many cursors, one route takes longer
+                self._look_at = now + max(_AGAIN_SECONDS, _LOOK_REST * took)
                 break
         self._metrics.over_quota = {(route, over.policy.value): over.unread_bytes for route, over in self.over.items()}
 
@@ -195,7 +197,7 @@ class Quotas:
         again = []
         while self._to_watch and time.monotonic() < began + _TURN_SECONDS:
             route = self._to_watch.pop()
-            cursor = slowest(self._root, route, log_id=self._log_id, head_sequence=head_sequence)
+            cursor = self._slowest(route, head_sequence)
             if cursor is not None and cursor.effective < self._unread[route].floor:
                 again.append(route)
         self._watch_at = now + max(_LOOK_SECONDS, _WATCH_REST * (time.monotonic() - began))
@@ -259,7 +261,7 @@ class Quotas:
 
     def _judge(self, route: str, now: float, head_sequence: int) -> None:
         limits, unread = self._limits_of(route), self._unread.get(route)
-        cursor = slowest(self._root, route, log_id=self._log_id, head_sequence=head_sequence)
+        cursor = self._slowest(route, head_sequence)
         if limits is not None and unread is not None and cursor is not None:
             quota_bytes = limits.pinned_max_bytes or 0
             unread.drop(cursor.effective, self._kept_from)
@@ -272,6 +274,10 @@ class Quotas:
         before = self.over.pop(route, None)
         if before is not None and before.group:
             self._journal.debug("route below quota", route=route)
+
+    def _slowest(self, route: str, head_sequence: int) -> Cursor | None:
+        known = self._known.setdefault(route, SlowestCursor())
+        return slowest(self._root, route, log_id=self._log_id, head_sequence=head_sequence, known=known)
 
     def _enter(self, over: Over, now: float) -> None:
         before, self.over[over.route] = self.over.get(over.route), over

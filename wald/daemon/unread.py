@@ -17,7 +17,7 @@ from wald.format.sealed import BadSealed
 from wald.format.tables import RouteTable
 from wald.store.files.directory import Root
 from wald.store.files.listing import Segment
-from wald.store.retention.cursors import Cursor, cursors_of
+from wald.store.retention.cursors import Cursor, SlowestCursor
 from wald.store.retention.pins import segment_index
 from wald.store.segments.view import View, read_view
 
@@ -102,15 +102,20 @@ def _append(stretches: list[Stretch], stretch: Stretch) -> None:
         stretches[:] = [*(one.joined(other) for one, other in pairs), stretches[-1]]
 
 
-def slowest(root: Root, route: str, *, log_id: bytes, head_sequence: int) -> Cursor | None:
-    """The cursor that has read least of a route, and counts; None if the route is retired or gone."""
+def slowest(
+    root: Root, route: str, *, log_id: bytes, head_sequence: int, known: SlowestCursor | None = None
+) -> Cursor | None:
+    """The cursor that has read least of a route, and counts; None if the route is retired or gone.
+
+    Args:
+        known: of earlier looks at this route.
+    """
     if root.retired(route).exists():
         return None
     try:
-        cursors = cursors_of(root, route, log_id=log_id, head_sequence=head_sequence)
+        return (known or SlowestCursor()).look(root, route, log_id=log_id, head_sequence=head_sequence)
     except NotFound:
         return None
-    return min(cursors, key=lambda cursor: cursor.effective)
 
 
 def unread_before(

@@ -146,6 +146,7 @@ class HeldSegment(Struct, tag_field="kind", tag="segment"):
     free: bool
     message: str
     pins: list[Pin]
+    pins_left_out: int
 
 
 class HoldingGroup(Struct, tag_field="kind", tag="group"):

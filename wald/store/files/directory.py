@@ -190,6 +190,23 @@ class Root:
                 found.setdefault(group, []).append(path)
         return found, strange
 
+    def cursor_entries(self, route: str) -> Iterator[os.DirEntry[str]]:
+        """The files of :meth:`cursors`, in no order.
+
+        Raises:
+            OSError: a directory may not be read, or there is none.
+        """
+        directories = [self.route(route)]
+        if os.path.lexists(self.consumers(route)):
+            directories.append(self.consumers(route))
+        for number, directory in enumerate(directories):
+            with os.scandir(directory) as entries:
+                for count, entry in enumerate(entries, start=1):
+                    if number and count > CONSUMERS_FILES_MAX:
+                        raise _too_many(directory)
+                    if entry.name.endswith(CURSOR_SUFFIX):
+                        yield entry
+
     def cursor_directories(self) -> list[Path]:
         """Every directory in which cursors are."""
         routes = [self.route(name) for name in self.route_names()]
@@ -228,8 +245,12 @@ def _cursors_in(consumers: Path) -> Iterator[Path]:
     with os.scandir(consumers) as entries:
         names = [entry.name for entry in islice(entries, CONSUMERS_FILES_MAX + 1)]
     if len(names) > CONSUMERS_FILES_MAX:
-        raise OSError(errno.E2BIG, f"more than {CONSUMERS_FILES_MAX} files; find out whose they are", str(consumers))
+        raise _too_many(consumers)
     return (consumers / name for name in names if name.endswith(CURSOR_SUFFIX))
+
+
+def _too_many(consumers: Path) -> OSError:
+    return OSError(errno.E2BIG, f"more than {CONSUMERS_FILES_MAX} files; find out whose they are", str(consumers))
 
 
 def require_no_link(directory: Path) -> None:

@@ -16,7 +16,15 @@ from pathlib import Path
 
 from wald.errors import Damaged, InvalidInput, NotFound, Refused, command_line, user_name
 from wald.format.cursor import CURSOR_MAX_BYTES, BadCursor, CursorLines, decode_cursor, encode_cursor
-from wald.format.names import CONSUMERS, DEFAULT_GROUP, PIN_SUFFIX, WORK_SUFFIX, check_group, cursor_name
+from wald.format.names import (
+    CONSUMERS,
+    DEFAULT_GROUP,
+    PIN_SUFFIX,
+    WORK_SUFFIX,
+    check_group,
+    cursor_name,
+    parse_cursor_name,
+)
 from wald.store.files.consumers import not_permitted
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
@@ -344,6 +352,44 @@ def cursors_of(root: Root, route: str, *, log_id: bytes, head_sequence: int) -> 
         message = f"{path}: no group can have this name; rename the file, or remove it"
         cursors.append(Cursor(route, path.stem, path, CursorState.UNREADABLE, 0, message))
     return cursors
+
+
+_Unchanged = dict[str, tuple[tuple[int, ...], Cursor]]
+_SETTLED_NS = 1_000_000_000  # a file that has changed in this time may change again without a change of its times
+
+
+class SlowestCursor:
+    """The lowest cursor of a route, looked for again and again; only files that have changed are read again."""
+
+    def __init__(self) -> None:
+        self._unchanged: _Unchanged = {}
+
+    def look(self, root: Root, route: str, *, log_id: bytes, head_sequence: int) -> Cursor:
+        """Return the cursor that has read least; errors as of :func:`cursors_of`."""
+        settled_ns = time.time_ns() - _SETTLED_NS
+        found: list[Cursor] = []
+        unchanged: _Unchanged = {}
+        try:
+            for entry in root.cursor_entries(route):
+                if (group := parse_cursor_name(entry.name)) is None:
+                    found = []
+                    break
+                status = entry.stat(follow_symlinks=False)
+                key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+                known = self._unchanged.get(entry.path)
+                if known is not None and known[0] == key:
+                    cursor = known[1]
+                else:
+                    cursor = _read(Path(entry.path), route, group, log_id, head_sequence)
+                found.append(cursor)
+                if cursor.state is CursorState.VALID and status.st_ctime_ns < settled_ns:
+                    unchanged[entry.path] = key, cursor
+        except OSError:
+            found = []
+        self._unchanged = unchanged
+        # There is no cursor, a name that no group can have, or a directory that cannot be read.
+        cursors = found or cursors_of(root, route, log_id=log_id, head_sequence=head_sequence)
+        return min(cursors, key=lambda cursor: (cursor.effective, cursor.group))
 
 
 def _lower(cursors: list[Cursor]) -> Cursor:
