@@ -98,8 +98,6 @@ def _heartbeat(query: Query, reading: Reading, form: Form) -> Callable[[], bytes
     9.2.6). So it misses nothing if the connection breaks before the first event, and asks for nothing that was
     reclaimed after a long silence.
     """
-    if query.heartbeat == "1" and not form.heartbeat:
-        raise InvalidInput("format=arrow has no heartbeats", hint="format=ndjson")
     if query.heartbeat == "0" or not form.heartbeat or (query.heartbeat is UNSET and isinstance(form, Raw)):
         return None
     if isinstance(form, Events):
@@ -147,11 +145,12 @@ def _alive(form: Events, sequence: int | None) -> bytes:
 def _wanted(call: Call, query: Query, *, is_events: bool) -> Wanted:
     if query.group is not UNSET and query.from_ != "cursor":
         raise InvalidInput("group is that of from=cursor", hint=f"?from=cursor&group={query.group}")
-    last = call.request.headers.get("last-event-id", "") if is_events else ""
+    last = call.request.headers.get("last-event-id", "")
+    resumed = _sequence(last) + 1 if last else 0
     now = datetime.now().astimezone()
     start: Start
-    if last:
-        start = _sequence(last) + 1
+    if resumed and is_events:
+        start = resumed
     elif query.from_ in ("earliest", "end", "cursor"):
         start = query.from_  # type: ignore[assignment]  # these are the names
     else:

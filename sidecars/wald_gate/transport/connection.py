@@ -13,8 +13,10 @@ import asyncio
 import socket
 import struct
 from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any, Protocol
 
 import httptools
@@ -31,6 +33,7 @@ _HEADER_BYTES = 4  # around a name and a value
 _UNSENT_BYTES = 256 << 10  # of a response, in the buffer of its connection
 _HEAD_SIZE = b"431 Request Header Fields Too Large"
 _PIPELINED = 64  # requests behind the one that is being answered
+_ANY_LENGTH = 1 << 62
 _REST_BYTES = 64 << 20  # of a body, that are read after the answer
 
 
@@ -234,6 +237,8 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
+        if cycle.scope["http_version"] == "1.0":
+            cycle.send = partial(_send_without_chunks, cycle, cycle.send)  # type: ignore[method-assign]
         super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
@@ -356,6 +361,18 @@ class Connection(HttpToolsProtocol):
 
     def _has_answered(self) -> bool:
         return getattr(self.cycle, "response_complete", True)
+
+
+async def _send_without_chunks(
+    cycle: RequestResponseCycle, send: Callable[[Any], Awaitable[None]], message: Any
+) -> None:
+    """Answer a client that knows no chunks: the end of the connection is that of the answer (RFC 9112, section 6.3)."""
+    if message["type"] == "http.response.start":
+        if not any(name.lower() == b"content-length" for name, _ in message["headers"]):
+            cycle.chunked_encoding, cycle.expected_content_length = False, _ANY_LENGTH
+    elif not message.get("more_body") and cycle.expected_content_length > _ANY_LENGTH // 2:
+        cycle.expected_content_length = len(message.get("body", b""))
+    await send(message)
 
 
 def _peer_of(transport: asyncio.Transport) -> int | None:

@@ -42,12 +42,6 @@ def test_nginx_is_told_not_to_buffer_what_comes_bit_by_bit(gate: Gate, path: str
     assert ("\r\nx-accel-buffering: no\r\n" in head) is is_unbuffered
 
 
-def test_an_arrow_stream_can_have_no_heartbeats(gate: Gate) -> None:
-    answer = gate.get(f"{ORDERS}?format=arrow&follow=1&heartbeat=1")
-
-    assert (answer.status, answer.json()["detail"]) == (400, "format=arrow has no heartbeats")
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("billing")
 def test_what_waits_sends_something_every_15_seconds(gate: Gate) -> None:
