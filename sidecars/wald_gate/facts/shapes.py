@@ -116,14 +116,6 @@ class OverQuota(Struct, tag_field="kind", tag="quota"):
     message: str
 
 
-class MovedRoute(Struct, tag_field="kind", tag="moved"):
-    """A route whose records behind ``after`` are stored in another one."""
-
-    route: str
-    to: str
-    after: int
-
-
 class Pin(Struct):
     """What holds back a segment: a cursor, and the sequence that it must reach."""
 
@@ -181,4 +173,4 @@ class WholeLog(Struct, tag_field="kind", tag="log"):
     no_daemon: str
 
 
-Explained = FifoInTrouble | OverQuota | MovedRoute | HeldSegment | HoldingGroup | WholeLog
+Explained = FifoInTrouble | OverQuota | HeldSegment | HoldingGroup | WholeLog
