@@ -31,6 +31,7 @@ from wald.errors import Damaged, DiskFailure, Gone, InvalidInput, NotPermitted, 
 from wald.format.names import CONSUMERS, CURSOR_SUFFIX, Kind
 from wald.log import Log
 from wald.loop import stop_on_signals, wakes
+from wald.store.files import leftovers
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger
 from wald.store.files.listing import Segment
@@ -271,6 +272,7 @@ def _work(log: Log, wanted: Settings, report: Report, counts: Counts, *, reload:
     path = log.root.ledger / "reclaim.jsonl"
     ledger = Ledger(path, disk, owner="wald-reclaim", reserve_bytes=_RESERVE_BYTES)
     try:
+        leftovers.remove(leftovers.leftovers(log.root, disk), disk)
         ledger.cut()  # one from before this program may be long
         # After the lock of the ledger is taken: before that, another process may write what the planner reads.
         planner = Planner(log.root, wanted.limits, log_id=log.identity.log_id, verify=wanted.verify)

@@ -24,7 +24,7 @@ from wald.format.names import WHOLE, Kind, parse_segment_name
 from wald.format.sealed import BadSealed
 from wald.log import Log
 from wald.store.files import uptime
-from wald.store.files.directory import TEMPORARY, Root
+from wald.store.files.directory import RELIEF_SUFFIX, Root
 from wald.store.files.disk import Disk
 from wald.store.files.lines import Entry
 from wald.store.files.listing import Segment
@@ -37,7 +37,6 @@ from wald.store.segments.relieving import Relief, check_relieved, compare_reliev
 from wald_reclaim.entries import relieved_entry
 from wald_reclaim.relief import Floors, floors_of
 
-_MAKING = f".relief{TEMPORARY}"
 _AGAIN_SECONDS = 600.0  # a segment is looked at again after so long, as there may be thousands
 
 
@@ -92,10 +91,10 @@ class Relieving:
             OSError: a step failed; the next call tries again.
         """
         troubles: list[Damaged] = []
-        names = [entry.name for entry in os.scandir(self.root.segments) if entry.name.endswith((_MAKING, WHOLE))]
+        names = [entry.name for entry in os.scandir(self.root.segments) if entry.name.endswith((RELIEF_SUFFIX, WHOLE))]
         for name in names:
             found = parse_segment_name(name.removesuffix(WHOLE))
-            if name.endswith(_MAKING):
+            if name.endswith(RELIEF_SUFFIX):
                 self.disk.unlink(self.root.segments / name)
             elif found is not None and found.kind is Kind.SEALED:
                 segment = Segment(found.base_sequence, Kind.SEALED, self.root.segments / str(found))
@@ -140,11 +139,11 @@ class Relieving:
             raise Damaged(f"{segment.path}: {error}", hint=f"wald dump {segment.path} shows what it holds") from error
         finally:
             with suppress(FileNotFoundError):
-                self.disk.unlink(segment.path.with_name(segment.path.name + _MAKING))
+                self.disk.unlink(segment.path.with_name(segment.path.name + RELIEF_SUFFIX))
 
     def _make(self, source: SealedFile, segment: Segment, floors: Floors) -> Relief:
         """Write the new form into a temporary file, sync it and read it back."""
-        temporary = segment.path.with_name(segment.path.name + _MAKING)
+        temporary = segment.path.with_name(segment.path.name + RELIEF_SUFFIX)
         target = self.disk.create(temporary)
         try:
             relief = relieve_segment(source, target, self.disk, floors.keeps)
@@ -159,7 +158,7 @@ class Relieving:
     def _put(self, segment: Segment, relief: Relief, entry: Entry, was_bytes: int) -> Relieved:
         """Give the new form the name of the segment."""
         self.record(entry)
-        temporary = segment.path.with_name(segment.path.name + _MAKING)
+        temporary = segment.path.with_name(segment.path.name + RELIEF_SUFFIX)
         self.disk.link(segment.path, segment.path.with_name(segment.path.name + WHOLE))
         self.changed(segment)
         self.disk.rename(temporary, segment.path)

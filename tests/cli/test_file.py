@@ -43,6 +43,7 @@ TABLE: dict[str, dict[str, FileKind]] = {
         "segments/spare-1-00.tmp": FileKind.TEMPORARY,
         f"segments/{N}.wal.zst.tmp": FileKind.TEMPORARY,
     },
+    "`*.tmp`": {f"routes/a/g.cursor.{16 * '0'}.tmp": FileKind.TEMPORARY},
     "`routes/R/`": {"routes/a": FileKind.ROUTE},
     "`routes/R/in`": {"routes/a/in": FileKind.FIFO},
     "`routes/R/in.found-N`": {"routes/a/in.found-1": FileKind.FOUND},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from wald.errors import Locked
+from wald.store.files import leftovers
 from wald.store.files.disk import Disk
 from wald.work.commands import require_none
 from wald.work.ownership import Ownership
@@ -25,7 +26,14 @@ def remove_group(file: WorkFile) -> list[Path]:
     if file.path.parent == root.place(route, group):
         with Ownership(root, route, group, Disk()):
             require_none(root, route, group)  # without its file, the next start would not wait for it
-            return remove_files(file, Disk())
+            return _remove(file)
     if owner_of(file) is not None:
         raise Locked(f"{file.lock}: another process works on route {route} for group {group}")
-    return remove_files(file, Disk())
+    return _remove(file)
+
+
+def _remove(file: WorkFile) -> list[Path]:
+    left = leftovers.abandoned(file.path.parent, Disk(), prefix=f"{file.group}.")
+    removed = remove_files(file, Disk())
+    leftovers.remove(left, Disk())
+    return removed

@@ -17,6 +17,7 @@ ledger_parts  the sealed parts of a ledger: found and read
 ledger_tail   the end of an active ledger: what was synced
 lines         the lines of a ledger, looked up block by block
 moved         marks of routes that were moved
+leftovers     temporary files of killed programs
 listing       which segments there are
 locks         which processes hold the lock of a file
 making        files, directories, FIFOs: their mode, and whose they are

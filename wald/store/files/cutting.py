@@ -38,6 +38,13 @@ from wald.store.files.part_index import CLOCK_UNKNOWN, IndexBuilder
 CATALOG_PARTS = 64  # one of so many says what all before it are about, which takes 1 % of the room at ten million lines
 
 
+def remove_temporaries(path: Path, disk: Disk) -> None:
+    """Remove what an owner of the ledger ``path`` was making when it was killed; only its owner may do so."""
+    for name in os.listdir(path.parent):
+        if name.startswith((f"{path.name}.", f"{path.stem}-")) and name.endswith(TEMPORARY):
+            disk.unlink(path.with_name(name))
+
+
 class Cutting:
     """One attempt.
 
@@ -62,7 +69,7 @@ class Cutting:
             Damaged: a line, or the part before, is damaged; what cannot be believed is not sealed.
             OSError: a step failed; the active file has every line as before.
         """
-        self._remove_temporaries()
+        remove_temporaries(self._path, self._disk)
         line, prev, clock = self._before()
         offset = 0
         while True:
@@ -97,13 +104,6 @@ class Cutting:
             return str(decode_line(first[: first.find(b"\n")])["prev"])
         except BadLine as error:
             raise damaged(self._path, 1, str(error)) from error
-
-    def _remove_temporaries(self) -> None:
-        """Remove what an owner that was killed was making of this ledger."""
-        ours = (self._path.name + ".", self._path.stem + "-")
-        for name in os.listdir(self._path.parent):
-            if name.startswith(ours) and name.endswith(TEMPORARY):
-                self._disk.unlink(self._path.with_name(name))
 
     def _remove(self, copies: list[PartName]) -> None:
         for part in copies:

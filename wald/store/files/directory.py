@@ -23,6 +23,7 @@ from wald.format.names import (
 )
 
 TEMPORARY = ".tmp"
+RELIEF_SUFFIX = f".relief{TEMPORARY}"  # behind the name of a sealed segment: its shrunk form, in preparation
 CONSUMERS_FILES_MAX = 10_000  # of other users in one route, who could make every pass over the cursors take minutes
 
 

@@ -231,20 +231,14 @@ class Disk:
         Raises:
             OSError: with ``path`` as its file name; the old content stays.
         """
-        # A name that no other process makes: process ids are the same in several containers, and the unfinished file of
-        # one process would get its name from the other.
-        temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
+        temporary, descriptor = self._create_temporary(path)
         try:
-            descriptor = self.create(temporary)
-            try:
-                if (owner, group) != (-1, -1):
-                    os.fchown(descriptor, owner, group)
-                if mode != FILE_MODE:
-                    os.fchmod(descriptor, mode)
-                self.write(descriptor, [data], 0)
-                self.sync(descriptor)
-            finally:
-                self.close(descriptor)
+            if (owner, group) != (-1, -1):
+                os.fchown(descriptor, owner, group)
+            if mode != FILE_MODE:
+                os.fchmod(descriptor, mode)
+            self.write(descriptor, [data], 0)
+            self.sync(descriptor)
             if exclusive:
                 self.link(temporary, path)
                 self.unlink(temporary)
@@ -255,7 +249,30 @@ class Disk:
                 temporary.unlink()  # on a full disk it would take the room that is missing
             error.filename, error.filename2 = os.fspath(path), None  # write(2) and fdatasync(2) know none
             raise
+        finally:
+            self.close(descriptor)
         self.sync_directory(path.parent)
+
+    def _create_temporary(self, path: Path) -> tuple[Path, int]:
+        """Create a file for :meth:`replace`, and lock it: one without a lock is a leftover, which others remove."""
+        while True:
+            # A name that no other process makes: process ids are the same in several containers, and the unfinished
+            # file of one process would get its name from the other.
+            temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
+            try:
+                descriptor = self.create(temporary)
+            except OSError as error:
+                error.filename, error.filename2 = os.fspath(path), None
+                raise
+            try:
+                claimed = self.lock(descriptor) and os.fstat(descriptor).st_nlink > 0
+            except OSError:  # the file system has no locks, so others remove nothing
+                claimed = True
+            if claimed:
+                return temporary, descriptor
+            self.close(descriptor)  # it was taken for a leftover in the moment before it was locked
+            with contextlib.suppress(FileNotFoundError):
+                temporary.unlink()
 
     def lock(self, descriptor: int, *, shared: bool = False) -> bool:
         """Take the lock that ends with the descriptor; False if another process holds it.

@@ -18,7 +18,7 @@ from typing import Any
 from wald.errors import Damaged, Locked
 from wald.format.ledger import GENESIS, BadLine, Decoded, decode_ledger, decode_line, digest, encode_line
 from wald.format.ledger_part import BadPart, PartIndex
-from wald.store.files.cutting import Cutting
+from wald.store.files.cutting import Cutting, remove_temporaries
 from wald.store.files.disk import Disk
 from wald.store.files.ledger_parts import (
     PartName,
@@ -69,6 +69,7 @@ class Ledger:
         if owner:
             self._lock = lock_ledger(path, disk, owner)
         try:
+            remove_temporaries(path, disk)
             with self._mutex:
                 self._open(known_bytes=None)
             disk.sync_directory(path.parent)

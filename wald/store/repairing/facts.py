@@ -15,7 +15,9 @@ from wald.store.checking.checker import Checked, SegmentToCheck, check
 from wald.store.checking.finding import Finding, Level
 from wald.store.checking.verifier import Verification
 from wald.store.files.directory import TEMPORARY, Root
+from wald.store.files.disk import Disk
 from wald.store.files.identity import read_identity
+from wald.store.files.leftovers import leftovers
 from wald.store.files.listing import Listing, Segment, list_segments
 from wald.store.repairing.rescue import Span, Survey, survey
 from wald.store.retention.history import History
@@ -334,3 +336,4 @@ def _leftovers(root: Root) -> Iterator[Path]:
         if directory.is_dir():
             names = sorted(entry.name for entry in os.scandir(directory) if entry.name.endswith(TEMPORARY))
             yield from (directory / name for name in names)
+    yield from leftovers(Root(root.path), Disk())  # also if the ledgers are those of a rehearsal

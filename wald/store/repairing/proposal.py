@@ -6,23 +6,28 @@ taken with what it would become.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wald.errors import Damaged
 from wald.format.names import LEDGERS
 from wald.store.files.directory import Root
+from wald.store.files.disk import Disk
 from wald.store.files.identity import encode_identity, read_identity
 from wald.store.files.ledger import read_files
 from wald.store.repairing.facts import Facts, examine
 from wald.store.repairing.identity import LostIdentity, lost_identity
 from wald.store.repairing.ledgers import anew
 from wald.store.repairing.plan import Act, Deed, Plan, plan
+
+_PREFIX = "wald-repair-"
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextmanager
@@ -33,6 +38,7 @@ def proposed(root: Root) -> Iterator[tuple[Plan, Facts]]:
         NotFound: there is no log.
         Damaged: it is not certain which log it is, or the directory of its segments is lost.
     """
+    _remove_abandoned()
     broken = dict(_broken(root))
     acts = tuple(Act(Deed.LEDGER, path, reason) for path, reason in broken.items())
     lost = lost_identity(root)
@@ -42,10 +48,40 @@ def proposed(root: Root) -> Iterator[tuple[Plan, Facts]]:
         facts = examine(root)
         yield plan(facts), facts
         return
-    with tempfile.TemporaryDirectory(prefix="wald-repair-") as name:
-        facts = examine(_rehearsed(root, broken, lost, Path(name)))
+    with _scratch() as made:
+        facts = examine(_rehearsed(root, broken, lost, made))
         found = plan(facts)
         yield replace(found, acts=acts + found.acts), facts
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """Make a directory, and hold its lock for as long as it exists: one without a lock is a leftover."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        with suppress(FileNotFoundError):  # it was taken for a leftover in the moment before it was locked
+            descriptor = os.open(path, _DIRECTORY)
+            if Disk().lock(descriptor) and os.fstat(descriptor).st_nlink:
+                break
+            os.close(descriptor)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _remove_abandoned() -> None:
+    """Remove the copies of repairs that were killed: directories of this user that no process has locked."""
+    for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if directory.stat(follow_symlinks=False).st_uid == os.geteuid():
+                descriptor = os.open(directory, _DIRECTORY)
+                try:
+                    if Disk().lock(descriptor):
+                        shutil.rmtree(directory)
+                finally:
+                    os.close(descriptor)
 
 
 def _broken(root: Root) -> Iterator[tuple[Path, str]]:

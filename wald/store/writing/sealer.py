@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wald.errors import Damaged, UnsupportedFormat
+from wald.errors import Damaged, Locked, UnsupportedFormat
 from wald.format.names import Kind, parse_segment_name, segment_name
 from wald.format.sealed import SealedIndex
 from wald.format.segment import BadHeader, NewerVersion
-from wald.store.files import uptime
-from wald.store.files.directory import TEMPORARY, Root
+from wald.store.files import leftovers, uptime
+from wald.store.files.directory import RELIEF_SUFFIX, TEMPORARY, Root
 from wald.store.files.disk import Disk
-from wald.store.files.ledger import Ledger
+from wald.store.files.ledger import Ledger, lock_ledger
 from wald.store.files.lines import Lines
 from wald.store.files.listing import Segment
 from wald.store.files.regular import open_file
@@ -135,10 +135,27 @@ def _publish(segment: Segment, target: Path, disk: Disk, level: int, *, reserve:
 
 
 def remove_temporaries(root: Root, disk: Disk) -> list[str]:
-    """Remove the segment files that an interrupted daemon was making; returns their names. Only a start may do so."""
+    """Remove the files that killed programs were making; return their names in ``segments/``. Only a start may do so.
+
+    What ``wald-reclaim`` is making stays while it runs.
+    """
     names = sorted(entry.name for entry in os.scandir(root.segments) if entry.name.endswith(TEMPORARY))
+    shrunk = [name for name in names if name.endswith(RELIEF_SUFFIX)]
     for name in names:
-        disk.unlink(root.segments / name)
+        if name not in shrunk:
+            disk.unlink(root.segments / name)
+    if shrunk:
+        try:
+            lock = lock_ledger(root.ledger / "reclaim.jsonl", disk, "wald-reclaim")
+        except (Locked, OSError):
+            names = [name for name in names if name not in shrunk]
+        else:
+            try:
+                for name in shrunk:
+                    disk.unlink(root.segments / name)
+            finally:
+                disk.close(lock)
+    leftovers.remove(leftovers.leftovers(root, disk), disk)
     return names
 
 

@@ -1,0 +1,153 @@
+"""Temporary files of killed programs are removed; those of running programs stay."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from faults import Died
+from logs import Built, Unsynced
+from reclaiming import Reclaimer, reclaim
+from repairing import repair
+from running import eventually, wald
+
+from wald.store.files.disk import Disk
+from wald.store.files.leftovers import abandoned, leftovers
+from wald.store.writing.sealer import remove_temporaries
+
+STOPPED_IN_REPLACE = """
+import os, signal, sys
+from pathlib import Path
+from wald.store.files.disk import Disk
+
+class Stopping(Disk):
+    def sync(self, descriptor):
+        os.kill(os.getpid(), signal.SIGSTOP)
+        super().sync(descriptor)
+
+Stopping().replace(Path(sys.argv[1]), b"1\\n")
+"""
+
+
+class Killed(Unsynced):
+    """A disk on which the process ends before a file gets its name."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        raise Died
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Iterator[Built]:
+    built = Built(tmp_path / "log")
+    for _ in range(3):
+        built.lines("a", [b"x" * 20_000] * 2)
+        built.cut()
+    built.seal()
+    built.log.set_cursor("a", 1)
+    yield built
+    built.crash()
+
+
+def leave(path: Path) -> Path:
+    """Leave what a process leaves that is killed while it replaces a file; return its path."""
+    before = set(path.parent.iterdir())
+    with pytest.raises(Died):
+        Killed().replace(path, b"unfinished")
+    (left,) = set(path.parent.iterdir()) - before
+    return left
+
+
+def places(built: Built) -> list[Path]:
+    root = built.root
+    (root.route("a") / "consumers").mkdir(exist_ok=True)
+    return [
+        root.cursor("a", "g"),
+        root.route("a") / "g.work",
+        root.route("a") / "consumers" / "g.cursor",
+        root.ledger / "reclaim.jsonl",
+        root.identity,
+    ]
+
+
+def remove_by_start(built: Built) -> None:
+    remove_temporaries(built.root, built.disk)
+
+
+def remove_by_repair(built: Built) -> None:
+    repair(built.root.path, accept_loss=False)
+
+
+def remove_by_reclaim(built: Built) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "wald_reclaim", "--once", "--root", built.root.path], capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("removed_by", [remove_by_start, remove_by_repair, remove_by_reclaim])
+def test_leftovers_of_killed_programs_are_removed(built: Built, removed_by: Callable[[Built], None]) -> None:
+    left = [leave(path) for path in places(built)]
+    removed_by(built)
+    assert [path for path in left if path.exists()] == []
+    assert built.root.cursor("a", "processed").exists()
+
+
+def test_group_remove_removes_what_killed_owners_of_the_group_have_left(built: Built) -> None:
+    work = "import wald,sys; k = wald.WorkGroup(sys.argv[1], 'a', 'g'); k.lease('w', 1); k.close()"
+    subprocess.run([sys.executable, "-c", work, built.root.path], check=True)
+    left = [leave(built.root.cursor("a", "g")), leave(built.root.route("a") / "g.work")]
+    done = wald("group", "remove", "a", "g", "--root", built.root.path)
+    assert done.returncode == 0, done.stderr
+    assert [path for path in left if path.exists()] == []
+
+
+def test_a_file_that_a_process_is_writing_stays_and_gets_its_name(built: Built) -> None:
+    target = built.root.cursor("a", "g")
+    writer = subprocess.Popen([sys.executable, "-c", STOPPED_IN_REPLACE, target])
+    try:
+        eventually(lambda: Path(f"/proc/{writer.pid}/stat").read_text().split()[2] == "T")
+        assert len(list(target.parent.glob("g.cursor.*.tmp"))) == 1
+        assert leftovers(built.root, Disk()) == []
+        remove_by_start(built)
+    finally:
+        writer.send_signal(signal.SIGCONT)
+        assert writer.wait() == 0
+    assert target.read_bytes() == b"1\n"
+    assert abandoned(target.parent, Disk()) == []
+
+
+def test_a_start_leaves_the_file_that_a_running_reclaim_is_making(built: Built) -> None:
+    made = built.root.segments / "00000000000000000001.wal.zst.relief.tmp"
+    made.write_bytes(b"")
+    reclaimer = Reclaimer(built.root, Unsynced())
+    assert remove_temporaries(built.root, built.disk) == []
+    assert made.exists()
+    reclaimer.ledger.close()
+    assert remove_temporaries(built.root, built.disk) == [made.name]
+    assert not made.exists()
+
+
+def test_the_owner_of_a_ledger_removes_the_part_that_it_was_making_when_it_was_killed(built: Built) -> None:
+    left = built.root.ledger / "reclaim-00000000000000000001.jsonl.zst.tmp"
+    other = built.root.ledger / "archive-00000000000000000001.jsonl.zst.tmp"
+    left.write_bytes(b"half")
+    other.write_bytes(b"half")
+    reclaim(built)
+    assert (left.exists(), other.exists()) == (False, True)
+
+
+def test_a_repair_removes_the_copies_of_repairs_that_were_killed(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / "wald-repair-killed"
+    left.mkdir()
+    (left / "log.json").write_bytes(b"{}")
+    built.root.identity.unlink()  # so that the repair makes a copy of its own
+    repair(built.root.path, accept_loss=False)
+    assert list(tmp_path.glob("wald-repair-*")) == []
