@@ -43,10 +43,9 @@ class ObjectStore:
 
             # No cache of listings: other processes may write there.
             self._files, self._prefix = fsspec.core.url_to_fs(self.address, use_listings_cache=False)
-        except ImportError as error:
-            raise InvalidInput(f"{address}: {error}", hint="in a clone of wald: pip install '.[s3]'") from error
-        except ValueError as error:
-            raise InvalidInput(f"{address}: {error}", hint="--dest DIR, or --dest s3://BUCKET/PREFIX") from error
+        except Exception as error:  # ImportError, ValueError, or whatever a store raises without its library
+            text = " ".join(str(error).split()) or type(error).__name__
+            raise InvalidInput(f"{address}: {text}", hint=_how_to_reach(self.address, error)) from error
 
     def full_name(self, name: str) -> str:
         return f"{self.address}/{name}"
@@ -104,6 +103,15 @@ class ObjectStore:
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}".rstrip("/")
+
+
+def _how_to_reach(address: str, error: Exception) -> str:
+    """The hint for an address that nothing installed can reach."""
+    if not isinstance(error, ImportError):
+        return "a directory, where the store may be mounted, or s3://BUCKET/PREFIX"
+    if address.startswith(("s3://", "s3a://")):
+        return "in a clone of wald: pip install '.[s3]'"
+    return "install the package that this names for the same Python, or mount the store and name the directory"
 
 
 class _Upload:

@@ -25,13 +25,14 @@ from wald.errors import Damaged, NotFound, Refused, UnsupportedFormat, command_l
 from wald.store.files.directory import Root
 from wald.store.files.listing import list_segments
 from wald.store.retention.cursors import Cursor, newcomer, require_no_remains
+from wald_spark.locations import local_path
 from wald_spark.offsets import BadOffsets, Offsets, Position, decode_offsets, is_offsets
 
 _VERSIONS = ("v1", "v2", "v3")  # the last one of commits only
 
 
 @click.command()
-@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("checkpoint", callback=lambda _, __, given: _directory(given))
 @route_argument
 @root_option
 @group_option
@@ -44,6 +45,11 @@ def from_checkpoint(root: Path, checkpoint: Path, route: str, group: str) -> Non
     require_no_remains(log.root, log.cursor(route, group))
     news = newcomer(log.root, route, group)
     print_moved(log.set_cursor(route, sequence, group), news)
+
+
+def _directory(given: str) -> Path:
+    hint = "copy the checkpoint with its offsets and commits to this machine, and name the copy"
+    return Path(local_path(given, hint=hint))
 
 
 def processed_by_stream(checkpoint: Path, root: Root, cursor: Cursor, *, log_id: bytes) -> int:

@@ -127,18 +127,19 @@ def locked_by(program: str, directory: Path, disk: Disk) -> Iterator[None]:
     path = directory / "lock"
     descriptor = disk.open_lock(path)
     try:
-        if not disk.lock(descriptor):
+        locked = disk.lock(descriptor)
+        owner = path.read_text().strip()
+        if owner not in ("", program):
+            raise Refused(
+                f"{directory.parent}: made by {owner}; {program} needs a directory of its own", hint="another --out"
+            )
+        if not locked:
             raise Locked(
                 f"{directory.parent}: another {program} writes there",
                 hint="wait until it has ended, or choose another --out",
             )
-        owner = path.read_text().strip()
         if not owner:
             disk.write(descriptor, [f"{program}\n".encode()], 0)
-        elif owner != program:
-            raise Refused(
-                f"{directory.parent}: made by {owner}; {program} needs a directory of its own", hint="another --out"
-            )
         yield
     finally:
         disk.close(descriptor)

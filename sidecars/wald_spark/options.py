@@ -5,7 +5,8 @@
     startingSequence, endingSequence        records numbered so, both included
     startingTimestamp, endingTimestamp      appended from then on, and before: ISO 8601, "1h ago" and its like,
                                             or ms since 1970
-    timeZone                                the zone of times that name none: "America/New_York"; without it they are
+    timeZone                                the zone of times that name none: "America/New_York", "+02:00"; without it
+                                            they are
                                             refused, as Spark does not pass the session's zone to a Python source
     includeActive                           "false": leave out the segment that is being written; default "true"
     maxBytesPerPartition                    raw bytes that one task reads at most; default 64MiB
@@ -34,10 +35,11 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -46,6 +48,7 @@ from wald.format.names import check_route
 from wald.format.times import moment, nanoseconds
 from wald.setting_types import GIB, KIB, MIB, TIB, Choice, Count, SettingType, Size
 from wald_spark.damage import STRICT, Tolerance
+from wald_spark.locations import local_path
 
 PARTITION_BYTES = 64 * MIB
 VALUE_BYTES = 64 * MIB
@@ -75,6 +78,14 @@ STREAM_OPTIONS = ("startingOffsets", "maxRecordsPerTrigger", "maxBytesPerTrigger
 _QUERIES_ONLY = ("startingSequence", "endingSequence", "startingTimestamp", "endingTimestamp", "includeActive")
 _RECORDS = Count(1, 10**15)
 _BYTES = Size(1, 1024 * TIB)
+_MEANT = {
+    "startingoffsets": 'only streams have it; a query begins at .option("startingSequence", …) or startingTimestamp',
+    "endingoffsets": 'a query ends with .option("endingSequence", …) or endingTimestamp; a stream has no end, but '
+    ".trigger(availableNow=True) stops at the records that exist when it starts",
+    "maxrecordspertrigger": "only streams have it: spark.readStream",
+    "maxbytespertrigger": "only streams have it: spark.readStream",
+}
+_OFFSET = re.compile(r"(?:UTC|GMT)?([+-])(\d\d?)(?::?([0-5]\d))?")  # as Spark's session may have it
 _STARTS_HINT = '.option("startingOffsets", "latest"), or \'{"<log id>": 251}\''
 
 
@@ -129,7 +140,7 @@ def parse_options(given: Mapping[str, str], *, also: tuple[str, ...] = ()) -> Op
             damage=asked.word("mode", "FAILFAST", "PERMISSIVE") == "PERMISSIVE",
             loss=not asked.flag("failOnDataLoss"),
             partial=asked.flag("partial", default=False),
-            report=os.path.abspath(asked.text("damagePath")) if asked.text("damagePath") else "",
+            report=asked.directory("damagePath"),
         ),
         json_ddl=asked.text("jsonSchema"),
         given=asked.options,
@@ -157,10 +168,15 @@ class _Given:
             if name not in lower and "." not in name:  # names with dots are Spark's own
                 near = difflib.get_close_matches(name, lower, n=1)
                 hint = f"did you mean {lower[near[0]]}?" if near else f"there are {', '.join(known)}"
-                raise InvalidInput(f"there is no option {name!r}", hint=hint)
+                raise InvalidInput(f"there is no option {name!r}", hint=_MEANT.get(name, hint))
 
     def text(self, name: str, default: str = "") -> str:
         return self.options.get(name.lower(), default)
+
+    def directory(self, name: str) -> str:
+        """The absolute path; "" if the option is not given."""
+        given = local_path(self.text(name), hint=f'.option("{name}", "/a/directory"), the same on every machine')
+        return os.path.abspath(given) if given else ""
 
     def number(self, name: str, kind: Size | Count, default: int) -> int:
         given = self.options.get(name.lower())
@@ -192,7 +208,7 @@ class _Given:
             found = found.replace(tzinfo=self._zone(name, given))
         return nanoseconds(found)
 
-    def _zone(self, name: str, given: str) -> ZoneInfo:
+    def _zone(self, name: str, given: str) -> tzinfo:
         """The zone of ``given``, which names none."""
         zone = self.text("timeZone")
         if not zone:
@@ -201,11 +217,14 @@ class _Given:
                 hint=f'.option("{name}", "2026-11-21T10:00:00Z"), or .option("timeZone", "America/New_York")',
             )
         try:
+            if match := _OFFSET.fullmatch(zone):
+                offset = timedelta(hours=int(match[2]), minutes=int(match[3] or 0))
+                return timezone(offset if match[1] == "+" else -offset)
             return ZoneInfo(zone)
         except (ValueError, OSError, ZoneInfoNotFoundError):
             raise InvalidInput(
-                f"timeZone must be the name of a time zone, not {zone!r}",
-                hint='.option("timeZone", spark.conf.get("spark.sql.session.timeZone"))',
+                f"timeZone must be the name of a time zone or an offset, not {zone!r}",
+                hint='.option("timeZone", "America/New_York"), or .option("timeZone", "+02:00")',
             ) from None
 
     @staticmethod

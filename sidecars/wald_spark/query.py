@@ -53,13 +53,25 @@ def _refuse_overlaps(pieces: Sequence[Piece]) -> None:
         first, last = spans.get((piece.log, piece.location), (piece.first, piece.last))
         spans[piece.log, piece.location] = min(first, piece.first), max(last, piece.last)
     ordered = sorted(spans.items(), key=lambda item: (item[0][0], item[1]))
-    for ((log, location), (_, last)), ((other_log, other), (first, _)) in pairwise(ordered):
-        if log == other_log and first <= last:
+    for ((log, one), span), ((other_log, two), other_span) in pairwise(ordered):
+        if log == other_log and other_span[0] <= span[1]:
             raise InvalidInput(
-                f"{_name(location)} and {_name(other)} both have records of log {log}, from {first} on",
-                hint=f'two queries: .option("endingSequence", "{max(1, first - 1)}") with the one, startingSequence '
-                "behind that with the other; then union",
+                f"{_name(one)} and {_name(two)} both have records of log {log}, starting at {other_span[0]}",
+                hint=_how_to_read_both(one, span, two, other_span),
             )
+
+
+def _how_to_read_both(one: Location, span: tuple[int, int], two: Location, other_span: tuple[int, int]) -> str:
+    """The hint for two locations with the same records; ``one`` begins first, or at the same record and ends first."""
+    (begin, last), (first, end) = span, other_span
+    contained = [(one, two)] * (begin == first) + [(two, one)] * (end <= last)
+    archives = [pair for pair in contained if isinstance(pair[0], ArchiveLocation)]  # of a log's routes it may have one
+    for less, more in archives or contained * (begin == first):
+        return f"leave out {_name(less)}: {_name(more)} has records with all of these numbers"
+    return (
+        f'two queries: .option("endingSequence", "{first - 1}") with {_name(one)}, .option("startingSequence", '
+        f'"{first}") with {_name(two)}; then union'
+    )
 
 
 def _name(location: Location) -> str:

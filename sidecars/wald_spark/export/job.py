@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -220,7 +221,7 @@ def inferred_ddl(names: Sequence[str], values: Iterable[bytes]) -> str:
     """DDL for ``names``, from the first :data:`SAMPLE` values that are JSON objects.
 
     Raises:
-        InvalidInput: a field is in none of them, is of several types, or is no scalar.
+        InvalidInput: a field is in none of them, is of several types, or is not a scalar.
     """
     objects = list(islice(_objects(values), SAMPLE))
     return ", ".join(f"`{name.replace('`', '``')}` {_type_of(name, objects)}" for name in names)
@@ -244,13 +245,24 @@ def _objects(values: Iterable[bytes]) -> Iterator[dict[str, object]]:
 
 
 def _type_of(name: str, objects: Sequence[dict[str, object]]) -> str:
-    types = {type(found[name]) for found in objects if found.get(name) is not None}
-    if types == {int, float}:
-        types = {float}
-    if len(types) != 1 or not types <= _TYPES.keys():
-        why = "is of no single scalar type in" if types else "is in none of"
+    types = Counter(type(found[name]) for found in objects if found.get(name) is not None)
+    if types.keys() == {int, float}:
+        return _TYPES[float]
+    if not types:
         raise InvalidInput(
-            f"field {name} {why} the first {len(objects)} records",
-            hint=f"name its type: --json-schema '{name} STRING'",
+            f"field {name} is in none of the first {len(objects)} records",
+            hint=f"name its type: --json-schema '{name} STRING', or BIGINT, DOUBLE, …",
         )
-    return _TYPES[types.pop()]
+    if not types.keys() <= _TYPES.keys():
+        raise InvalidInput(
+            f"field {name} is an object or an array in some of the first {len(objects)} records",
+            hint=f"name its type: --json-schema '{name} STRUCT<…>' or '{name} ARRAY<…>'",
+        )
+    if len(types) > 1:
+        raise InvalidInput(
+            f"field {name} is of several types in the first {len(objects)} records: "
+            + ", ".join(f"{_TYPES[kind]} in {count}" for kind, count in types.most_common()),
+            hint=f"--json-schema '{name} {_TYPES[types.most_common(1)[0][0]]}' keeps records with another type in "
+            "_corrupt_record",
+        )
+    return _TYPES[next(iter(types))]

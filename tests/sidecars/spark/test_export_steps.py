@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -185,11 +185,13 @@ def test_one_at_a_time(tmp_path: Path) -> None:
         pass
 
 
-def test_no_other_program_ever(tmp_path: Path) -> None:
-    """Tables of two kinds in one directory could not be read."""
-    with locked_by("wald-export", tmp_path / "_wald", Disk()):
+@pytest.mark.parametrize("runs", [False, True])
+def test_no_other_program_ever(tmp_path: Path, runs: bool) -> None:
+    """Tables of two kinds in one directory could not be read, so waiting for the end of a run would not help."""
+    with locked_by("wald-export", tmp_path / "_wald", Disk()) if not runs else nullcontext():
         pass
     with (
+        locked_by("wald-export", tmp_path / "_wald", Disk()) if runs else nullcontext(),
         pytest.raises(Refused, match="made by wald-export; wald-compact needs a directory of its own"),
         locked_by("wald-compact", tmp_path / "_wald", Disk()),
     ):
@@ -233,10 +235,20 @@ def test_types_are_found_out_from_records() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["missing", "mixed", "nested"])
-def test_a_type_that_cannot_be_inferred_is_asked_for(name: str) -> None:
-    with pytest.raises(InvalidInput, match=f"field {name}"):
-        inferred_ddl([name], [b'{"mixed":1,"nested":[1]}', b'{"mixed":"1"}'])
+@pytest.mark.parametrize(
+    ("name", "words", "hint"),
+    [
+        ("mixed", "is of several types in the first 3 records: BIGINT in 2, STRING in 1", "'mixed BIGINT' keeps"),
+        ("nested", "is an object or an array in some of the first 3 records", "'nested STRUCT<…>' or 'nested ARRAY"),
+        ("none", "is in none of the first 3 records", "'none STRING', or BIGINT"),
+    ],
+)
+def test_a_type_that_cannot_be_inferred_is_asked_for(name: str, words: str, hint: str) -> None:
+    """A number does not fit a STRING, so that type would make most records corrupt."""
+    values = [b'{"mixed":1,"nested":[1]}', b'{"mixed":"1"}', b'{"mixed":2}']
+    with pytest.raises(InvalidInput, match=f"field {name} {words}") as refused:
+        inferred_ddl([name], values)
+    assert hint in refused.value.hint
 
 
 def batch(rows: list[tuple[str, int, int]]) -> pa.RecordBatch:

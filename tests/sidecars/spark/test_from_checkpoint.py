@@ -9,7 +9,7 @@ import pytest
 from logs import Built
 from running import output_of, refusal_of, wald
 
-from wald.errors import NotFound, Refused
+from wald.errors import InvalidInput, NotFound, Refused
 from wald_spark.offsets import Offsets, Position, encode_offsets
 
 
@@ -35,6 +35,7 @@ def test_a_cursor_follows_a_stream(built: Built) -> None:
     first = wald(*line)
     assert (first.returncode, first.stdout) == (0, b"7\n")
     assert b"group spark is new on route a" in first.stderr
+    line[2] = f"file://{line[2]}"
     assert output_of(*line) == b"7\n"
     checkpoint(built, 9)
     assert output_of(*line) == b"9\n"
@@ -51,3 +52,6 @@ def test_it_refuses_what_would_lose_something(built: Built) -> None:
     assert built.log.cursor("a").effective == 8
     nowhere = ["cursor", "from-checkpoint", built.root.path / "nowhere", "a", "--root", built.root.path]
     assert refusal_of(*nowhere)[0] == NotFound.exit_code
+    code, message, hint = refusal_of("cursor", "from-checkpoint", "s3://lake/ck", "a", "--root", built.root.path)
+    assert (code, message) == (InvalidInput.exit_code, "s3://lake/ck: a URL, and this has to be a directory")
+    assert "copy the checkpoint" in hint

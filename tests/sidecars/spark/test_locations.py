@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from uuid import uuid4
@@ -13,10 +14,13 @@ from logs import Built
 
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import Kind, parse_segment_name
+from wald_archive.sizes import Records
 from wald_spark.audit.command import expanded
 from wald_spark.blocks import Range
 from wald_spark.locations import ArchiveLocation, Location, LogLocation, Shipped, find_locations
+from wald_spark.options import parse_options
 from wald_spark.pieces import pieces_of
+from wald_spark.query import plan_query
 from wald_spark.stream_logs import StreamLogs
 
 
@@ -185,3 +189,46 @@ def test_an_existing_directory_is_never_a_pattern(tmp_path: Path, name: str) -> 
     built.crash()
     shutil.rmtree(built.root.path)
     assert list(logs.poll(may_vanish=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("archived", "reclaimed", "hint"),
+    [
+        (3, 0, "leave out {archive}: {log} has records with all of these numbers"),
+        (2, 0, "leave out {archive}: {log} has records with all of these numbers"),
+        (
+            2,
+            1,
+            (
+                'two queries: .option("endingSequence", "1") with {archive}, '
+                '.option("startingSequence", "2") with {log}; then union'
+            ),
+        ),
+    ],
+)
+def test_a_log_and_its_archive_come_with_advice_that_works(
+    built: Built, tmp_path: Path, archived: int, reclaimed: int, hint: str
+) -> None:
+    dest = tmp_path / "archive"
+    archive(built, dest, size=Records(1), to=archived)
+    for base in range(1, reclaimed + 1):
+        built.reclaim(base)
+    paths = [str(built.root.path), str(dest)]
+    with pytest.raises(InvalidInput, match=f"both have records of log {built.log_id.hex()}") as refused:
+        plan_query(parse_options({"paths": json.dumps(paths)}))
+    assert refused.value.hint == hint.format(archive=dest, log=built.root.path)
+
+
+@pytest.mark.parametrize(
+    ("address", "words", "hint"),
+    [
+        ("gs://lake/logs", "gcsfs", "install the package"),
+        ("hdfs://lake/logs", "libhdfs", "a directory, where the store may be mounted"),
+        ("nosuch://lake/logs", "Protocol not known", "a directory, where the store may be mounted"),
+    ],
+)
+def test_a_store_that_nothing_reaches_is_refused_in_a_line(address: str, words: str, hint: str) -> None:
+    with pytest.raises(InvalidInput, match=words) as refused:
+        find_locations([address])
+    assert hint in refused.value.hint
+    assert "\n" not in refused.value.message

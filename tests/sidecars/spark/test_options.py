@@ -60,6 +60,9 @@ def test_a_time_is_iso_8601_or_milliseconds(given: str, nanoseconds: int) -> Non
         ("1970-01-01T00:00:01", "America/New_York", 18_001_000_000_000),
         ("1970-01-01T00:00:01Z", "America/New_York", 1_000_000_000),
         ("1700000000123", "America/New_York", 1_700_000_000_123_000_000),
+        ("1970-01-01T02:00:01", "+02:00", 1_000_000_000),
+        ("1969-12-31T18:30:01", "UTC-5:30", 1_000_000_000),
+        ("1970-01-01T02:00:01", "GMT+2", 1_000_000_000),
     ],
 )
 def test_a_time_without_a_zone_is_in_the_one_that_was_named(given: str, zone: str, nanoseconds: int) -> None:
@@ -105,6 +108,8 @@ def test_modes_and_sizes() -> None:
         ({"startingTimestamp": "2026-11-21T00Z", "endingTimestamp": "2026-11-21T00Z"}, "no time is between"),
         ({"startingTimestamp": "2026-11-21", "timeZone": "Mars/Olympus"}, "timeZone must be the name"),
         ({"startingTimestamp": "2026-11-21", "timeZone": "../etc"}, "timeZone must be the name"),
+        ({"startingTimestamp": "2026-11-21", "timeZone": "+24:00"}, "timeZone must be the name"),
+        ({"damagePath": "s3://lake/damage"}, "s3://lake/damage: a URL, and this has to be a directory"),
         ({"startingTimestamp": "tomorrow"}, "startingTimestamp must be a time"),
         ({"endingTimestamp": "-5"}, "endingTimestamp must be a time"),
         ({"route": "../x"}, "x"),
@@ -131,6 +136,25 @@ def test_a_misspelt_option_is_reported_with_the_nearest() -> None:
     with pytest.raises(InvalidInput) as refused:
         parsed(startingSequnce="1")
     assert refused.value.hint == "did you mean startingSequence?"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("endingOffsets", "endingSequence"),
+        ("endingOffsets", "availableNow=True"),
+        ("startingOffsets", "startingSequence"),
+        ("maxRecordsPerTrigger", "readStream"),
+    ],
+)
+def test_options_of_streams_and_of_kafka_lead_to_those_of_queries(name: str, hint: str) -> None:
+    with pytest.raises(InvalidInput, match=f"no option '{name.lower()}'") as refused:
+        parsed(**{name: "latest"})
+    assert hint in refused.value.hint
+
+
+def test_a_file_url_for_reports_is_a_path() -> None:
+    assert parsed(damagePath="file:///tmp/damage").tolerance.report == "/tmp/damage"
 
 
 def test_what_spark_itself_adds_does_not_matter() -> None:
