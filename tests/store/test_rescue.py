@@ -268,6 +268,19 @@ class TestALongRecordAcrossSegments:
         damage = partial(flip, frame.offset + frame.compressed_bytes // 2)
         assert check(log, tmp_path / "damaged", path, damage, named=False) == 1
 
+    def test_a_segment_made_again_opens_with_what_is_open_in_front_of_it(self, tmp_path: Path) -> None:
+        log = Built(tmp_path / "log")
+        log.piece("a", b"begins ", begins=True, ends=False)
+        log.cut()
+        log.lines("b", [b"of a segment that stays"])
+        log.piece("a", b"goes on ", begins=False, ends=False)
+        log.cut()
+        log.lines("b", [b"next"])
+        log.piece("a", b"ends\n", begins=False, ends=True)
+        log.crash()
+        in_the_state = partial(flip, 64 + 70)
+        assert check(log, tmp_path / "damaged", log.path(3, Kind.RAW), in_the_state, named=False) == 1
+
     def test_it_is_not_given_up_if_its_end_was_reclaimed(self, tmp_path: Path) -> None:
         log = Built(tmp_path / "log")
         log.piece("a", b"begins ", begins=True, ends=False)

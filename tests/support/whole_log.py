@@ -8,6 +8,7 @@ Followers keep what they have open over all of it. Used by the tests with fixed 
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -21,8 +22,10 @@ from reclaiming import Reclaimer
 from repairing import repair
 
 import wald
+from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.format.record import Record
+from wald.store.files.directory import Root
 from wald.store.files.listing import list_segments
 from wald.store.reading.batches import Batch
 from wald.store.reading.reader import read_onward
@@ -99,6 +102,7 @@ class WholeLog:
             self.read_all: 2,
             self.spoil_an_index: 1,
             self.repair: 1,
+            self.damage_a_copy: 1,
         }
         try:
             for step in self.rng.choices(list(steps), list(steps.values()), k=operations):
@@ -225,6 +229,36 @@ class WholeLog:
         assert errors(self.built.root.path) == []
         self.spoiled.clear()
         self._start()
+
+    def damage_a_copy(self) -> None:
+        """No reader of a damaged copy is given a torn record, and a repair gives up only what none could read."""
+        root = self.place / f"copy-{len(self.done)}"
+        shutil.copytree(self.built.root.path, root)
+        spoil(self.rng.choice(list_segments(Root(root)).segments).path, self.rng)
+        before, _ = self._readable(root)
+        lost = {each for act in repair(root).acts for span in act.lost for each in range(span[0], span[1] + 1)}
+        after, damage = self._readable(root)
+        assert (damage, errors(root)) == ([], [])
+        given_up = {number for number, _ in before - after}
+        assert not given_up, (given_up, lost)
+        assert lost.isdisjoint(number for number, _ in after)
+        shutil.rmtree(root)
+
+    def _readable(self, root: Path) -> tuple[set[Numbered], list[Damaged]]:
+        """What readers of all routes and of each give of a damaged log, and what they report."""
+        written = {pair for route in ROUTES for pair in self.written[route]}
+        damage: list[Damaged] = []
+        log = wald.open(root)
+        of_all = set(numbered(log.records(start=1, on_damage=damage.append, on_missing="skip")))
+        of_each = {
+            pair
+            for route in ROUTES
+            for pair in numbered(log.records(route, start=1, on_damage=damage.append, on_missing="skip"))
+        }
+        assert of_all <= written, sorted(number for number, _ in of_all - written)
+        assert of_each <= written, sorted(number for number, _ in of_each - written)
+        assert of_all <= of_each
+        return of_all, damage
 
     def _start(self) -> None:
         was = self.built
@@ -364,6 +398,23 @@ class WholeLog:
 
 def numbered(records: Iterator[Record]) -> list[Numbered]:
     return [(record.sequence, record.value) for record in records]
+
+
+def spoil(path: Path, rng: random.Random) -> None:
+    """Damage a file, cut it short, or remove it."""
+    data = bytearray(path.read_bytes())
+    at = rng.randrange(min(len(data), 1 << 16))
+    match rng.choice(["flip", "flip", "zero", "cut", "gone"]):
+        case "flip":
+            data[at] ^= 0x55
+        case "zero":
+            data[at : at + 50] = bytes(len(data[at : at + 50]))
+        case "cut":
+            del data[at:]
+        case _:
+            path.unlink()
+            return
+    path.write_bytes(data)
 
 
 def whole_log(place: Path, *, seed: int, operations: int = OPERATIONS) -> int:

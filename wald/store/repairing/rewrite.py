@@ -133,6 +133,7 @@ def _same(root: Root, disk: Disk, source: Source) -> Iterator[tuple[Path, int]]:
 def _moved(root: Root, disk: Disk, source: Source, before: LogState) -> Iterator[tuple[Path, int]]:
     """The batches in new places, a segment for each run of sequences."""
     header, state, output = header_of(source), before, None
+    opening = dict(before.open_records)  # the segment before stays as it is, so all of them are open here, too
     try:
         peers: dict[int, Whole] = {}
         for met in _batches(source):
@@ -158,7 +159,8 @@ def _moved(root: Root, disk: Disk, source: Source, before: LogState) -> Iterator
                     output.close()
                 state.next_sequence = base
                 output = _Output(root, disk, replace(header, base_sequence=base, salt=secrets.randbits(32)))
-                output.add(_control(state, header.epoch))
+                output.add(_control(replace(state, open_records=opening | state.open_records), header.epoch))
+                opening = {}
             time_ns = max(kept.header.append_time_ns, state.append_time_ns)
             kept = replace(kept, header=kept.header._replace(append_time_ns=time_ns))
             output.add_from(peers, kept)
