@@ -214,7 +214,7 @@ class Producer:
         values: Sequence[Value],
         *,
         keys: Sequence[Value | None] | None = None,
-        times: Sequence[Time] | None = None,
+        times: Sequence[Time | None] | None = None,
         headers: Sequence[Mapping[str, str] | None] | None = None,
         not_before: Sequence[Time | None] | None = None,
     ) -> None:

@@ -149,7 +149,7 @@ def test_json_lines_carry_key_time_headers_and_value(daemon: Daemon, root: Path)
 
 def test_what_read_writes_as_json_append_takes(daemon: Daemon, root: Path) -> None:
     """A log can be copied record by record, keys, times, headers and all."""
-    line = {"key": "k", "time": 5, "headers": {"h": "1"}, "value_hex": "00ff"}
+    line = {"key": "k", "event_time_ns": 5, "headers": {"h": "1"}, "value_hex": "00ff"}
     output_of("append", "a", "--jsonl", "--root", root, stdin=json.dumps(line).encode())
     text = output_of("read", "a", "--format", "json", "--root", root)
     output_of("append", "a", "--jsonl", "--root", root, stdin=text)

@@ -1,14 +1,21 @@
-"""Times that people type: which moment each means, also where the clock changes, and what is no time."""
+"""Times that people type, also where the clock changes, and times in data, which have a zone."""
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
 
-from wald.format.times import moment, nanoseconds, utc
+from wald.client.json_records import json_payloads
+from wald.client.payloads import encode_values
+from wald.errors import InvalidInput
+from wald.format.columns import decode
+from wald.format.times import moment, nanoseconds, timestamp_ns, utc
+
+NOON_NS = 1_795_255_200 * 10**9
 
 
 @pytest.fixture
@@ -104,3 +111,89 @@ def test_hours_ago_do_not_depend_on_the_zone_of_now() -> None:
 
     now = datetime(2026, 3, 29, 12, tzinfo=ZoneInfo("Europe/Berlin"))
     assert utc(nanoseconds(moment("12h", now))) == "2026-03-28T22:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected_ns"),
+    [
+        ("2026-11-21T10:00:00Z", NOON_NS),
+        ("2026-11-21t10:00:00z", NOON_NS),
+        ("2026-11-21 10:00:00+00:00", NOON_NS),
+        ("2026-11-21T10:00:00-00:00", NOON_NS),
+        ("2026-11-21T10:00:00.5Z", NOON_NS + 500_000_000),
+        ("2026-11-21T10:00:00.1234567899Z", NOON_NS + 123_456_789),
+        ("2026-11-21T04:30:00-05:30", NOON_NS),
+        ("2026-11-22T00:00:00+14:00", NOON_NS),
+        ("2026-11-21T09:59:60Z", NOON_NS),
+        ("2016-12-31T23:59:60Z", 1_483_228_800 * 10**9),
+        ("2017-01-01T00:59:60+01:00", 1_483_228_800 * 10**9),
+        ("1969-12-31T23:59:59.999999999Z", -1),
+        ("2028-02-29T00:00:00Z", 1_835_395_200 * 10**9),
+    ],
+)
+@pytest.mark.usefixtures("berlin")
+def test_a_time_in_data_has_a_zone_and_all_its_digits(text: str, expected_ns: int) -> None:
+    assert timestamp_ns(text) == expected_ns
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("2026-11-21T10:00:00", "2026-11-21 10:00:00", "2026-11-21", "2026-11-21T10:00Z", "2026-11-21T10Z"),
+        *("2026-W47-6", "2026-W47-6T10:00:00Z", "20261121T100000Z", "2026-325T10:00:00Z", "2026-11-21Z"),
+        *("2026-11-21T10:00:00,5Z", "2026-11-21T10:00:00.Z", "2026-11-21T10:00:00+0100", "2026-11-21T10:00:00+01"),
+        *("2026-11-21T24:00:00Z", "2026-11-21T10:60:00Z", "2026-11-21T10:00:61Z", "2026-02-29T10:00:00Z"),
+        *("2026-11-21T10:00:00+24:00", "2026-11-21T10:00:00Z ", "2026-11-21T10:00:00 Z", "２026-11-21T10:00:00Z"),
+        *(
+            "0001-01-01T00:00:00+01:00",
+            "0000-01-01T00:00:00Z",
+            "now",
+            "",
+            "10:00:00Z",
+            "1700000000",
+            "2026-11-21T10:00:00Europe/Berlin",
+            "2026-11-21T10:00:00+01:00:30",
+        ),
+    ],
+)
+def test_what_is_no_time_in_data_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not like 2026-11-21T10:00:00Z, with a zone"):
+        timestamp_ns(text)
+
+
+@pytest.mark.parametrize("number", [1, 1_795_255_200, 1_795_255_200_000, 1_795_255_200_000_000, 10**17])
+def test_a_number_in_another_unit_than_nanoseconds_is_refused_everywhere(number: int) -> None:
+    line = b'{"value": "x", "time": %d}\n' % number
+    with pytest.raises(InvalidInput, match=r"stdin:1: time .* write it like 2026-11-21T10:00:00Z"):
+        list(json_payloads(line, "stdin", 1, None))
+    with pytest.raises(InvalidInput, match="write it like 2026-11-21T10:00:00Z"):
+        list(encode_values(["x"], times=[number]))
+
+
+@pytest.mark.parametrize("number", [0, -1, -(1 << 63), 10**17 + 1, NOON_NS, (1 << 63) - 1])
+def test_other_numbers_are_nanoseconds(number: int) -> None:
+    (payload,) = json_payloads(b'{"value": "x", "time": %d}\n' % number, "stdin", 1, None)
+    (sent,) = encode_values(["x"], times=[number])
+    assert payload == sent
+    assert rows(payload) == [(b"x", None, number)]
+
+
+def rows(payload: bytes) -> list[tuple[object, object, object]]:
+    """Value, key and time of each record."""
+    columns = decode(memoryview(payload))
+    nothing = [None] * columns.count
+    times = struct.unpack(f"<{columns.count}q", columns.times) if columns.times is not None else nothing
+    keys = columns.keys.to_list() if columns.keys is not None else nothing
+    return list(zip(columns.values.to_list(), keys, times, strict=True))
+
+
+def test_records_without_a_time_stay_between_those_with_one() -> None:
+    times = [None, NOON_NS, datetime(2026, 11, 21, 10, tzinfo=UTC), None, None]
+    payloads = list(encode_values(list("abcde"), times=times, keys=[None, "k", None, "l", None]))
+    assert [row for each in payloads for row in rows(each)] == [
+        (b"a", None, None),
+        (b"b", b"k", NOON_NS),
+        (b"c", None, NOON_NS),
+        (b"d", b"l", None),
+        (b"e", None, None),
+    ]

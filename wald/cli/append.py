@@ -68,7 +68,7 @@ def append(
     are durable, and how many may be (6, or 7 if its disk is full).
 
     With --jsonl, value is a string (or any other JSON, also null, whose text is stored as it stands in the line) or
-    value_hex, key a string or key_hex, time is ns since 1970 or like 2026-11-21T10:00:00Z, headers an object of
+    value_hex, key a string or key_hex, time is like 2026-11-21T10:00:00Z or ns since 1970, headers an object of
     strings; what `wald read --format json` writes fits. Without a value the record is empty. Lines of white space are
     passed over.
 

@@ -6,7 +6,6 @@ import base64
 import codecs
 import json
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 from wald.client.payloads import encode_columns
 from wald.errors import InvalidInput
 from wald.format.not_before import check_number, not_before, with_not_before
-from wald.format.times import nanoseconds
+from wald.format.times import require_nanoseconds, timestamp_ns
 
 _FORMS: Mapping[str, Callable[[str], bytes]] = {  # of what is no text
     "_hex": bytes.fromhex,
@@ -114,7 +113,7 @@ def _fields(line: bytes, due_ns: int | None) -> _Fields:
     key = _bytes(fields, "key")
     if "time" in fields and "event_time_ns" in fields:
         raise ValueError("time and event_time_ns exclude each other")
-    time_ns = _time("time", fields.get("time", fields.get("event_time_ns")))
+    time_ns = _event_time(fields)
     headers = _headers(fields.get("headers"), _due(fields.get("not_before")), due_ns)
     return _Fields(_bytes(fields, "value") or b"", key, time_ns, headers)
 
@@ -147,14 +146,28 @@ def _bytes(fields: dict[str, Any], name: str) -> bytes | None:
         raise ValueError(f"{name} has half of a surrogate pair") from None
 
 
+def _event_time(fields: dict[str, Any]) -> int | None:
+    """The time of a record; the unit of ``event_time_ns``, which ``wald read`` writes, is in its name."""
+    if "event_time_ns" in fields:
+        return _time("event_time_ns", fields["event_time_ns"])
+    given = fields.get("time")
+    time_ns = _time("time", given)
+    if time_ns is None or isinstance(given, str):
+        return time_ns
+    try:
+        return require_nanoseconds(time_ns)
+    except ValueError as error:
+        raise ValueError(f"time {error}") from None
+
+
 def _time(name: str, given: object) -> int | None:
     if given is None:
         return None
     if isinstance(given, str):
         try:
-            given = nanoseconds(datetime.fromisoformat(given))
-        except (ValueError, OverflowError):
-            raise ValueError(f"{name} {given!r} is not like 2026-11-21T10:00:00Z") from None
+            given = timestamp_ns(given)
+        except ValueError as error:
+            raise ValueError(f"{name} {error}") from None
     if isinstance(given, bool) or not isinstance(given, int) or not -_TIME_LIMIT <= given < _TIME_LIMIT:
         raise ValueError(f"{name} {given!r} is not ns since 1970, within 64 bits")
     return given

@@ -7,13 +7,13 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 from wald.errors import InvalidInput
 from wald.format.columns import decode, encode
 from wald.format.not_before import check_number, with_not_before
 from wald.format.protocol import Publish, parse_request
-from wald.format.times import nanoseconds
+from wald.format.times import nanoseconds, require_nanoseconds
 
 FRAME_MAX_BYTES = 128 << 10  # of whole records in one request; a unix socket holds about twice that
 _FIXED_BYTES = 256  # of columns besides their records: count, last offsets, padding, and what the gate may add; at most
@@ -24,7 +24,7 @@ Value = bytes | str
 """Text is stored as UTF-8."""
 
 Time = datetime | int
-"""A moment (one without a time zone is local time), or nanoseconds since 1970."""
+"""A moment (one without a time zone is local time, as everywhere in Python), or nanoseconds since 1970."""
 
 
 def frames(payload: bytes) -> Iterator[bytes | memoryview]:
@@ -43,7 +43,7 @@ def encode_values(
     values: Sequence[Value],
     *,
     keys: Sequence[Value | None] | None = None,
-    times: Sequence[Time] | None = None,
+    times: Sequence[Time | None] | None = None,
     headers: Sequence[Mapping[str, str] | None] | None = None,
     not_before: Sequence[Time | None] | None = None,
 ) -> Iterator[bytes]:
@@ -68,7 +68,7 @@ def encode_values(
     return encode_columns(
         list(map(_as_bytes, values)),
         keys=None if keys is None else [None if key is None else _as_bytes(key) for key in keys],
-        times_ns=None if times is None else list(map(_time_ns, times)),
+        times_ns=None if times is None else list(map(_event_time_ns, times)),
         headers=encoded,
     )
 
@@ -77,15 +77,19 @@ def encode_columns(
     values: Sequence[bytes],
     *,
     keys: Sequence[bytes | None] | None = None,
-    times_ns: Sequence[int] | None = None,
+    times_ns: Sequence[int | None] | None = None,
     headers: Sequence[bytes | None] | None = None,
 ) -> Iterator[bytes]:
-    """The records as ``columns`` payloads, as many as fit into :data:`FRAME_MAX_BYTES` each, and at least one."""
-    for part in _parts(values, keys, headers):
+    """The records as ``columns`` payloads, as many as fit into :data:`FRAME_MAX_BYTES` each, and at least one.
+
+    In one payload all records have a time, or none has.
+    """
+    for part in _parts(values, times_ns, keys, headers):
+        times = None if times_ns is None else [time_ns for time_ns in times_ns[part] if time_ns is not None]
         yield encode(
             values[part],
             keys=None if keys is None else keys[part],
-            times_ns=None if times_ns is None else times_ns[part],
+            times_ns=times or None,
             headers=None if headers is None else headers[part],
         )
 
@@ -98,7 +102,20 @@ def records_in(line: bytes, payload: bytes | memoryview) -> int:
     return decode(memoryview(payload)).count if request.columns else bytes(payload).count(b"\n")
 
 
-def _parts(values: Sequence[bytes], *columns: Sequence[bytes | None] | None) -> Iterator[slice]:
+def _parts(
+    values: Sequence[bytes], times_ns: Sequence[int | None] | None, *columns: Sequence[bytes | None] | None
+) -> Iterator[slice]:
+    """The records of each payload."""
+    start = 0
+    untimed = [time_ns is None for time_ns in times_ns] if times_ns is not None else [True] * len(values)
+    for _, run in groupby(untimed):
+        end = start + len(list(run))
+        for part in _sized_parts(values[start:end], *(column and column[start:end] for column in columns)):
+            yield slice(start + part.start, start + part.stop)
+        start = end
+
+
+def _sized_parts(values: Sequence[bytes], *columns: Sequence[bytes | None] | None) -> Iterator[slice]:
     lengths = [_RECORD_BYTES + len(value) for value in values]
     for column in columns:
         if column is not None:
@@ -129,6 +146,18 @@ def _time_ns(time: object) -> int:
             time_ns = nanoseconds(time)
     if isinstance(time_ns, bool) or not isinstance(time_ns, int) or not -_TIME_LIMIT_NS <= time_ns < _TIME_LIMIT_NS:
         raise InvalidInput(f"time {time!r} is not a datetime or nanoseconds within 64 bits", hint="time.time_ns()")
+    return time_ns
+
+
+def _event_time_ns(time: object) -> int | None:
+    if time is None:
+        return None
+    time_ns = _time_ns(time)
+    if not isinstance(time, datetime):
+        try:
+            require_nanoseconds(time_ns)
+        except ValueError as error:
+            raise InvalidInput(f"time {error}", hint="time.time_ns(), or a datetime with a zone") from None
     return time_ns
 
 

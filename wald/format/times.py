@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, datetime, time, timedelta, timezone
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _AGO = re.compile(r"(?:-(?!.*ago))?(?P<number>\d{1,9}(?:\.\d{1,6})?) ?(?P<unit>[smhdw])(?: ago)?", re.ASCII)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _CLOCK = r"(?P<clock>\d\d:\d\d(?::\d\d(?:\.\d+)?)?)"
 _DAY = re.compile(rf"(?P<name>today|yesterday)(?: {_CLOCK})?|{_CLOCK.replace('clock', 'alone')}", re.ASCII)
+_RFC_3339 = re.compile(
+    r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):([0-5]\d|60)(?:\.(\d+))?(?:[Zz]|([+-])([01]\d|2[0-3]):([0-5]\d))",
+    re.ASCII,
+)
+_OTHER_UNITS_MAX = 10**17  # the seconds, milliseconds and microseconds of today, and in nanoseconds March 1973
 _LATEST_NS = 253_402_300_800 * 10**9  # the year 10000, which no calendar here knows
 
 
@@ -35,6 +40,49 @@ def nanoseconds(moment: datetime) -> int:
     """A time in nanoseconds since 1970; one without a time zone is local time."""
     elapsed = moment.astimezone(UTC) - _EPOCH
     return ((elapsed.days * 86_400 + elapsed.seconds) * 1_000_000 + elapsed.microseconds) * 1000
+
+
+def timestamp_ns(text: str) -> int:
+    """The nanoseconds since 1970 of a time in data (RFC 3339), which has a zone; a leap second is the one after it.
+
+    Digits after the ninth of a second are ignored.
+
+    Raises:
+        ValueError: it is not such a time.
+
+    >>> timestamp_ns("2026-11-21T10:00:00.000000001+01:00"), timestamp_ns("2016-12-31t23:59:60z")
+    (1795251600000000001, 1483228800000000000)
+    """
+    found = _RFC_3339.fullmatch(text)
+    wrong = ValueError(f"{text!r} is not like 2026-11-21T10:00:00Z, with a zone")
+    if found is None:
+        raise wrong
+    try:
+        year, month, day, hour, minute, second = map(int, found.groups()[:6])
+        fraction, sign, hours, minutes = found.groups()[6:]
+        offset = timedelta(hours=int(hours or 0), minutes=int(minutes or 0))
+        zone = timezone(-offset if sign == "-" else offset)
+        whole_ns = nanoseconds(datetime(year, month, day, hour, minute, tzinfo=zone)) + second * 10**9
+    except (ValueError, OverflowError):  # no such day or hour, or one outside the calendar
+        raise wrong from None
+    return whole_ns + int((fraction or "")[:9].ljust(9, "0"))
+
+
+def require_nanoseconds(number: int) -> int:
+    """Return a number that a producer gives as a time, if it can be meant as nanoseconds since 1970.
+
+    Raises:
+        ValueError: it may be in seconds, milliseconds or microseconds.
+
+    >>> require_nanoseconds(1_700_000_000)
+    Traceback (most recent call last):
+    ...
+    ValueError: 1700000000 ns is before March 1973; if it is in another unit, write it like 2026-11-21T10:00:00Z
+    """
+    if 0 < number <= _OTHER_UNITS_MAX:
+        example = "write it like 2026-11-21T10:00:00Z"
+        raise ValueError(f"{number} ns is before March 1973; if it is in another unit, {example}")
+    return number
 
 
 def moment(text: str, now: datetime) -> datetime:

@@ -22,7 +22,9 @@ _Hex = Annotated[str, Meta(pattern="^([0-9A-Fa-f]{2})*$")]
 _Base64 = Annotated[str, Meta(pattern="^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$")]
 _WITHIN_64_BITS = "^(1[7-9]|2[01])"  # of nanoseconds: these centuries, and little more
 _Text = Annotated[str, Meta(extra_json_schema={"format": "date-time", "pattern": _WITHIN_64_BITS})]
-_Time = Annotated[int, Meta(ge=-_TIME_LIMIT, le=_TIME_LIMIT - 1)] | _Text | None
+_OTHER_UNITS: dict[str, Any] = {"not": {"minimum": 1, "maximum": 10**17}}
+_Time = Annotated[int, Meta(ge=-_TIME_LIMIT, le=_TIME_LIMIT - 1, extra_json_schema=_OTHER_UNITS)] | _Text | None
+_TimeNs = Annotated[int, Meta(ge=-_TIME_LIMIT, le=_TIME_LIMIT - 1)] | _Text | None
 _Due = Annotated[int, Meta(ge=10**18, le=_TIME_LIMIT - 1)] | _Text | None
 _APART = (("value", "value_hex", "value_base64"), ("key", "key_hex", "key_base64"), ("time", "event_time_ns"))
 _CLASHES = [{"required": pair} for names in _APART for pair in combinations(names, 2)]
@@ -42,7 +44,7 @@ class NewRecord(Shape):
     key_hex: _Hex = ""
     key_base64: _Base64 = ""
     time: _Time = None
-    event_time_ns: _Time = None
+    event_time_ns: _TimeNs = None
     not_before: _Due = None
     headers: dict[str, str] | None = None
     sequence: Any = None

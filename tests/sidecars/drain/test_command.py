@@ -105,7 +105,7 @@ def test_what_follows_two_dashes_is_the_commands(stream: Stream, got: Path) -> N
 
 def test_what_is_given_up_is_in_the_dead_letter_route(own: Stream) -> None:
     """In order, with key, time and headers as they were, and the cursor is behind it."""
-    lines = b'{"key": "k", "value": "one", "time": 5, "headers": {"h": "1"}}\n{"value": "two"}\n'
+    lines = b'{"key": "k", "value": "one", "event_time_ns": 5, "headers": {"h": "1"}}\n{"value": "two"}\n'
     output_of("append", "a", "--jsonl", "--root", own.root, stdin=lines)
     own.append("three")
     root = f"--root {own.root}"
@@ -334,7 +334,7 @@ def test_refusals_start_no_command(
 
 def test_dead_letters_go_back_to_where_they_came_from(own: Stream) -> None:
     """Once, as they were, whatever their route; what was put back is not put back again."""
-    lines = b'{"key": "k", "value": "one", "time": 5, "headers": {"h": "1"}}\n{"value": "two"}\n'
+    lines = b'{"key": "k", "value": "one", "event_time_ns": 5, "headers": {"h": "1"}}\n{"value": "two"}\n'
     output_of("append", "a", "--jsonl", "--root", own.root, stdin=lines)
     other = Stream(own.root, "b")
     other.append("three")

@@ -61,7 +61,8 @@ def as_described(name: str, answer: Answer) -> Any:
 
 
 def test_answers_have_the_keys_of_their_schemas_and_no_others(gate: Gate) -> None:
-    lines = [{"value": "1", "key": "ann", "headers": {"a": "b"}, "time": 5}, {"value_base64": "/w=="}, {"value": "3"}]
+    timed = {"value": "1", "key": "ann", "headers": {"a": "b"}, "event_time_ns": 5}
+    lines = [timed, {"value_base64": "/w=="}, {"value": "3"}]
     body = "".join(json.dumps(line) + "\n" for line in lines).encode()
     answers = {"append": gate.post(f"{ROUTE}/records", body, "application/x-ndjson")}
     answers |= {"add_route": gate.post("/v1/routes/made"), "cut": gate.post("/v1/cut")}

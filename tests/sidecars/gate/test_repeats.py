@@ -30,7 +30,7 @@ def values(root: Path) -> list[bytes]:
         ("text/plain", b"one\ntwo", 2),
         ("text/plain", LINES, 40_000),
         ("application/octet-stream", b"a\nb\0", 1),
-        ("application/x-ndjson", b'{"value": "a", "headers": {"h": "1"}, "time": 5}\n{"value": "b"}\n', 2),
+        ("application/x-ndjson", b'{"value": "a", "headers": {"h": "1"}, "event_time_ns": 5}\n{"value": "b"}\n', 2),
     ],
 )
 def test_a_repeated_request_gets_the_first_answer(
@@ -45,7 +45,8 @@ def test_a_repeated_request_gets_the_first_answer(
 
 
 def test_a_key_changes_nothing_but_a_header_of_the_first_record(gate: Gate, root: Path) -> None:
-    lines = b'{"value": "a", "headers": {"h": "1"}, "key": "x", "time": 5}\n{"value": "b", "key": "y", "time": 6}\n'
+    first = b'{"value": "a", "headers": {"h": "1"}, "key": "x", "event_time_ns": 5}\n'
+    lines = first + b'{"value": "b", "key": "y", "event_time_ns": 6}\n'
     gate.post(ORDERS, lines, "application/x-ndjson")
     send(gate, "k", lines, "application/x-ndjson")
 

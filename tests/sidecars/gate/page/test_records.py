@@ -29,7 +29,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
         for part in (LINES[:COUNT], LINES[COUNT:]):
             assert wald("append", "orders", "--root", root, stdin=b"\n".join(part) + b"\n").returncode == 0
             daemon.ask("CUT")
-        record = {"value_hex": "00ff", "key": "k", "headers": {"a": "1"}, "time": 1_000_000_000}
+        record = {"value_hex": "00ff", "key": "k", "headers": {"a": "1"}, "event_time_ns": 1_000_000_000}
         lines = b"".join(json.dumps(each).encode() + b"\n" for each in ({"value": "{}"}, record, {"value": ""}))
         assert wald("append", "rare", "--root", root, "--jsonl", stdin=lines).returncode == 0
         with Gate(root) as gate:
