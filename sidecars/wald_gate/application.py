@@ -136,6 +136,7 @@ class _Endpoint:
         try:
             response = await self._answer(request)
             seconds = time.perf_counter() - began
+            response.headers.setdefault("cache-control", "no-store")  # what is so now, for one client
             self.answered.count(response.status_code, seconds)
             self.state.request_log.note(scope["method"], scope["path"], scope.get(_CLIENT, ""), response, seconds)
             try:
@@ -185,6 +186,7 @@ async def _not_there(state: State, routes: Sequence[Route], request: Request, er
     """A path or a method that no verb has."""
     assert isinstance(error, HTTPException)
     response = _nothing(routes, request, error)
+    response.headers.setdefault("cache-control", "no-store")
     state.counts.of_verb(_NO_VERB).count(response.status_code, 0.0)
     state.request_log.note(request.method, request.scope["path"], "", response, 0.0)
     return response

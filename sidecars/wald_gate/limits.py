@@ -112,8 +112,11 @@ class Limits:
         finally:
             kept.give_back()
 
-    async def chunks(self, request: Request) -> AsyncIterator[bytes]:
+    async def chunks(self, request: Request, *, counted: bool = True) -> AsyncIterator[bytes]:
         """The body as it comes.
+
+        Args:
+            counted: whether its bytes count against the client; those of a compressed body do once it is decompressed.
 
         Raises:
             HttpError: 408, the next 64 KiB of it do not come in time.
@@ -129,7 +132,7 @@ class Limits:
             came += len(chunk)
             if came >= _STEP_BYTES:
                 deadline, came = loop.time() + self.settings.body_timeout, 0
-            if allowance is not None:
+            if allowance is not None and counted:
                 allowance.take_bytes(len(chunk))
             yield chunk
 

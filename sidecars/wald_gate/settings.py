@@ -71,6 +71,9 @@ class LimitSettings:
     bytes_per_second: int = setting(
         Size(KIB, 1024 * GIB, zero=True), 0, "what one client may send in bodies over time; 0: no limit"
     )
+    groups_per_route: int = setting(
+        Count(1, 65536), 100, "how many groups a route may have for a client without admin to make another one"
+    )
     head_max_bytes: int = setting(Size(KIB, MIB), "64KiB", "the longest request line with its headers")
     json_max_bytes: int = setting(Size(KIB, 64 * MIB), "4MiB", "the largest body of JSON")
     body_max_bytes: int = setting(Size(KIB, 1024 * GIB), "1GiB", "the largest body of records, decompressed")

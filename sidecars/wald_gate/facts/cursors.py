@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 from starlette.responses import Response
 
@@ -30,7 +31,10 @@ async def put(call: Call) -> Response:
 
     def move() -> Cursor:
         log = call.state.log
-        require_no_remains(log.root, log.cursor(call.route, call.group))
+        before = log.cursor(call.route, call.group)
+        require_no_remains(log.root, before)
+        if before.state is CursorState.ABSENT and not call.client.admin:
+            _require_few(call)
         head = log.head()
         durable = 0 if head is None else head.sequence
         sequence = _sequence(call, wanted.sequence, durable)
@@ -40,6 +44,21 @@ async def put(call: Call) -> Response:
             raise Refused(error.message, hint=_way(call, wanted, sequence, durable)) from None
 
     return _answer(await call.state.in_thread(move))
+
+
+def _require_few(call: Call) -> None:
+    """Refuse another group on a route that has many: each of them pins what it has not processed.
+
+    Raises:
+        Refused: the route has as many as a client may make.
+    """
+    directory, most = call.state.log.root.routes / call.route, call.state.limits.settings.groups_per_route
+    groups = sum(name.endswith(".cursor") for name in os.listdir(directory)) if directory.is_dir() else 0
+    if groups >= most:
+        raise Refused(
+            f"route {call.route} has {groups} groups, and clients without admin may make {most}",
+            hint="DELETE a group that is not needed; groups_per_route in [limits] of the gate's file of settings",
+        )
 
 
 def _sequence(call: Call, wanted: int | str, head: int) -> int:

@@ -15,6 +15,7 @@ from wald_gate.call import Call, wait_seconds
 from wald_gate.incoming import keys
 from wald_gate.incoming.bodies import BODIES, Payload, Sizes, expanded
 from wald_gate.incoming.repeats import parts_of
+from wald_gate.limits import ALLOWANCE
 from wald_gate.problems import HttpError, problem
 from wald_gate.shapes import GroupName, Shape, Stored, WaitTime, encoded
 from wald_gate.verbs import JSON
@@ -109,7 +110,16 @@ def _payloads(call: Call, keep: Callable[[int], None]) -> AsyncIterator[Payload]
     limits = call.state.limits
     sizes = Sizes(limits.settings.body_max_bytes, limits.settings.record_max_bytes, keep, call.state.threads)
     encoding = call.request.headers.get("content-encoding", "").strip().lower()
-    return cut(expanded(limits.chunks(call.request), encoding, sizes), sizes)
+    is_compressed = encoding not in ("", "identity")
+    parts = expanded(limits.chunks(call.request, counted=not is_compressed), encoding, sizes)
+    return cut(_counted(call, parts) if is_compressed else parts, sizes)
+
+
+async def _counted(call: Call, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same parts, which count against what the client may send over time."""
+    async for part in parts:
+        call.request.scope[ALLOWANCE].take_bytes(len(part))
+        yield part
 
 
 async def _stored(call: Call, payloads: AsyncIterator[Payload]) -> AsyncIterator[Durable]:

@@ -139,7 +139,7 @@ class Rights:
         Args:
             authorization: the header of that name; it comes first.
             user: the number of the user at the other end of a unix socket.
-            certificate: the common name of the one that the client has shown, which an authority has signed.
+            certificate: the name in the one that the client has shown, which an authority has signed.
 
         Raises:
             HttpError: 401, it is not said, or the token is not known.
@@ -171,7 +171,7 @@ class Rights:
             return self._certificates[name]
         raise _unknown(
             f"the certificate of {name} gives no right here",
-            hint='{"name": …, "certificate": COMMON NAME, "read": ["ROUTE"]} in the file of --tokens',
+            hint='{"name": …, "certificate": NAME, "read": ["ROUTE"]} in the file of --tokens',
         )
 
     def _of_user(self, user: int) -> Client:

@@ -385,8 +385,12 @@ def _peer_of(transport: asyncio.Transport) -> int | None:
 
 
 def _certificate_of(transport: asyncio.Transport) -> str | None:
-    """The common name of the certificate that the client has shown; None: none is shown, or it has none."""
+    """Return the name in the certificate that the client has shown; None if it has shown none, or it is not one name.
+
+    That is the common name, or, without one, the only subjectAltName.
+    """
     connection = transport.get_extra_info("ssl_object")
-    shown = connection.getpeercert() if connection is not None else None
-    names = [value for part in (shown or {}).get("subject", ()) for key, value in part if key == "commonName"]
+    shown = (connection.getpeercert() if connection is not None else None) or {}
+    names = [value for part in shown.get("subject", ()) for key, value in part if key == "commonName"]
+    names = names or [value for _, value in shown.get("subjectAltName", ())]
     return str(names[0]) if len(names) == 1 else None

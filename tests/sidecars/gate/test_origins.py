@@ -51,4 +51,5 @@ def test_each_answer_forbids_guessing_and_other_sites(gate: Gate, path: str) -> 
 
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+    assert answer.headers["cache-control"] == "no-store"
     assert not [name for name in answer.headers if name.lower().startswith("access-control-")]

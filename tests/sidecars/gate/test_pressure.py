@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from gating import Gate
+from gating import Gate, entry
 from running import TIMEOUT_SECONDS, Daemon, eventually
 
 ORDERS = "/v1/routes/orders/records"
@@ -178,6 +178,26 @@ def test_a_client_has_a_bound_on_what_it_asks_over_time(daemon: Daemon) -> None:
         refusal = gate.get("/v1/routes")
         assert (refusal.status, int(refusal.headers["retry-after"]) <= 3) == (429, True)
         eventually(lambda: gate.get("/v1/routes").status == 200)
+
+
+def test_a_compressed_body_counts_as_what_it_holds(daemon: Daemon) -> None:
+    with limited(daemon, "bytes_per_second = 1024") as gate:
+        headers = {"Content-Type": "text/plain", "Content-Encoding": "gzip"}
+        assert gate.ask("POST", ORDERS, gzip.compress(b"x" * 300_000), headers).status == 200
+        assert gate.get("/v1/routes").status == 429
+
+
+def test_a_client_that_is_no_admin_makes_only_so_many_groups_of_a_route(daemon: Daemon, tmp_path: Path) -> None:
+    """Each group pins what it has not processed."""
+    (tmp_path / "tokens").write_text(entry("bob", work=["orders"]) + entry("ann", admin=True))
+    with limited(daemon, "groups_per_route = 2", "--tokens", tmp_path / "tokens") as gate:
+
+        def put(name: str, group: str) -> int:
+            headers = {"Authorization": f"Bearer {name}-token", "Content-Type": "application/json"}
+            return gate.ask("PUT", f"/v1/routes/orders/cursors/{group}", b'{"sequence": 0}', headers).status
+
+        assert [put("bob", group) for group in "abc"] == [200, 200, 409]
+        assert [put("bob", "b"), put("ann", "c"), put("bob", "c"), put("bob", "d")] == [200, 200, 200, 409]
 
 
 @pytest.mark.parametrize(

@@ -50,11 +50,11 @@ class Authority:
     def certificate(self) -> Path:
         return self._file("pem")
 
-    def sign(self, common_name: str, *, days: int = 2) -> Path:
-        """A file with a certificate for localhost and its key."""
-        request, made = self._file("csr"), self.directory / f"{self.name}-{common_name}-{days}.pem"
+    def sign(self, common_name: str, *, days: int = 2, names: str = "DNS:localhost") -> Path:
+        """A file with a certificate for ``names`` and its key; without a common name it has these alone."""
+        request, made = self._file("csr"), self.directory / f"{self.name}-{common_name}-{days}-{hash(names)}.pem"
         openssl("req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
-                "-subj", f"/CN={common_name}", "-addext", "subjectAltName=DNS:localhost",
+                "-subj", f"/CN={common_name}" if common_name else "/", "-addext", f"subjectAltName={names}",
                 "-keyout", f"{made}.key", "-out", request)  # fmt: skip
         openssl("x509", "-req", "-in", request, "-CA", self.certificate, "-CAkey", self._file("key"), "-days", days,
                 "-copy_extensions", "copy", "-out", made)  # fmt: skip
@@ -179,6 +179,8 @@ def test_a_certificate_says_who_asks_in_place_of_a_token(gate: Gate, authority: 
     assert asked(gate, shop, "/v1/routes/other/records") == 403
     assert asked(gate, trusting(authority, authority.sign("nobody"))) == 401
     assert asked(gate, trusting(authority)) == 401
+    for names, status in (("URI:shop.example", 200), ("DNS:shop.example,DNS:other", 401)):  # without a common name
+        assert asked(gate, trusting(authority, authority.sign("", names=names))) == status
 
 
 def test_a_certificate_of_a_stranger_or_of_the_past_is_refused(
