@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-DISK_ERRORS = (*DISK_FULL, errno.EIO, errno.EROFS)  # of a disk that is full or fails
+DISK_ERRORS = (*DISK_FULL, errno.EIO, errno.EROFS, errno.EFBIG)  # of a disk that is full or fails, or of a limit
 
 
 class WaldError(Exception):
@@ -157,6 +157,20 @@ def command_line(root: str | os.PathLike[str], arguments: str = "", *, program: 
     import shlex
 
     return f"{program} --root {shlex.quote(os.fspath(root))} {arguments}".rstrip()
+
+
+def room_commands(*paths: str | os.PathLike[str], error: OSError | None = None) -> str:
+    """The commands of a hint that show what is full: space and inodes, or the limit of the size of a file.
+
+    >>> room_commands("/srv/my log")
+    "df -h '/srv/my log'; df -i '/srv/my log'"
+    """
+    import shlex
+
+    if error is not None and error.errno == errno.EFBIG:
+        return "ulimit -f unlimited, or LimitFSIZE=infinity in a unit"
+    at = "".join(f" {shlex.quote(os.fspath(path))}" for path in paths)
+    return f"df -h{at}; df -i{at}"
 
 
 def _barrier(wanted: Path) -> Path:

@@ -49,4 +49,7 @@ def shown(node: ast.expr) -> str:
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "command_line":
         program = next((shown(each.value) for each in node.keywords if each.arg == "program"), "wald")
         return f"{program} --root ROOT {shown(node.args[1]) if len(node.args) > 1 else ''}".rstrip()
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "room_commands":
+        paths = " …" * len(node.args)
+        return f"df -h{paths}; df -i{paths}"
     return "…"

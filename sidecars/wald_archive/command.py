@@ -24,7 +24,7 @@ from wald.cli.options import (
 )
 from wald.cli.progress import progress
 from wald.cli.streams import stdout_is_a_report, write_stdout
-from wald.errors import Damaged, DiskFailure, InvalidInput, NotFound, NotPermitted, command_line
+from wald.errors import Damaged, DiskFailure, InvalidInput, NotFound, NotPermitted, command_line, room_commands
 from wald.format.names import check_route
 from wald.format.times import utc
 from wald.log import Log
@@ -316,7 +316,7 @@ def _disk_failures(root: Path, destination: Destination) -> Iterator[None]:
         raise DiskFailure(
             f"{error.filename or f'{root} or {destination.address}'}: {error.strerror or error}; nothing is lost, and "
             "nothing that is not at the destination was acknowledged",
-            hint=f"df -h {root} {destination.address}; then the same command again goes on",
+            hint=f"{room_commands(root, destination.address, error=error)}; then the same command again goes on",
         ) from error
 
 
@@ -331,7 +331,7 @@ def _restore_failures(into: Path) -> Iterator[None]:
         place = shlex.quote(str(into))
         raise DiskFailure(
             f"{error.filename or into}: {error.strerror or error}; the restore is not finished, and there is no log",
-            hint=f"df -h {place}; rm -r {place}; then the same command again",
+            hint=f"{room_commands(into, error=error)}; rm -r {place}; then the same command again",
         ) from error
 
 

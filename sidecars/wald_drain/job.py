@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from wald.errors import DISK_ERRORS, DiskFailure
+from wald.errors import DISK_ERRORS, DiskFailure, room_commands
 from wald.format.protocol import REQUEST_MAX_BYTES
 from wald.store.files.directory import Root
 from wald.work.arguments import Order
@@ -94,5 +94,5 @@ def disk_failures(root: Root) -> Iterator[None]:
             raise
         raise DiskFailure(
             f"{error.filename or root.routes}: {error.strerror}; nothing is lost",
-            hint=f"df -h {root.path}; then start wald-drain again, which goes on after the cursor",
+            hint=f"{room_commands(root.path, error=error)}; start wald-drain again, which continues after the cursor",
         ) from error

@@ -34,6 +34,7 @@ from wald.errors import (
     Unavailable,
     UnsupportedFormat,
     WaldError,
+    room_commands,
 )
 from wald.store.files.directory import Root
 from wald_gate.shapes import Problem, encoded
@@ -137,7 +138,7 @@ def _of_system(error: OSError) -> Exception:
     if isinstance(error, PermissionError):
         return NotPermitted.of(error)
     if error.errno in (*DISK_ERRORS, errno.EMFILE, errno.ENFILE):
-        return DiskFailure(f"{error.filename or 'the log'}: {error.strerror}", hint="df -h")
+        return DiskFailure(f"{error.filename or 'the log'}: {error.strerror}", hint=room_commands(error=error))
     return error
 
 

@@ -27,7 +27,7 @@ from wald.cli.options import (
 )
 from wald.cli.streams import ignore_stdout
 from wald.endpoint import serving
-from wald.errors import Damaged, DiskFailure, Gone, InvalidInput, NotPermitted, WaldError, command_line
+from wald.errors import Damaged, DiskFailure, Gone, InvalidInput, NotPermitted, WaldError, command_line, room_commands
 from wald.format.names import CONSUMERS, CURSOR_SUFFIX, Kind
 from wald.log import Log
 from wald.loop import stop_on_signals, wakes
@@ -155,7 +155,8 @@ def command(
     except OSError as error:
         raise DiskFailure(
             f"{error.filename or log.root.ledger}: {error.strerror}; nothing is lost, and the next pass goes on",
-            hint=f"df -h {log.root.path}; then {command_line(log.root.path, '--once', program='wald-reclaim')}",
+            hint=f"{room_commands(log.root.path, error=error)}; then "
+            f"{command_line(log.root.path, '--once', program='wald-reclaim')}",
         ) from error
 
 

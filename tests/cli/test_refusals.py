@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from running import Daemon, command, eventually, launched, output_of, refusal_of, wald
+from running import Daemon, command, eventually, launched, output_of, refusal_of, refused, wald
 
 from wald.errors import InvalidInput, Locked, NotFound, Refused, Unavailable, UnsupportedFormat
 
@@ -404,3 +404,13 @@ def test_every_exit_code_is_documented() -> None:
     assert len(codes) == len(WaldError.__subclasses__())
     documented = (wald.cli.entry.__doc__ or "").split("Exit codes:")[1]
     assert all(f"{code} " in documented for code in codes | {0, 1, 130, 141})
+
+
+def test_an_offset_from_utc_of_a_day_or_more_is_refused(tmp_path: Path) -> None:
+    """The system takes it, and no time can have it."""
+    with Daemon(tmp_path / "log") as daemon:
+        output_of("route", "add", "a", "--root", daemon.root)
+        done = wald("read", "a", "--since", "1h", "--root", daemon.root, env={"TZ": "UTC+25"})
+    code, message, hint = refused(done)
+    assert (code, message) == (InvalidInput.exit_code, "TZ=UTC+25: the offset from UTC is a day or more")
+    assert hint == "TZ=UTC before the command"

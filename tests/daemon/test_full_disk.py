@@ -13,6 +13,7 @@ from contents import assert_sound, values
 from full_disk import fill, small_file_system
 from running import Client, Daemon, eventually, wald
 
+from wald.errors import DiskFailure
 from wald.setting_types import MIB
 from wald.store.files.disk import free_bytes
 
@@ -139,6 +140,14 @@ def test_a_disk_full_of_segments_is_no_reason_not_to_start(start: Start, disk: P
     assert stat(daemon)["degraded"]
     assert len(values(daemon.root)) == taken
     assert daemon.stop() == 0
+
+
+def test_a_limit_of_the_size_of_a_file_is_not_called_a_full_disk(tmp_path: Path) -> None:
+    """As `ulimit -f` sets it; the segment cannot be allocated."""
+    with Daemon(tmp_path / "log", prefix=["prlimit", "--fsize=1000000"], ready=False) as daemon:
+        assert daemon.wait() == DiskFailure.exit_code
+    assert "hint: ulimit -f unlimited, or LimitFSIZE=infinity in a unit" in daemon.log
+    assert "df -h" not in daemon.log
 
 
 @pytest.mark.parametrize("reserve", ["256MiB", "62MiB", "40MiB"])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
+from wald.errors import InvalidInput
 from wald.format.names import parse_segment_name
 from wald.format.times import utc
 
@@ -44,3 +47,16 @@ def ledger_fields(line: Mapping[str, Any]) -> dict[str, object]:
 def _ledger_route(route: Mapping[str, Any] | Sequence[Any]) -> dict[str, object]:
     """A route of a ledger's line; lines of the sealer have the values alone."""
     return ledger_fields(route if isinstance(route, Mapping) else dict(zip(_LEDGER_ROUTE, route, strict=False)))
+
+
+def local_now() -> datetime:
+    """The time now, in the local zone.
+
+    Raises:
+        InvalidInput: the variable TZ has an offset of a day or more, which no time can have.
+    """
+    try:
+        return datetime.now().astimezone()
+    except ValueError:
+        message = f"TZ={os.environ.get('TZ', '')}: the offset from UTC is a day or more"
+        raise InvalidInput(message, hint="TZ=UTC before the command") from None

@@ -16,7 +16,7 @@ import sys
 import click
 
 from wald.cli.streams import prepare_streams
-from wald.errors import DISK_ERRORS, DiskFailure, NotPermitted, WaldError, command_line
+from wald.errors import DISK_ERRORS, DiskFailure, NotPermitted, WaldError, command_line, room_commands
 
 INTERRUPTED = 130
 OUTPUT_CLOSED = 141
@@ -58,7 +58,7 @@ def run(command: click.Command, program: str, arguments: list[str]) -> int:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         failing = error.errno in DISK_ERRORS
-        hint = f"df -h; {_reclaim(context)} frees what every group has read" if failing else ""
+        hint = f"{room_commands(error=error)}; {_reclaim(context)} frees what every group has read" if failing else ""
         return _fail(program, f"{where}{error.strerror or error}", hint, DiskFailure.exit_code if failing else 1)
     return code if isinstance(code, int) else 0
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from wald.answers.fields import local_now
 from wald.errors import InvalidInput
 from wald.format.positions import time_of
 from wald.format.times import counts_back, nanoseconds, utc
@@ -48,7 +49,7 @@ def now() -> datetime:
     """When the command began to ask: one moment for all that it asks, in the zone that "today" is in."""
     context = click.get_current_context(silent=True)
     moments = {} if context is None else context.meta
-    found: datetime = moments.setdefault(f"{__name__}.now", datetime.now().astimezone())
+    found: datetime = moments.setdefault(f"{__name__}.now", local_now())
     return found
 
 

@@ -17,6 +17,7 @@ from wald.errors import (
     Unavailable,
     WaldError,
     command_line,
+    room_commands,
     user_name,
 )
 from wald.format.protocol import Code, ProtocolError
@@ -101,7 +102,7 @@ def _explaining(root: Path | None, socket: Path) -> str:
 
 def _inspect(root: Path | None, socket: Path, command: str) -> str:
     """The commands that show the state of the disk and of the log."""
-    free = f"df -h {socket.parent}"
+    free = room_commands(socket.parent)
     return free if root is None else f"{free}; {command_line(root, command)}"
 
 

@@ -19,7 +19,7 @@ from structlog.typing import FilteringBoundLogger
 
 from wald.config import Config
 from wald.daemon.turn import Turn
-from wald.errors import DISK_FULL, DiskFailure, command_line
+from wald.errors import DISK_FULL, DiskFailure, command_line, room_commands
 from wald.format.head import LINE_BYTES, Head, encode_head
 from wald.metrics import Metrics
 from wald.store.files.directory import Root
@@ -207,7 +207,7 @@ class Committer:
             raise DiskFailure(
                 f"{self._root.segments}: {error.strerror}: the free space cannot be read; nothing unacknowledged was "
                 "kept, nothing acknowledged is lost",
-                hint=self._hint,
+                hint=self._hint(error),
             ) from error
 
     def has_room(self, *, wanted_bytes: int | None) -> bool:
@@ -276,14 +276,14 @@ class Committer:
     def _failure(self, path: Path, error: OSError) -> DiskFailure:
         """The error for a turn that the disk did not take: :class:`Full` if it is tried again."""
         if error.errno in DISK_FULL:
-            return self._refuse(f"{path}: {error}", self._hint)
+            return self._refuse(f"{path}: {error}", self._hint(error))
         return DiskFailure(
-            f"{path}: {error}; nothing unacknowledged was kept, nothing acknowledged is lost", hint=self._hint
+            f"{path}: {error}; nothing unacknowledged was kept, nothing acknowledged is lost", hint=self._hint(error)
         )
 
-    @property
-    def _hint(self) -> str:
-        return f"look at the disk (df, dmesg), then {command_line(self._root.path, 'verify')} and start again"
+    def _hint(self, error: OSError) -> str:
+        looking = room_commands(self._root.segments, error=error)
+        return f"{looking}; dmesg; then {command_line(self._root.path, 'verify')} and start again"
 
     def _refuse(self, message: str, hint: str) -> Full:
         self._refused, self._full_until = True, time.monotonic() + _FULL_SECONDS
@@ -395,7 +395,7 @@ class Committer:
         except OSError as error:
             raise DiskFailure(
                 f"{self._root.head}: {error.strerror}: the head cannot be written",
-                hint=f"ls -l {self._root.head}; df -h {self._root.path}, then start again",
+                hint=f"ls -l {self._root.head}; {room_commands(self._root.path, error=error)}; then start again",
             ) from error
         self._metrics.head_sequence = head.sequence
 

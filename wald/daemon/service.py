@@ -18,7 +18,7 @@ from wald.daemon.gate import Gate
 from wald.daemon.lifecycle import open_journal
 from wald.daemon.start import Parts, sizes_in_force, wanted_routes, wants_fifo, writers_of
 from wald.daemon.turn import Arena, Turn
-from wald.errors import DiskFailure, NotPermitted, WaldError, command_line
+from wald.errors import DiskFailure, NotPermitted, WaldError, command_line, room_commands
 from wald.format.protocol import Code
 
 _FULL_SECONDS = 0.25  # between checks of a full disk
@@ -50,7 +50,8 @@ def run(
         except OSError as error:
             raise DiskFailure(
                 f"{error.filename or path}: {error.strerror}: the daemon cannot start",
-                hint=f"df -h {path}; ls -ld {path}; {command_line(path, program='wald-reclaim')} makes room without it",
+                hint=f"{room_commands(path, error=error)}; ls -ld {path}; "
+                f"{command_line(path, program='wald-reclaim')} makes room without it",
             ) from error
         service.loop()
         service.stop()

@@ -6,12 +6,12 @@ import re
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack, aclosing
-from datetime import datetime
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
+from wald.answers.fields import local_now
 from wald.errors import InvalidInput, NotFound
 from wald.format.names import DEFAULT_GROUP, check_group
 from wald.format.positions import position
@@ -147,7 +147,7 @@ def _wanted(call: Call, query: Query, *, is_events: bool) -> Wanted:
         raise InvalidInput("group is that of from=cursor", hint=f"?from=cursor&group={query.group}")
     last = call.request.headers.get("last-event-id", "")
     resumed = _sequence(last) + 1 if last else 0
-    now = datetime.now().astimezone()
+    now = local_now()
     start: Start
     if resumed and is_events:
         start = resumed

@@ -6,13 +6,13 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from markupsafe import Markup
 from msgspec import Meta
 from starlette.responses import RedirectResponse, Response
 
+from wald.answers.fields import local_now
 from wald.errors import InvalidInput, NotFound
 from wald.format.names import check_route
 from wald.format.positions import position
@@ -193,9 +193,7 @@ def _excerpt(log: Log, route: str | None, query: Query) -> Excerpt:
         searched = (first, last) if has_older and len(rows) < COUNT else None
         newer = None if query.before is None else last + 1
         return Excerpt(rows, notes, first if has_older else None, newer, searched)
-    start: Start = (
-        "earliest" if query.from_ == "earliest" else position("from", query.from_, datetime.now().astimezone(), _NAMED)
-    )
+    start: Start = "earliest" if query.from_ == "earliest" else position("from", query.from_, local_now(), _NAMED)
     begin = (
         start if isinstance(start, int) else 1 if isinstance(start, str) else sequence_since(view, nanoseconds(start))
     )

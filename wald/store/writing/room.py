@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from wald.errors import command_line
+from wald.errors import command_line, room_commands
 from wald.store.files.directory import Root
 from wald.store.files.disk import free_bytes
 
@@ -47,7 +47,7 @@ class Cause(StrEnum):
             return f"{command_line(root, 'explain')} says who has not read what; {reclaiming} deletes the rest"
         segments = Root(root).segments
         disk = segments if segments.is_mount() else root
-        return f"df -h {disk} and du -xhd1 around it say what fills the disk; quota -v, what may be used of it"
+        return f"{room_commands(disk)}; du -xhd1 around it says what fills the disk; quota -v, what may be used of it"
 
 
 @dataclass(frozen=True, slots=True)
