@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from wald.errors import InvalidInput, NotFound
 from wald.store.files.disk import Disk
-from wald.store.segments.seeking import sequence_at, sequence_since
+from wald.store.segments.seeking import sequence_since, sequence_until
 from wald_archive.api import open_destination
 from wald_spark.blocks import Range
 from wald_spark.bundles import BundlePiece, bundle_pieces
@@ -101,11 +101,11 @@ def require_routes(locations: Sequence[Location], routes: frozenset[str]) -> Non
 def _log_pieces(location: LogLocation, options: Options) -> list[LogPiece]:
     view = location.view()
     first, last = options.first or first_record(view, partial=options.tolerance.partial), options.last
-    # Append times never decrease, so a range of times is one of sequences.
+    # The range of sequences that has all records of a range of times; between clock steps, others may lie among them.
     if options.from_ns is not None:
         first = max(first, sequence_since(view, options.from_ns))
     if options.until_ns is not None:
-        last = min(last, sequence_at(view, options.until_ns) - 1)
+        last = min(last, sequence_until(view, options.until_ns) - 1)
     return pieces_of(
         view,
         Range(options.routes, first, last),

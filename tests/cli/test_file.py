@@ -26,6 +26,7 @@ TABLE: dict[str, dict[str, FileKind]] = {
     "`lock`": {"lock": FileKind.LOCK},
     "`head`": {"head": FileKind.HEAD},
     "`transfers`": {"transfers": FileKind.TRANSFERS},
+    "`clock.jsonl`": {"clock.jsonl": FileKind.CLOCK},
     "`wald.sock`": {"wald.sock": FileKind.SOCKET},
     "`segments/N.wal`": {f"segments/{N}.wal": FileKind.RAW},
     "`segments/N.wal.idx`": {f"segments/{N}.wal.idx": FileKind.SPARSE_INDEX},

@@ -148,6 +148,7 @@ def words_of(root: Path) -> list[tuple[str, list[str]]]:
         *(("wald file", command("file", path)) for path in files),
         *(("wald dump", command("dump", "--records", path)) for path in files),
         ("wald cut", command("cut", *at)),
+        ("wald clock step", command("clock", "step", *at)),
         ("wald history", command("history", *at)),
         ("wald verify", command("verify", *at)),
         ("wald doctor", command("doctor", *at)),

@@ -16,6 +16,7 @@ from wald.format.segment import pack_version
 from wald.log import Log
 from wald.store.checking.finding import Level
 from wald.store.checking.verifier import verify
+from wald.store.files.clock import read_steps
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import read_ledger
@@ -111,3 +112,16 @@ def test_it_becomes_a_log_when_all_else_is_durable(tmp_path: Path) -> None:
 def test_a_new_file_system_is_empty(tmp_path: Path) -> None:
     (tmp_path / "log/lost+found").mkdir(parents=True)
     assert list(made(tmp_path / "log", [1])) == [1]
+
+
+def test_append_times_that_go_back_are_a_clock_step(tmp_path: Path) -> None:
+    """As in the log from which the records come."""
+    path = tmp_path / "log"
+    times_ns = [START_NS, START_NS + 9, START_NS + 3, START_NS + 3, START_NS + 1]
+    with begun(path) as log:
+        for first, time_ns in enumerate(times_ns, start=1):
+            log.add(Batch("a", first, 1, time_ns, b"x\n", Encoding.LINES))
+        log.finish()
+    assert [record.append_time_ns for record in Log(path).records()] == times_ns
+    assert [step.base for step in read_steps(Root(path))] == [3, 5]
+    assert [str(found) for found in verify(Root(path)) if found.level is Level.ERROR] == []

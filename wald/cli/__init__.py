@@ -40,6 +40,7 @@ _COMMANDS = {
     "doctor": ("doctor.command", "doctor", "Report which promises hold on this directory and this host."),
     "hold": ("hold", "hold", "Keep FIFOs readable while the daemon restarts."),
     "cut": ("service", "cut", "Ask the daemon to cut the active segment."),
+    "clock": ("clock", "clock", "Have append times begin again after the clock was far ahead."),
     "dump": ("inspect", "dump", "Print the content of a file of the log, and what is damaged in it."),
     "file": ("file", "file", "Show what a file is, which version wrote it, and whether it may be deleted."),
     "history": ("history", "history", "Show what happened to the log, and whether every deletion was legal."),

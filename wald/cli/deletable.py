@@ -36,6 +36,7 @@ _ALWAYS = {
     FileKind.ROOT: (False, "it is the log, with every record in it"),
     FileKind.IDENTITY: (False, "without it no program opens the log"),
     FileKind.LOCK: (False, "a second daemon could start beside the one that holds it; it has only a line in it"),
+    FileKind.CLOCK: (False, "without it look-ups by time miss records, and append times that go back look damaged"),
     FileKind.TRANSFERS: (False, "without it a start may store again what a pipe held when the daemon was killed"),
     FileKind.SPARSE_INDEX: (True, "it is a hint; readers only take longer without it"),
     FileKind.DIRECTORY: (False, "the programs of the log need it, and what is in it"),

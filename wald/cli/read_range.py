@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -137,10 +138,13 @@ class Range:
 
 def of_latest(log: Log, asked: Range, route: str | None, count: int, *, matcher: Matcher | None) -> Range | None:
     """The last ``count`` records of a range: those of ``route``, and of these those that match; None: it holds none."""
+    from wald.store.files.clock import read_steps
     from wald.store.reading.latest import start_of_latest
     from wald.store.segments.seeking import end_of, sequence_at, sequence_since
 
     view = log.view()
+    if (isinstance(asked.start, datetime) or isinstance(asked.stop, datetime)) and read_steps(view.root):
+        return _of_latest_counted(log, asked, route, count, matcher)
     end, last = end_of(view), NO_SEQUENCE
     if isinstance(asked.stop, datetime):
         following = sequence_at(view, nanoseconds(asked.stop))
@@ -155,3 +159,12 @@ def of_latest(log: Log, asked: Range, route: str | None, count: int, *, matcher:
         return None
     latest = start_of_latest(view, route, count, last=last, found=matcher.records if matcher else None)
     return asked if first >= latest and first > 1 else replace(asked, start=latest)
+
+
+def _of_latest_counted(log: Log, asked: Range, route: str | None, count: int, matcher: Matcher | None) -> Range | None:
+    """The same where clock steps lie between ranges of times: all that is wanted is read to find the last records."""
+    latest: deque[int] = deque(maxlen=count)
+    for batch in log.batches(route, asked.start, asked.stop, on_damage=lambda _: None, on_missing="skip"):
+        records = matcher.records(batch) if matcher else batch.records()
+        latest.extend(record.sequence for record in records)
+    return replace(asked, start=latest[0]) if latest else None

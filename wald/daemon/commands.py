@@ -14,14 +14,19 @@ from wald.errors import Damaged, InvalidInput, NotFound, NotPermitted
 from wald.format.head import encode_head
 from wald.format.protocol import Code, Command, encode_err, encode_ok
 from wald.format.times import utc
+from wald.store.files.clock import ClockStep
 from wald.store.files.consumers import is_group
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.fifos import OWNERS_FIFO_MODE, has_fifo
 from wald.store.files.routes import add_route, retire_route
+from wald.store.segments.head import seconds_ahead
 from wald.store.writing.writer import Writer
 
-_USAGE = "PING | HEAD | STAT | CUT | ROUTE ADD <name> [fifo] [mode=<octal>] [consumers=<group>] | ROUTE RETIRE <name>"
+_USAGE = (
+    "PING | HEAD | STAT | CUT | CLOCK STEP | ROUTE ADD <name> [fifo] [mode=<octal>] [consumers=<group>] | "
+    "ROUTE RETIRE <name>"
+)
 
 _MODE = re.compile("mode=([0-7]+)")
 _CONSUMERS = "consumers="
@@ -66,6 +71,8 @@ class Commands:
                     return encode_ok(json.dumps(self._status()))
                 case "CUT", ():
                     return self._cut(user_id)
+                case "CLOCK", ("STEP",):
+                    return self._step_clock(user_id)
                 case "ROUTE", ("ADD", str(name), *options):
                     return self._add_route(name, options, user_id)
                 case "ROUTE", ("RETIRE", str(name)):
@@ -98,6 +105,16 @@ class Commands:
         if not self._committer.cut():
             return encode_err(Code.FULL, "there is no room for the next segment; this one goes on")
         return encode_ok(f"cut {self._writer.base_sequence}")
+
+    def _step_clock(self, user_id: int) -> bytes:
+        if not self._routes.is_owner(user_id):
+            return encode_err(Code.DENIED, f"user {user_id} may not step the clock: that is for the log's owner")
+        state, now_ns = self._writer.state, time.time_ns()
+        if not seconds_ahead(state.append_time_ns, now_ns):
+            return encode_ok(f"nothing-to-step {state.next_sequence}")
+        if not self._committer.step_clock(ClockStep(state.next_sequence, state.append_time_ns, now_ns)):
+            return encode_err(Code.BUSY, "a long line is unfinished, or there is no room for the next segment")
+        return encode_ok(f"stepped {state.next_sequence}")
 
     def _add_route(self, name: str, options: list[str], user_id: int) -> bytes:
         fifo, mode, consumers = False, None, None

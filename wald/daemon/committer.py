@@ -21,7 +21,9 @@ from wald.config import Config
 from wald.daemon.turn import Turn
 from wald.errors import DISK_FULL, DiskFailure, command_line, room_commands
 from wald.format.head import LINE_BYTES, Head, encode_head
+from wald.format.times import utc
 from wald.metrics import Metrics
+from wald.store.files.clock import ClockStep, add_step
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk, free_bytes
 from wald.store.files.inplace import InPlaceFile
@@ -143,6 +145,29 @@ class Committer:
         self._filled_at = None
         self._metrics.cuts += 1
         self._publish()
+        return True
+
+    def step_clock(self, step: ClockStep) -> bool:
+        """Record a clock step and begin a segment behind it; False if that cannot be now.
+
+        Raises:
+            Locked: another daemon has taken the root over.
+        """
+        writer = self.writer
+        if writer.failed or not writer.may_step_clock:
+            return False
+        self._require_lock()
+        try:
+            self.keep_name()
+            add_step(self._root, self._disk, step)  # before a segment has earlier times
+            writer.step_clock(now_ns=step.at_ns)
+        except (OSError, Full) as error:
+            self._journal.error("clock step failed", reason=str(error), next="append times go on as before")
+            return False
+        self._filled_at = None
+        self._metrics.cuts += 1
+        self._publish()
+        self._journal.warning("clock step", base=step.base, before=utc(step.before_ns), now=utc(step.at_ns))
         return True
 
     def tend(self, now: float) -> bool:

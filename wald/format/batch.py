@@ -6,7 +6,7 @@
          8     4  body checksum      crc32c of the whole body, padding included
         12     4  payload length     bytes
         16     8  base sequence      of the first record that begins here
-        24     8  append time        ns since 1970, never decreasing within a log
+        24     8  append time        ns since 1970, never decreasing between two clock steps
         32     8  producer id        0: none
         40     8  producer sequence  with a producer: the number of this batch; otherwise: see CONTINUES
         48     4  count              records that begin here, 32 bits

@@ -3,7 +3,8 @@ r"""The text protocol of the socket, as bytes: requests and replies are lines, p
     PUB <route> <bytes> [enc=columns] [pid=<hex> pseq=<n> [seen=<sequence>]]\n<payload>   →  OK <first> <last>\n
     HEAD                                                              →  OK seq=… segment=… …\n
     STAT                                                              →  OK {…}\n
-    CUT | ROUTE ADD <name> [fifo] [mode=<octal>] [consumers=<group>] | ROUTE RETIRE <name> | PING   →  OK …\n
+    ROUTE ADD <name> [fifo] [mode=<octal>] [consumers=<group>] | ROUTE RETIRE <name>   →  OK …\n
+    CUT | CLOCK STEP | PING                                           →  OK …\n
 
 Anything else gets ``ERR <code> <message>\n``, and the connection goes on if the length of what follows is known.
 Replies come in the order of the requests; requests may be pipelined. ``socat - UNIX:ROOT/wald.sock`` speaks it.
@@ -89,7 +90,7 @@ class Command:
 
 
 _LINES_REMEMBERED = 256  # a producer without an id sends the same line again and again
-VERBS = ("HEAD", "STAT", "CUT", "ROUTE", "PING")
+VERBS = ("HEAD", "STAT", "CUT", "CLOCK", "ROUTE", "PING")
 
 
 @lru_cache(maxsize=_LINES_REMEMBERED)

@@ -24,6 +24,7 @@ class FileKind(Enum):
     LOCK = "the lock that the daemon holds while it runs; the daemon that started last has signed it"
     HEAD = "the head: how far the log is durable"
     TRANSFERS = "the transfers: which bytes are on their way out of each pipe"
+    CLOCK = "the clock steps: behind which records append times have begun again"
     SOCKET = "the socket of the daemon"
     RAW = "a raw segment"
     SPARSE_INDEX = "the sparse index of a raw segment, a hint for readers"
@@ -69,6 +70,7 @@ _BY_PATH = tuple(
         (r"lock", FileKind.LOCK),
         (r"head", FileKind.HEAD),
         (r"transfers", FileKind.TRANSFERS),
+        (r"clock\.jsonl", FileKind.CLOCK),
         (r"wald\.sock", FileKind.SOCKET),
         (_SEGMENT, FileKind.RAW),
         (rf"{_SEGMENT}\.idx", FileKind.SPARSE_INDEX),

@@ -23,6 +23,7 @@ from wald.format.names import LEDGERS, PART_SUFFIX, WHOLE, Kind, parse_segment_n
 from wald.store.checking.checker import Checked, SegmentToCheck, check
 from wald.store.checking.finding import Finding, Level
 from wald.store.checking.opening import NOTHING
+from wald.store.files.clock import read_steps, require_steps
 from wald.store.files.directory import Root
 from wald.store.files.fifos import troubles
 from wald.store.files.identity import read_identity
@@ -65,6 +66,7 @@ class Verification:
         self._view = View(root, b"", EVERYTHING, Listing(()))
         self._second_listing = SecondListing()
         self._state = NOTHING
+        self._steps = frozenset(step.base for step in read_steps(root))
         self._first = [*self._identity(), *self._read_head(), *self._strangers(), *self._list(), *self._headless()]
         self.segments = self.records = self.raw_bytes = 0
 
@@ -82,6 +84,7 @@ class Verification:
         yield from self._first
         yield from self._segments(ahead)
         yield from self._head_agrees()
+        yield from self._clock()
         for name in LEDGERS:
             yield from self._ledger(self._root.ledger / name)
         yield from self._cursors()
@@ -109,6 +112,12 @@ class Verification:
             level = Level.ERROR if self._view.segments else Level.INFO
             unknown = "missing or empty: it is not known how far records are durable"
             yield Finding(level, self._root.head, 0, f"{unknown}; the next start of the daemon writes it again")
+
+    def _clock(self) -> Iterator[Finding]:
+        try:
+            require_steps(self._root)
+        except (Damaged, OSError) as error:
+            yield Finding.of(Level.ERROR, self._root.clock_steps, str(error))
 
     def _strangers(self) -> Iterator[Finding]:
         """Files in ``segments/`` that are not segments that can be read."""
@@ -175,6 +184,8 @@ class Verification:
         before = self._state
         if segment.base_sequence > (before.next_sequence or 1):
             before = replace(before, open_records={})  # they may have ended in what is missing
+        if segment.base_sequence in self._steps:
+            before = replace(before, append_time_ns=NOTHING.append_time_ns)
         target = self.target(segment)
         done = ahead(target)
         checked = (done and done.following(before)) or check(target, before)

@@ -26,5 +26,6 @@ processes     what Linux says of a process
 regular       opens a regular file and nothing else
 routes        routes as directories
 runs          sets of sequences as runs
+clock         clock steps, behind which append times begin again
 uptime        time that cannot be set
 """

@@ -55,6 +55,10 @@ class Root:
         return self.path / "transfers"
 
     @property
+    def clock_steps(self) -> Path:
+        return self.path / "clock.jsonl"
+
+    @property
     def socket(self) -> Path:
         return self.path / "wald.sock"
 

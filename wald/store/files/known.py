@@ -20,7 +20,7 @@ _ANY = Root(Path())
 _OF_ROOT = {
     "lost+found",
     *(path.name for path in (_ANY.identity, _ANY.unfinished_identity, _ANY.lock, _ANY.head)),
-    *(path.name for path in (_ANY.transfers, _ANY.socket, _ANY.archive)),
+    *(path.name for path in (_ANY.transfers, _ANY.clock_steps, _ANY.socket, _ANY.archive)),
     *(path.name for path in (_ANY.segments, _ANY.routes, _ANY.ledger, _ANY.quarantine, _ANY.recovery, _ANY.gate)),
 }
 _OF_LEDGER = {*LEDGERS, *(str(Path(name).with_suffix(".lock")) for name in LEDGERS)}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.format.tables import FrameTable
+from wald.store.files.clock import read_steps
 from wald.store.files.listing import Segment
 from wald.store.reading.selection import Selection
 from wald.store.retention.pins import sealed_index
@@ -33,13 +34,14 @@ def _starts(view: View, selection: Selection) -> Iterator[tuple[int, bool]]:
     """Where a portion may begin: where a frame does, or a segment that is not sealed. At the last one selected ends."""
     segments = view.segments
     collected = 0
+    stepped = max((step.base for step in read_steps(view.root)), default=0)  # append times begin again there
     for segment in segments[view.listing.covering(selection.first) :] if segments else ():
         if segment.base_sequence > selection.last:
             return
         for start, raw_bytes, earliest_ns, latest_ns in _frames(segment, view):
             if start > selection.last:
                 return
-            if selection.until_ns <= earliest_ns <= latest_ns:
+            if selection.until_ns <= earliest_ns <= latest_ns and start >= stepped:
                 yield start, True
                 return
             if collected >= PORTION_BYTES and start > selection.first:

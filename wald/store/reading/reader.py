@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from wald.errors import Damaged, InvalidInput, NotFound, command_line
 from wald.format.parsing import StoredBatch, holds_pieces
+from wald.store.files.clock import read_steps
 from wald.store.files.runs import Spans
 from wald.store.reading.batches import Batch, Begun, Joiner
 from wald.store.reading.selection import NO_SEQUENCE, Selection, Start, Stop, select
@@ -197,6 +198,7 @@ class _Reading:
         self._history = History(view.root)
         self._joiner = Joiner()
         self._complete = False
+        self._stepped: tuple[View, int] | None = None  # where the last clock step is, as of a view
         self._dropped_of = 0  # the segment whose dropped batches were reported last
 
     def batches(
@@ -303,7 +305,7 @@ class _Reading:
     def _last(self, stored: StoredBatch) -> int:
         """The last sequence wanted, as far as it is known once ``stored`` is met."""
         selection = self._selection
-        if stored.header.append_time_ns >= selection.until_ns:
+        if stored.header.append_time_ns >= selection.until_ns and not self._steps_behind(stored.header.base_sequence):
             return min(selection.last, stored.header.base_sequence - 1)
         return selection.last
 
@@ -314,8 +316,15 @@ class _Reading:
         for done in self._joiner.take(stored, segment, max(selection.floor(stored.route), self._begin), last):
             if isinstance(done, DamagedRange):
                 self._report_lost(f"{self._root.segments}: {done.message}", done.last)
-            elif done.append_time_ns >= selection.from_ns:
+            elif selection.from_ns <= done.append_time_ns < selection.until_ns:
                 yield done
+
+    def _steps_behind(self, sequence: int) -> bool:
+        """Return True if append times begin again behind a record, so that later ones may be older."""
+        if self._stepped is None or self._stepped[0] is not self._view:
+            last = max((step.base for step in read_steps(self._root)), default=0)
+            self._stepped = self._view, last
+        return self._stepped[1] > sequence
 
     def _await_change(self, cancel: threading.Event, on_wait: Callable[[], None] | None) -> bool:
         """Return when the head has moved, or nothing more is to come; False if ``cancel`` was set instead."""

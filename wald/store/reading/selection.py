@@ -21,7 +21,7 @@ from wald.format.names import DEFAULT_GROUP
 from wald.format.times import nanoseconds
 from wald.store.retention.cursors import CursorState, read_cursor
 from wald.store.segments.head import lost_head
-from wald.store.segments.seeking import end_of, sequence_at, sequence_since
+from wald.store.segments.seeking import end_of, sequence_since, sequence_until
 from wald.store.segments.view import View
 
 Named = Literal["earliest", "end", "cursor"]
@@ -78,7 +78,7 @@ def _check_order(view: View, start: Start, stop: Stop | None) -> None:
     with suppress(Damaged):  # then it is not known
         match start, stop:
             case int(), datetime():
-                first = sequence_at(view, nanoseconds(stop))
+                first = sequence_until(view, nanoseconds(stop))
                 if first <= start < end_of(view):
                     raise InvalidInput(
                         f"record {start} was appended at {stop.isoformat()} or later: the end is before the start",

@@ -21,6 +21,7 @@ from wald.errors import InvalidInput
 from wald.format.batch import Buffer, Encoding, Flag
 from wald.format.head import Head, encode_head
 from wald.format.state import LogState
+from wald.store.files.clock import ClockStep, add_step
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.identity import encode_identity, make_directories
@@ -128,6 +129,11 @@ class NewLog:
             writer = self._writer = self._begun(batch)
         elif batch.first > due:
             self._pass_over(writer, batch)
+        if batch.append_time_ns < writer.state.append_time_ns:
+            step = ClockStep(writer.state.next_sequence, writer.state.append_time_ns, batch.append_time_ns)
+            add_step(self.root, self._disk, step)
+            writer.step_clock(now_ns=batch.append_time_ns)
+            self._seal(writer.base_sequence)
         draft = self._draft(batch)
         if writer.overshoots(draft.total_bytes):
             self._cut(writer, batch.append_time_ns)

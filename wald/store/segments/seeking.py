@@ -8,6 +8,7 @@ from contextlib import closing
 
 from wald.errors import Damaged
 from wald.format.batch import BatchHeader
+from wald.store.files.clock import ranges
 from wald.store.files.directory import Root
 from wald.store.files.listing import Segment
 from wald.store.segments.head import readable_head
@@ -38,31 +39,54 @@ def end_of(view: View) -> int:
 
 def sequence_at(view: View, time_ns: int) -> int:
     """The first record that was appended at ``time_ns`` or later; the end of the log if there is none yet."""
-    return _search(view, time_ns)[1]
+    return _first(view, time_ns)[1]
 
 
 def sequence_since(view: View, time_ns: int) -> int:
-    """The sequence behind the last record older than ``time_ns``: records missing from there on may be of that time."""
-    return _search(view, time_ns)[0]
+    """The sequence behind the last record older than ``time_ns``: records missing from there on may be of that time.
+
+    Behind a clock step times begin again: the answer is in the first range of times that may have such records.
+    """
+    return _first(view, time_ns)[0]
 
 
-def _search(view: View, time_ns: int) -> tuple[int, int]:
+def sequence_until(view: View, time_ns: int) -> int:
+    """The sequence from which no record is older than ``time_ns``, in any range of times."""
+    for first, behind in reversed(ranges(view.root)):
+        _, at = _search(view, time_ns, first, behind)
+        if at > first:
+            return at
+    return 1
+
+
+def _first(view: View, time_ns: int) -> tuple[int, int]:
     """The answers of :func:`sequence_since` and :func:`sequence_at`."""
-    readable = [segment for segment in view.segments if segment.base_sequence <= view.bound.segment]
+    for first, behind in ranges(view.root):
+        since, at = _search(view, time_ns, first, behind)
+        if behind is None or since < behind:
+            break
+    return since, at
+
+
+def _search(view: View, time_ns: int, first: int, behind: int | None) -> tuple[int, int]:
+    """The same for one range of times, which ends at the end of the log if ``behind`` is None."""
+    end = behind or 1 << 64
+    readable = [s for s in view.segments if first <= s.base_sequence < end and s.base_sequence <= view.bound.segment]
     later = bisect_left(
         range(len(readable)), True, key=lambda number: not _begins_earlier(view, readable[: number + 1], time_ns)
     )
-    # Where the records begin that are missing and may be of that time. Append times do not decrease, so what is missing
-    # before an older record is older, too.
-    missing = None if later else 1
-    for found in _from(view, readable[max(0, later - 1) :], time_ns):
+    # Where the records begin that are missing and may be of that time. In a range append times do not decrease, so what
+    # is missing before an older record is older, too.
+    missing = None if later else first
+    last = (view.bound.sequence or 0) if behind is None else behind - 1
+    for found in _from(view, readable[max(0, later - 1) :], time_ns, last):
         if isinstance(found, int):
             missing = missing or found
         elif found.append_time_ns >= time_ns:
             return missing or found.base_sequence, found.base_sequence
         else:
             missing = None
-    end = end_of(view)
+    end = behind or end_of(view)
     return missing or end, end
 
 
@@ -79,7 +103,7 @@ def _begins_earlier(view: View, segments: list[Segment], time_ns: int) -> bool:
     return True
 
 
-def _from(view: View, segments: list[Segment], time_ns: int) -> Iterator[BatchHeader | int]:
+def _from(view: View, segments: list[Segment], time_ns: int, last: int) -> Iterator[BatchHeader | int]:
     """The headers of the batches that may be of ``time_ns`` or later; a sequence where records may be missing."""
     due: int | None = None  # the record behind the last one met
     for segment in segments:
@@ -106,5 +130,5 @@ def _from(view: View, segments: list[Segment], time_ns: int) -> Iterator[BatchHe
                     due = met.header.end_sequence
             if opened.tail is not None and opened.tail.garbage_bytes:
                 yield due
-    if due is not None and due <= (view.bound.sequence or 0):
+    if due is not None and due <= last:
         yield due

@@ -221,6 +221,27 @@ class Writer:
             self.sync()
         self._open_next(now_ns, None)
 
+    @property
+    def may_step_clock(self) -> bool:
+        """False while the active segment has only pieces of a record that began before it."""
+        return self.advanced or self.position == self._first_position
+
+    def step_clock(self, *, now_ns: int) -> None:
+        """Begin a segment whose append times begin at ``now_ns``, though the log has later ones.
+
+        Raises:
+            OSError: as of :meth:`cut`; append times continue as before.
+        """
+        assert self.may_step_clock, "its pieces have the later times"
+        before_ns, self.state.append_time_ns = self.state.append_time_ns, now_ns
+        try:
+            if self.unsynced:
+                self.sync()
+            self._open_next(now_ns, None)
+        except OSError:
+            self.state.append_time_ns = before_ns
+            raise
+
     def replace(self, *, now_ns: int) -> None:
         """After a failure: truncate the file to its durable length and open a new segment.
 

@@ -1,0 +1,39 @@
+"""``wald clock``: the way back after the clock was far ahead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from wald.cli.options import json_option, root_option, socket_option
+from wald.cli.output import json_line
+
+
+@click.group()
+def clock() -> None:
+    """Have append times begin again after the clock was far ahead."""
+
+
+@clock.command()
+@root_option
+@socket_option
+@json_option
+def step(root: Path, socket: Path | None, as_json: bool) -> None:
+    """Record a clock step: the next records get their append times from the clock again.
+
+    While the clock was far ahead, records got append times in the future, and all later records get the last of them
+    until the clock has caught up. Set the clock right first. Sequences and records stay as they are; look-ups by time
+    take the records before and behind the step as two ranges. Only the log's owner may do it, and it needs the daemon.
+    """
+    from wald.cli.connect import daemon_at
+
+    with daemon_at(root, socket) as daemon:
+        what, base = daemon.command("CLOCK STEP").split()
+    stepped = what == "stepped"
+    if as_json:
+        click.echo(json_line("clock.step", {"stepped": stepped, "sequence": int(base)}))
+    elif stepped:
+        click.echo(f"stepped: append times begin again with record {base}")
+    else:
+        click.echo("nothing to step: append times are not ahead of the clock")

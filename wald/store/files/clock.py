@@ -1,0 +1,77 @@
+"""Clock steps: places in the log behind which append times begin again from the clock, in ``clock.jsonl`` of a root.
+
+Append times do not decrease from record to record. After a time in which the clock was far ahead, an operator has the
+daemon record a step; the segments behind it are a range of times of their own. The file has a checksummed line for each
+step and is replaced as a whole, before the first segment of the new range exists. A step that did not come to that
+changes nothing: the times on both of its sides are in one order then, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from wald.errors import Damaged
+from wald.format.checked_line import decode_line, encode_line
+from wald.store.files.directory import Root
+from wald.store.files.disk import Disk
+from wald.store.files.regular import read_regular
+
+
+@dataclass(frozen=True, slots=True)
+class ClockStep:
+    """One step.
+
+    Attributes:
+        base: the sequence of the first record that may be behind it.
+        before_ns: the append time that was reached in front of it.
+        at_ns: the clock when it was recorded; append times go on from there.
+    """
+
+    base: int
+    before_ns: int
+    at_ns: int
+
+
+def read_steps(root: Root) -> tuple[ClockStep, ...]:
+    """Return the steps of a log in their order; a line that cannot be read is left out."""
+    steps = []
+    for line in _lines(root):
+        try:
+            steps.append(ClockStep(**(decode_line(line) or {})))
+        except TypeError:
+            continue
+    return tuple(sorted(steps, key=lambda step: step.base))
+
+
+def require_steps(root: Root) -> None:
+    """
+    Raises:
+        Damaged: a line of the steps cannot be read.
+    """
+    for number, line in enumerate(_lines(root), start=1):
+        if set(decode_line(line) or {}) != {"base", "before_ns", "at_ns"}:
+            raise Damaged(
+                f"{root.clock_steps}: line {number} is not a clock step; look-ups by time may miss records",
+                hint=f"restore {root.clock_steps} from a backup",
+            )
+
+
+def add_step(root: Root, disk: Disk, step: ClockStep) -> None:
+    """Record a step; on disk when this returns."""
+    disk.replace(root.clock_steps, b"".join(_lines(root)) + encode_line(asdict(step)))
+
+
+def ranges(root: Root) -> list[tuple[int, int | None]]:
+    """Return the ranges of sequences in which append times do not decrease: the first, and the one behind the last.
+
+    The last range has no end yet: None.
+    """
+    bases = sorted({step.base for step in read_steps(root) if step.base > 1})
+    return list(zip([1, *bases], [*bases, None], strict=True))
+
+
+def _lines(root: Root) -> list[bytes]:
+    try:
+        return read_regular(root.clock_steps).splitlines(keepends=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
