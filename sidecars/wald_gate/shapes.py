@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -76,5 +77,8 @@ _encoder = msgspec.json.Encoder()
 
 
 def encoded(shape: Any) -> bytes:
-    """``shape`` in JSON."""
-    return _encoder.encode(shape)
+    """``shape`` in JSON; a path that is not text has surrogates, which are escaped."""
+    try:
+        return _encoder.encode(shape)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(shape), separators=(",", ":")).encode()

@@ -166,5 +166,7 @@ def passed_over(new: NewRecords, notes: Path) -> list[str]:
         notes: the directory of the reports, as in the tolerance with which ``new`` was planned.
     """
     reports = sorted(notes.glob(f"{new.location.log}-*.jsonl"))
-    messages = [json.loads(line)["message"] for path in reports for line in path.read_text().splitlines()]
+    messages = [
+        json.loads(line)["message"] for path in reports for line in path.read_text(encoding="utf-8").splitlines()
+    ]
     return list(dict.fromkeys(messages))  # two ranges of one log may have met the same

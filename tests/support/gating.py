@@ -137,7 +137,7 @@ class Gate:
     @property
     def log(self) -> str:
         """What it has said on stderr, over all its lives."""
-        return self.log_path.read_text()
+        return self.log_path.read_text(errors="surrogateescape")
 
     @property
     def origin(self) -> str:

@@ -146,7 +146,7 @@ def _life(root: Root, epoch: int) -> str:
 
 def _software(manifest: Path) -> str:
     try:
-        return f"wald-archive, {json.loads(manifest.read_text())['software']}"
+        return f"wald-archive, {json.loads(manifest.read_bytes())['software']}"
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 

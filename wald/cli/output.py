@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import json
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 
@@ -30,4 +32,16 @@ def json_line(command: str, fields: Mapping[str, object]) -> str:
     Args:
         command: "where", "cursor.list", "reclaim": the program and its command, without ``wald`` and dashes.
     """
-    return json.dumps({"schema": f"wald.{command}/1"} | dict(fields), ensure_ascii=False)
+    named = {"schema": f"wald.{command}/1"} | dict(fields)
+    text = json.dumps(named, ensure_ascii=False)
+    # JSON is UTF-8, whatever the locale; a path that is not text has surrogates, which are JSON as escapes.
+    return text if text.isascii() or _is_printable(text) else json.dumps(named)
+
+
+def _is_printable(text: str) -> bool:
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return codecs.lookup(encoding).name == "utf-8"

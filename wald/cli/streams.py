@@ -6,6 +6,7 @@ So it is opened on /dev/null first, in the direction in which it cannot be used:
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import io
 import os
@@ -24,6 +25,23 @@ R = TypeVar("R")
 _STDIN, _STDOUT, _STDERR = range(3)
 _WRONG_WAY = {_STDIN: os.O_WRONLY, _STDOUT: os.O_RDONLY, _STDERR: os.O_RDONLY}
 _ignored = [False]  # whether stdout may fail
+_ERRORS = "wald.escaped"  # how a stream writes what its encoding lacks
+
+
+def _escaped(error: UnicodeError) -> tuple[bytes, int]:
+    """A byte of a path that is not text becomes that byte, and any other character an escape."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    wrong = error.object[error.start : error.end]
+    return b"".join(map(_escaped_character, wrong)), error.end
+
+
+def _escaped_character(character: str) -> bytes:
+    is_byte = "\udc80" <= character <= "\udcff"
+    return character.encode("ascii", "surrogateescape" if is_byte else "backslashreplace")
+
+
+codecs.register_error(_ERRORS, _escaped)
 
 
 def prepare_streams() -> None:
@@ -111,12 +129,12 @@ def _write(data: memoryview) -> int:
 def _text(stream: TextIO | None, descriptor: int, raw: Callable[[], io.BufferedWriter | _Stderr]) -> TextIO:
     """A text stream that writes to ``raw``, in place of that of the interpreter; another one is left alone."""
     if stream is None:
-        return io.TextIOWrapper(raw(), errors="backslashreplace", write_through=descriptor == _STDERR)
+        return io.TextIOWrapper(raw(), errors=_ERRORS, write_through=descriptor == _STDERR)
     if isinstance(stream, io.TextIOWrapper) and _descriptor(stream) == descriptor:
         return io.TextIOWrapper(
             raw(),
             encoding=stream.encoding,
-            errors=stream.errors,
+            errors=_ERRORS,
             line_buffering=stream.line_buffering,
             write_through=descriptor == _STDERR,
         )

@@ -99,7 +99,7 @@ def _file_system(path: Path) -> tuple[int, int]:
     finally:
         os.close(descriptor)
     mount = about[about.index("mnt_id:") + 1]
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
         number, _, device, *_ = line.split()
         if number == mount:
             major, _, minor = device.partition(":")

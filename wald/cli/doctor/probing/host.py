@@ -60,7 +60,7 @@ def _enlarged(pipe: int) -> int:
 
 
 def _capabilities() -> int:
-    status = Path("/proc/self/status").read_text()
+    status = Path("/proc/self/status").read_text(errors="surrogateescape")
     found = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
     return int(found[1], 16) if found else 0
 
@@ -194,7 +194,7 @@ def service(pid: int, fifos: int) -> Service:
 def _unit(pid: int) -> str:
     """From its control group: ``0::/system.slice/wald.service``; "" if that is not a service's."""
     try:
-        groups = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+        groups = Path(f"/proc/{pid}/cgroup").read_text(errors="surrogateescape").splitlines()
     except OSError:
         return ""
     names = [line.rpartition("/")[2] for line in groups if ":name=systemd:" in line or line.startswith("0::")]
