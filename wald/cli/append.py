@@ -219,7 +219,7 @@ def _encoder(key_separator: str | None, *, jsonl: bool, due: Due | None) -> Enco
 def _check_readable(name: str) -> None:
     """Check a name before anything is sent."""
     if name == _STDIN:
-        require_stdin("wald append ROUTE FILE, or a pipe to stdin")
+        require_stdin("name a FILE after ROUTE, or connect a pipe to stdin")
     else:
         try:
             os.close(os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
