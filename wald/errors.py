@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Self
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_WRONG_TYPES = {errno.EISDIR: "a directory has the name of a file", errno.ENOTDIR: "not a directory"}
 DISK_ERRORS = (*DISK_FULL, errno.EIO, errno.EROFS, errno.EFBIG)  # of a disk that is full or fails, or of a limit
 
 
@@ -59,6 +60,20 @@ class Damaged(WaldError):
 
     exit_code = 4
     last = 0
+
+
+def wrong_type(error: OSError) -> Damaged | None:
+    """Return the error for a directory in the place of a file, or a file in that of a directory; None for any other."""
+    path = error.filename2 or error.filename
+    if not isinstance(path, str | os.PathLike) or error.errno not in _WRONG_TYPES:
+        return None
+    at = Path(path)
+    if error.errno == errno.ENOTDIR:
+        at = next((each for each in (at, *at.parents) if each.exists() and not each.is_dir()), at)
+    return Damaged(
+        f"{at}: {_WRONG_TYPES[error.errno]}",
+        hint=f"ls -ld {at}; move it away, and restore what belongs there",
+    )
 
 
 class Locked(WaldError):

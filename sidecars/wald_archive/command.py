@@ -24,7 +24,16 @@ from wald.cli.options import (
 )
 from wald.cli.progress import progress
 from wald.cli.streams import stdout_is_a_report, write_stdout
-from wald.errors import Damaged, DiskFailure, InvalidInput, NotFound, NotPermitted, command_line, room_commands
+from wald.errors import (
+    Damaged,
+    DiskFailure,
+    InvalidInput,
+    NotFound,
+    NotPermitted,
+    command_line,
+    room_commands,
+    wrong_type,
+)
 from wald.format.names import check_route
 from wald.format.times import utc
 from wald.log import Log
@@ -313,6 +322,8 @@ def _disk_failures(root: Path, destination: Destination) -> Iterator[None]:
     except PermissionError as error:
         raise NotPermitted.of(error, error.filename or root) from error
     except OSError as error:
+        if (misplaced := wrong_type(error)) is not None:
+            raise misplaced from error
         raise DiskFailure(
             f"{error.filename or f'{root} or {destination.address}'}: {error.strerror or error}; nothing is lost, and "
             "nothing that is not at the destination was acknowledged",

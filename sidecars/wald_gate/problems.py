@@ -35,6 +35,7 @@ from wald.errors import (
     UnsupportedFormat,
     WaldError,
     room_commands,
+    wrong_type,
 )
 from wald.store.files.directory import Root
 from wald_gate.shapes import Problem, encoded
@@ -137,6 +138,8 @@ def _of_system(error: OSError) -> Exception:
     """Return the error that a client gets for one of the operating system; the same one if it is a bug."""
     if isinstance(error, PermissionError):
         return NotPermitted.of(error)
+    if (misplaced := wrong_type(error)) is not None:
+        return misplaced
     if error.errno in (*DISK_ERRORS, errno.EMFILE, errno.ENFILE):
         return DiskFailure(f"{error.filename or 'the log'}: {error.strerror}", hint=room_commands(error=error))
     return error

@@ -27,7 +27,17 @@ from wald.cli.options import (
 )
 from wald.cli.streams import ignore_stdout
 from wald.endpoint import serving
-from wald.errors import Damaged, DiskFailure, Gone, InvalidInput, NotPermitted, WaldError, command_line, room_commands
+from wald.errors import (
+    Damaged,
+    DiskFailure,
+    Gone,
+    InvalidInput,
+    NotPermitted,
+    WaldError,
+    command_line,
+    room_commands,
+    wrong_type,
+)
 from wald.format.names import CONSUMERS, CURSOR_SUFFIX, Kind
 from wald.log import Log
 from wald.loop import stop_on_signals, wakes
@@ -153,6 +163,8 @@ def command(
     except BrokenPipeError:  # the reader of a dry run has exited
         raise
     except OSError as error:
+        if (misplaced := wrong_type(error)) is not None:
+            raise misplaced from error
         raise DiskFailure(
             f"{error.filename or log.root.ledger}: {error.strerror}; nothing is lost, and the next pass goes on",
             hint=f"{room_commands(log.root.path, error=error)}; then "

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from running import Daemon, command, eventually, launched, output_of, refusal_of, refused, wald
+from running import Daemon, command, eventually, launched, output_of, refusal_of, refused, run, wald
 
-from wald.errors import InvalidInput, Locked, NotFound, Refused, Unavailable, UnsupportedFormat
+from wald.errors import Damaged, InvalidInput, Locked, NotFound, Refused, Unavailable, UnsupportedFormat
 
 LONG = "x" * 200
 
@@ -414,3 +416,52 @@ def test_an_offset_from_utc_of_a_day_or_more_is_refused(tmp_path: Path) -> None:
     code, message, hint = refused(done)
     assert (code, message) == (InvalidInput.exit_code, "TZ=UTC+25: the offset from UTC is a day or more")
     assert hint == "TZ=UTC before the command"
+
+
+IN_PLACES = [
+    ("head", ["wald", "run"]),
+    ("head", ["wald", "repair"]),
+    ("lock", ["wald", "run"]),
+    ("lock", ["wald", "repair"]),
+    ("transfers", ["wald", "run"]),
+    ("log.json", ["wald", "routes"]),
+    ("ledger/segments.jsonl", ["wald", "run"]),
+    ("ledger/reclaim.jsonl", ["wald_reclaim", "--once"]),
+    ("ledger/reclaim.lock", ["wald_reclaim", "--once"]),
+    ("ledger/archive.jsonl", ["wald_archive", "a"]),
+    ("ledger/verify.jsonl", ["wald", "verify", "--record"]),
+    ("ledger/skips.jsonl", ["wald", "cursor", "skip", "a", "6"]),
+    ("routes/a/processed.drain", ["wald_drain", "a", "--", "true"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), IN_PLACES, ids=lambda each: each if isinstance(each, str) else " ".join(each)
+)
+def test_a_directory_in_the_place_of_a_file_is_named_with_what_to_type(
+    stopped: Path, tmp_path: Path, name: str, words: list[str]
+) -> None:
+    root = Path(shutil.copytree(stopped, tmp_path / "log"))
+    (root / name).unlink(missing_ok=True)
+    (root / name).mkdir()
+    module, *arguments = words
+    done = run([sys.executable, "-m", module, "--root", str(root), *arguments])
+    assert done.returncode == Damaged.exit_code, done.stderr
+    message = done.stderr.decode()
+    assert str(root / name) in message
+    assert "hint: " in message
+    assert (root / name).is_dir()
+
+
+def test_a_file_in_the_place_of_a_directory_is_named_with_what_to_type(stopped: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(stopped, tmp_path / "log"))
+    shutil.rmtree(root / "ledger")
+    (root / "ledger").write_bytes(b"")
+    done = wald("run", "--root", root)
+    assert done.returncode == Damaged.exit_code, done.stderr
+    assert f"ls -ld {root / 'ledger'}" in done.stderr.decode()
+
+
+def test_a_directory_named_in_the_command_is_wrong_input(tmp_path: Path) -> None:
+    code, message, hint = refusal_of("--root", tmp_path / "log", "run", "--config", tmp_path)
+    assert (code, bool(hint)) == (InvalidInput.exit_code, True), message

@@ -16,7 +16,16 @@ import sys
 import click
 
 from wald.cli.streams import prepare_streams
-from wald.errors import DISK_ERRORS, DiskFailure, NotPermitted, WaldError, command_line, room_commands
+from wald.errors import (
+    DISK_ERRORS,
+    DiskFailure,
+    InvalidInput,
+    NotPermitted,
+    WaldError,
+    command_line,
+    room_commands,
+    wrong_type,
+)
 
 INTERRUPTED = 130
 OUTPUT_CLOSED = 141
@@ -56,6 +65,10 @@ def run(command: click.Command, program: str, arguments: list[str]) -> int:
         refused = NotPermitted.of(error)
         return _fail(program, refused.message, refused.hint, refused.exit_code)
     except OSError as error:
+        if (misplaced := wrong_type(error)) is not None:
+            if str(error.filename) in arguments:
+                return _fail(program, misplaced.message, "name a file", InvalidInput.exit_code)
+            return _fail(program, misplaced.message, misplaced.hint, misplaced.exit_code)
         where = f"{error.filename}: " if error.filename else ""
         failing = error.errno in DISK_ERRORS
         hint = f"{room_commands(error=error)}; {_reclaim(context)} frees what every group has read" if failing else ""

@@ -18,7 +18,7 @@ from wald.daemon.gate import Gate
 from wald.daemon.lifecycle import open_journal
 from wald.daemon.start import Parts, sizes_in_force, wanted_routes, wants_fifo, writers_of
 from wald.daemon.turn import Arena, Turn
-from wald.errors import DiskFailure, NotPermitted, WaldError, command_line, room_commands
+from wald.errors import DiskFailure, NotPermitted, WaldError, command_line, room_commands, wrong_type
 from wald.format.protocol import Code
 
 _FULL_SECONDS = 0.25  # between checks of a full disk
@@ -48,6 +48,8 @@ def run(
         except PermissionError as error:
             raise NotPermitted.of(error, error.filename or path) from error
         except OSError as error:
+            if (misplaced := wrong_type(error)) is not None:
+                raise misplaced from error
             raise DiskFailure(
                 f"{error.filename or path}: {error.strerror}: the daemon cannot start",
                 hint=f"{room_commands(path, error=error)}; ls -ld {path}; "
