@@ -46,6 +46,7 @@ _STATUSES = {
 }
 _SECONDS = {"schema": {"type": "integer", "minimum": 1}}
 _REPLAYED = {"schema": {"enum": ["true"]}, "description": "All of it was stored before, under the same key."}
+_SECURITY: list[dict[str, list[str]]] = [{"token": []}, {}]
 _ANY_VERB = (400, 405, 500, 503)
 
 
@@ -63,6 +64,8 @@ def document(verbs: Sequence[Verb]) -> dict[str, Any]:
             "version": wald.__version__,
             "summary": "A durable spool: records in, an append-only log, readers at their own pace.",
         },
+        "servers": [{"url": "/"}],
+        "security": _SECURITY,
         "paths": paths,
         "components": {
             "schemas": components,
@@ -88,8 +91,7 @@ def _operation(verb: Verb) -> dict[str, Any]:
     }
     if verb.body:
         operation["requestBody"] = {"required": True, "content": _content(verb.body)}
-    if verb.right is not Right.NONE:
-        operation["security"] = [{"token": []}, {}]
+    operation["security"] = [] if verb.right is Right.NONE else _SECURITY
     return operation
 
 

@@ -10,8 +10,8 @@ from msgspec import Meta, Struct
 
 NAME = "^[A-Za-z0-9][A-Za-z0-9._-]{0,126}$"
 """What a route or a group may be called, as a pattern of JSON Schema."""
-PRINTABLE = r"^[\p{L}\p{M}\p{N}\p{P}\p{S} ]*$"
-"""What can be printed."""
+PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"
+"""What can be printed, as far as all dialects of patterns can say it: no control characters."""
 WAIT = (
     r"^((\d{1,2}|[12]\d{2})(\.\d{1,9})?|300(\.0{1,9})?) ?s?$|^[0-4](\.\d{1,9})? ?m$|^5(\.0{1,9})? ?m$"
     r"|^(\d{1,5}|[12]\d{5})(\.\d{1,9})? ?ms$|^300000(\.0{1,9})? ?ms$"

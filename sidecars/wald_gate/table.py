@@ -15,7 +15,7 @@ from wald_gate.groups import shapes as groups
 from wald_gate.groups import verbs as work
 from wald_gate.incoming.append import Query as AppendQuery
 from wald_gate.incoming.append import append
-from wald_gate.incoming.shapes import IDEMPOTENCY_KEY, Lines, Records
+from wald_gate.incoming.shapes import IDEMPOTENCY_KEY, Lines, OneOrMore, Records
 from wald_gate.monitoring import pages
 from wald_gate.openapi import document
 from wald_gate.outgoing.forms import FORMS, Events
@@ -50,7 +50,7 @@ VERBS: tuple[Verb, ...] = (
         append,
         query=AppendQuery,
         headers={"Idempotency-Key": IDEMPOTENCY_KEY},
-        body={"text/plain": Lines, NDJSON: Records, "application/octet-stream": None},
+        body={JSON: OneOrMore, "text/plain": Lines, NDJSON: Records, "application/octet-stream": None},
         answers={JSON: Stored},
         statuses=(404, 408, 409, 413, 415, 422, 504),
     ),

@@ -59,6 +59,8 @@ def before_call(_: schemathesis.HookContext, case: schemathesis.Case[Any], **__:
         case.body["consumer"] = "".join(each for each in str(case.body["consumer"]) if each.isprintable()) or "ann"
     if isinstance(case.body, dict) and isinstance(wait := case.body.get("wait"), int | float) and 0 < wait <= 300:
         case.body["wait"] = WAIT_SECONDS
+    elif isinstance(case.body, dict) and _is_like(WAIT, case.body.get("wait")):
+        case.body["wait"] = f"{WAIT_SECONDS}s"
 
 
 def _whole(value: Any) -> Any:

@@ -11,7 +11,7 @@ from wald.format.work import TRIES_MAX
 from wald.work import deliveries
 from wald.work.arguments import CONSUMER_MAX
 from wald_gate.facts.shapes import GroupOfRoute
-from wald_gate.shapes import PRINTABLE, Shape
+from wald_gate.shapes import PRINTABLE, Shape, WaitTime
 
 RECORDS_MAX = 10_000
 BYTES_MAX = 16 << 20
@@ -31,7 +31,7 @@ class Lease(Shape):
     max_records: Annotated[int, Meta(ge=1, le=RECORDS_MAX)] = 100
     max_bytes: Annotated[int, Meta(ge=1, le=BYTES_MAX)] = 1 << 20
     lease_for: LeaseSeconds = 30.0
-    wait: Annotated[float, Meta(ge=0, le=WAIT_SECONDS_MAX)] = 0.0
+    wait: Annotated[float, Meta(ge=0, le=WAIT_SECONDS_MAX)] | WaitTime = 0.0
     done: Sequences = field(default_factory=list)
 
 

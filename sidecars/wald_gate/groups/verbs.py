@@ -14,7 +14,7 @@ from wald.errors import Damaged, command_line
 from wald.work.deliveries import Refusal
 from wald.work.picture import look, work_file
 from wald.work.sharing import Share
-from wald_gate.call import Call
+from wald_gate.call import Call, wait_seconds
 from wald_gate.groups import shapes
 from wald_gate.groups.leased import leased
 from wald_gate.groups.waiting import Got
@@ -27,11 +27,12 @@ from wald_gate.verbs import JSON
 async def lease(call: Call) -> Response:
     """Lease records to a consumer. If there are none, wait as long as the client says, while it stays connected."""
     wanted = await call.body(shapes.Lease)
+    wait = wait_seconds(wanted.wait) if isinstance(wanted.wait, str) else wanted.wait
     kept = Kept(call.state.limits)
     try:
-        if wanted.wait <= SILENT_SECONDS:
-            return Taken(await _lease(call, wanted, kept), JSON, kept.give_back)
-        leasing = asyncio.create_task(_lease(call, wanted, kept))
+        if wait <= SILENT_SECONDS:
+            return Taken(await _lease(call, wanted, wait, kept), JSON, kept.give_back)
+        leasing = asyncio.create_task(_lease(call, wanted, wait, kept))
         try:
             await asyncio.wait((leasing,), timeout=SILENT_SECONDS)
             if leasing.done():
@@ -45,14 +46,14 @@ async def lease(call: Call) -> Response:
         raise
 
 
-async def _lease(call: Call, wanted: shapes.Lease, kept: Kept) -> bytes:
+async def _lease(call: Call, wanted: shapes.Lease, wait: float, kept: Kept) -> bytes:
     async with call.state.groups.use(call.route, call.group) as work:
         await kept.reserve(wanted.max_bytes)
         got = await _leased(work, wanted, wait=0.0, done=wanted.done)
-        if not got.leased.records and wanted.wait:
+        if not got.leased.records and wait:
             kept.give_back()  # what comes is counted then; it is little compared with what is available at once
             call.judge()  # the file of tokens may have changed while the group was opened
-            leasing = _leased(work, wanted, wait=wanted.wait, refused=got.leased.refused)
+            leasing = _leased(work, wanted, wait=wait, refused=got.leased.refused)
             waiting = call.state.groups.waiting
             got = await waiting.leased(call.request, call.judge, work, wanted.consumer, leasing) or got
         kept.count(len(got.body))

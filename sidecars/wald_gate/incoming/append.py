@@ -108,7 +108,13 @@ def _payloads(call: Call, keep: Callable[[int], None]) -> AsyncIterator[Payload]
     if (charset := call.charset) not in _CHARSETS:
         raise HttpError(415, "charset", f"charset={charset[:40]}: only UTF-8 is taken here", hint="iconv -t UTF-8")
     limits = call.state.limits
-    sizes = Sizes(limits.settings.body_max_bytes, limits.settings.record_max_bytes, keep, call.state.threads)
+    sizes = Sizes(
+        limits.settings.body_max_bytes,
+        limits.settings.record_max_bytes,
+        limits.settings.json_max_bytes,
+        keep,
+        call.state.threads,
+    )
     encoding = call.request.headers.get("content-encoding", "").strip().lower()
     is_compressed = encoding not in ("", "identity")
     parts = expanded(limits.chunks(call.request, counted=not is_compressed), encoding, sizes)

@@ -4,6 +4,7 @@ chunks of the body ─▶ decompressed ─▶ whole lines ─▶ payloads of abo
 
 text/plain                 each line is a record
 application/x-ndjson       each line is an object, as ``wald append --jsonl`` takes it
+application/json           all of it is one such object, or an array of them
 application/octet-stream   all of it is one record
 """
 
@@ -15,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from typing import NamedTuple
 
+import msgspec
 import zstandard
 
 from wald.client.json_records import json_payloads
@@ -22,6 +24,9 @@ from wald.client.payloads import FRAME_MAX_BYTES, encode_columns
 from wald.errors import InvalidInput
 from wald_gate.problems import HttpError
 
+_BLANK = b" \t\r\n"
+_ON_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")  # between tokens, as no string may have them
+_ELEMENT_BYTES = 100  # of memory, while a document is taken apart
 _GZIP = 31  # zlib: a gzip header, and a window of 32 KiB
 _STEP_BYTES = 256 << 10  # of output, of one step of gzip
 _ZSTD_STEP_BYTES = 256  # of input: a block of 4 bytes may stand for 128 KiB, so a step makes 8 MiB at most
@@ -46,12 +51,14 @@ class Sizes(NamedTuple):
     Attributes:
         body: of a body, decompressed.
         record: of one record.
+        document: of a body that is one JSON document.
         keep: takes in how many are kept of an unfinished record; an error if that is too much for the gate.
         threads: not those of asyncio, in which the gate connects to the daemon.
     """
 
     body: int
     record: int
+    document: int
     keep: Callable[[int], None]
     threads: Executor
 
@@ -115,6 +122,41 @@ async def json_object_payloads(parts: AsyncIterator[bytes], sizes: Sizes) -> Asy
         number += lines.count(b"\n")
 
 
+async def json_document_payloads(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncIterator[Payload]:
+    """All of it is an object or an array of objects.
+
+    Raises:
+        HttpError: 413, it is too large.
+        InvalidInput: it is no JSON, and nothing of it was yielded; or as :func:`json_object_payloads`.
+    """
+    body = bytearray()
+    async for part in parts:
+        body += part
+        if len(body) > sizes.document:
+            raise _too_large("a JSON document", sizes.document, "Content-Type: application/x-ndjson takes more")
+        sizes.keep(len(body))
+    sizes.keep(len(body) + _ELEMENT_BYTES * body.count(b","))  # there may be a record for each few bytes
+    lines = await asyncio.get_running_loop().run_in_executor(sizes.threads, _on_lines, bytes(body))
+
+    async def once() -> AsyncIterator[bytes]:
+        yield lines
+
+    async for payload in json_object_payloads(once(), sizes):
+        yield payload
+
+
+def _on_lines(document: bytes) -> bytes:
+    """Return the elements of an array, or the document itself, each on a line."""
+    try:
+        if document.lstrip(_BLANK).startswith(b"["):
+            found = msgspec.json.decode(document, type=list[msgspec.Raw])
+        else:
+            found = [msgspec.json.decode(document, type=msgspec.Raw)]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidInput(f"the body: {error}", hint="Content-Type: application/x-ndjson, if it is lines") from None
+    return b"".join(bytes(each).translate(_ON_ONE_LINE) + b"\n" for each in found)
+
+
 async def single_payload(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncIterator[Payload]:
     """All of it is one record.
 
@@ -136,6 +178,9 @@ async def single_payload(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncIter
 BODIES: Mapping[str, Callable[[AsyncIterator[bytes], Sizes], AsyncIterator[Payload]]] = {
     "text/plain": text_payloads,
     "application/x-ndjson": json_object_payloads,
+    "application/ndjson": json_object_payloads,
+    "application/jsonl": json_object_payloads,
+    "application/json": json_document_payloads,
     "application/octet-stream": single_payload,
 }
 """How a body is cut up, by its media type."""
@@ -237,4 +282,10 @@ def _zstd() -> Expand:
     return expand
 
 
-_ENCODINGS: Mapping[str, Callable[[], Expand]] = {"": _identity, "identity": _identity, "gzip": _gzip, "zstd": _zstd}
+_ENCODINGS: Mapping[str, Callable[[], Expand]] = {
+    "": _identity,
+    "identity": _identity,
+    "gzip": _gzip,
+    "x-gzip": _gzip,
+    "zstd": _zstd,
+}

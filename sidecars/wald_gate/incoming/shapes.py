@@ -58,3 +58,4 @@ class NewRecord(Shape):
 
 _Record = Annotated[NewRecord, Meta(extra_json_schema={"not": {"anyOf": _CLASHES}})]
 Records = Annotated[list[_Record], Meta(min_length=1)]
+OneOrMore = _Record | Records

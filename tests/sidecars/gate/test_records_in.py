@@ -53,6 +53,46 @@ def test_objects_have_keys_headers_and_times(gate: Gate, root: Path) -> None:
     assert b"1795471200000000000" in (second.headers or b"")
 
 
+@pytest.mark.parametrize("media_type", ["application/ndjson", "application/jsonl", "application/x-ndjson"])
+def test_lines_of_json_have_several_names(gate: Gate, root: Path, media_type: str) -> None:
+    assert gate.post(ORDERS, b'{"value": "a"}\n{"value": "b"}\n', media_type).json()["count"] == 2
+    assert values(root) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize(
+    ("body", "stored"),
+    [
+        (b' {\n "value": "a",\r\n "key": "k"\n}\n', [b"a"]),
+        (b'[\n  {"value": "a"},\n  {"value": {"n":\n1.10}}\n]', [b"a", b'{"n": 1.10}']),
+    ],
+)
+def test_a_json_document_is_one_object_or_an_array_of_them(
+    gate: Gate, root: Path, body: bytes, stored: list[bytes]
+) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": "x-gzip"}
+
+    assert gate.ask("POST", ORDERS, gzip.compress(body), headers).json()["count"] == len(stored)
+    assert values(root) == stored
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"[]", 400),
+        (b"", 400),
+        (b'{"value": 1} {"value": 2}', 400),
+        (b'[{"value": 1}', 400),
+        (b'[{"value": NaN}]', 400),
+        (b"[" * 100_000, 400),
+        (b'{"value": "' + b"x" * (4 << 20) + b'"}', 413),
+    ],
+    ids=["empty array", "nothing", "two", "cut off", "NaN", "deep", "large"],
+)
+def test_of_a_json_document_that_is_wrong_nothing_is_stored(gate: Gate, root: Path, body: bytes, status: int) -> None:
+    assert gate.post(ORDERS, body, "application/json").status == status
+    assert values(root) == []
+
+
 def test_json_is_stored_as_it_was_sent_and_lines_of_white_space_are_passed_over(gate: Gate, root: Path) -> None:
     sent = [b'{"price": 1.10, "id":12345678901234567890123}', b"null", b"1E5", b'"text"']
 

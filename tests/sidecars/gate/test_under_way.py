@@ -103,7 +103,7 @@ def test_a_long_line_takes_no_thread_in_which_the_daemon_is_connected_to() -> No
         loop.set_default_executor(ThreadPoolExecutor(1))
         taken = loop.run_in_executor(None, parsed.wait, 30)
         with ThreadPoolExecutor(1) as threads:
-            sizes = Sizes(2 * BIG, 2 * BIG, lambda _: None, threads)
+            sizes = Sizes(2 * BIG, 2 * BIG, 2 * BIG, lambda _: None, threads)
             [payload] = [each async for each in json_object_payloads(body(), sizes)]
             assert len(payload.data) > BIG
         parsed.set()
