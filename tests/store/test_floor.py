@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from contents import errors
 from damage import peak_bytes
+from effort import steps
 from logs import Built
 from running import Daemon, eventually, output_of
 
@@ -19,7 +20,7 @@ from wald.store.files.ledger import Ledger
 from wald.store.files.routes import retire_route
 from wald.store.retention.cursors import CursorState, cursors_of
 from wald.store.segments.view import State
-from wald.store.writing.floor import find_floor
+from wald.store.writing.floor import find_floor, last_sealed
 
 LAST = 10  # of the log
 FAR = 1 << 50
@@ -160,6 +161,30 @@ def test_a_damaged_line_says_nothing(built: Built, name: str) -> None:
     following = again(built)
 
     assert following.lines("a", [b"new"]) == 13
+
+
+def test_damaged_lines_do_not_have_the_ledger_read_once_more_each(built: Built) -> None:
+    ledger = Ledger(built.root.ledger / "segments.jsonl", built.disk)
+    ledger.append(*({"event": "sealed", "base": last, "last": last} for last in range(100_000, 102_000)))
+    ledger.close()
+    path = built.root.ledger / "segments.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+
+    def effort(damaged: int) -> int:
+        whole = len(lines) - damaged
+        spoiled = [line.replace(b'"crc":"', b'"crc":"z') for line in lines[whole:]]
+        path.write_bytes(b"".join([*lines[:whole], *spoiled]))
+        found = 0
+
+        def find() -> None:
+            nonlocal found
+            found = last_sealed(built.root, next_sequence=1)
+
+        counted = steps(find)
+        assert found == 101_999 - damaged
+        return counted
+
+    assert effort(200) < 3 * effort(1)
 
 
 def test_what_was_sealed_and_is_not_there_is_damage_and_its_numbers_are_not_given_out_again(built: Built) -> None:

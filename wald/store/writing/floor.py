@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from heapq import nlargest
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
@@ -38,6 +39,7 @@ _LAST = re.compile(rb'"last":(\d{1,20})[,}]')
 _SEALED = re.compile(rb'"event":"(?:sealed|lost)","base":\d{1,20},"last":(\d{1,20})[,}]')
 _CHUNK_BYTES = 1 << 20
 _NO_NUMBER = 1 << 80
+_CANDIDATES = 1024  # lines with the highest numbers, found by one scan: the file is scanned again if all are damaged
 _OVERLAP_BYTES = 128  # longer than what is searched for
 _TAKEN_IN = b'"in": ['
 _PAGE = b'{"page": '  # in a snapshot, in front of all lines about what was read since
@@ -152,28 +154,28 @@ def _ledgers(root: Root) -> Iterator[tuple[Path, int, bool]]:
 
 
 def _highest(path: Path, number: re.Pattern[bytes]) -> int:
-    """The highest number in a ledger. Only the line that has it is decoded, because a start must be fast."""
+    """The highest number in a ledger. Only the lines that may have it are decoded, because a start must be fast."""
     below = _NO_NUMBER
     try:
         with open_file(path) as file:
-            while True:
-                below, offset = _search(file, number, below)
-                if not below or _is_whole(file, offset):
-                    return below
+            while candidates := nlargest(_CANDIDATES, _numbers(file, number, below)):
+                for below, offset in candidates:
+                    if _is_whole(file, offset):
+                        return below
     except (OSError, Damaged):
         return 0
+    return 0
 
 
-def _search(file: BinaryIO, number: re.Pattern[bytes], below: int) -> tuple[int, int]:
-    """The highest number below ``below``, and the offset where it stands; 0 if there is none."""
-    highest, at, kept = 0, 0, b""
+def _numbers(file: BinaryIO, number: re.Pattern[bytes], below: int) -> Iterator[tuple[int, int]]:
+    """Yield each number below ``below``, and its offset."""
+    kept = b""
     begin = file.seek(0)
     while chunk := file.read(_CHUNK_BYTES):
         for match in number.finditer(text := kept + chunk):
-            if highest < (found := int(match[1])) < below:
-                highest, at = found, begin - len(kept) + match.start()
+            if (found := int(match[1])) < below:
+                yield found, begin - len(kept) + match.start()
         begin, kept = begin + len(chunk), text[-_OVERLAP_BYTES:]
-    return highest, at
 
 
 def _is_whole(file: BinaryIO, offset: int) -> bool:
