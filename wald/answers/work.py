@@ -12,7 +12,7 @@ from wald.errors import Damaged, InvalidInput, NotFound
 from wald.log import Log
 from wald.work.picture import Out, Waiting, WorkFile, look, work_files
 
-_FIRST = 10  # runs of records that are alike
+_FIRST = 30  # runs of records that are alike
 
 
 class WorkCounts(NamedTuple):

@@ -123,7 +123,7 @@ class Sessions:
             value,
             max_age=max_age,
             path="/",
-            secure=request.url.scheme == "https",
+            secure=request.url.scheme == "https" or _is_behind_tls(request),
             httponly=True,
             samesite="strict",
         )
@@ -131,3 +131,8 @@ class Sessions:
     def _cookie(self, request: Request) -> str:
         """With TLS under a name that no other host and no plain connection can set (RFC 6265bis, section 4.1.3.2)."""
         return ("__Host-" if request.url.scheme == "https" else "") + self._name
+
+
+def _is_behind_tls(request: Request) -> bool:
+    """Return True if the browser speaks TLS to a proxy in front: it names its origin with the form of the login."""
+    return request.headers.get("origin", "").startswith("https://")

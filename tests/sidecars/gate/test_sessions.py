@@ -32,3 +32,15 @@ def test_a_client_that_begins_many_sessions_ends_the_oldest_of_its_own(guarded: 
 
     assert guarded.get("/v1/head", cookie=bob).status == 401
     assert [guarded.get("/v1/routes", cookie=each).status for each in (ann, others[0], others[-1])] == [200] * 3
+
+
+@pytest.mark.parametrize(("scheme", "is_secure"), [("https", True), ("http", False)])
+def test_behind_a_proxy_that_speaks_tls_the_cookie_is_never_sent_without(
+    guarded: Gate, scheme: str, is_secure: bool
+) -> None:
+    headers = FORM | {"Host": "log.example", "Origin": f"{scheme}://log.example"}
+    answer = guarded.ask("POST", "/login", b"token=ann-token", headers)
+    cookie, *attributes = answer.headers["set-cookie"].split("; ")
+
+    assert ("Secure" in attributes) is is_secure
+    assert guarded.get("/v1/routes", cookie=cookie).status == 200
