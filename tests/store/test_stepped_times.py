@@ -144,6 +144,9 @@ def test_the_way_back(tmp_path: Path) -> None:
     frozen(root, now_ns=time.time_ns()).crash()
     with Daemon(root):
         output_of("append", "--root", root, "a", stdin=b"frozen\n")
+        until = ("a", "--until", "now")
+        for words in (("read", *until), ("grep", "x", *until), ("where", "--since", "1h")):
+            assert b"newer records look later than they are" in wald(*words, "--root", root).stderr
         assert b"append times begin again with record 4" in output_of("clock", "step", "--root", root)
         output_of("append", "--root", root, "a", stdin=b"right\n")
         assert json.loads(output_of("clock", "step", "--root", root, "--json"))["stepped"] is False

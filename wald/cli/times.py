@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from wald.answers.fields import local_now
-from wald.errors import InvalidInput
+from wald.errors import Damaged, InvalidInput
 from wald.format.positions import time_of
 from wald.format.times import counts_back, nanoseconds, utc
 
@@ -51,6 +53,21 @@ def now() -> datetime:
     moments = {} if context is None else context.meta
     found: datetime = moments.setdefault(f"{__name__}.now", local_now())
     return found
+
+
+def warn_of_times_ahead(root: Path, until: object) -> None:
+    """Warn if records that were appended before a time may have later append times, as the clock was far ahead."""
+    from wald.setting_types import format_seconds  # "wald append" takes times as well, and needs none of this
+    from wald.store.files.directory import Root
+    from wald.store.segments.head import AHEAD_HINT, read_head, seconds_ahead
+
+    if not isinstance(until, datetime):
+        return
+    with suppress(Damaged, OSError):  # the command reports it
+        head, now_ns = read_head(Root(root)), nanoseconds(now())
+        if head is not None and nanoseconds(until) <= head.at_ns and (ahead := seconds_ahead(head.at_ns, now_ns)):
+            message = f"append times are {format_seconds(ahead)} ahead of the clock"
+            click.echo(f"wald: {message}: newer records look later than they are\n  hint: {AHEAD_HINT}", err=True)
 
 
 def check_span(since: datetime | None, until: datetime | None) -> None:
