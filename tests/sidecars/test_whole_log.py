@@ -16,4 +16,4 @@ def test_every_reader_is_given_what_it_has_to_read(tmp_path: Path, seed: int) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 116))
 def test_a_long_life_of_a_log(tmp_path: Path, seed: int) -> None:
-    whole_log(tmp_path, seed=seed, operations=500)
+    whole_log(tmp_path, seed=seed, operations=250)

@@ -223,7 +223,7 @@ def test_in_a_raw_segment_only_what_is_hit_is_lost(
 
 
 class TestALongRecordAcrossSegments:
-    """What a repair gives up of it, and what it leaves of others."""
+    """A repair gives it up if a piece is lost, and keeps all other records."""
 
     def test_pieces_behind_a_broken_record_do_not_take_the_name_of_the_next_segment(self, tmp_path: Path) -> None:
         log = Built(tmp_path / "log")

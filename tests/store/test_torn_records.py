@@ -154,7 +154,7 @@ class TestAReclaimedSegmentWithAPiece:
     def test_it_is_dropped_if_a_line_says_only_what_several_segments_held_together(
         self, built: Built, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """RECLAIM writes one line about what it deletes together; the lines about sealing, which say more, are lost."""
+        """One line covers the segments that RECLAIM deletes together; the more exact lines about sealing are lost."""
         built.lines("kept", [b"x"])
         built.piece("a", b"begins ", begins=True, ends=False)
         for text in (b"middle ", b"more "):
@@ -253,7 +253,7 @@ class TestAShrunkSegment:
 
 
 def steps(follower: Iterator[Batch | int | None]) -> list[tuple[int, bytes]]:
-    """What a follower is given until it waits."""
+    """Return the records that a follower is given until it waits."""
     batches = itertools.takewhile(lambda found: not isinstance(found, int), follower)
     return [pair for batch in batches if isinstance(batch, Batch) for pair in numbered(batch.records())]
 

@@ -46,7 +46,7 @@ Numbered = tuple[int, bytes]
 
 @dataclass(slots=True)
 class Follower:
-    """A reader that is never closed; ``given`` is what it has been given."""
+    """A reader that is never closed, and the records that it was ``given``."""
 
     route: str
     steps: Iterator[Batch | int | None]
@@ -84,7 +84,7 @@ class WholeLog:
         """Do as many steps.
 
         Raises:
-            AssertionError: a reader was not given what it should have been.
+            AssertionError: a reader got other records than the next unread ones.
         """
         steps: dict[Callable[[], object], int] = {
             self.append_lines: 6,
@@ -141,7 +141,7 @@ class WholeLog:
             self._keep(route, self.built.columns(route, values), values)
 
     def append_piece(self) -> None:
-        """Of a long line: its beginning behind other lines, more of it, or its end and what follows."""
+        """Append a piece of a long line: its beginning behind others, its middle, or its end and the next lines."""
         route, text = self.rng.choice(ROUTES), self._value()
         if route not in self.begun:
             before = [self._value() for _ in range(self.rng.choice([0, 0, 1, 2]))]
@@ -212,7 +212,7 @@ class WholeLog:
         assert at >= due[-1][0]
 
     def spoil_an_index(self) -> None:
-        """Which loses no record: the index of a sealed segment is derived."""
+        """Damage the index of a sealed segment, which is derived: no record is lost."""
         sealed = [each for each in list_segments(self.built.root).segments if each.kind is Kind.SEALED]
         if sealed:
             segment = self.rng.choice(sealed)
@@ -245,7 +245,7 @@ class WholeLog:
         shutil.rmtree(root)
 
     def _readable(self, root: Path) -> tuple[set[Numbered], list[Damaged]]:
-        """What readers of all routes and of each give of a damaged log, and what they report."""
+        """Read a damaged log, all routes and each route; return the records and the damage that was reported."""
         written = {pair for route in ROUTES for pair in self.written[route]}
         damage: list[Damaged] = []
         log = wald.open(root)
@@ -294,7 +294,7 @@ class WholeLog:
         return [(row["sequence"], row["value"]) for row in rows][:limit]
 
     def _by_search(self, route: str, group: str, limit: int) -> list[Numbered]:
-        """As ``wald grep`` does it, for something that every record has."""
+        """Search like ``wald grep``, for something that every record has."""
         view, found = self.built.view, list[Numbered]()
 
         def show(batch: Batch) -> Found:
@@ -351,7 +351,7 @@ class WholeLog:
         follower.given += given
 
     def read_all(self) -> None:
-        """From the earliest record on, and where each unread one is."""
+        """Read everything, and look some unread records up."""
         for route in ROUTES:
             self._check_reading(route, numbered(self.built.log.records(route)))
             unread = [number for number, _ in self.written[route] if number > self._floor(route)]
@@ -366,7 +366,7 @@ class WholeLog:
             assert errors(self.built.root.path) == []
 
     def _check_reading(self, route: str, given: list[Numbered], *, behind: int = 0) -> None:
-        """What is given is whole and in order, and holds all that a group has still to read."""
+        """Check that the given records are whole and in order, and that no unread one is missing."""
         written = [pair for pair in self.written[route] if pair[0] > behind]
         unread = [pair for pair in written if pair[0] > self._floor(route)]
         torn = sorted(set(given) - set(written))
@@ -421,7 +421,7 @@ def whole_log(place: Path, *, seed: int, operations: int = OPERATIONS) -> int:
     """One run with a log below ``place``; returns how many steps it took.
 
     Raises:
-        AssertionError: a reader was not given what it should have been.
+        AssertionError: a reader got other records than the next unread ones.
         Damaged: a reader met damage, which no step makes.
     """
     place.mkdir(parents=True, exist_ok=True)

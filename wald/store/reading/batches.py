@@ -175,7 +175,7 @@ class Joiner:
         """Drop the records of which a piece may be missing; return them.
 
         Args:
-            routes: what is missing of each route; None: it is not known, so any record may lack a piece.
+            routes: the missing records of each route; None: unknown, so any record may lack a piece.
         """
         lasts = None if routes is None else {held.route: held.last for held in routes}
         dropped = [

@@ -359,7 +359,7 @@ class _Reading:
         """
         first, last = missing.first, missing.last
         if not self._joiner.waits:
-            last = min(last, self._selection.last)  # else pieces of what is wanted may be behind that
+            last = min(last, self._selection.last)  # otherwise pieces of wanted records may be behind it
         try:
             lost = list(self._history.unexplained(first, last))
             if lost:
@@ -399,7 +399,7 @@ class _Reading:
             yield from map(_as_reclaimed, torn)
 
     def _report_unexplained(self, first: int, last: int, lost: list[tuple[int, int]], torn: list[Begun]) -> None:
-        """Report what is missing although no ledger says why, and the records that lack a piece by that."""
+        """Report a gap that no ledger explains, and the records that lack a piece because of it."""
         sequences = [each.sequence for each in torn]
         named = ", ".join(f"record {sequence}" for sequence in sequences)
         for begin, end in lost:

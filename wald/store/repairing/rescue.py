@@ -81,7 +81,7 @@ class Survey:
         """Add a batch in the place of those that relief has dropped, which may be pieces.
 
         Args:
-            routes: what was dropped of each route; None: it is not known, so any record may lack a piece.
+            routes: the dropped records of each route; None: unknown, so any record may lack a piece.
         """
         self.relieved = True
         if routes is None:

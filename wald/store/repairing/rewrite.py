@@ -133,7 +133,7 @@ def _same(root: Root, disk: Disk, source: Source) -> Iterator[tuple[Path, int]]:
 def _moved(root: Root, disk: Disk, source: Source, before: LogState) -> Iterator[tuple[Path, int]]:
     """The batches in new places, a segment for each run of sequences."""
     header, state, output = header_of(source), before, None
-    opening = dict(before.open_records)  # the segment before stays as it is, so all of them are open here, too
+    opening = dict(before.open_records)  # unchanged in the segment before, so open here, too
     try:
         peers: dict[int, Whole] = {}
         for met in _batches(source):
