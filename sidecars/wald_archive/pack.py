@@ -161,7 +161,7 @@ class Packer:
         elif cursor.state is not CursorState.VALID:
             raise Damaged(
                 f"{cursor.message}; what was processed is not known",
-                hint=self._setting_cursor(request, "SEQUENCE --rewind"),
+                hint=self._setting_cursor(request, f"{self._archived(request)} --rewind"),
             )
         with closing(self._batches(request.route, start, None)) as batches:
             try:
@@ -174,6 +174,11 @@ class Packer:
             if begins.message:
                 self.on_reclaimed(begins.message)
         return after, batch.first_sequence if batch else None
+
+    def _archived(self, request: Request) -> int:
+        """The last record that is in a bag of the group at the destination."""
+        bags = (m.last for _, m in self._manifests(request.route, 0, request.group) if m.origin.group == request.group)
+        return max(bags, default=0)
 
     def _explained(self, error: NotFound | Damaged, request: Request, first: int | None) -> NotFound | Damaged:
         """The error that ended a run, with the command that packs the records before it, or passes over it."""
@@ -198,10 +203,10 @@ class Packer:
     def _passing(self, request: Request, start: Start) -> str:
         """The command that passes over what cannot be packed from ``start`` on, up to what can."""
         following = next(self.log.batches(request.route, start, on_damage=_ignore, on_missing="skip"), None)
-        sequence = "SEQUENCE" if following is None else str(following.first_sequence - 1)
+        sequence = end_of(self.log.view()) - 1 if following is None else following.first_sequence - 1
         return f"{self._setting_cursor(request, sequence)} passes over it"
 
-    def _setting_cursor(self, request: Request, sequence: str) -> str:
+    def _setting_cursor(self, request: Request, sequence: int | str) -> str:
         return command_line(self.log.root.path, f"cursor set {request.route} {sequence} --group {request.group}")
 
     def _last_complete(self, request: Request, first: int) -> int | None:
@@ -216,13 +221,18 @@ class Packer:
         if not begun:
             raise Damaged(
                 f"{self.log.root.path}: which record of {request.route} is the last is not known",
-                hint=f"{command_line(self.log.root.path, 'verify')} lists it; --to SEQUENCE packs what is before it",
+                hint=f"{command_line(self.log.root.path, 'verify')} lists it",
             )
         end = begun if request.to is None else min(begun, request.to)
         for start in (end, first) if first <= end else ():
             last = 0
-            for batch in self._batches(request.route, start, end):
-                last = batch.last_sequence
+            try:
+                for batch in self._batches(request.route, start, end):
+                    last = batch.last_sequence
+            except (NotFound, Damaged):
+                if start == first:
+                    raise
+                continue  # reading from the first record on tells all that is missing
             if last:
                 return last
         return None

@@ -237,6 +237,30 @@ def test_a_new_group_does_not_claim_what_was_reclaimed_before(built: Built, dest
     assert (packed.run.after, packed.run.first) == (1, 2)
 
 
+def test_a_hole_at_the_end_is_named_as_a_whole(built: Built, dest: Path) -> None:
+    """The last record alone is read first; the message is about all that is missing."""
+    built.lines("a", [b"read"])
+    built.log.set_cursor("a", 1)
+    built.lines("a", [b"gone"] * 99)
+    built.cut()
+    built.lines("b", [b"other"])
+    built.seal()
+    built.reclaim(1)
+
+    with pytest.raises(NotFound, match=r"removed records \d+ to 100: up to 99 records of route a") as refused:
+        archive(built, dest)
+    assert refused.value.hint.startswith(f"wald --root {built.root.path} cursor set a 101 --group processed ")
+
+
+def test_a_cursor_that_cannot_be_trusted_gets_a_command_with_a_number(mixed: Built, dest: Path) -> None:
+    archive(mixed, dest)
+    mixed.root.cursor("a", "processed").write_bytes(b"garbage")
+
+    with pytest.raises(Damaged) as refused:
+        archive(mixed, dest)
+    assert refused.value.hint.endswith("cursor set a 17 --rewind --group processed")
+
+
 def test_a_lost_front_is_told_to_a_new_group_too(built: Built, dest: Path) -> None:
     """No ledger says that it was reclaimed, so nobody can say that nothing was missed."""
     built.lines("a", [b"lost"])
