@@ -129,7 +129,8 @@ def session(app: str, *, master: str = LOCAL, settings: Mapping[str, str] | None
         _await_executor(started, master)
         yield started
     finally:
-        started.stop()
+        with suppress(Exception):  # its JVM may have been killed
+            started.stop()
 
 
 def start(app: str, *, master: str = LOCAL, settings: Mapping[str, str] | None = None) -> SparkSession:

@@ -8,11 +8,16 @@ a range, for example), the executor reads and writes by itself, and the result i
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
 import threading
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -27,6 +32,7 @@ P = TypeVar("P")
 _Outcome = tuple[int, bytes | WaldError | OSError]
 
 _TASKS_PER_CORE = 64  # a task by itself costs some 30 ms; more pieces share tasks
+_PR_SET_PDEATHSIG = 1
 _TRACEBACK = "Traceback (most recent call last):"
 
 
@@ -85,7 +91,8 @@ class _Job(Generic[P]):
     def cancel(self) -> None:
         """Cancel what still runs."""
         while self._thread.is_alive():
-            self._context.cancelJobGroup(self._group)  # has no effect before the job has been submitted
+            with suppress(Exception):  # the JVM may have been killed; then the thread ends with an error
+                self._context.cancelJobGroup(self._group)  # has no effect before the job has been submitted
             self._thread.join(0.2)
 
     def _work(self, shares: list[list[tuple[int, P]]], task: _Task[P]) -> None:
@@ -130,6 +137,7 @@ class _Task(Generic[P]):
     outcomes: Accumulator[list[_Outcome]]
 
     def __call__(self, share: list[tuple[int, P]]) -> None:
+        end_with_parent()
         for number, piece in share:
             self.outcomes.add([(number, self._outcome(piece))])
 
@@ -138,6 +146,23 @@ class _Task(Generic[P]):
             return self.work(piece)
         except (WaldError, OSError) as error:
             return error
+
+
+def end_with_parent(program: bytes = b"pyspark.daemon") -> None:
+    """Let this process end when its parent ends, if ``program`` is on the command line of the parent.
+
+    PySpark forks workers from a process of its own. If that is killed with the driver, a worker would not find out
+    before it has finished its piece, and would still write while the next run does.
+    """
+    parent = os.getppid()
+    try:
+        forks_workers = program in Path(f"/proc/{parent}/cmdline").read_bytes()
+    except OSError:
+        return
+    if forks_workers:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended in between
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _reason(error: Exception) -> str:

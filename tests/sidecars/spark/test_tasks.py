@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,3 +108,24 @@ def test_closing_the_results_ends_the_job(spark: SparkSession, tmp_path: Path) -
     eventually(lambda: pid.exists() and pid.read_text())
     running.close()
     eventually(lambda: not Path("/proc", pid.read_text()).exists())
+
+
+# As PySpark's daemon: its command line has the name, and it forks workers.
+DAEMON = """
+import os, signal
+from wald_spark.tasks import end_with_parent
+if os.fork() == 0:
+    end_with_parent()
+    print("ready", flush=True)
+signal.pause()
+"""
+
+
+def test_a_worker_ends_with_the_process_that_forked_it() -> None:
+    """Killed with the driver, PySpark's daemon would leave its workers to finish pieces while the next run writes."""
+    line = [sys.executable, "-c", DAEMON, "pyspark.daemon"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.kill()
+        assert process.communicate(timeout=60)[0] == b""  # at the end of stdout, which the worker holds open
