@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ import pytest
 from asking import stat
 from contents import assert_sound, errors, values
 from full_disk import fill, small_file_system
-from running import Client, Daemon, eventually
+from running import Client, Daemon, eventually, wald
 
 from wald.setting_types import MIB
 from wald.store.files.directory import Root
@@ -96,6 +97,26 @@ def test_a_segment_that_is_completed_without_its_name_gets_it_first(daemon: Daem
 
     assert values(root) == [b"x"]
     assert_sound(root)
+
+
+@pytest.mark.parametrize("idle", [False, True])
+@pytest.mark.parametrize("left", [0, 100, -10])
+def test_a_truncated_active_segment_is_reported_and_what_follows_is_kept(
+    daemon: Daemon, root: Path, left: int, *, idle: bool
+) -> None:
+    path = active(root)
+    os.truncate(path, left if left >= 0 else stat(daemon)["position"] + left)
+    with Client(daemon.socket_path) as client:
+        if idle:
+            eventually(lambda: "active segment truncated" in daemon.log)
+        assert client.ask(b"PUB a 2\ny\n") == "OK 2 2"
+    assert "active segment truncated" in daemon.log
+    daemon.kill()
+    daemon.start_again()
+    assert active(root) != path
+    assert wald("read", "a", "--root", root, "--from", 2).stdout == b"y\n"
+    assert errors(root) != []
+    assert daemon.stop() == 0
 
 
 def test_nothing_is_acknowledged_where_it_cannot_be_put_back(daemon: Daemon, root: Path) -> None:

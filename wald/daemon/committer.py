@@ -181,6 +181,7 @@ class Committer:
             self._require_lock()
             with contextlib.suppress(Full):  # it was reported, and is tried again
                 self.keep_name()
+                self.leave_truncated()
         if self.writer.unsynced and self._config.sync == "interval" and self._sync_at() <= now:
             self._synced_at = now
             self._sync()
@@ -211,6 +212,30 @@ class Committer:
             next_ = "it is put back as it was"
             self._journal.error("active segment removed or replaced", path=path, **details, next=next_)
         self._unnamed_at, self._refused = None, False
+
+    def leave_truncated(self) -> None:
+        """Report an active segment that another program has truncated, and continue in a new one.
+
+        Raises:
+            Full: there is no new one; this can be tried again.
+            DiskFailure: there will be none.
+        """
+        writer = self.writer
+        if writer.failed or not writer.is_truncated():
+            return
+        path, base, last = writer.path, writer.base_sequence, writer.state.next_sequence - 1
+        try:
+            writer.leave(now_ns=time.time_ns())
+        except OSError as error:
+            raise self._failure(self._root.segments, error) from error
+        self._publish()
+        self._journal.error(
+            "active segment truncated by another program",
+            path=str(path),
+            what=f"records {base} to {last} were acknowledged, and the last of them are lost",
+            next="the log continues in a new segment",
+            hint=f"{command_line(self._root.path, 'verify')} shows which",
+        )
 
     def due(self) -> float:
         """When :meth:`tend` has something to do next, on the monotonic clock."""
@@ -272,6 +297,7 @@ class Committer:
         # Before the write too: an old writer must not append to a segment that is complete for the new one.
         self._require_lock()
         self.keep_name()
+        self.leave_truncated()
         placement = self._write(drafts)
         self._require_lock()
         self._refused = False

@@ -262,6 +262,18 @@ class Writer:
         """Whether the active segment is what stands at :attr:`path`."""
         return self._name.holds()
 
+    def is_truncated(self) -> bool:
+        """Return True if another program has made the active segment shorter than what is durable in it."""
+        return os.lseek(self._descriptor, 0, os.SEEK_END) < self.position  # stat(2) would make each write slower
+
+    def leave(self, *, now_ns: int) -> None:
+        """Continue in a new segment, after another program has truncated the active one.
+
+        Raises:
+            OSError: there is none; the call may be repeated.
+        """
+        self._open_next(now_ns, None)
+
     def name_again(self) -> Path | None:
         """Continue in a copy of the active segment under its path, after another program removed or replaced the file.
 
