@@ -113,7 +113,7 @@ def test_a_reader_that_follows_reports_lost_records_at_the_end_before_it_waits_a
     def append() -> None:
         if not before_wait:
             before_wait.append(len(missing))
-            Built(short.root.path, epoch=2).lines("a", [b"new"])
+            Built(short.root.path, epoch=8).lines("a", [b"new"])
 
     found = short.log.records("a", 5, follow=True, cancel=cancel, on_missing=missing.append, on_wait=append)
     assert [next(found).sequence for _ in range(3)] == [5, 6, 9]
