@@ -46,6 +46,10 @@ def test_file_is_read(tmp_path: Path) -> None:
     assert config.metrics == "127.0.0.1:9464"
 
 
+def test_a_mark_that_an_editor_put_in_front_is_passed_over(tmp_path: Path) -> None:
+    assert from_text(tmp_path, "\ufeffsync = 'never'").sync == "never"
+
+
 def test_variable_goes_before_file(tmp_path: Path) -> None:
     path = tmp_path / "wald.toml"
     path.write_text('sync = "never"\non_full = "reject"\n')

@@ -13,6 +13,7 @@ from wald.format.names import DIGITS
 PAYLOAD = "data"
 MANIFEST = "manifest.json"
 DIGEST_SUFFIX = ".sha256"
+_LEFT_BY_DESKTOPS = frozenset({"Thumbs.db", "desktop.ini", ".DS_Store", ".directory", "@eaDir"})
 _BAG = re.compile(rf"([0-9]{{{DIGITS}}})-([0-9]{{{DIGITS}}})")
 
 
@@ -37,6 +38,15 @@ def parse_bag_name(route: str, folder: str) -> BagName | None:
     """The bag in ``folder`` of a route's directory; None if it is none."""
     match = _BAG.fullmatch(folder)
     return BagName(route, int(match[1]), int(match[2])) if match else None
+
+
+def is_left_by_desktop(name: str) -> bool:
+    """Return True for a file that a desktop or a NAS puts into every directory that it shows.
+
+    >>> is_left_by_desktop("Thumbs.db"), is_left_by_desktop("._manifest.json"), is_left_by_desktop("notes.txt")
+    (True, True, False)
+    """
+    return name in _LEFT_BY_DESKTOPS or name.startswith("._")
 
 
 def bundle_stem(route: str, first: int) -> str:

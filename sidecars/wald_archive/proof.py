@@ -27,7 +27,7 @@ from wald_archive.bundle import Tally, about
 from wald_archive.bundle_reader import BadBundle, BundleReader
 from wald_archive.codecs import BadStream, Codec, ahead
 from wald_archive.destination import Destination, Listing, first_difference
-from wald_archive.layout import DIGEST_SUFFIX, MANIFEST, PAYLOAD, BagName, digest_line
+from wald_archive.layout import DIGEST_SUFFIX, MANIFEST, PAYLOAD, BagName, digest_line, is_left_by_desktop
 from wald_archive.ledger import Recorded
 from wald_archive.manifest import BadManifest, BundleEntry, Manifest, decode_manifest
 from wald_archive.tags import PAYLOAD_DIGESTS, TAG_DIGESTS, TAGS, digest_file, tag_files
@@ -147,7 +147,10 @@ class Proof:
         foreign += [folder for folder in listing.folders if folder != PAYLOAD]
         foreign += [f"{PAYLOAD}/{file}" for file in (*payload.files, *payload.folders) if file not in expected]
         for file in foreign:
-            yield self._error(file, "does not belong here")
+            if is_left_by_desktop(file.removeprefix(f"{PAYLOAD}/")):
+                yield self._finding(Level.INFO, file, "no part of the archive")
+            else:
+                yield self._error(file, "does not belong here")
 
     def _bundle(self, manifest: Manifest, entry: BundleEntry) -> Iterator[Finding]:
         """One bundle, read once."""

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from wald.errors import NotFound
 from wald.format.names import is_route
 from wald.store.checking.finding import Level
 from wald_archive.destination import Destination
-from wald_archive.layout import DIGEST_SUFFIX, PAYLOAD, BagName, parse_bag_name
+from wald_archive.layout import DIGEST_SUFFIX, PAYLOAD, BagName, is_left_by_desktop, parse_bag_name
 from wald_archive.ledger import Recorded
 from wald_archive.manifest import BundleEntry, Manifest, Previous
 from wald_archive.proof import Finding, Proof
@@ -36,15 +36,23 @@ def verify(
         NotFound: there is nothing at all at a destination.
         OSError: it cannot be read.
     """
-    whole = Bags()
+    whole, given = Bags(), {each.address for each in destinations}
     for destination, lines in zip(destinations, recorded, strict=True):
-        for found in survey(destination, lines):
+        elsewhere = tuple(address for address in lines.elsewhere if address not in given)
+        for found in survey(destination, replace(lines, elsewhere=elsewhere)):
             if isinstance(found, Finding):
                 yield found
                 continue
             proof = Proof(destination, found, lines, on_bytes)
             yield from proof.findings()
             whole.add(destination.address, found, proof.manifest, proof.digests)
+    for destination, lines in zip(destinations, recorded, strict=True):
+        if (
+            lines.elsewhere
+            and given >= {*lines.elsewhere}
+            and not whole.has_moved(destination.address, recorded, given)
+        ):
+            yield _unknown(destination.address, lines)
         yield from whole.missing(destination.address, lines)
     yield from whole.broken_links()
 
@@ -64,18 +72,27 @@ def survey(destination: Destination, recorded: Recorded) -> Iterator[Finding | B
             hint="wald-archive verify DEST, with what --dest was when it was packed",
         )
     if recorded.elsewhere:
-        known = ", ".join(recorded.elsewhere)
-        message = f"the log's ledger records nothing here, but at {known}"
-        yield Finding(Level.ERROR, address, "", "", f"{message}; leave out --root to prove the archive by itself")
+        yield _unknown(address, recorded)
     for name in (*top.files, *(folder for folder in top.folders if not is_route(folder))):
         yield Finding(Level.INFO, address, "", name, "no part of the archive")
     for route in filter(is_route, top.folders):
         listing = destination.listing(route)
         for name in listing.files:
-            yield Finding(Level.ERROR, address, "", f"{route}/{name}", "does not belong here")
+            if is_left_by_desktop(name):
+                yield Finding(Level.INFO, address, "", f"{route}/{name}", "no part of the archive")
+            else:
+                yield Finding(Level.ERROR, address, "", f"{route}/{name}", "does not belong here")
         for folder in listing.folders:
             bag = parse_bag_name(route, folder)
+            if bag is None and is_left_by_desktop(folder):
+                yield Finding(Level.INFO, address, "", f"{route}/{folder}", "no part of the archive")
+                continue
             yield bag or Finding(Level.ERROR, address, "", f"{route}/{folder}", "not the name of a bag")
+
+
+def _unknown(address: str, recorded: Recorded) -> Finding:
+    message = f"the log's ledger records nothing here, but at {', '.join(recorded.elsewhere)}"
+    return Finding(Level.ERROR, address, "", "", f"{message}; leave out --root to prove the archive by itself")
 
 
 class Bags:
@@ -95,10 +112,24 @@ class Bags:
 
     def missing(self, address: str, recorded: Recorded) -> Iterator[Finding]:
         """What the ledger says is at a destination and is not, when all of its bags have been taken in."""
-        for bag, name in recorded.bundles:
-            if (address, bag, name) not in self._there:
-                message = "missing; the ledger says that it is here"
+        for (bag, name), line in recorded.bundles.items():
+            if (address, bag, name) in self._there:
+                continue
+            others = sorted(place for place, *what in self._there if what == [bag, name])
+            if others and Previous(name, str(line.get("sha256"))) in self._present:
+                yield Finding(Level.INFO, address, bag, f"{PAYLOAD}/{name}", f"moved to {others[0]}")
+            else:
+                message = "missing; the ledger says that it is here; if it was moved, verify its new DEST as well"
                 yield Finding(Level.ERROR, address, bag, f"{PAYLOAD}/{name}", message)
+
+    def has_moved(self, address: str, recorded: Iterable[Recorded], homes: Iterable[str]) -> bool:
+        """Return True if a bundle that the ledger has is at ``address``, and at none of its ``homes``."""
+        return any(
+            (address, *what) in self._there
+            and not any((home, *what) in self._there for home in homes if home != address)
+            for lines in recorded
+            for what in lines.bundles
+        )
 
     def broken_links(self) -> Iterator[Finding]:
         """What is wrong between bundles, when everything has been taken in."""

@@ -20,6 +20,7 @@ from wald_archive.sizes import Records
 ENOUGH_STEPS = 100
 PARTS = [0.5, pytest.param(0.0, marks=pytest.mark.slow), pytest.param(1.0, marks=pytest.mark.slow)]
 UNFINISHED = "unfinished: an interrupted run; wald-archive a --group processed goes on with it"
+MISSING = "missing; the ledger says that it is here; if it was moved, verify its new DEST as well"
 ABANDONED = "an abandoned run; it may be removed"
 
 
@@ -182,7 +183,7 @@ class TestSpelling:
         link.symlink_to(place)
         shutil.rmtree(bags(place)[1])
 
-        missing = [(f"data/a-{18:020d}.tar", "missing; the ledger says that it is here")]
+        missing = [(f"data/a-{18:020d}.tar", MISSING)]
         assert errors(link, root=mixed.root) == errors(place, root=mixed.root) == missing
 
     def test_what_was_packed_through_a_link_is_found_without(self, mixed: Built, tmp_path: Path) -> None:
@@ -225,3 +226,40 @@ class TestSpelling:
         assert recorded_at([begun], "s3://bucket/b") == recorded_at([], "s3://bucket/b") == Recorded()
         archived = begun | {"event": "archived", "dest": "s3://bucket/b", "bundle": "x"}
         assert recorded_at([begun, archived], "s3://bucket/a") == Recorded(unfinished={("a/1-2", "g")})
+
+
+def test_bags_that_moved_to_another_destination_are_found_there(mixed: Built, dest: Path, tmp_path: Path) -> None:
+    archive(mixed, dest)
+    mixed.lines("a", [b"more"])
+    archive(mixed, dest)
+    tape = tmp_path / "tape"
+    (tape / "a").mkdir(parents=True)
+    old = bags(dest)[0]
+    shutil.move(old, tape / "a" / old.name)
+
+    assert any(message == MISSING for _, message in errors(dest, root=mixed.root))
+    assert errors(dest, tape, root=mixed.root) == errors(tape, dest, root=mixed.root) == []
+    moved = [found.message for found in findings(dest, tape, root=mixed.root) if found.message.startswith("moved")]
+    assert moved == [f"moved to {tape}"]
+
+
+def test_another_bundle_of_the_same_name_elsewhere_does_not_count(mixed: Built, dest: Path, tmp_path: Path) -> None:
+    archive(mixed, dest)
+    archive(mixed, tmp_path / "other", group="other", size=Records(3))
+    shutil.rmtree(bags(dest)[0])
+
+    assert ("data/a-00000000000000000001.tar", MISSING) in errors(dest, tmp_path / "other", root=mixed.root)
+
+
+def test_what_desktops_leave_in_every_directory_is_no_damage(mixed: Built, dest: Path) -> None:
+    archive(mixed, dest)
+    (bag,) = bags(dest)
+    for place in (dest, dest / "a", bag, bag / "data"):
+        (place / "Thumbs.db").write_bytes(b"x")
+        (place / "._x").write_bytes(b"x")
+    (dest / "a/@eaDir").mkdir()
+
+    assert errors(dest, root=mixed.root) == []
+    assert notes(dest, mixed).count("no part of the archive") == 9
+    (bag / "data/notes.txt").write_bytes(b"x")
+    assert errors(dest, root=mixed.root) == [("data/notes.txt", "does not belong here")]
