@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,8 +18,9 @@ from wald.format.names import COMMAND_SUFFIX
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald_drain.command_file import LEFT_RUNNING, UNKEPT, CommandFile, padded
-from wald_drain.keeper import keep, not_started, sealed
+from wald_drain.keeper import not_started
 from wald_drain.retries import UNKNOWN
+from wald_drain.runner import Runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,43 +99,26 @@ class Attempts:
             return None
         return ended
 
-    def run(
-        self,
-        command: Sequence[str],
-        stdin: bytes,
-        variables: Mapping[str, str],
-        *,
-        first: int,
-        last: int,
-        time_limit: float | None = None,
-    ) -> int:
-        """Run ``command`` to its end; return its exit code, or the signal that ended it as a negative number.
+    def run(self, runner: Runner, stdin: bytes, variables: Mapping[str, str], *, first: int, last: int) -> int:
+        """Run the command of ``runner`` to its end; return its exit code, or the signal that ended it, negative.
 
         If the keeper is killed, it is UNKNOWN, and the command may be running: :meth:`wait` waits for it.
 
         Args:
             stdin: all that it gets.
             variables: added to the environment of the command.
-            time_limit: in seconds; None: it has all the time that it needs.
 
         Raises:
             InvalidInput: the command cannot be started.
+            WaldError: the runner was killed.
         """
         cursor = cursor_identity(self._cursor)
-
-        def line(exit_code: int, error: int) -> bytes:
-            return encode_ended(Ended(cursor, first, last, exit_code, error))
-
-        batch = sealed(stdin)
-        try:
-            status = keep(self._file.descriptor, command, batch, variables, line, time_limit)
-        finally:
-            os.close(batch)
+        status = runner.run({"cursor": cursor, "first": first, "last": last}, self._file.descriptor, stdin, variables)
         ended = decode_ended(self._file.line())
         if status or ended is None:
             self._left = UNKEPT
             self._file.renew()
             return UNKNOWN
         if ended.error:
-            raise not_started(command, ended.error)
+            raise not_started(runner.command, ended.error)
         return ended.exit_code

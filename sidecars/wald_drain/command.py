@@ -164,16 +164,15 @@ def feed(
         daemon=socket or root,
         exit_at_end=exit_at_end,
         order=order or "log",
-        time_limit=time_limit,
     )
     counts = Counts()
     with (
         _at_work(root, route, group, leave) as (consumer, asked),
-        runners_for(words, workers or 0, time_limit) as runners,  # before there is another thread
+        runners_for(words, workers or 1, time_limit) as runners,  # before there is another thread
         serving(metrics, lambda: of_drain(counts, route, group, time.monotonic())),
     ):
         drain = Drain(consumer, job, counts, threading.Event(), _report, asked)
-        work = Feed(drain) if workers is None else Workers(drain, runners)
+        work = Feed(drain, runners[0]) if workers is None else Workers(drain, runners)
         with stopping(drain):
             given_up = through_full_disks(drain, work.run)
     if given_up:

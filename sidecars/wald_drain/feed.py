@@ -24,13 +24,15 @@ from wald_drain.job import Drain, disk_failures, variables
 from wald_drain.leftovers import Leftovers, move_past, require_no_gaps
 from wald_drain.portions import Portion, portions
 from wald_drain.retries import NextStep, ending, failure, is_failure, next_step, pause_seconds, reason, tries_of
+from wald_drain.runner import Runner
 
 
 class Feed:
-    """Carries out the job of a drain without workers."""
+    """Carries out the job of a drain without workers; ``runner`` starts its commands."""
 
-    def __init__(self, drain: Drain) -> None:
+    def __init__(self, drain: Drain, runner: Runner) -> None:
         self._drain = drain
+        self._runner = runner
         self._consumer, self._job = drain.consumer, drain.job
         self._given_up = 0
 
@@ -133,10 +135,7 @@ class Feed:
     def _run_command(self, attempts: Attempts, part: Portion, stdin: bytes, environment: dict[str, str]) -> int:
         """Run the command and count the run; returns its exit code."""
         began = time.monotonic()
-        limit = self._job.time_limit
-        exit_code = attempts.run(
-            self._job.command, stdin, environment, first=part.first, last=part.last, time_limit=limit
-        )
+        exit_code = attempts.run(self._runner, stdin, environment, first=part.first, last=part.last)
         now = time.monotonic()
         failed = Result.FAILURE if is_failure(exit_code) else Result.LATER
         self._drain.counts.ran(failed if exit_code else Result.SUCCESS, now - began, now=now)

@@ -27,7 +27,6 @@ class Job:
         daemon: the root of the log, or the daemon's socket.
         letter_max_bytes: of a dead letter with a single record; a longer one is not even tried.
         order: in which several workers get records.
-        time_limit: of one run of the command, in seconds; None: it has all the time that it needs.
     """
 
     command: tuple[str, ...]
@@ -39,7 +38,6 @@ class Job:
     exit_at_end: bool
     letter_max_bytes: int = REQUEST_MAX_BYTES
     order: Order = "log"
-    time_limit: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,14 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from wald.errors import InvalidInput
 from wald.loop import outlive_signals
 from wald.store.files.processes import take_name
 from wald.work.commands import KEEPER
+from wald_drain.command_file import padded
 from wald_drain.retries import TIMED_OUT
 
 _NOT_A_PROGRAM = (errno.ENOENT, errno.EACCES, errno.ENOEXEC)
@@ -49,10 +50,12 @@ def keep(
     command: Sequence[str],
     batch: int,
     variables: Mapping[str, str],
-    ended: Callable[[int, int], bytes],
+    about: Mapping[str, object],
     time_limit: float | None,
 ) -> int:
     """Fork a keeper for one run of ``command``, and wait for it; returns its status, which is 0 unless it was killed.
+
+    The caller has one thread: the child of a fork gets the locks that other threads hold, which nothing releases.
 
     The command has a session of its own, so that Ctrl-C, which the terminal sends to every process in its foreground,
     ends drain after this run and not during it.
@@ -61,15 +64,15 @@ def keep(
         lock: a descriptor of the file, locked.
         batch: what :func:`sealed` returned; the command gets it as stdin, and need not read it to the end.
         variables: added to the environment of the command.
-        ended: the line about the run, given its exit code (as in :mod:`subprocess`: a negative number is the signal
-            that ended the command; or TIMED_OUT and more) and the error number with which it could not be started, or
-            0.
+        about: the run. The line about how it ended has also ``exit_code`` (as in :mod:`subprocess`: a negative number
+            is the signal that ended the command; or TIMED_OUT and more) and ``error``, the error number with which it
+            could not be started, or 0.
         time_limit: after so many seconds the command and what it has started get SIGTERM, and SIGKILL if they go on.
     """
     keeper = os.fork()
     if keeper == 0:
         try:
-            _keep(lock, command, batch, variables, ended, time_limit)
+            _keep(lock, command, batch, variables, about, time_limit)
         finally:
             os._exit(1)
     _, status = os.waitpid(keeper, 0)
@@ -81,7 +84,7 @@ def _keep(
     command: Sequence[str],
     batch: int,
     variables: Mapping[str, str],
-    ended: Callable[[int, int], bytes],
+    about: Mapping[str, object],
     time_limit: float | None,
 ) -> None:
     """The work of the keeper, which keeps nothing of drain but the lock and the batch."""
@@ -103,9 +106,9 @@ def _keep(
             start_new_session=True,
             pass_fds=(_LOCK,),
         )
-        line = ended(_exit_code(process, time_limit), 0)
+        line = padded({**about, "exit_code": _exit_code(process, time_limit), "error": 0})
     except OSError as error:
-        line = ended(0, error.errno or errno.EIO)
+        line = padded({**about, "exit_code": 0, "error": error.errno or errno.EIO})
     # Not through the disk class, and not synced: after a crash of the machine no command is still running.
     os.pwrite(_LOCK, line, 0)
     os._exit(0)

@@ -3,9 +3,9 @@
     thread of a worker ──batch, lock──▶ runner ──fork──▶ keeper ──▶ command
                        ◀────status─────
 
-The workers are threads, as they share a group. A process with threads should not fork: the child gets a copy of every
-lock that another thread holds at that moment, and nothing ever releases it. So the runners are forked while there is
-one thread, and stay small.
+The workers are threads, as they share a group; a drain without workers has threads too. A process with threads should
+not fork: the child gets a copy of every lock that another thread holds at that moment, and nothing ever releases it. So
+the runners are forked while there is one thread, and stay small.
 
 With each batch a runner gets the locked file of its worker. Even on the way it counts as open: if drain is killed just
 then, the lock is held until the command has ended, or until it is certain that it does not start.
@@ -18,14 +18,13 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 from wald.errors import WaldError
 from wald.loop import outlive_signals
 from wald.store.files.processes import take_name
 from wald.work.commands import RUNNER
 from wald_drain.keeper import keep, sealed
-from wald_drain.worker_file import encode_outcome
 
 _MESSAGE_BYTES = 1 << 16
 
@@ -44,13 +43,14 @@ class Runner:
             finally:
                 os._exit(1)
         theirs.close()
+        _RUNNERS.add(self.process_id)
 
-    def run(self, run: int, lock: int, stdin: bytes, variables: Mapping[str, str]) -> int:
+    def run(self, about: Mapping[str, object], lock: int, stdin: bytes, variables: Mapping[str, str]) -> int:
         """Run the command to its end; return the status of its keeper, which is 0 unless that was killed.
 
         Args:
-            run: the number of this run, which no other has.
-            lock: a descriptor of the file of the worker, locked; how the run ended is written there.
+            about: the run, as of :func:`wald_drain.keeper.keep`.
+            lock: a descriptor of the file of the command, locked; how the run ended is written there.
             stdin: all that the command gets.
             variables: added to its environment.
 
@@ -60,15 +60,16 @@ class Runner:
         """
         batch = sealed(stdin)
         try:
-            socket.send_fds(self._socket, [json.dumps([run, dict(variables)]).encode()], [batch, lock])
+            socket.send_fds(self._socket, [json.dumps([dict(about), dict(variables)]).encode()], [batch, lock])
             reply = self._socket.recv(_MESSAGE_BYTES)
         except (BrokenPipeError, ConnectionResetError):
             reply = b""
         finally:
             os.close(batch)
+        _reap_orphans()
         if not reply:
             raise WaldError(
-                f"worker {self.worker}: process {self.process_id}, which starts its commands, was killed",
+                f"process {self.process_id}, which starts its commands, was killed",
                 hint="start wald-drain again, which waits for the command and uses its exit code",
             )
         status, error = json.loads(reply)
@@ -80,6 +81,21 @@ class Runner:
         """End the process, once the command has ended that it runs."""
         self._socket.close()
         os.waitpid(self.process_id, 0)
+        _RUNNERS.discard(self.process_id)
+
+
+_RUNNERS: set[int] = set()
+
+
+def _reap_orphans() -> None:
+    """Reap the ended processes that commands have left: as PID 1 of a container, this process inherits them."""
+    if os.getpid() != 1:
+        return
+    with suppress(ChildProcessError):  # there is no child, or another thread has reaped it
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid in _RUNNERS:  # its worker notices
+                return
+            os.waitpid(ended.si_pid, os.WNOHANG)
 
 
 @contextmanager
@@ -103,10 +119,10 @@ def _serve(requests: socket.socket, command: Sequence[str], time_limit: float | 
         request, descriptors, _, _ = socket.recv_fds(requests, _MESSAGE_BYTES, 2)
         if not request:
             os._exit(0)
-        run, variables = json.loads(request)
+        about, variables = json.loads(request)
         batch, lock = descriptors
         try:
-            reply = _run(run, lock, command, batch, variables, time_limit), 0
+            reply = keep(lock, command, batch, variables, about, time_limit), 0
         except OSError as error:
             reply = 0, error.errno or errno.EIO
         os.close(batch)
@@ -115,17 +131,3 @@ def _serve(requests: socket.socket, command: Sequence[str], time_limit: float | 
             requests.send(json.dumps(reply).encode())
         except OSError:  # drain was killed; the file says how the command ended
             os._exit(0)
-
-
-def _run(
-    run: int,
-    lock: int,
-    command: Sequence[str],
-    batch: int,
-    variables: Mapping[str, str],
-    time_limit: float | None,
-) -> int:
-    def ended(exit_code: int, error: int) -> bytes:
-        return encode_outcome(run, exit_code, error)
-
-    return keep(lock, command, batch, variables, ended, time_limit)

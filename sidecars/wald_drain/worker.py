@@ -233,7 +233,7 @@ class Worker:
         stdin = part.encoded(self._drain.job.stdin_format)
         self.file.begin(run, [record.sequence for record in part.records], number)
         try:
-            self._runner.run(run, self.file.descriptor, stdin, environment)
+            self._runner.run({"run": run}, self.file.descriptor, stdin, environment)
         except OSError:
             self.file.settle()  # the command was not started, so this is no try at the next start either
             raise

@@ -21,6 +21,7 @@ from wald_drain.feed import Feed
 from wald_drain.job import Drain, Job
 from wald_drain.portions import StdinFormat
 from wald_drain.redrive import redrive
+from wald_drain.runner import runners_for
 
 Start = Callable[..., subprocess.Popen[bytes]]
 """The fixture ``start``."""
@@ -95,9 +96,9 @@ class InProcess:
             "exit_at_end": True,
         }
         consumer = self.consumer(route, group, disk=disk, now_ns=now_ns)
-        self.given_up = Feed(
-            Drain(consumer, Job(**(job | options)), Counts(), self.stop, self.report, self.asked)
-        ).run()
+        drain = Drain(consumer, Job(**(job | options)), Counts(), self.stop, self.report, self.asked)
+        with runners_for(drain.job.command, 1) as (runner,):
+            self.given_up = Feed(drain, runner).run()
 
     def redrive(self, route: str, *, group: str = "processed", disk: Disk | None = None, now_ns: int = NOW_NS) -> None:
         """Put the dead letters of a route back."""

@@ -21,6 +21,7 @@ from wald_drain.attempt import Attempts, Ended, cursor_identity, decode_ended, e
 from wald_drain.command_file import CommandFile
 from wald_drain.keeper import check_command
 from wald_drain.retries import UNKNOWN
+from wald_drain.runner import runners_for
 
 MORE_THAN_A_PIPE_HOLDS = b"line\n" * 1_000_000
 ENDED = Ended((7, 1_795_255_200_000_000_000), 11, 20, -9)
@@ -40,7 +41,8 @@ def attempt(attempts: Attempts) -> Attempt:
     """A run for record 1."""
 
     def run(command: list[str], stdin: bytes, variables: dict[str, str]) -> int:
-        return attempts.run(command, stdin, variables, first=1, last=1)
+        with runners_for(command, 1) as (runner,):
+            return attempts.run(runner, stdin, variables, first=1, last=1)
 
     return run
 
@@ -118,12 +120,12 @@ def test_what_cannot_be_run_says_so(attempt: Attempt, tmp_path: Path) -> None:
         attempt([str(tmp_path / "nosuch")], b"", {})
 
 
-def test_what_could_not_be_started_has_processed_nothing(attempts: Attempts) -> None:
+def test_what_could_not_be_started_has_processed_nothing(attempts: Attempts, attempt: Attempt) -> None:
     with pytest.raises(InvalidInput, match="cannot be run"):
-        attempts.run(["nosuch-command"], b"", {}, first=1, last=1)
+        attempt(["nosuch-command"], b"", {})
     assert attempts.processed() is None
 
-    attempts.run(["true"], b"", {}, first=1, last=1)
+    attempt(["true"], b"", {})
     assert attempts.processed() is not None
 
 
@@ -154,7 +156,9 @@ def test_stdin_cannot_be_changed(attempt: Attempt, tmp_path: Path) -> None:
     assert (tmp_path / "errors").read_text().count("not permitted") >= 1
 
 
-def test_a_command_without_its_keeper_is_waited_for_and_no_failure(attempts: Attempts, tmp_path: Path) -> None:
+def test_a_command_without_its_keeper_is_waited_for_and_no_failure(
+    attempts: Attempts, attempt: Attempt, tmp_path: Path
+) -> None:
     go = tmp_path / "go"
     os.mkfifo(go)
     script = f"kill -KILL $PPID; read go < {go}"
@@ -166,7 +170,7 @@ def test_a_command_without_its_keeper_is_waited_for_and_no_failure(attempts: Att
         threading.Thread(target=go.write_text, args=("go\n",)).start()
 
     assert attempts.wait(stop, reported.append)
-    assert attempts.run(["sh", "-c", script], b"", {}, first=1, last=1) == UNKNOWN
+    assert attempt(["sh", "-c", script], b"", {}) == UNKNOWN
     assert reported == []
     assert attempts.wait(stop, tell)
     assert len(reported) == 1

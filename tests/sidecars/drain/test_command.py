@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from contents import assert_sound, records, values
-from draining import Gate, Start, drain, drain_refusal
+from draining import Gate, Start, drain, drain_command, drain_refusal
 from logs import Built
 from running import TIMEOUT_SECONDS, Daemon, eventually, output_of
+from users import needs_root
 
 import wald
 from wald.cli.entry import run
@@ -22,7 +23,7 @@ from wald.format.names import Kind
 from wald.store.retention.cursors import newcomer
 from wald_drain.command import command
 
-DRAIN = "$(ps -o ppid= -p $PPID)"  # of a command, whose parent is the keeper
+DRAIN = "$(ps -o ppid= -p $(ps -o ppid= -p $PPID))"  # of a command, whose parent is the keeper, a child of the runner
 
 
 class Stream:
@@ -216,6 +217,40 @@ def test_a_route_may_have_the_name_of_a_command(own: Stream, got: Path) -> None:
     assert (done.returncode, got.read_bytes()) == (0, b"redrive\n")
     done = drain("feed", "feed", "--root", own.root, "--exit-at-end", "--", "sh", "-c", f"cat >> {got}")
     assert (done.returncode, got.read_bytes()) == (0, b"redrive\nfeed\n")
+
+
+@pytest.mark.parametrize("workers", [(), ("--workers", 1)], ids=["alone", "a worker"])
+def test_the_process_that_forks_has_one_thread(stream: Stream, got: Path, workers: tuple[object, ...]) -> None:
+    """The child of a fork gets the locks that other threads hold, and nothing releases them."""
+    stream.append("one")
+    script = f"grep Threads: /proc/$(($(ps -o ppid= -p $PPID)))/status > {got}"
+    assert stream.drain(*workers, "--", "sh", "-c", script).returncode == 0
+    assert got.read_text().split() == ["Threads:", "1"]
+
+
+@needs_root
+@pytest.mark.parametrize("workers", [(), ("--workers", 1)], ids=["alone", "a worker"])
+def test_as_the_first_process_of_a_container_it_reaps_what_commands_leave(
+    stream: Stream, tmp_path: Path, workers: tuple[object, ...]
+) -> None:
+    """Each run leaves a process that has ended; none of an earlier run is there any more in the next one."""
+    stream.append("one", "two", "three")
+    last, zombies, orphan = tmp_path / "last", tmp_path / "zombies", tmp_path / "orphan"
+    orphan.write_text("until grep -q '^PPid:.1$' /proc/$$/status; do :; done\n")
+    script = f"""
+        if [ -s {last} ] && [ -e /proc/$(cat {last}) ]; then echo zombie >> {zombies}; fi
+        sh -c 'sh {orphan} & echo $! > {last}'
+        until grep -q "^State:.Z" /proc/$(cat {last})/status; do :; done
+    """
+    line = drain_command("--root", stream.root, stream.name, "--exit-at-end", "--batch-records", 1, *workers)
+    apart = ["unshare", "--pid", "--fork", "--mount-proc"]
+    done = subprocess.run([*apart, *line, "--", "sh", "-c", script], capture_output=True, check=False)
+    if b"unshare" in done.stderr:
+        pytest.skip("this machine lets nobody make PID namespaces")
+
+    assert done.returncode == 0, done.stderr.decode()
+    assert last.exists()
+    assert not zombies.exists()
 
 
 def test_a_batch_that_fails_while_stopping_stays(stream: Stream, start: Start) -> None:
