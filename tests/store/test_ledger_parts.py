@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from damage import flipped
 from effort import steps
 from faults import Died, DyingDisk, FailingDisk, SteppingDisk, until_it_survives
 from logs import Unsynced
+from powercut import RecordingDisk
 
 from wald.errors import Damaged
 from wald.store.files.directory import Root
@@ -318,3 +321,56 @@ def test_a_look_up_costs_the_same_however_long_the_ledger_is(root: Root, path: P
         costs.append(steps(partial(history.reclaimed, 315)))
 
     assert costs[1] < 1.2 * costs[0]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_lines_outlive_a_power_cut_at_any_moment_of_a_cut(tmp_path: Path, seed: int) -> None:
+    """Lines come in pairs that are longer than a sector; of the last pair, both, the first or none may be there."""
+    base = tmp_path / "run"
+    (base / "ledger").mkdir(parents=True)
+    disk = RecordingDisk(base, seed=seed, every=False, ordered=False)
+    disk.platter.load(base)
+    ledger = opened(base / "ledger" / "reclaim.jsonl", disk)
+    for first in range(1, 25, 2):
+        ledger.append(*(reclaimed(number, number) | {"why": "." * 700} for number in (first, first + 1)))
+        disk.acknowledged = first + 1
+        ledger.cut()
+    ledger.close()
+    assert len(parts_of(base / "ledger" / "reclaim.jsonl")) > 2
+
+    for number, state in enumerate(disk.states):
+        root = Root(tmp_path / f"{number}")
+        root.path.mkdir()
+        state.put(root.path)
+        path = root.ledger / "reclaim.jsonl"
+        opened(path).close()
+        found = bases(path)
+        assert len(found) >= state.acknowledged, state.after
+        assert found == list(range(1, len(found) + 1)), state.after
+        assert [entry for entry in entries_of(path) if entry["event"] not in ("reclaimed", "continues")] == []
+        shutil.rmtree(root.path)
+
+
+class SpoiledIndex(Unsynced):
+    """A disk that stores a part's index, which is written last, with one bit flipped."""
+
+    def sync(self, descriptor: int) -> None:
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+        if name.endswith(".tmp"):
+            end = os.fstat(descriptor).st_size
+            os.pwrite(descriptor, bytes([os.pread(descriptor, 1, end - 20)[0] ^ 1]), end - 20)
+
+
+def test_lines_stay_in_the_active_file_if_the_index_of_their_part_was_stored_wrong(root: Root, path: Path) -> None:
+    filled(path, 10)
+    before = bases(path)
+    parts = parts_of(path)
+    ledger = opened(path, SpoiledIndex())
+    for number in range(10, 100):
+        ledger.append(reclaimed(10 * number + 1, 10 * number + 10))
+        with suppress(Damaged):
+            ledger.cut()
+    ledger.close()
+
+    assert parts_of(path) == parts
+    assert len(bases(path)) == len(before) + 90
