@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from wald.errors import Refused
+from wald.errors import InvalidInput, Refused
 from wald.format.batch import Buffer
 from wald.store.files.directory import require_no_link
 from wald.store.files.disk import Disk
@@ -84,10 +84,16 @@ class Destination(Protocol):
 
 
 class Directory:
-    """A directory; made when the first file is written."""
+    """A directory; made when the first file is written.
+
+    Raises:
+        InvalidInput: a file has its name.
+    """
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self._path = Path(os.path.abspath(path))
+        if self._path.exists() and not self._path.is_dir():
+            raise InvalidInput(f"{self._path}: not a directory", hint="name a directory that exists or can be made")
         self._disk = disk
         self.address = str(self._path)
 

@@ -23,7 +23,7 @@ def open_destination(address: str, disk: Disk) -> Destination:
     """A directory, or with "://" in it an address.
 
     Raises:
-        InvalidInput: an address that nothing installed can reach.
+        InvalidInput: an address that nothing installed can reach, or the path of a file.
     """
     if address.startswith(_FILE):
         return Directory(Path(address.removeprefix(_FILE)), disk)

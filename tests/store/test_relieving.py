@@ -89,7 +89,7 @@ def test_what_was_dropped_is_missing_like_what_was_reclaimed(built: Built) -> No
     assert (
         missing(built, "web", 30, 35)[0]
         .message()
-        .endswith("RECLAIM has removed records 31 to 35: up to 6 records of route web are missing")
+        .endswith("RECLAIM has removed records 30 to 35: up to 6 records of route web are missing")
     )
     assert missing(built, "web", 41) == missing(built, None, 39, 39) == []
 

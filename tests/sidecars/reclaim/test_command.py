@@ -16,7 +16,7 @@ from full_disk import fill, small_file_system
 from reclaiming import ledger
 from running import Daemon, eventually, launched, output_of, refused, run, sidecar, wald
 
-from wald.errors import DiskFailure, InvalidInput, Locked, NotFound
+from wald.errors import InvalidInput, Locked, NotFound
 from wald.store.segments.view import State
 
 
@@ -242,14 +242,12 @@ def test_on_a_disk_without_a_byte_left_it_makes_room(tmp_path: Path) -> None:
             assert errors(root) == []
 
 
-def test_a_failing_disk_is_reported_with_what_to_do(daemon: Daemon, root: Path) -> None:
-    """The ledger cannot be opened; nothing has changed."""
+def test_a_directory_in_the_place_of_the_ledger_stops_a_pass(daemon: Daemon, root: Path) -> None:
     grow(root, "a")
     output_of("cursor", "set", "a", 2, "--root", root)
     (root / "ledger/reclaim.jsonl").mkdir()
     code, message, hint = refused(reclaim(root))
 
-    assert code == DiskFailure.exit_code
-    assert "reclaim.jsonl: Is a directory; nothing is lost" in message
-    assert "df -h" in hint
+    assert (code, message) == (4, f"{root}/ledger/reclaim.jsonl: a directory has the name of a file")
+    assert hint.startswith(f"ls -ld {root}/ledger/reclaim.jsonl")
     assert sealed(root) == ["1"]

@@ -21,7 +21,7 @@ def shown(gate: Gate, path: str) -> str:
     ("call", "said"),
     [
         ("flock:error=ENOLCK", "whether a daemon runs is not known: [Errno 37] No locks available"),
-        ("statfs:error=EIO", "/log: Input/output error"),
+        ("statfs:error=EIO", "/log/segments: Input/output error"),
     ],
 )
 def test_a_look_that_is_refused_is_said_until_one_succeeds(gate: Gate, tmp_path: Path, call: str, said: str) -> None:
