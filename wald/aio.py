@@ -52,7 +52,7 @@ class _Thread:
         return await asyncio.shield(done)  # without it a call that waits for the thread would never begin
 
     def call_later(self, call: Callable[[], object]) -> None:
-        """Run a call behind those that are asked for already; nothing waits for it."""
+        """Run a call after those already queued, without waiting for it."""
         if self._executor is not None:
             self._executor.submit(call)
 
@@ -70,9 +70,8 @@ class Consumer:
 
     Making one reads a small file at once, not in its thread.
 
-    A task that is cancelled while it waits for the next record, as by ``asyncio.timeout``, ends the wait and the loop.
-    The record that it has processed last is then processed, as in :class:`wald.Consumer`; the one that it did not get
-    comes again, in a new loop too.
+    If a task is cancelled while it waits for the next record, for example by ``asyncio.timeout``, the wait and the loop
+    end. The last record that it got counts as processed, as in :class:`wald.Consumer`; a new loop gets the next one.
 
     Example::
 
@@ -151,7 +150,7 @@ class Consumer:
             try:
                 each = await self._thread.run(next, source, None)
             except asyncio.CancelledError:
-                self._stopped.set()  # ends the wait in the thread, which the next call would have to wait for
+                self._stopped.set()  # ends the wait in the thread, which would block the next call
                 self._thread.call_later(partial(self._end_loop, source))
                 raise
             if each is None:

@@ -15,7 +15,7 @@ from typing import Self
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _WRONG_TYPES = {errno.EISDIR: "a directory has the name of a file", errno.ENOTDIR: "not a directory"}
-DISK_ERRORS = (*DISK_FULL, errno.EIO, errno.EROFS, errno.EFBIG)  # of a disk that is full or fails, or of a limit
+DISK_ERRORS = (*DISK_FULL, errno.EIO, errno.EROFS, errno.EFBIG)  # the disk is full or fails, or a limit is reached
 
 
 class WaldError(Exception):
@@ -63,7 +63,7 @@ class Damaged(WaldError):
 
 
 def wrong_type(error: OSError) -> Damaged | None:
-    """Return the error for a directory in the place of a file, or a file in that of a directory; None for any other."""
+    """Return the error for a directory in the place of a file, or vice versa; None for any other error."""
     path = error.filename2 or error.filename
     if not isinstance(path, str | os.PathLike) or error.errno not in _WRONG_TYPES:
         return None
@@ -144,17 +144,17 @@ class NotProcessed(WaldError):
 
 
 class Replaced(WaldError):
-    """Another log is at the path of the log that a process has begun to read."""
+    """The log that a process was reading was replaced: another log is at its path."""
 
     exit_code = 16
 
 
 class Gone(Replaced):
-    """There is no log any more at the path of the log that a process has begun to read; it may come back."""
+    """The log that a process was reading is gone from its path; it may reappear, for example with a mount."""
 
 
 class RolledBack(Replaced):
-    """An older copy of the log was restored at its path: records that a process has seen are missing, or differ."""
+    """An older copy of the log was restored at its path: records that a process has seen are missing or differ."""
 
 
 class Interrupted(WaldError):
@@ -175,7 +175,7 @@ def command_line(root: str | os.PathLike[str], arguments: str = "", *, program: 
 
 
 def room_commands(*paths: str | os.PathLike[str], error: OSError | None = None) -> str:
-    """The commands of a hint that show what is full: space and inodes, or the limit of the size of a file.
+    """Return the commands of a hint that show the full resource: space and inodes, or the file size limit.
 
     >>> room_commands("/srv/my log")
     "df -h '/srv/my log'; df -i '/srv/my log'"

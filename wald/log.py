@@ -79,15 +79,14 @@ class Log:
         return head
 
     def require_continuity(self) -> None:
-        """Check that the log at the path is the one that was opened, and has not lost what was read of it.
+        """Check that the log at the path is the one that was opened, and still has the records that were read.
 
-        Everything that reads, and what moves a cursor, checks it. A program that holds positions for long, and acts on
-        them without reading, calls this before it does.
+        Methods that read or move a cursor include this check. A program that holds positions for a long time, and acts
+        on them without reading, should call it first.
 
         Raises:
-            Replaced: another log is at the path, or an older copy of this one was restored there. Nothing of this
-                object can be used any more; open the log again, and read positions from cursors. Or there is no log at
-                the path now.
+            Replaced: another log is at the path, or an older copy of this one was restored there. This object is no
+                longer usable: open the log again, and read positions from cursors. Or no log is at the path now.
         """
         self._continuity.require()
 

@@ -28,14 +28,14 @@ class _Stop(threading.Event):
 
 
 def _ending() -> list[signal.Signals]:
-    """The signals that would end this process; a terminal that is closed sends SIGHUP, which nohup has ignored."""
+    """Return the signals that would end this process; they include SIGHUP unless nohup has ignored it."""
     return [*SIGNALS, *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else [])]
 
 
 def outlive_signals() -> None:
-    """Let no signal of the terminal end this process; for the child of a fork that waits for another process.
+    """Survive the terminal's signals, in a forked child that waits for another process.
 
-    They are caught and not ignored, because a program that it starts would inherit that.
+    The signals are caught instead of ignored, because a program that it starts would inherit ignored signals.
     """
     for number in (*SIGNALS, signal.SIGHUP):
         if number in SIGNALS or signal.getsignal(number) is not signal.SIG_IGN:
@@ -44,9 +44,9 @@ def outlive_signals() -> None:
 
 @contextmanager
 def stop_on_signals(again: Callable[[], None] = lambda: None) -> Iterator[threading.Event]:
-    """An event that SIGTERM, SIGINT and SIGHUP set, instead of ending the process where it stands.
+    """Yield an event that SIGTERM, SIGINT and SIGHUP set, instead of killing the process at once.
 
-    SIGHUP keeps what it means if that is not the default: a process under ``nohup`` goes on.
+    SIGHUP keeps a disposition other than the default: a process under ``nohup`` continues.
 
     Args:
         again: called for each Ctrl-C that follows, wherever the main thread is then.
@@ -97,13 +97,13 @@ def wakes(
         wanted: whether to yield for a change of this path.
         period_seconds: at most this long between two yields.
         stop: ends the iteration.
-        on_tick: called twice a second while there are events to wait for; it may raise.
-        report: gets a line when the kernel gives no events any more, and a period passes between two yields.
+        on_tick: called twice a second while waiting for events; it may raise.
+        report: gets a line when the kernel stops delivering events and this falls back to polling.
     """
     from watchfiles import watch  # 50 ms that a single pass need not take
 
     def readable() -> list[Path]:
-        # With ignore_permission_denied, watchfiles would ignore that the kernel has no watches left, too.
+        # With ignore_permission_denied, watchfiles would also ignore that the kernel has run out of watches.
         return [path for path in directories() if os.access(path, os.R_OK) or not path.exists()]
 
     yield
@@ -128,7 +128,7 @@ def wakes(
                     due = time.monotonic() + period_seconds
                     if readable() != watched:
                         break
-        except (OSError, RuntimeError) as error:  # a directory is missing, or the kernel gives no watch
+        except (OSError, RuntimeError) as error:  # a directory is missing, or the kernel has no watches left
             if not (without_events or isinstance(error, FileNotFoundError)):
                 without_events = True
                 more = "sysctl fs.inotify.max_user_instances=512 fs.inotify.max_user_watches=65536"

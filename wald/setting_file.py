@@ -33,7 +33,7 @@ class SettingFile:
             InvalidInput: the file cannot be read, or is no TOML.
         """
         try:
-            text = path.read_bytes().decode("utf-8-sig")  # an editor may have put a mark in front
+            text = path.read_bytes().decode("utf-8-sig")  # an editor may have added a byte order mark
             return cls(path, text, tomllib.loads(text))
         except OSError as error:
             raise InvalidInput(f"{path}: {error.strerror}", hint=f"ls -l {path}") from error

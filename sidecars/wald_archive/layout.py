@@ -41,7 +41,7 @@ def parse_bag_name(route: str, folder: str) -> BagName | None:
 
 
 def is_left_by_desktop(name: str) -> bool:
-    """Return True for a file that a desktop or a NAS puts into every directory that it shows.
+    """Return True if a desktop or a NAS puts files of this name into every directory that it displays.
 
     >>> is_left_by_desktop("Thumbs.db"), is_left_by_desktop("._manifest.json"), is_left_by_desktop("notes.txt")
     (True, True, False)

@@ -106,7 +106,7 @@ class ObjectStore:
 
 
 def _how_to_reach(address: str, error: Exception) -> str:
-    """The hint for an address that nothing installed can reach."""
+    """Return the hint for an address that no installed package can reach."""
     if not isinstance(error, ImportError):
         return "a directory, where the store may be mounted, or s3://BUCKET/PREFIX"
     if address.startswith(("s3://", "s3a://")):

@@ -176,7 +176,7 @@ class Packer:
         return after, batch.first_sequence if batch else None
 
     def _archived(self, request: Request) -> int:
-        """The last record that is in a bag of the group at the destination."""
+        """Return the last record in the group's bags at the destination."""
         bags = (m.last for _, m in self._manifests(request.route, 0, request.group) if m.origin.group == request.group)
         return max(bags, default=0)
 
@@ -232,7 +232,7 @@ class Packer:
             except (NotFound, Damaged):
                 if start == first:
                     raise
-                continue  # reading from the first record on tells all that is missing
+                continue  # reading from the first record reports everything that is missing
             if last:
                 return last
         return None

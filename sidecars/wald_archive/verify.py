@@ -123,7 +123,7 @@ class Bags:
                 yield Finding(Level.ERROR, address, bag, f"{PAYLOAD}/{name}", message)
 
     def has_moved(self, address: str, recorded: Iterable[Recorded], homes: Iterable[str]) -> bool:
-        """Return True if a bundle that the ledger has is at ``address``, and at none of its ``homes``."""
+        """Return True if a bundle in the ledger is at ``address`` but at none of its ``homes``."""
         return any(
             (address, *what) in self._there
             and not any((home, *what) in self._there for home in homes if home != address)

@@ -46,7 +46,7 @@ class Consumer:
                 report(message)
 
     def commit(self, sequence: int) -> None:
-        """Move the cursor: everything up to ``sequence`` is processed; on disk when this returns.
+        """Move the cursor: everything up to ``sequence`` is processed. The cursor is on disk when this returns.
 
         Raises:
             Replaced: another log, or an older copy of it, is at the path.

@@ -28,7 +28,7 @@ from wald_drain.runner import Runner
 
 
 class Feed:
-    """Carries out the job of a drain without workers; ``runner`` starts its commands."""
+    """Job of a drain without workers; ``runner`` starts its commands."""
 
     def __init__(self, drain: Drain, runner: Runner) -> None:
         self._drain = drain

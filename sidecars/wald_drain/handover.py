@@ -4,9 +4,9 @@
 
     write the line ─▶ pin the routes ─▶ send ─▶ move the cursor ─▶ clear the line ─▶ remove the pin
 
-After a crash at any step the next start finishes exactly the handover of that line, whatever has arrived since and
-whatever options it got. It looks in the log for what was sent, and until then the pin keeps RECLAIM away from that. The
-file is also the lock of its route and group.
+After a crash at any step, the next start finishes exactly the handover of that line, regardless of its options and of
+records that have arrived since. It looks in the log for the copies that were sent; until then the pin protects them
+from RECLAIM. The file is also the lock of its route and group.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Handover:
         after: the cursor before; the handover is finished once it has moved.
         reason, tries: why the command did not process them.
         dead_letter: the route that gets them; None: they are dead letters, and each goes to where it came from.
-        at_ns: when this was decided, ns since 1970. The same records handed over again are another handover.
-        head: the last record of the log then: all that is sent lies behind it. 0 in a line of an older version.
+        at_ns: when this was decided, ns since 1970. Handing over the same records again is another handover.
+        head: the last record of the log at that time; all copies come after it. 0 in a line of an older version.
     """
 
     after: int
@@ -68,7 +68,7 @@ class Handover:
 
     @property
     def position(self) -> int:
-        """The last record that was certainly not sent by this handover."""
+        """Last record that this handover certainly did not send."""
         return max(self.last, self.head)
 
 
@@ -143,7 +143,7 @@ class Handovers:
             InvalidInput: the record is too large for a dead letter.
             Unavailable: no daemon runs, and nothing has happened.
         """
-        self._consumer.log.require_continuity()  # the daemon that gets the letter may be that of another log
+        self._consumer.log.require_continuity()  # the daemon that receives the letter may belong to another log
         prepare(self._daemon, self._consumer.log.root, route)  # before the file: without a daemon nothing is begun
         handover = self._handover([record], reason=why, tries=tries, dead_letter=route)
         if not fits(self._letter(record, handover), bytes_max=self._letter_max_bytes):
@@ -245,7 +245,7 @@ def headers_of(handover: Handover, origin: Origin) -> dict[str, str]:
 
 
 def seed_of(handover: Handover, origin: Origin) -> bytes:
-    """A digest that differs between any two handovers, made without ``head``, which older versions do not have."""
+    """Return a digest that is unique to a handover. It leaves out ``head``, which older versions do not have."""
     identity = (origin.log_id.hex(), origin.route, origin.group, *astuple(handover)[:-1])
     return hashlib.sha256(repr(identity).encode()).digest()
 

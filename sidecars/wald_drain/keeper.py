@@ -55,7 +55,7 @@ def keep(
 ) -> int:
     """Fork a keeper for one run of ``command``, and wait for it; returns its status, which is 0 unless it was killed.
 
-    The caller has one thread: the child of a fork gets the locks that other threads hold, which nothing releases.
+    The caller must have a single thread: a forked child inherits the locks of other threads, and nothing releases them.
 
     The command has a session of its own, so that Ctrl-C, which the terminal sends to every process in its foreground,
     ends drain after this run and not during it.
@@ -64,10 +64,10 @@ def keep(
         lock: a descriptor of the file, locked.
         batch: what :func:`sealed` returned; the command gets it as stdin, and need not read it to the end.
         variables: added to the environment of the command.
-        about: the run. The line about how it ended has also ``exit_code`` (as in :mod:`subprocess`: a negative number
-            is the signal that ended the command; or TIMED_OUT and more) and ``error``, the error number with which it
+        about: the run. The line that records its end adds ``exit_code`` (as in :mod:`subprocess`: a negative number
+            is the signal that ended the command; or TIMED_OUT and more) and ``error``, the error number if the command
             could not be started, or 0.
-        time_limit: after so many seconds the command and what it has started get SIGTERM, and SIGKILL if they go on.
+        time_limit: after this many seconds the command and its children get SIGTERM, and SIGKILL if they keep running.
     """
     keeper = os.fork()
     if keeper == 0:
@@ -115,7 +115,7 @@ def _keep(
 
 
 def _output(descriptor: int) -> int | None:
-    """What a command writes to; if drain was started without this stream, the command would fail for ever."""
+    """Return the descriptor for a command's output; without this stream, every try of the command would fail."""
     is_closed = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
     return subprocess.DEVNULL if is_closed else None
 

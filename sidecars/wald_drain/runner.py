@@ -3,9 +3,9 @@
     thread of a worker ──batch, lock──▶ runner ──fork──▶ keeper ──▶ command
                        ◀────status─────
 
-The workers are threads, as they share a group; a drain without workers has threads too. A process with threads should
-not fork: the child gets a copy of every lock that another thread holds at that moment, and nothing ever releases it. So
-the runners are forked while there is one thread, and stay small.
+The workers are threads because they share a group, and a drain without workers has threads too. A process with threads
+should not fork: the child gets a copy of every lock that another thread holds at that moment, and nothing ever releases
+it. So the runners are forked while there is only one thread, and stay small.
 
 With each batch a runner gets the locked file of its worker. Even on the way it counts as open: if drain is killed just
 then, the lock is held until the command has ended, or until it is certain that it does not start.
@@ -49,8 +49,8 @@ class Runner:
         """Run the command to its end; return the status of its keeper, which is 0 unless that was killed.
 
         Args:
-            about: the run, as of :func:`wald_drain.keeper.keep`.
-            lock: a descriptor of the file of the command, locked; how the run ended is written there.
+            about: the run, as in :func:`wald_drain.keeper.keep`.
+            lock: a descriptor of the command's file, locked; the result of the run is written there.
             stdin: all that the command gets.
             variables: added to its environment.
 
@@ -88,10 +88,10 @@ _RUNNERS: set[int] = set()
 
 
 def _reap_orphans() -> None:
-    """Reap the ended processes that commands have left: as PID 1 of a container, this process inherits them."""
+    """Reap the zombies that commands have left: as PID 1 of a container, this process inherits them."""
     if os.getpid() != 1:
         return
-    with suppress(ChildProcessError):  # there is no child, or another thread has reaped it
+    with suppress(ChildProcessError):  # no child, or another thread has reaped it
         while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             if ended.si_pid in _RUNNERS:  # its worker notices
                 return

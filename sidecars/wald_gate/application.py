@@ -64,7 +64,7 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         raw_path: bytes = scope["raw_path"]
-        if b"%2" in raw_path and b"%2f" in raw_path.lower():  # decoded, it would separate the parts of another path
+        if b"%2" in raw_path and b"%2f" in raw_path.lower():  # decoded, it would be a path separator
             scope["path"] = raw_path.decode("ascii")
             response = await self._not_there(Request(scope), HTTPException(404))
             await response(scope, receive, send)
@@ -136,7 +136,7 @@ class _Endpoint:
         try:
             response = await self._answer(request)
             seconds = time.perf_counter() - began
-            response.headers.setdefault("cache-control", "no-store")  # what is so now, for one client
+            response.headers.setdefault("cache-control", "no-store")  # true only now, and for one client
             self.answered.count(response.status_code, seconds)
             self.state.request_log.note(scope["method"], scope["path"], scope.get(_CLIENT, ""), response, seconds)
             try:

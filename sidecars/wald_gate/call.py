@@ -75,11 +75,11 @@ class Call:
 
     @property
     def payer(self) -> str:
-        """Whose limits the request counts against, and whose turn it takes to read."""
+        """Client whose limits the request counts against, and whose turn to read it takes."""
         return payer(self.client, self.request)
 
     async def read(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Read the log in a thread, once it is the client's turn."""
+        """Read the log in a thread when it is the client's turn."""
         return await self.state.readers.run(self.payer, partial(call, *args, **kwargs))
 
     @property
@@ -93,7 +93,7 @@ class Call:
         return for_client(error, self.state.log.root, route, is_admin=self.client.admin)
 
     def words(self, text: str) -> str:
-        """Return a text about the log as this client gets it: the path of the root is for those who may know it."""
+        """Return a text about the log for this client, without the path of the root unless the client may know it."""
         return text if self.client.admin else without_path(text, self.state.log.root)
 
     def seen(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class Call:
 
 
 def payer(client: Client, request: Request) -> str:
-    """Return the name of a client; those who need not show who they are share one, and have an address."""
+    """Return the name of a client; anonymous clients, which share a name, are identified by their address."""
     return request.client.host if client is ANYONE and request.client is not None else client.name
 
 

@@ -116,7 +116,7 @@ class Limits:
         """The body as it comes.
 
         Args:
-            counted: whether its bytes count against the client; those of a compressed body do once it is decompressed.
+            counted: whether its bytes count against the client; a compressed body counts after decompression.
 
         Raises:
             HttpError: 408, the next 64 KiB of it do not come in time.

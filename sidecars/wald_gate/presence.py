@@ -73,11 +73,11 @@ class Stream(StreamingResponse):
 
 
 class Late(Response):
-    """A JSON answer that is still to come; until then a newline from time to time keeps the connection.
+    """A JSON answer that is not ready yet; until it is, periodic newlines keep the connection alive.
 
     Args:
-        coming: is cancelled if the client leaves.
-        end: is called when the answer is over, in whichever way.
+        coming: the pending answer; cancelled if the client leaves.
+        end: called when the answer has ended, even after an error.
     """
 
     def __init__(self, coming: asyncio.Task[bytes], media_type: str, end: Callable[[], None]) -> None:
@@ -94,7 +94,7 @@ class Late(Response):
                 await asyncio.wait((self._coming,), timeout=SILENT_SECONDS)
             with suppress(ClientDisconnect):
                 await send({"type": "http.response.body", "body": self._coming.result(), "more_body": True})
-                await send({"type": "http.response.body"})  # waits for what the connection has not sent yet
+                await send({"type": "http.response.body"})  # waits until the connection has sent everything
         finally:
             self._coming.cancel()
             self._end()
@@ -118,6 +118,6 @@ class Taken(Response):
                 return
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": self.body, "more_body": True})
-            await send({"type": "http.response.body"})  # waits for what the connection has not sent yet
+            await send({"type": "http.response.body"})  # waits until the connection has sent everything
         finally:
             self._end()

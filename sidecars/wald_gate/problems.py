@@ -128,14 +128,14 @@ def without_machine(fields: dict[str, Any], root: Root) -> dict[str, Any]:
 
 
 def without_path(text: str, root: Root) -> str:
-    """Return a text with paths below the root made relative to it, and without the path of the root itself."""
+    """Return a text with paths below the root made relative to it, and with the path of the root removed."""
     path = os.fspath(root.path)
     text = text.removeprefix(f"{path}: ").replace(f"{path}/", "")
     return re.sub(rf"{re.escape(path)}(?![\w.-])", "the log", text)
 
 
 def _of_system(error: OSError) -> Exception:
-    """Return the error that a client gets for one of the operating system; the same one if it is a bug."""
+    """Return the error that a client gets for an operating system error; ``error`` itself if it is a bug."""
     if isinstance(error, PermissionError):
         return NotPermitted.of(error)
     if (misplaced := wrong_type(error)) is not None:

@@ -45,8 +45,8 @@ from wald_gate.transport.connection import Bounds
 from wald_gate.transport.server import Listening, Server
 from wald_gate.transport.unix import check_path
 
-_THREADS, _READERS = 8, 2  # which wait for the disk; the latter read for clients, and take turns with the event loop
-_SWITCH_SECONDS = 0.0005  # for which a thread keeps the interpreter while another waits for it
+_THREADS, _READERS = 8, 2  # they wait for the disk; readers serve clients and share the interpreter with the event loop
+_SWITCH_SECONDS = 0.0005  # that a thread keeps the interpreter while another waits for it
 _GC_OBJECTS = 10_000  # between two collections; the 700 of Python are those of 10 requests
 _PATIENCE_SECONDS = 15.0
 _log = logging.getLogger("wald_gate")

@@ -77,7 +77,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def encoded(shape: Any) -> bytes:
-    """``shape`` in JSON; a path that is not text has surrogates, which are escaped."""
+    """Return ``shape`` as JSON; the surrogates of a path that is not UTF-8 are escaped."""
     try:
         return _encoder.encode(shape)
     except UnicodeEncodeError:

@@ -36,7 +36,7 @@ class State:
     """Of a gate; one of each, shared by all requests.
 
     Attributes:
-        readers: threads that read the log for clients; threads: those for all else that waits for the disk.
+        readers: threads that read the log for clients; threads: those for all other disk access.
     """
 
     log: Log
@@ -59,6 +59,6 @@ class State:
     processed: Processed
 
     async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run what waits for the disk and is short, or part of a write, without stopping the event loop."""
+        """Run a disk access that is short, or part of a write, without blocking the event loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.threads, partial(call, *args, **kwargs))

@@ -42,7 +42,7 @@ class Reclaim:
     """Carries out decisions; the only code that deletes segments.
 
     Args:
-        require: raises an error if another log, or an older copy, is at the root by now; called before each change.
+        require: raises an error if the root now has another log or an older copy; called before each change.
 
     Raises:
         OSError: by every method: a step failed. The next pass finishes what the ledger records, or takes it back.
@@ -57,7 +57,7 @@ class Reclaim:
 
     def record(self, *entries: Entry) -> None:
         """Write lines into the ledger; they are on disk when this returns."""
-        self.require()  # the ledger is that of the log that was here when it was opened
+        self.require()  # the open ledger belongs to the log that was here when it was opened
         self.ledger.append(*entries)
         self.ledger.cut()
         for entry in entries:
@@ -106,7 +106,7 @@ class Reclaim:
             self.require()
             there = []
             for segment in released[begin : begin + _DELETED_AT_ONCE]:
-                with suppress(FileExistsError):  # it waits until the other file is gone
+                with suppress(FileExistsError):  # retried until the other file is gone
                     due_now = segment.base_sequence in due_bases
                     there.append(self._renamed(segment, segment.kind.deleting) if due_now else segment)
             decisions = self.planner.confirm(there, now_ns=now_ns)
@@ -137,7 +137,7 @@ class Reclaim:
         return [*withdrawals, shared, *(entry if excuse is None else entry | shares for entry, excuse in lines)]
 
     def _renamed(self, segment: Segment, kind: Kind) -> Segment:
-        """The segment under the name of another state.
+        """Rename the segment to the name of another state, and return it.
 
         Raises:
             FileExistsError: another file has that name.

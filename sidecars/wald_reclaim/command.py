@@ -222,7 +222,7 @@ class Pass:
             self.counts.released(decision, due=is_due)
         if self.compact_pinned and self.relieving is not None:
             self._relieve(pinned, self.relieving, report, now_ns)
-        self.reclaim.require()  # before anything is called wrong that belongs to another log
+        self.reclaim.require()  # before it reports files of another log as wrong
         report.end(planner.troubles)
 
     def _relieve(self, pinned: list[Segment], relieving: Relieving, report: Report, now_ns: int) -> None:
@@ -304,7 +304,7 @@ def _watch(one_pass: Pass, report: Report, reload: Callable[[], Settings]) -> No
     """Make passes until a signal arrives; an error is reported, and the next pass tries again.
 
     Raises:
-        Replaced: another log, or an older copy, is at the root; the ledger that is open is not that of its segments.
+        Replaced: the root has another log or an older copy; the open ledger does not belong to its segments.
     """
     root = one_pass.reclaim.root
     hangups: list[int] = []

@@ -21,7 +21,7 @@ class Decision:
         withdrawal: the line before that, which takes back an earlier one; None: there is none to take back.
         relievable: whether it is sealed, and would be deleted if its unread records were not in it.
         excuse: what the line leaves to one that it shares with others, if it does.
-        stays: whether the file keeps the name that it has, because it is another segment or another file has its name.
+        stays: whether the file keeps its present name, because it is another segment or its new name is taken.
         message: what is wrong with the segment; "" if nothing is known to be.
     """
 

@@ -260,7 +260,7 @@ class Planner:
         stored_bytes, recorded = segment.path.stat().st_size, self._recorded.get(base)
         try:
             require_named(segment, self.log_id)
-        except Misplaced as error:  # what the ledger says is about another file
+        except Misplaced as error:  # the ledger's line is about another file
             return Decision(segment, Verdict.UNREADABLE, stored_bytes, message=str(error), stays=True)
         verdict = recorded.verdict if recorded is not None else Verdict.READ
         pin, entry, message = None, None, ""
@@ -281,7 +281,7 @@ class Planner:
         return Decision(segment, verdict, stored_bytes, pin, entry, message, withdrawal)
 
     def _is_sealed(self, base: int) -> bool:
-        """Return True if the sealed form of a segment has its name."""
+        """Return True if the name of the sealed form exists and is that form of the segment."""
         sealed = Segment(base, Kind.SEALED, self._root.segment(base, Kind.SEALED))
         try:
             require_named(sealed, self.log_id)

@@ -194,12 +194,12 @@ class Relieving:
         return relieved is not None and all(entry.last <= claims.floor(entry.route) for entry in relieved.routes)
 
     def _compares(self, segment: Segment) -> bool:
-        """Return True if the form that another process has left has every batch of the old one that a group needs.
+        """Return True if the form that another process left has every batch of the old form that a group needs.
 
-        It may be damaged by now, or made again by a repair, or another file: so its index alone decides nothing.
+        It may have been damaged, rebuilt by a repair or replaced by another file, so its index alone proves nothing.
 
         Raises:
-            Damaged: it does not, and the old form may not replace it either.
+            Damaged: it lacks a batch, and the old form must not replace it either.
         """
         with suppress(FileNotFoundError):
             require_named(segment, self.log_id)

@@ -24,7 +24,7 @@ class Report:
 
     Args:
         intended: whether this is a dry run.
-        watching: whether to leave out passes that do nothing, and troubles that the pass before has reported.
+        watching: whether to leave out passes that do nothing, and problems that the previous pass reported.
         write: gets each line.
         warn: gets each trouble.
     """
@@ -50,7 +50,7 @@ class Report:
     _excuses: Excuses = field(default_factory=Excuses)
 
     def begin(self) -> None:
-        """Note that a pass begins, whether or not the one before came to its end."""
+        """Begin a pass, whether or not the previous one finished."""
         self._warned_before, self._warned = self._warned, set()
 
     def decision(self, decision: Decision) -> None:
@@ -84,7 +84,7 @@ class Report:
         )
 
     def released(self, decision: Decision, *, due: bool) -> None:
-        """Report a segment that was released before: it is deleted if ``due``, waits, stays, or is taken back."""
+        """Report a segment that was released earlier: deleted if ``due``, waiting, left alone, or taken back."""
         if decision.message:
             self.trouble(decision.message)
         if decision.verdict.goes:
@@ -148,7 +148,7 @@ class Report:
         self._lost.clear()
 
     def trouble(self, message: str) -> None:
-        """Report something the operator must see to; while watching, once for as long as each pass meets it."""
+        """Report a problem for the operator; while watching, once for as long as every pass finds it."""
         if message not in self._warned | self._warned_before:
             self.warn(message)
         if self.watching:

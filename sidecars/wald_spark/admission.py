@@ -30,7 +30,7 @@ _LAST = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Consecutive wanted records, ``count`` from ``first`` on; with a count of 0, more bytes of a record before."""
+    """Consecutive wanted records, ``count`` starting at ``first``; with count 0, more bytes of an earlier record."""
 
     first: int
     count: int
@@ -192,9 +192,9 @@ class Extents:
         self._table: _Table | None = None
 
     def between(self, view: View, start: int, end: int) -> Iterator[Extent]:
-        """Extents of records start < s ≤ end, in order; a segment that cannot be read is one extent.
+        """Yield the extents of records start < s ≤ end, in order; a segment that cannot be read is one extent.
 
-        The bytes of a long record count where it begins, or with the last extent before the rest of it.
+        The bytes of a long record count where it begins, or in the last extent before its remaining pieces.
         """
         held: Extent | None = None
         for extent in self._behind(view, start, end):
@@ -210,7 +210,7 @@ class Extents:
             yield held
 
     def _behind(self, view: View, start: int, end: int) -> Iterator[Extent]:
-        """The extents behind ``start`` of the segments that may hold records up to ``end``, or the rest of the last."""
+        """Yield the extents after ``start`` of segments that may have records up to ``end``, or the last one's rest."""
         number = view.listing.covering(start + 1)
         since = start
         while number < len(view.segments):

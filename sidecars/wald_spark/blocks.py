@@ -30,9 +30,9 @@ LEAST_BYTES = 8 << 20  # … unless each would have less than this, because a ta
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Records first ≤ s < next of one segment, which takes ``raw_bytes`` to read.
+    """Records first ≤ s < next of one segment, which take ``raw_bytes`` to read.
 
-    With next = first it is the rest of a long record that began in an earlier segment.
+    With next = first, the rest of a long record that began in an earlier segment.
     """
 
     segment: int
@@ -47,10 +47,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Records first ≤ s < next are in no segment, or in one that cannot be opened, as ``error`` says.
+    """Records first ≤ s < next that are in no segment, or in one that cannot be opened (``error``).
 
     Attributes:
-        oldest: whether they are in front of the oldest segment.
+        oldest: whether they come before the oldest segment.
     """
 
     first: int
@@ -140,7 +140,7 @@ def _frames(index: SealedIndex, routes: frozenset[str] | None) -> list[Block]:
     )
     blocks: list[Block] = []
     for frame in index.frames:
-        if ids is None or dropped or not ids.isdisjoint(frame.routes):  # a reader meets what was dropped
+        if ids is None or dropped or not ids.isdisjoint(frame.routes):  # a reader must see the dropped batches
             raw_bytes = frame.raw_bytes if frame.routes else 0
             if frame.first_sequence < frame.next_sequence:
                 blocks.append(Block(index.base_sequence, frame.first_sequence, frame.next_sequence, raw_bytes))
@@ -150,7 +150,7 @@ def _frames(index: SealedIndex, routes: frozenset[str] | None) -> list[Block]:
 
 
 def _add_rest(blocks: list[Block], base: int, raw_bytes: int) -> None:
-    """Add the size of pieces of a record that began before to the last block."""
+    """Add the size of pieces of a record that began earlier to the last block."""
     if blocks:
         blocks[-1] = replace(blocks[-1], raw_bytes=blocks[-1].raw_bytes + raw_bytes)
     elif raw_bytes:
@@ -198,7 +198,7 @@ class _RawBlocks:
             self._add_rest(wanted, total)
 
     def _add_rest(self, wanted: bool, total: int) -> None:
-        """Add the size of a piece of a record that began before to the last block with its route."""
+        """Add the size of a piece of a record that began earlier to the last block of its route."""
         for number in reversed(range(len(self._blocks))):
             last_wanted, last = self._blocks[number]
             if last_wanted is wanted:
@@ -207,7 +207,7 @@ class _RawBlocks:
         self._blocks.insert(0, (wanted, Block(self._base, self._base, self._base, total)))
 
     def drop(self, dropped: SkippedBatches) -> None:
-        """Add batches that relief has dropped, of whatever routes: a reader has to meet them."""
+        """Add batches that relief has dropped, of any route: a reader must see them."""
         if dropped.first_sequence < dropped.next_sequence:
             self.end = dropped.next_sequence
             self._blocks.append((True, Block(self._base, dropped.first_sequence, self.end, 0)))

@@ -25,7 +25,7 @@ class Tolerance:
     Attributes:
         damage: whether what cannot be read is passed over (mode=PERMISSIVE).
         loss: whether what RECLAIM has deleted is passed over (failOnDataLoss=false).
-        report: a directory that gets a file of JSON lines for each piece in which something was passed over; "": none.
+        report: a directory that gets a file of JSON lines for each piece with passed-over damage; "" for none.
         partial: whether records in front of the oldest segment may be missing (partial=true).
     """
 

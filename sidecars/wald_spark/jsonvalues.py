@@ -20,8 +20,8 @@ value ends, so a bad value could shift those behind it. Three facts prevent that
 with ``}``, and in JSON no ``{`` follows an object, so no value continues in the next one. A string does not either,
 because it must not contain a newline. There are as many rows as values, so each value is one row.
 
-A text that Arrow refuses is split until the bad value is alone. That is fast for a few bad values; if there are more,
-:class:`Weed` first removes those that ``json.loads`` finds bad.
+A text that Arrow rejects is split until the bad value is isolated. That is fast for a few bad values; if there are
+more, :class:`Weed` first removes those that ``json.loads`` rejects.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _BLANKS = " \t\r\n"
 _ROW = re.compile(r" in row (\d+)$")  # Arrow names the bad row in some errors; for others it is searched
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)", re.ASCII)
 _DATE_TIME = re.compile(_DATE.pattern + r"(?:[ T](\d\d)(?::?(\d\d)(?::?(\d\d))?)?|$)", re.ASCII)
-_REFUSALS = 16  # of texts of one batch, before it is weeded
-_WEEDED_CHARACTERS = 1 << 20  # objects of Python take many times the memory of a longer value
+_REFUSALS = 16  # texts of one batch that Arrow may reject before it is weeded
+_WEEDED_CHARACTERS = 1 << 20  # Python objects of a longer value take many times its memory
 _TIME = pa.timestamp("us", "UTC")
 _EXACT_TIME = pa.timestamp("ns", "UTC")
 _SCALARS: dict[str, Any] = {
@@ -129,9 +129,9 @@ class JsonValues:
         return columns, pa.array(bad)
 
     def _found(self, text: _Text, *, most_refusals: float = math.inf) -> list[tuple[int, pa.Table]] | None:
-        """The values that fit, in order: the number of the first of a group, and the group's columns.
+        """Return the values that fit, in order: the number of the first of a group, and the group's columns.
 
-        None if Arrow refuses more than ``most_refusals`` texts.
+        Return None if Arrow rejects more than ``most_refusals`` texts.
         """
         wires = self._wires()
         found: list[tuple[int, pa.Table]] = []
@@ -190,11 +190,11 @@ class Weed:
     def __init__(self, schema: pa.Schema) -> None:
         self._fits = _check_of_fields(list(schema))
         self._loads = json.JSONDecoder().decode
-        if any(map(_has_decimals, schema.types)):  # a float does not have the digits
+        if any(map(_has_decimals, schema.types)):  # a float loses digits
             self._loads = json.JSONDecoder(parse_float=Decimal).decode
 
     def keeps(self, values: pa.BinaryArray) -> np.ndarray:
-        """A flag for each value, all of which are text in braces: False if it is bad."""
+        """Return a flag for each value, False if it is bad; every value is text in braces."""
         return np.fromiter(map(self._keeps, values.view(pa.string()).to_pylist()), bool, len(values))
 
     def _keeps(self, text: str) -> bool:
@@ -213,7 +213,7 @@ _Check = Callable[[Any], bool]  # of a value that json.loads has returned
 
 
 def _check_of(kind: Any) -> _Check:
-    """A function that returns False for a value that cannot be of ``kind``; null fits every type."""
+    """Return a function that returns False for a value that cannot be of ``kind``; null fits every type."""
     if pa.types.is_boolean(kind):
         return lambda value: value is None or type(value) is bool
     if pa.types.is_integer(kind):
@@ -284,7 +284,7 @@ def _is_time(text: str) -> bool:
 
 def _is_day(year: int, month: int, day: int) -> bool:
     try:
-        date(year or 4, month, day)  # year 0, which date does not have, is a leap year
+        date(year or 4, month, day)  # datetime.date has no year 0, which is a leap year
     except ValueError:
         return False
     return True

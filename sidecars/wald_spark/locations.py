@@ -257,7 +257,7 @@ def _end(segment: Segment, log_id: bytes) -> int:
 
 
 def _end_of(met: Met) -> int:
-    """The sequence behind what was met in a segment; 0 if that is damage."""
+    """Return the sequence after the item of a segment; 0 if the item is damage."""
     if isinstance(met, DamagedBytes):
         return 0
     return met.header.end_sequence if isinstance(met, StoredBatch) else met.next_sequence

@@ -5,9 +5,8 @@
     startingSequence, endingSequence        records numbered so, both included
     startingTimestamp, endingTimestamp      appended from then on, and before: ISO 8601, "1h ago" and its like,
                                             or ms since 1970
-    timeZone                                the zone of times that name none: "America/New_York", "+02:00"; without it
-                                            they are
-                                            refused, as Spark does not pass the session's zone to a Python source
+    timeZone                                the zone for times without one: "America/New_York", "+02:00"; if it is not
+                                            set, such times are refused: Spark passes no session time zone to a source
     includeActive                           "false": leave out the segment that is being written; default "true"
     maxBytesPerPartition                    raw bytes that one task reads at most; default 64MiB
     maxValueBytes                           a longer value ends the query; default 64MiB
@@ -85,7 +84,7 @@ _MEANT = {
     "maxrecordspertrigger": "only streams have it: spark.readStream",
     "maxbytespertrigger": "only streams have it: spark.readStream",
 }
-_OFFSET = re.compile(r"(?:UTC|GMT)?([+-])(\d\d?)(?::?([0-5]\d))?")  # as Spark's session may have it
+_OFFSET = re.compile(r"(?:UTC|GMT)?([+-])(\d\d?)(?::?([0-5]\d))?")  # forms that Spark's session time zone may have
 _STARTS_HINT = '.option("startingOffsets", "latest"), or \'{"<log id>": 251}\''
 
 
@@ -174,7 +173,7 @@ class _Given:
         return self.options.get(name.lower(), default)
 
     def directory(self, name: str) -> str:
-        """The absolute path; "" if the option is not given."""
+        """Return the absolute path; "" if the option is not given."""
         given = local_path(self.text(name), hint=f'.option("{name}", "/a/directory"), the same on every machine')
         return os.path.abspath(given) if given else ""
 

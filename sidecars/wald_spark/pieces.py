@@ -90,17 +90,17 @@ class LogPiece:
 
 
 def first_record(view: View, *, partial: bool) -> int:
-    """The number of the first record to read of a whole log: the oldest one, or one that is missing without a reason.
+    """Return the first record to read of a whole log: the oldest one, or one that is missing without explanation.
 
     Args:
-        partial: whether records in front of the oldest segment may be missing.
+        partial: whether records before the oldest segment may be missing.
     """
     oldest = view.segments[0].base_sequence if view.segments else 1
     if partial or oldest == 1:
         return oldest
     try:
         return next(History(view.root).unexplained(1, oldest - 1), (oldest, oldest))[0]
-    except Damaged:  # of the ledger; planning meets it
+    except Damaged:  # of the ledger; planning reports it
         return 1
 
 
@@ -138,11 +138,11 @@ def pieces_of(
 
 @dataclass(frozen=True, slots=True)
 class _Planning:
-    """Finds the blocks to read, and reports the records that are missing between them.
+    """Search for the blocks to read, which reports records that are missing between them.
 
     Attributes:
         loss: whether deletions by RECLAIM are passed over.
-        gaps: whether they are passed over without a report.
+        gaps: whether such deletions are not even reported.
     """
 
     history: History
@@ -161,7 +161,7 @@ class _Planning:
                 return
 
     def _report(self, view: View, wanted: Range, missing: Unreadable) -> View:
-        """Report missing records; if RECLAIM has taken their deletion back, return a view that has them instead.
+        """Report missing records; if RECLAIM has undone their deletion, return a view that has them instead.
 
         Raises:
             NotFound: RECLAIM has removed wanted records, and that is not passed over.
@@ -170,7 +170,7 @@ class _Planning:
             complete = SecondListing().complete(view, missing.first, missing.next - 1)
             if complete is not view:
                 return complete
-            errors = self._errors(view, missing)  # they may have been deleted since the view was made
+            errors = self._errors(view, missing)  # RECLAIM may have deleted them since the view was made
         if not errors and not self.gaps:
             try:
                 self._report_loss(view, wanted.routes, missing.first, missing.next - 1)
@@ -181,7 +181,7 @@ class _Planning:
         return view
 
     def _errors(self, view: View, missing: Unreadable) -> list[Damaged]:
-        """The errors for the missing records that no ledger explains, or for the ledger itself."""
+        """Return the errors for missing records that no ledger explains, or for the ledger itself."""
         hint = PARTIAL_HINT if missing.oldest else f"{command_line(view.root.path, 'verify')} lists all damage"
         try:
             unexplained = list(self.history.unexplained(missing.first, missing.next - 1))
@@ -193,7 +193,7 @@ class _Planning:
         ]
 
     def _report_loss(self, view: View, routes: frozenset[str] | None, first: int, last: int) -> None:
-        """Report records that the ledger explains, if they may be of ``routes``.
+        """Report the deletion of records that may belong to ``routes``.
 
         Raises:
             NotFound: they are not passed over.
@@ -208,13 +208,13 @@ class _Planning:
         self.damage.pass_over(f"{view.root.segments}: {message}")
 
     def _may_have_held(self, routes: frozenset[str] | None, first: int, last: int) -> bool:
-        """Return True if the missing segments may have had records of ``routes``."""
+        """Return True if the missing segments may have contained records of ``routes``."""
         last_of = self.history.routes_between(first, last)
         return routes is None or last_of is None or any(last_of.get(route, 0) >= first for route in routes)
 
 
 def _suffix(routes: frozenset[str] | None) -> str:
-    """The part of a name that tells ``routes`` from others."""
+    """Return a name suffix that identifies ``routes``."""
     return "" if routes is None else f"-{crc32(','.join(sorted(routes)).encode()):08x}"
 
 

@@ -169,4 +169,4 @@ def passed_over(new: NewRecords, notes: Path) -> list[str]:
     messages = [
         json.loads(line)["message"] for path in reports for line in path.read_text(encoding="utf-8").splitlines()
     ]
-    return list(dict.fromkeys(messages))  # two ranges of one log may have met the same
+    return list(dict.fromkeys(messages))  # two ranges of one log may report the same damage

@@ -62,10 +62,10 @@ def _refuse_overlaps(pieces: Sequence[Piece]) -> None:
 
 
 def _how_to_read_both(one: Location, span: tuple[int, int], two: Location, other_span: tuple[int, int]) -> str:
-    """The hint for two locations with the same records; ``one`` begins first, or at the same record and ends first."""
+    """Return the hint for two locations with the same records; ``one`` begins first, or else ends first."""
     (begin, last), (first, end) = span, other_span
     contained = [(one, two)] * (begin == first) + [(two, one)] * (end <= last)
-    archives = [pair for pair in contained if isinstance(pair[0], ArchiveLocation)]  # of a log's routes it may have one
+    archives = [pair for pair in contained if isinstance(pair[0], ArchiveLocation)]  # it may have one of several routes
     for less, more in archives or contained * (begin == first):
         return f"leave out {_name(less)}: {_name(more)} has records with all of these numbers"
     return (
@@ -101,7 +101,7 @@ def require_routes(locations: Sequence[Location], routes: frozenset[str]) -> Non
 def _log_pieces(location: LogLocation, options: Options) -> list[LogPiece]:
     view = location.view()
     first, last = options.first or first_record(view, partial=options.tolerance.partial), options.last
-    # The range of sequences that has all records of a range of times; between clock steps, others may lie among them.
+    # The range of sequences that contains all records of a time range; with clock steps, it may contain others too.
     if options.from_ns is not None:
         first = max(first, sequence_since(view, options.from_ns))
     if options.until_ns is not None:

@@ -254,7 +254,7 @@ def _row_bytes(column: pa.Array) -> np.ndarray:
 
 
 def _only(values: pa.Array, kept: np.ndarray) -> pa.Array:
-    """``values`` with nulls for those not ``kept``, and without the bytes of those, which ``if_else`` would keep."""
+    """Replace the values that are not ``kept`` by nulls without their bytes, which ``if_else`` would keep."""
     return values.take(pa.array(np.arange(len(values)), mask=~kept))
 
 

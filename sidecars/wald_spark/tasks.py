@@ -151,8 +151,8 @@ class _Task(Generic[P]):
 def end_with_parent(program: bytes = b"pyspark.daemon") -> None:
     """Let this process end when its parent ends, if ``program`` is on the command line of the parent.
 
-    PySpark forks workers from a process of its own. If that is killed with the driver, a worker would not find out
-    before it has finished its piece, and would still write while the next run does.
+    PySpark forks workers from a separate process. If that is killed with the driver, a worker would not notice until it
+    has finished its piece, and would still write while the next run does.
     """
     parent = os.getppid()
     try:
@@ -161,7 +161,7 @@ def end_with_parent(program: bytes = b"pyspark.daemon") -> None:
         return
     if forks_workers:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended in between
+        if os.getppid() != parent:  # the parent ended before prctl
             os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -121,10 +121,10 @@ class Triggers:
         )
 
     def _begin(self, log: str, found: StreamLog, end: int, *, new: bool) -> Position:
-        """Return where the stream begins in a log; in one that appears later, that is the oldest record.
+        """Return the position at which the stream begins in a log: in a new one, the oldest record.
 
         Raises:
-            Damaged: records in front of it are missing, and that is not tolerated.
+            Damaged: earlier records are missing, and that is not tolerated.
         """
         assert found.view is not None
         if new and self._stream.starting == "latest":

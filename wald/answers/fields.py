@@ -50,10 +50,10 @@ def _ledger_route(route: Mapping[str, Any] | Sequence[Any]) -> dict[str, object]
 
 
 def local_now() -> datetime:
-    """The time now, in the local zone.
+    """Return the current time in the local zone.
 
     Raises:
-        InvalidInput: the variable TZ has an offset of a day or more, which no time can have.
+        InvalidInput: the variable TZ has an offset of a day or more, which is out of range.
     """
     try:
         return datetime.now().astimezone()

@@ -12,7 +12,7 @@ from wald.errors import Damaged, InvalidInput, NotFound
 from wald.log import Log
 from wald.work.picture import Out, Waiting, WorkFile, look, work_files
 
-_FIRST = 30  # runs of records that are alike
+_FIRST = 30  # runs of records in the same state
 
 
 class WorkCounts(NamedTuple):
@@ -38,13 +38,13 @@ def work_counts(log: Log, groups: list[tuple[str, str]]) -> dict[tuple[str, str]
     found = {}
     files: dict[tuple[str, str], WorkFile] = {}
     for route in {route for route, _ in groups}:
-        with suppress(NotFound, InvalidInput, OSError):  # removed meanwhile
-            for each in reversed(work_files(log.root, route)):  # of two of one name, the owner's is the first
+        with suppress(NotFound, InvalidInput, OSError):  # removed in the meantime
+            for each in reversed(work_files(log.root, route)):  # if two have the same name, the owner's comes first
                 files[route, each.group] = each
     for route, group in groups:
         if (file := files.get((route, group))) is None:
             continue
-        with suppress(NotFound, InvalidInput, OSError, Damaged):  # removed meanwhile
+        with suppress(NotFound, InvalidInput, OSError, Damaged):  # removed in the meantime
             seen = look(log, file, time.time_ns())
             picture, goals = seen.picture, tuple(each.route for each in seen.picture.dead)
             found[route, group] = WorkCounts(

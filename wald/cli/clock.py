@@ -1,4 +1,4 @@
-"""``wald clock``: the way back after the clock was far ahead."""
+"""``wald clock``: recovery after the clock was far ahead."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def hold(root: Path, routes: tuple[str, ...], every: bool) -> None:
             raise InvalidInput(
                 f"{here.fifo(route)}: there is no FIFO", hint=command_line(root, f"route add {route} --fifo")
             )
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a terminal that is closed must not let producers fail
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # closing the terminal must not make producers fail
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     held = _Held(here, routes)
     held.refresh()

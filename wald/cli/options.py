@@ -25,8 +25,8 @@ class DefaultGroup(click.Group):
 
     Args:
         alone: whether it may be left out where nothing follows.
-        takes_command: whether only the first command takes a command line behind ``--``, so that what precedes one is
-            its argument even if it is the name of another command.
+        takes_command: whether only the first command takes a command line after ``--``, so that a word before ``--`` is
+            its argument even if another command has that name.
     """
 
     def __init__(self, *args: Any, alone: bool = False, takes_command: bool = False, **kwargs: Any) -> None:

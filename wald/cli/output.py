@@ -34,7 +34,7 @@ def json_line(command: str, fields: Mapping[str, object]) -> str:
     """
     named = {"schema": f"wald.{command}/1"} | dict(fields)
     text = json.dumps(named, ensure_ascii=False)
-    # JSON is UTF-8, whatever the locale; a path that is not text has surrogates, which are JSON as escapes.
+    # JSON is UTF-8 in every locale; the surrogates of a path that is not UTF-8 are valid JSON only as escapes.
     return text if text.isascii() or _is_printable(text) else json.dumps(named)
 
 

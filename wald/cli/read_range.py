@@ -162,7 +162,7 @@ def of_latest(log: Log, asked: Range, route: str | None, count: int, *, matcher:
 
 
 def _of_latest_counted(log: Log, asked: Range, route: str | None, count: int, matcher: Matcher | None) -> Range | None:
-    """The same where clock steps lie between ranges of times: all that is wanted is read to find the last records."""
+    """Find the last ``count`` records across clock steps, by reading all wanted records."""
     latest: deque[int] = deque(maxlen=count)
     for batch in log.batches(route, asked.start, asked.stop, on_damage=lambda _: None, on_missing="skip"):
         records = matcher.records(batch) if matcher else batch.records()

@@ -1,7 +1,7 @@
-"""The standard streams of a program, which its parent may have closed (cron, ssh), or which may be full or broken.
+"""Standard streams of a program, which its parent may have closed (cron, ssh), or which may be full or broken.
 
-A descriptor from 0 to 2 that is closed would be given to the next file that is opened, and that may be one of the log.
-So it is opened on /dev/null first, in the direction in which it cannot be used: reading or writing still fails.
+The next file that is opened would get a closed descriptor from 0 to 2, and that may be a file of the log. So the
+descriptor is opened on /dev/null first, in the wrong direction: reading or writing still fails.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ R = TypeVar("R")
 _STDIN, _STDOUT, _STDERR = range(3)
 _WRONG_WAY = {_STDIN: os.O_WRONLY, _STDOUT: os.O_RDONLY, _STDERR: os.O_RDONLY}
 _ignored = [False]  # whether stdout may fail
-_ERRORS = "wald.escaped"  # how a stream writes what its encoding lacks
+_ERRORS = "wald.escaped"  # how a stream writes characters that its encoding lacks
 
 
 def _escaped(error: UnicodeError) -> tuple[bytes, int]:
-    """A byte of a path that is not text becomes that byte, and any other character an escape."""
+    """Write the bytes of a path that is not UTF-8 unchanged, and any other character as an escape."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     wrong = error.object[error.start : error.end]
@@ -45,12 +45,12 @@ codecs.register_error(_ERRORS, _escaped)
 
 
 def prepare_streams() -> None:
-    """Open what is closed, and report a failure of stdout as such; to be called before any file is opened."""
+    """Open closed streams, and make failures of stdout an error; call this before any file is opened."""
     for descriptor, direction in _WRONG_WAY.items():
         try:
             fcntl.fcntl(descriptor, fcntl.F_GETFD)
         except OSError:
-            opened = os.open(os.devnull, direction)  # the lowest that is free, which is this one
+            opened = os.open(os.devnull, direction)  # gets the lowest free descriptor, which is this one
             os.set_inheritable(opened, True)
     _ignored[0] = False
     sys.stdout = _text(sys.stdout, _STDOUT, lambda: io.BufferedWriter(_Stdout(_STDOUT, "w", closefd=False)))
@@ -58,7 +58,7 @@ def prepare_streams() -> None:
 
 
 def ignore_stdout() -> None:
-    """Let stdout fail: the command works elsewhere, and only reports that there."""
+    """Ignore failures of stdout: the command does its work elsewhere, and only reports it on stdout."""
     _ignored[0] = True
 
 
@@ -74,7 +74,7 @@ def stdout_is_a_report(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def write_stdout(data: bytes | memoryview) -> None:
-    """Write all of ``data``, past the buffers of Python: when this returns, stdout has it."""
+    """Write all of ``data`` without Python's buffers: when this returns, stdout has it."""
     view = memoryview(data)
     while view:
         view = view[_write(view) :]
@@ -95,7 +95,7 @@ class _Stdout(io.FileIO):
 
 
 class _Stderr(io.FileIO):
-    """Messages get lost if they cannot be written: the work goes on, and the exit code tells how it ended."""
+    """Drops messages that cannot be written: the work continues, and the exit code reports its result."""
 
     def write(self, data: ReadableBuffer) -> int:
         view = memoryview(data)
@@ -113,13 +113,13 @@ def _write(data: memoryview) -> int:
 
     Raises:
         BrokenPipeError: its reader has exited.
-        WaldError: another failure, which is none of the log.
+        WaldError: another failure, which does not concern the log.
     """
     try:
         return os.write(_STDOUT, data)
     except OSError as error:
         if not _ignored[0]:
-            ignore_stdout()  # what is left in buffers is dropped when the program ends
+            ignore_stdout()  # buffered output is dropped when the program ends
             if isinstance(error, BrokenPipeError):
                 raise
             raise WaldError(f"stdout: {error.strerror}", hint="write to a file or a pipe that is open") from error
@@ -127,7 +127,7 @@ def _write(data: memoryview) -> int:
 
 
 def _text(stream: TextIO | None, descriptor: int, raw: Callable[[], io.BufferedWriter | _Stderr]) -> TextIO:
-    """A text stream that writes to ``raw``, in place of that of the interpreter; another one is left alone."""
+    """Return a text stream that writes to ``raw``, in place of the interpreter's stream; keep any other stream."""
     if stream is None:
         return io.TextIOWrapper(raw(), errors=_ERRORS, write_through=descriptor == _STDERR)
     if isinstance(stream, io.TextIOWrapper) and _descriptor(stream) == descriptor:

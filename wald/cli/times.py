@@ -56,8 +56,8 @@ def now() -> datetime:
 
 
 def warn_of_times_ahead(root: Path, until: object) -> None:
-    """Warn if records that were appended before a time may have later append times, as the clock was far ahead."""
-    from wald.setting_types import format_seconds  # "wald append" takes times as well, and needs none of this
+    """Warn if records appended before a time may have later append times, because the clock was far ahead."""
+    from wald.setting_types import format_seconds  # "wald append" parses times too, without needing this
     from wald.store.files.directory import Root
     from wald.store.segments.head import AHEAD_HINT, read_head, seconds_ahead
 

@@ -147,7 +147,7 @@ def _bytes(fields: dict[str, Any], name: str) -> bytes | None:
 
 
 def _event_time(fields: dict[str, Any]) -> int | None:
-    """The time of a record; the unit of ``event_time_ns``, which ``wald read`` writes, is in its name."""
+    """Return the time of a record; ``event_time_ns``, which ``wald read`` writes, is always in nanoseconds."""
     if "event_time_ns" in fields:
         return _time("event_time_ns", fields["event_time_ns"])
     given = fields.get("time")

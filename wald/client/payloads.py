@@ -80,9 +80,9 @@ def encode_columns(
     times_ns: Sequence[int | None] | None = None,
     headers: Sequence[bytes | None] | None = None,
 ) -> Iterator[bytes]:
-    """The records as ``columns`` payloads, as many as fit into :data:`FRAME_MAX_BYTES` each, and at least one.
+    """Yield the records as ``columns`` payloads: as many as fit into :data:`FRAME_MAX_BYTES`, and at least one each.
 
-    In one payload all records have a time, or none has.
+    Within a payload, either all records have a time or none does.
     """
     for part in _parts(values, times_ns, keys, headers):
         times = None if times_ns is None else [time_ns for time_ns in times_ns[part] if time_ns is not None]
@@ -105,7 +105,7 @@ def records_in(line: bytes, payload: bytes | memoryview) -> int:
 def _parts(
     values: Sequence[bytes], times_ns: Sequence[int | None] | None, *columns: Sequence[bytes | None] | None
 ) -> Iterator[slice]:
-    """The records of each payload."""
+    """Yield the slice of the records for each payload."""
     start = 0
     untimed = [time_ns is None for time_ns in times_ns] if times_ns is not None else [True] * len(values)
     for _, run in groupby(untimed):

@@ -119,8 +119,8 @@ class Producer:
             values: the records; text is stored as UTF-8.
             keys: a key for each value, or None where there is none.
             times: when each happened: a datetime, nanoseconds since 1970, or None if that is not known. A datetime
-                without a zone is local time. A number from 1 to 10**17 is refused: in nanoseconds it is before March
-                1973, so it is in another unit.
+                without a zone is local time. A number from 1 to 10**17 is refused: as nanoseconds it is before March
+                1973, so it must be in another unit.
             headers: a mapping of text to text for each value, or None where there is none.
             not_before: when each is due, as in ``times``, or None for at once: no :class:`wald.WorkGroup` delivers it
                 before. Other readers do not wait. It is kept as the header ``wald.not-before``. A number that in

@@ -41,7 +41,7 @@ class Session:
         path: the socket.
         producer_id: None: a random one.
         retry_for: seconds without any progress after which it gives up.
-        number: of the last request that the producer sent before.
+        number: the number of the producer's previous request.
     """
 
     def __init__(self, path: Path, *, producer_id: int | None, retry_for: float, number: int = 0) -> None:

@@ -148,7 +148,7 @@ class Committer:
         return True
 
     def step_clock(self, step: ClockStep) -> bool:
-        """Record a clock step and begin a segment behind it; False if that cannot be now.
+        """Record a clock step and begin a segment after it; return False if that is not possible now.
 
         Raises:
             Locked: another daemon has taken the root over.
@@ -159,7 +159,7 @@ class Committer:
         self._require_lock()
         try:
             self.keep_name()
-            add_step(self._root, self._disk, step)  # before a segment has earlier times
+            add_step(self._root, self._disk, step)  # before any segment has earlier times
             writer.step_clock(now_ns=step.at_ns)
         except (OSError, Full) as error:
             self._journal.error("clock step failed", reason=str(error), next="append times go on as before")
@@ -214,11 +214,11 @@ class Committer:
         self._unnamed_at, self._refused = None, False
 
     def leave_truncated(self) -> None:
-        """Report an active segment that another program has truncated, and continue in a new one.
+        """Report that another program truncated the active segment, and continue in a new one.
 
         Raises:
-            Full: there is no new one; this can be tried again.
-            DiskFailure: there will be none.
+            Full: no new segment could be made; a retry is possible.
+            DiskFailure: no new segment can be made.
         """
         writer = self.writer
         if writer.failed or not writer.is_truncated():
@@ -250,7 +250,7 @@ class Committer:
         try:
             return free_bytes(self._root.segments)
         except FileNotFoundError:
-            if self._root.path.exists():  # keep_name waits for it, and reports it
+            if self._root.path.exists():  # keep_name waits for the directory, and reports it
                 return self._free_bytes
             raise root_gone(self._root) from None
         except OSError as error:
@@ -325,7 +325,7 @@ class Committer:
             raise self._failure(self._root.segments, error) from error
 
     def _failure(self, path: Path, error: OSError) -> DiskFailure:
-        """The error for a turn that the disk did not take: :class:`Full` if it is tried again."""
+        """Return the error for a turn that the disk refused: :class:`Full` if the turn is retried."""
         if error.errno in DISK_FULL:
             return self._refuse(f"{path}: {error}", self._hint(error))
         return DiskFailure(

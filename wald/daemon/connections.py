@@ -72,7 +72,7 @@ class Connections:
         self._waiting: dict[Cause, dict[int, Connection]] = {}  # none is tried again before its cause is gone
         self._held: dict[int, int] = {}  # of those that wait for room and not for their peers: how much
         self._answering: list[Connection] = []
-        self._aside: dict[int, Connection] = {}  # whose records are in a turn that the disk refuses
+        self._aside: dict[int, Connection] = {}  # with records in a turn that the disk refuses
         self._unsent_bytes = 0
         self._turns = 0
         self.received: dict[int, int] = {}
@@ -143,7 +143,7 @@ class Connections:
             self._admit(accepted, now)
 
     def listen_on(self, listener: socket.socket, now: float) -> None:
-        """Accept the connections of another socket, after those that wait at the one before."""
+        """Accept the connections of another socket, after those pending on the previous one."""
         self.accept(now)
         self._poller.unregister(self._listener)
         self._listener.close()
@@ -229,7 +229,7 @@ class Connections:
         The same command of the same user is answered with it. While records come, this gets a fifth of the time.
 
         Args:
-            held: the disk refuses a turn, so commands that need the disk are refused.
+            held: the disk refuses a turn, so commands that need the disk are rejected.
         """
         if self._recorded and now < self._carry_out_at:
             return
@@ -266,7 +266,7 @@ class Connections:
         self._answer(lambda _: refusal)
 
     def set_aside(self) -> None:
-        """The disk refuses the turn: read nothing more from the connections that have records in it."""
+        """Stop reading from the connections that have records in the turn that the disk refuses."""
         for connection in self._answering:
             if any(isinstance(answer, Ticket) for answer in connection.answers):
                 self._aside[connection.socket.fileno()] = connection
@@ -274,7 +274,7 @@ class Connections:
         self.answer_others()
 
     def answer_others(self) -> None:
-        """While a turn is held, answer the connections that have no record in it."""
+        """Answer the connections without records in the held turn."""
         answering, self._answering = self._answering, []
         self._redeem([each for each in answering if each.waits_for is not Wait.DISK], lambda _: b"")
 

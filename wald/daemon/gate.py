@@ -17,7 +17,7 @@ class Wait(Enum):
     TURN = auto()  # it has had its share of this turn
     COMMAND = auto()  # its command is carried out when it is its turn
     REFUSAL = auto()  # its route has been busy for too long
-    DISK = auto()  # the disk refuses the turn that has records of it
+    DISK = auto()  # the disk refuses the turn that has its records
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ class Intake:
         self._inside: set[Pipe] = set()  # a record
         self._outgoing: set[Pipe] = set()  # whose place another has by now
         self._leaving: list[Pipe] = []
-        self._ending: list[Pipe] = []  # at a stop: their records end, and they are read on
+        self._ending: list[Pipe] = []  # at a stop: their records end, and reading continues
         self._stdin_route = ""
         self._pause = _PAUSE_SECONDS
         self._check_lines_at = self._check_paths_at = 0.0
@@ -112,10 +112,10 @@ class Intake:
         return pipe is not None and pipe.ended
 
     def lost(self, *, failed: bool) -> list[str]:
-        """After a stop: the routes whose pipes hold bytes that no later start finds.
+        """Return, after a stop, the routes whose pipes have bytes that no later start finds.
 
         Args:
-            failed: the disk did not take everything; otherwise another process may read stdin later.
+            failed: whether the disk refused records; if not, another process may read stdin later.
         """
         return [
             pipe.route.name
@@ -263,9 +263,9 @@ class Intake:
             self._release_writing_end(pipe)
 
     def check_last(self) -> bool:
-        """At a stop: return True if something is left to take.
+        """Return True if, at a stop, any pipe still has bytes to read.
 
-        An open record ends if its pipe is no longer at its path, or if another pipe of the route waits for its end.
+        An open record ends if its pipe is no longer at its path, or if another pipe of the route waits for that end.
         """
         for pipe in self._pipes.values():
             pipe.check_last(displaced=pipe in self._outgoing)

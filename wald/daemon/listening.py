@@ -56,13 +56,13 @@ def check_socket(path: Path, root: Path) -> None:
 
 
 class Listener:
-    """The listening socket and its path, from which tmp cleaners and operators may remove it.
+    """The listening socket and its path; tmp cleaners and operators may remove the file there.
 
     Args:
-        given: the socket that systemd handed over and keeps; None: one is made at ``path``.
+        given: the socket that systemd passed and keeps; None to make one at ``path``.
 
     Attributes:
-        socket: takes the connections; another one after :meth:`restore`.
+        socket: accepts the connections; :meth:`restore` may replace it.
 
     Raises:
         InvalidInput: it cannot be made.
@@ -78,9 +78,9 @@ class Listener:
         self._reported = ""
 
     def restore(self) -> InvalidInput | str:
-        """Make the socket again if it is gone; return what happened, "" if that is not new.
+        """Recreate the socket if it is gone; return what happened, or "" if there is nothing new.
 
-        A file that took its place stays, unless it is a socket on which no process listens.
+        A file that took its place is left alone, unless it is a socket on which no process listens.
         """
         path = self._path
         found = None if path is None else identity_of(path)
@@ -111,7 +111,7 @@ def listen(path: Path, mode: int, *, replace: bool = True) -> socket.socket:
     """Make the socket.
 
     Args:
-        replace: remove the socket that is there; no process listens on it.
+        replace: whether to remove an existing socket on which no process listens.
 
     Raises:
         InvalidInput: it cannot be made.

@@ -209,10 +209,10 @@ class Pipe:
         return before
 
     def check_last(self, *, displaced: bool) -> None:
-        """At a stop: be ready until it is empty, or has given one capacity of bytes if a process can still write.
+        """At a stop, stay ready until the pipe is empty or, if a process can still write, one capacity of it was read.
 
         Args:
-            displaced: the pipe is no longer at its path. No later start finds it, so unfinished lines are taken too.
+            displaced: the pipe is no longer at its path. No later start finds it, so unfinished lines are read too.
         """
         self.hung_up = bool(poll_events(self.descriptor, select.POLLIN) & select.POLLHUP)
         self._stalled = self._stalled or displaced

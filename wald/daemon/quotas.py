@@ -34,7 +34,7 @@ from wald.store.writing.drafts import Placed
 _LOOK_SECONDS = 0.25  # between looks at a route that is over its quota
 _AGAIN_SECONDS = 0.02  # before a look that is not finished goes on, and while the indexes are read
 _TURN_SECONDS = 0.002  # that a look may take
-_LOOK_REST = 10  # times the duration of a look that took longer
+_LOOK_REST = 10  # multiple of the duration of a check that took longer
 _WATCH_REST = 200  # times the duration of a look at whether cursors were moved back
 _LIST_SECONDS = 1.0  # between listings of the segments, at least
 _REST = 20  # times the duration of a listing, or of a count
@@ -150,7 +150,7 @@ class Quotas:
         for route in list(self._suspects):
             del self._suspects[route]  # it is the last one then, if it stays one
             self._judge(route, now, head_sequence)
-            if (took := time.monotonic() - began) > _TURN_SECONDS:  # with very many cursors, one route takes longer
+            if (took := time.monotonic() - began) > _TURN_SECONDS:  # a route with very many cursors takes longer
                 self._look_at = now + max(_AGAIN_SECONDS, _LOOK_REST * took)
                 break
         self._metrics.over_quota = {(route, over.policy.value): over.unread_bytes for route, over in self.over.items()}

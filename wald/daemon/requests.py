@@ -177,7 +177,7 @@ class Requests:
                 self._promise(spooling, spooling.promised_bytes - before)
         if spooling.missing_bytes:
             return False
-        # Again: since the request began, the route may have been retired, and a pipe may have begun a long line.
+        # Check again: since the request began, the route may have been retired, or a pipe may have begun a long line.
         gate.pass_through(self._routes.find(spooling.request.route, connection.user_id))
         connection.answers.append(publish_spooled(turn, spooling, connection.peer))
         connection.request = connection.spooling = None

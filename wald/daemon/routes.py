@@ -14,7 +14,7 @@ from wald.store.writing.drafts import Route
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A route that can be written to; ``writers`` are the user ids that may, None if all users may."""
+    """A writable route; ``writers`` are the user ids that may write, None if every user may."""
 
     route: Route
     writers: Collection[int] | None

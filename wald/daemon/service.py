@@ -82,7 +82,7 @@ class Service:
         self._connections = parts.connections
         self._quotas = parts.quotas
         self._arena = Arena()
-        self._other_arena: Arena | None = None  # for the requests that come while a turn is held
+        self._other_arena: Arena | None = None  # for requests that arrive while a turn is held
         self._try_again_at = 0.0  # when the held turn is committed again
         self._held_turn: Turn | None = None
         self._newcomers = False  # whether connections can be accepted
@@ -124,7 +124,7 @@ class Service:
         self._journal.info("stopped", head=self._metrics.head_sequence)
 
     def _loss(self, failure: WaldError | None) -> WaldError | None:
-        """Report the bytes in pipes that end with the daemon; return the error to raise, None if nothing is lost."""
+        """Report the bytes in pipes that are lost with the daemon; return the error to raise, None without a loss."""
         lost = self._intake.lost(failed=failure is not None)
         if not lost:
             return None
@@ -159,7 +159,7 @@ class Service:
         self._tend(now)
 
     def _accept(self, now: float) -> None:
-        """Accept the newcomers, after others have left."""
+        """Accept new connections, after others have closed."""
         if self._newcomers:
             self._newcomers = False
             self._connections.accept(now)
@@ -212,7 +212,7 @@ class Service:
         self._connections.reply(turn)
 
     def _serve_without_disk(self, held: Turn, events: list[tuple[int, int]], now: float) -> None:
-        """Answer the requests that need no disk, and try the turn in hand again; no other record is taken."""
+        """Answer requests that need no disk, and retry the held turn; accept no other records."""
         readable = self._dispatch(events, now)
         self._arena.reset()
         rejects, busy = self._config.on_full == "reject", self._intake.busy | held.open_routes
@@ -229,7 +229,7 @@ class Service:
         self._keep_alive(now)
 
     def _hold(self, turn: Turn) -> None:
-        """Keep a turn that the disk refuses; its records stay in their arena."""
+        """Hold a turn that the disk refuses; its records stay in their arena."""
         now = time.monotonic()
         self._try_again_at = now + _FULL_SECONDS
         self._metrics.hold(now, waits=True)
@@ -295,7 +295,7 @@ class Service:
         self._keep_alive(now)
 
     def _sweep(self, now: float) -> None:
-        """About once a second: close what stands still, and look at the path of the socket."""
+        """Close stalled connections and check the path of the socket, about once a second."""
         if now - self._swept_at >= _SWEEP_SECONDS:
             self._swept_at = now
             self._connections.expire(now, self._config.frame_timeout)
@@ -307,7 +307,7 @@ class Service:
             self._journal.warning("fifo", what=message)
 
     def _check_socket(self, now: float) -> None:
-        """Make the socket again if it is gone, unless it is another daemon's that has taken over."""
+        """Recreate the socket if it is gone, unless another daemon has replaced this one."""
         listener = self._parts.listener
         happened = listener.restore() if self._parts.lock.is_ours() else ""
         if isinstance(happened, WaldError):

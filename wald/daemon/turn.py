@@ -138,7 +138,7 @@ class Turn:
         return first, first + ticket.count - 1
 
     def _known(self, draft: Draft) -> Ticket | Written | None:
-        """The result of the batch that this one repeats; None if it repeats none."""
+        """Return the result of the batch that this one repeats; None if it is new."""
         producer_id, number = draft.producer_id, draft.producer_sequence
         here = self._published.get(producer_id, {}).get(number)
         known = here or self.producers.find(producer_id, number)

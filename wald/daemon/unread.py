@@ -105,10 +105,10 @@ def _append(stretches: list[Stretch], stretch: Stretch) -> None:
 def slowest(
     root: Root, route: str, *, log_id: bytes, head_sequence: int, known: SlowestCursor | None = None
 ) -> Cursor | None:
-    """The cursor that has read least of a route, and counts; None if the route is retired or gone.
+    """Return the slowest cursor of a route that counts; None if the route is retired or gone.
 
     Args:
-        known: of earlier looks at this route.
+        known: the result of earlier calls for this route.
     """
     if root.retired(route).exists():
         return None

@@ -14,7 +14,7 @@ _RFC_3339 = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):([0-5]\d|60)(?:\.(\d+))?(?:[Zz]|([+-])([01]\d|2[0-3]):([0-5]\d))",
     re.ASCII,
 )
-_OTHER_UNITS_MAX = 10**17  # the seconds, milliseconds and microseconds of today, and in nanoseconds March 1973
+_OTHER_UNITS_MAX = 10**17  # above the present in s, ms and µs; as nanoseconds, March 1973
 _LATEST_NS = 253_402_300_800 * 10**9  # the year 10000, which no calendar here knows
 
 
@@ -43,12 +43,12 @@ def nanoseconds(moment: datetime) -> int:
 
 
 def timestamp_ns(text: str) -> int:
-    """The nanoseconds since 1970 of a time in data (RFC 3339), which has a zone; a leap second is the one after it.
+    """Parse a time in data (RFC 3339 with a zone) to nanoseconds since 1970; a leap second counts as the next second.
 
     Digits after the ninth of a second are ignored.
 
     Raises:
-        ValueError: it is not such a time.
+        ValueError: the text is not such a time.
 
     >>> timestamp_ns("2026-11-21T10:00:00.000000001+01:00"), timestamp_ns("2016-12-31t23:59:60z")
     (1795251600000000001, 1483228800000000000)
@@ -63,16 +63,16 @@ def timestamp_ns(text: str) -> int:
         offset = timedelta(hours=int(hours or 0), minutes=int(minutes or 0))
         zone = timezone(-offset if sign == "-" else offset)
         whole_ns = nanoseconds(datetime(year, month, day, hour, minute, tzinfo=zone)) + second * 10**9
-    except (ValueError, OverflowError):  # no such day or hour, or one outside the calendar
+    except (ValueError, OverflowError):  # no such day or hour, or out of range
         raise wrong from None
     return whole_ns + int((fraction or "")[:9].ljust(9, "0"))
 
 
 def require_nanoseconds(number: int) -> int:
-    """Return a number that a producer gives as a time, if it can be meant as nanoseconds since 1970.
+    """Return a producer's number for a time if it can be nanoseconds since 1970.
 
     Raises:
-        ValueError: it may be in seconds, milliseconds or microseconds.
+        ValueError: it is more likely in seconds, milliseconds or microseconds.
 
     >>> require_nanoseconds(1_700_000_000)
     Traceback (most recent call last):

@@ -168,8 +168,8 @@ def is_done(journal: Iterable[bytes], owner: Start, sequence: int) -> bool:
     """Return True if a journal says that a record of its route is done.
 
     Args:
-        journal: its lines; those behind the first that is not whole do not count.
-        owner: names the log, route and group that it must be of.
+        journal: its lines, which count up to the first one that is not whole.
+        owner: the log, route and group to which it must belong.
     """
     done = False
     for data in journal:

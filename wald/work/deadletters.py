@@ -6,9 +6,9 @@
 Value, key, event time and the other headers are kept, so each record can be put back unchanged. Headers that are not
 the JSON object of strings that headers should be are kept in hexadecimal as ``wald.origin.headers``.
 
-Dead letters are sent in windows of as many requests as the daemon remembers of one producer, each window under a
-producer id made from its content. So the daemon recognises a window that is sent again after a crash. As it forgets
-the oldest of its producers, a retry looks in the log first, where each batch has the id of its producer. A window that
+Dead letters are sent in windows of as many requests as the daemon remembers for one producer, each window under a
+producer id made from its contents. So the daemon recognises a window that is sent again after a crash. Because it
+forgets its oldest producers, a retry first looks in the log, where each batch has the id of its producer. A window that
 differs in anything, for example because a record was damaged in between, has another id, and all of it is sent.
 
 A record may be too large for a dead letter, because a pipe takes longer records than a request to the daemon. Such a
@@ -147,11 +147,11 @@ def send(
     retry_for: float = RETRY_SECONDS,
     sent_before: SentBefore | None = None,
 ) -> list[Durable]:
-    """Send payloads to routes; on disk when this returns. Payloads sent before under this seed are not sent twice.
+    """Send payloads to routes. They are on disk when this returns, and never sent twice under the same seed.
 
     Args:
         retry_for: how many seconds to wait for a daemon.
-        sent_before: for a retry: looks in the log for the payloads that the daemon may have forgotten.
+        sent_before: for a retry, finds in the log the payloads that the daemon may have forgotten.
 
     Raises:
         Undeliverable: a payload is too large; all before it are on disk.
@@ -183,17 +183,17 @@ def send(
 
 @dataclass(frozen=True, slots=True)
 class SentBefore:
-    """Looks in the log for the batches of an interrupted handover.
+    """Search of the log for the batches of an interrupted handover.
 
     Attributes:
-        after: nothing of it is at this sequence or before.
+        after: all of its batches come after this sequence.
     """
 
     log: Log
     after: int
 
     def batches(self, sender: int, routes: Collection[str]) -> dict[int, Durable]:
-        """Return the batches of producer ``sender`` on these routes, by their number.
+        """Return the batches of producer ``sender`` on these routes, by number.
 
         Raises:
             Damaged: part of a route cannot be read.
@@ -207,7 +207,7 @@ class SentBefore:
         return found
 
     def _users(self) -> tuple[int, ...]:
-        """The users that the daemon may have seen as the sender: a user namespace shows each side other numbers."""
+        """Return the user ids that the daemon may have seen as the sender: they differ between user namespaces."""
         return os.geteuid(), 0, self.log.root.path.stat().st_uid, UNKNOWN_USER
 
 

@@ -67,8 +67,8 @@ class WorkGroup:
         max_tries: give a record up after so many deliveries, up to 254; None: never.
         dead_letter: the route for records that are given up.
         daemon: where records that are given up are sent: the daemon's socket, or None for that of the log.
-        report: gets a line for each record that is given up, for what a repair has lost, and for what fails meanwhile;
-            called by another thread. None: the logger ``wald.work`` gets them, failures as warnings.
+        report: gets a line for each record that is given up, for each loss by a repair, and for each failure in the
+            background; called by another thread. None to log them to ``wald.work``, failures as warnings.
         clock: what time it is.
         ownership: the right to work for the group, if the caller has it already; it stays the caller's, who also sees
             to it that no command of an earlier ``wald-drain`` has records of the group.

@@ -244,11 +244,11 @@ def beyond_head(root: Root, read: Reading) -> str:
 
 
 def _is_torn(data: bytes, offset: int) -> bool:
-    """Return True if the bytes at ``offset`` may be the beginning of a line that was never written to its end.
+    """Return True if the bytes at ``offset`` may be the beginning of a line that was not written completely.
 
-    Either the write was short: only room follows, to the end of the file. Or a sector never reached the disk: the line
-    ends with the file, or where a sector begins, and that one is blank. If its first sector is lost, all of it is blank
-    up to the next one. A line that has its end is whole, unless just its newline was lost.
+    Either the write was short: only blanks follow, to the end of the file. Or a sector never reached the disk: the line
+    ends with the file, or at the start of a sector that is blank. If its first sector is lost, all bytes up to the next
+    sector are blank. A line that has its end is whole, unless only its newline was lost.
     """
     blank = _FIRST_BLANK.search(data, offset).start()  # type: ignore[union-attr]  # if nowhere else, at the end
     text = data[offset:blank]
@@ -271,7 +271,7 @@ def _has_end(text: bytes) -> bool:
 
 
 def _decoded(piece: bytes) -> tuple[Line, int]:
-    """Decode a line; its last byte before the newline may be one of the room that it was to be written over."""
+    """Decode a line; its last byte before the newline may be a blank that the line should have overwritten."""
     if not piece.endswith(b"\n"):
         raise BadWork("a line without its end")
     if piece.endswith(b'"\n'):

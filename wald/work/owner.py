@@ -268,7 +268,7 @@ class Owner:
         return None
 
     def unsettled(self) -> dict[str, int]:
-        """The routes of the dead letters that may be in the log, each with a sequence that all of them are behind."""
+        """Return the routes of dead letters that may be in the log, each with a sequence before all of them."""
         routes: dict[str, int] = {}
         for dead in self._dead.values():
             routes[dead.route] = min(dead.after, routes.get(dead.route, dead.after))

@@ -114,7 +114,7 @@ class Progress:
 
 
 class Unprocessed:
-    """Records of ``route`` that ``group`` has still to process.
+    """Records of ``route`` that ``group`` has not processed yet.
 
     A thread may look at it while another one takes something in.
     """
@@ -124,14 +124,14 @@ class Unprocessed:
         self.route, self.group = route, check_group(group)
 
     def add(self, first: int, last: int) -> None:
-        """Add records that are stored."""
+        """Add stored records."""
         if self._left and self._left[-1].last + 1 == first:
             first = self._left.pop().first
         self._left.append(Run(first, last))
 
     @property
     def count(self) -> int:
-        """The number of these records."""
+        """Number of these records."""
         return sum(run.size for run in self._left)
 
     def take_in(self, progress: Progress) -> None:

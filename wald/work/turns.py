@@ -8,8 +8,8 @@ is there for it, so that no worker works for others for long. That thread also e
 While the threads that were answered go on, one after the other, no turn begins, unless a time has come: most of them
 ask again at once, and then one turn and one sync are for all.
 
-After a failed write or sync it is not known what is on disk, so nothing is carried out any more. Nor is it once another
-log, or an older copy of the log, is at the path: the next owner reads another journal.
+After a failed write or sync the contents of the disk are unknown, so no further request is executed. The same holds
+once another log, or an older copy of the log, is at the path: the next owner reads another journal.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Turns:
     """The turns of ``owner``, which ``journal`` makes durable.
 
     Args:
-        require: raises an error if the log is not the one any more whose journal this is; called in each turn.
+        require: raises an error if the journal no longer belongs to the log at the path; called in each turn.
         wake: gets anything when there may be something to lease. A queue, as Ctrl-C may leave an event locked.
     """
 
@@ -69,7 +69,7 @@ class Turns:
 
         Raises:
             OSError: the journal cannot be written, now or earlier.
-            Replaced: the log is another one, or an older copy, now or earlier.
+            Replaced: the path has, or had, another log or an older copy.
             ValueError: the group is closed.
         """
         if threading.current_thread() is threading.main_thread():
@@ -179,7 +179,7 @@ class Turns:
             if self._closed:
                 self._journal.sync()  # for what was done before those leases that wait
                 raise ValueError("the work group is closed")
-            with suppress(OSError):  # files that cannot be opened now do not prove another log
+            with suppress(OSError):  # a failure to open files does not prove another log
                 self._require()
             self._settle(asks, own)
         except Exception as error:  # noqa: BLE001 - each thread that asks gets it

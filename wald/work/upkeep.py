@@ -38,7 +38,7 @@ class Upkeep:
     Args:
         floor: where the cursor is.
         daemon: where dead letters are sent.
-        report: gets a line for each record that is given up, and for each failure; None: they are logged.
+        report: gets a line for each record that is given up, and for each failure; None to log them.
         wake: set when there is something to do at once.
         lost: what a repair has given up, and the group has passed over.
     """
@@ -68,9 +68,9 @@ class Upkeep:
         self._wake = wake
         self._lost = lost
         self._pinning = Pinning(log.root, Disk(), route, group, log.identity.log_id, "work")
-        self._pinned: Mapping[str, int] | None = None  # None: the owner before may have left a pin
+        self._pinned: Mapping[str, int] | None = None  # None: the previous owner may have left a pin
         self._closed = False
-        # The failures that last and were reported, of steps and of dead letters.
+        # Reported failures that still last, of steps and of dead letters.
         self._failing_steps: dict[str, str] = {}
         self._failing_letters: dict[str, str] = {}
         self._lost_reported = ""
@@ -138,7 +138,7 @@ class Upkeep:
             self._lost_reported = line
 
     def _report_failure(self, failing: dict[str, str], step: str, why: str, error: Exception) -> None:
-        """Report a failure, once for as long as it lasts and not every second."""
+        """Report a failure once while it lasts, instead of every second."""
         if failing.get(step) != why and not self._closed:
             hint = getattr(error, "hint", "")
             self._report(f"{why}; tried again every second" + f"\n  hint: {hint}" * bool(hint), logging.WARNING)
@@ -153,7 +153,7 @@ class Upkeep:
             self._pinned = {}
 
     def _pin(self) -> None:
-        """Pin the routes of dead letters, so that the retry of an interrupted one finds it in the log."""
+        """Pin the routes of dead letters, so that a retry after an interruption finds them in the log."""
         pinned = self._pinned or {}
         positions = self._turns.ask(Ask(self._owner.unsettled))
         if any(pinned.get(route, at + 1) > at for route, at in positions.items()):

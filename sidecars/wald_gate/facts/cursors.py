@@ -47,10 +47,10 @@ async def put(call: Call) -> Response:
 
 
 def _require_few(call: Call) -> None:
-    """Refuse another group on a route that has many: each of them pins what it has not processed.
+    """Refuse another group on a route that has many: each group pins the records that it has not processed.
 
     Raises:
-        Refused: the route has as many as a client may make.
+        Refused: the route has reached the limit for groups made by clients.
     """
     directory, most = call.state.log.root.routes / call.route, call.state.limits.settings.groups_per_route
     groups = sum(name.endswith(".cursor") for name in os.listdir(directory)) if directory.is_dir() else 0

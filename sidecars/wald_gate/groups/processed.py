@@ -27,7 +27,7 @@ class _Waiter:
 
     @property
     def key(self) -> _Key:
-        """The route and the group that it waits for."""
+        """Route and group of the wait."""
         return self.unprocessed.route, self.unprocessed.group
 
     def end(self) -> None:

@@ -25,7 +25,7 @@ from wald_gate.verbs import JSON
 
 
 async def lease(call: Call) -> Response:
-    """Lease records to a consumer. If there are none, wait as long as the client says, while it stays connected."""
+    """Lease records to a worker; without any, wait as long as the client asks, while it stays connected."""
     wanted = await call.body(shapes.Lease)
     wait = wait_seconds(wanted.wait) if isinstance(wanted.wait, str) else wanted.wait
     kept = Kept(call.state.limits)
@@ -51,7 +51,7 @@ async def _lease(call: Call, wanted: shapes.Lease, wait: float, kept: Kept) -> b
         await kept.reserve(wanted.max_bytes)
         got = await _leased(work, wanted, wait=0.0, done=wanted.done)
         if not got.leased.records and wait:
-            kept.give_back()  # what comes is counted then; it is little compared with what is available at once
+            kept.give_back()  # records that arrive later are few, and counted then
             call.judge()  # the file of tokens may have changed while the group was opened
             leasing = _leased(work, wanted, wait=wait, refused=got.leased.refused)
             waiting = call.state.groups.waiting

@@ -122,7 +122,7 @@ def _payloads(call: Call, keep: Callable[[int], None]) -> AsyncIterator[Payload]
 
 
 async def _counted(call: Call, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The same parts, which count against what the client may send over time."""
+    """Yield the parts, and count them against the client's limit of bytes per second."""
     async for part in parts:
         call.request.scope[ALLOWANCE].take_bytes(len(part))
         yield part

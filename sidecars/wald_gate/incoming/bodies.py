@@ -4,7 +4,7 @@ chunks of the body ─▶ decompressed ─▶ whole lines ─▶ payloads of abo
 
 text/plain                 each line is a record
 application/x-ndjson       each line is an object, as ``wald append --jsonl`` takes it
-application/json           all of it is one such object, or an array of them
+application/json           the body is one such object, or an array of them
 application/octet-stream   all of it is one record
 """
 
@@ -25,8 +25,8 @@ from wald.errors import InvalidInput
 from wald_gate.problems import HttpError
 
 _BLANK = b" \t\r\n"
-_ON_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")  # between tokens, as no string may have them
-_ELEMENT_BYTES = 100  # of memory, while a document is taken apart
+_ON_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")  # only between tokens: a JSON string cannot contain them
+_ELEMENT_BYTES = 100  # of memory, while a document is split
 _GZIP = 31  # zlib: a gzip header, and a window of 32 KiB
 _STEP_BYTES = 256 << 10  # of output, of one step of gzip
 _ZSTD_STEP_BYTES = 256  # of input: a block of 4 bytes may stand for 128 KiB, so a step makes 8 MiB at most
@@ -123,11 +123,11 @@ async def json_object_payloads(parts: AsyncIterator[bytes], sizes: Sizes) -> Asy
 
 
 async def json_document_payloads(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncIterator[Payload]:
-    """All of it is an object or an array of objects.
+    """Yield the payloads of a body that is an object or an array of objects.
 
     Raises:
         HttpError: 413, it is too large.
-        InvalidInput: it is no JSON, and nothing of it was yielded; or as :func:`json_object_payloads`.
+        InvalidInput: it is not JSON, and nothing was yielded; or as in :func:`json_object_payloads`.
     """
     body = bytearray()
     async for part in parts:
@@ -135,7 +135,7 @@ async def json_document_payloads(parts: AsyncIterator[bytes], sizes: Sizes) -> A
         if len(body) > sizes.document:
             raise _too_large("a JSON document", sizes.document, "Content-Type: application/x-ndjson takes more")
         sizes.keep(len(body))
-    sizes.keep(len(body) + _ELEMENT_BYTES * body.count(b","))  # there may be a record for each few bytes
+    sizes.keep(len(body) + _ELEMENT_BYTES * body.count(b","))  # every few bytes may be a record
     lines = await asyncio.get_running_loop().run_in_executor(sizes.threads, _on_lines, bytes(body))
 
     async def once() -> AsyncIterator[bytes]:
@@ -146,7 +146,7 @@ async def json_document_payloads(parts: AsyncIterator[bytes], sizes: Sizes) -> A
 
 
 def _on_lines(document: bytes) -> bytes:
-    """Return the elements of an array, or the document itself, each on a line."""
+    """Return the elements of an array, or the document itself, one per line."""
     try:
         if document.lstrip(_BLANK).startswith(b"["):
             found = msgspec.json.decode(document, type=list[msgspec.Raw])

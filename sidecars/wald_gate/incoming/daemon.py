@@ -51,7 +51,7 @@ class Daemon:
         root: of the log.
         patience: for how many seconds a request is tried before its answer is :class:`wald.errors.Unavailable`. It
             may still be carried out after that.
-        require: raises an error if the daemon that was connected is that of another log, or of an older copy.
+        require: raises an error if the connected daemon serves another log, or an older copy of this one.
 
     Attributes:
         patience: the same.

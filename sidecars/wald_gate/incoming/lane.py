@@ -49,7 +49,7 @@ class Lane:
     Args:
         seconds: how long a connection is tried.
         send_again: sends what was lost or refused, over the lane that is the right one by then.
-        require: called with each new connection; the error that it raises answers the requests that wait.
+        require: called for each new connection; if it raises, pending requests are answered with that error.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Lane:
         return JoinedWrites(transport)
 
     def _connect(self) -> socket.socket:
-        """A connection to the daemon of the log that this gate was started for, which may be another one by now."""
+        """Connect to the daemon, and check that it still serves the log that this gate was started for."""
         connection = connect(self._socket, seconds=self._seconds)
         try:
             self._require()

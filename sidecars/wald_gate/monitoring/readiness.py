@@ -74,16 +74,16 @@ class Readiness:
         self._same_at = float("-inf")
 
     async def require_same_log(self) -> None:
-        """Admit a request only if the log is the one that this gate has served, as of half a second ago.
+        """Admit a request only if the log is still the one that this gate serves; the check may be half a second old.
 
         Raises:
-            Replaced: another log, or an older copy, is at the path, until the gate is restarted; or no log is there.
+            Replaced: the path has another log or an older copy (final until the gate is restarted), or no log.
         """
         if time.monotonic() - self._same_at < _SAME_SECONDS:
             return
         if self._same is None or self._same.done():
             self._same = asyncio.create_task(asyncio.to_thread(self._require), name="wald-gate-same-log")
-        with suppress(TimeoutError):  # the disk hangs: what needs it waits for it
+        with suppress(TimeoutError):  # the disk hangs: requests that need it wait
             await asyncio.wait_for(asyncio.shield(self._same), _PATIENCE_SECONDS)
         self._same_at = time.monotonic()
 
@@ -94,7 +94,7 @@ class Readiness:
             raise
         except Replaced as error:
             raise type(error)(error.message, hint=_RESTART) from None
-        except OSError:  # no descriptor, or the disk fails: what needs it reports it
+        except OSError:  # no descriptor, or the disk fails: requests that need it report that
             return
 
     async def now(self) -> Ready:

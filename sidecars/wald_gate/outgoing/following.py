@@ -1,7 +1,7 @@
 """Waiting for records of a route: one thread looks at the log for all clients that follow it.
 
-The thread reads the headers of what has become durable, and wakes the clients of the routes that are in it. The clients
-of other routes neither wake nor read.
+The thread reads the headers of newly durable records, and wakes the clients of their routes. Clients of other routes
+neither wake nor read.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Watch:
         self._woken: asyncio.Future[None] | None = None
 
     def clear(self) -> int:
-        """Begin to read what has come until now.
+        """Begin to read the records that have arrived so far.
 
         Returns:
-            the first record behind those of the last reading that may be of the route; 0: any may be.
+            the first record after the previous reading that may belong to the route; 0 if any may.
         """
         first = self._first if self._has_come else self._following.last + 1
         self._has_come, self._first = False, 0
@@ -41,22 +41,22 @@ class Watch:
         """Wake the client for a record.
 
         Args:
-            first: 0: it is not known which, or whether there is one.
+            first: its sequence; 0 if unknown, or if it may not exist.
         """
         self._first = first if not self._has_come else min(first, self._first)
         self._has_come = True
         self.wake()
 
     def wake(self) -> None:
-        """Let the client wait no longer."""
+        """End the client's wait."""
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
     async def wait(self, seconds: float | None) -> bool:
-        """Return True once a record has come since :meth:`clear`; False after that number of seconds, or at the end.
+        """Return True once a record has arrived since :meth:`clear`; False after ``seconds``, or when the gate ends.
 
         Args:
-            seconds: None: without an end.
+            seconds: None for no timeout.
         """
         if not self._has_come and not self._following.is_over:
             self._woken = asyncio.get_running_loop().create_future()
@@ -70,7 +70,7 @@ class Following:
     """Wakes the clients that follow a route when it has new records.
 
     Attributes:
-        last: the last durable record of the newest look.
+        last: the last durable record at the latest check.
         is_over: nothing is waited for any more, as the gate is about to end.
     """
 
@@ -84,7 +84,7 @@ class Following:
 
     @contextmanager
     def watching(self, route: str) -> Iterator[Watch]:
-        """Watch a route. What was durable before is to be read once."""
+        """Watch a route. The caller reads once the records that were durable before."""
         watch = Watch(self)
         self._watches.setdefault(route, set()).add(watch)
         if self._thread is None:
@@ -101,7 +101,7 @@ class Following:
                 del self._watches[route]
 
     def look(self) -> None:
-        """Look at the log now: a record of a client has become durable."""
+        """Check the log now, because a client's record has become durable."""
         if self._watches:
             self._look_now.set()
 
@@ -113,19 +113,19 @@ class Following:
             watch.wake()
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Look at the log while there are clients that follow it; a disk that hangs blocks this thread alone."""
+        """Check the log while clients follow it; a disk that hangs blocks only this thread."""
         while not self.is_over:
             if not self._watches:
                 self._pause(None)
                 continue
             try:
                 self._look_on(loop)
-            except Exception:  # noqa: BLE001 - the clients read now, and report it
+            except Exception:  # noqa: BLE001 - the clients read for themselves and report it
                 self._pause(_LAST_SECONDS)
             self._deliver(loop, Arrivals(None, 0))
 
     def _look_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Deliver what is found until no client follows, or the log was copied back."""
+        """Deliver arrivals until no client follows, or an older copy of the log was restored."""
         silent, last = 0.0, 0
         with closing(read_arrivals(self._log.view())) as looks:
             for found in looks:
@@ -147,7 +147,7 @@ class Following:
         self._look_now.clear()
 
     def _take(self, found: Arrivals) -> None:
-        """Wake the clients of the routes that were found, in the event loop."""
+        """Wake the clients of the routes with new records, in the event loop."""
         self.last = found.last
         if found.routes is None:
             for watch in self._every():

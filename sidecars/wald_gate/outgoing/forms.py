@@ -27,7 +27,7 @@ class Form(Protocol):
 
 
 class Raw:
-    """The value of each record, and a newline. A heartbeat is an empty line, as is a record without a value."""
+    """The value of each record, and a newline. A heartbeat is an empty line, like a record without a value."""
 
     media_type = "application/octet-stream"
     heartbeat = b"\n"

@@ -63,10 +63,10 @@ class Reading:
 
     Args:
         client: whose turn it takes to read.
-        watch: wakes it when the route has new records; None: it ends with the log.
+        watch: wakes it when the route has new records; None if it ends at the end of the log.
 
     Attributes:
-        form: how it is written.
+        form: the format of the answer.
         begins_behind: the sequence behind which the wanted records begin, once some were looked for.
         last: the sequence up to which all was read.
         sent: the sequence up to which :meth:`chunks` has given all out.
@@ -92,7 +92,7 @@ class Reading:
 
     @property
     def is_over(self) -> bool:
-        """True if nothing more is waited for: all that was wanted has come, or the gate ends."""
+        """True if the wait is over: all wanted records have arrived, or the gate is ending."""
         return self._is_complete() or self._state.following.is_over
 
     async def chunk(self) -> bytes:

@@ -48,7 +48,7 @@ class Query(Shape, rename={"from_": "from"}):
         group: the group of ``from=cursor``; the default one if it is not said.
         wait: if there is no record, how long to wait for one, as "30s".
         follow: whether to go on with what is appended later, without an end.
-        heartbeat: whether something is sent while nothing comes; without it, whether that is no record.
+        heartbeat: whether to send heartbeats; if unset, only in forms where a heartbeat does not look like a record.
     """
 
     from_: _Start = "earliest"
@@ -92,11 +92,11 @@ async def records(call: Call) -> Response:
 
 
 def _heartbeat(query: Query, reading: Reading, form: Form) -> Callable[[], bytes] | None:
-    """Return what makes heartbeats; None if there are none.
+    """Return a function that makes heartbeats, or None without heartbeats.
 
-    Those of events have the id to resume behind. An id without data is no event, but a browser keeps it (HTML, section
-    9.2.6). So it misses nothing if the connection breaks before the first event, and asks for nothing that was
-    reclaimed after a long silence.
+    Heartbeats of events have the id after which to resume. An id without data is not an event, but a browser keeps it
+    (HTML, section 9.2.6). So it misses nothing if the connection breaks before the first event, and does not ask for
+    reclaimed records after a long silence.
     """
     if query.heartbeat == "0" or not form.heartbeat or (query.heartbeat is UNSET and isinstance(form, Raw)):
         return None
@@ -108,10 +108,10 @@ def _heartbeat(query: Query, reading: Reading, form: Form) -> Callable[[], bytes
 async def _chunks(
     call: Call, reading: Reading, first: bytes, until: float | None, beat: Callable[[], bytes] | None
 ) -> AsyncGenerator[bytes]:
-    """The records as they come.
+    """Yield the records as they arrive.
 
     Args:
-        until: how long to wait for the first ones, on the monotonic clock; None: they are followed.
+        until: the deadline for the first records, on the monotonic clock; None to follow the log.
     """
     if isinstance(reading.form, Events):
         yield _alive(reading.form, reading.begins_behind)

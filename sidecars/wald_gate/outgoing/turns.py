@@ -1,6 +1,6 @@
-"""Threads for what reads the log: few, as they share one interpreter with writes, and given to clients in turn.
+"""Threads that read the log: few, because they share one interpreter with writes, and used by clients in turn.
 
-A client that asks for much waits behind itself alone. Writes and /healthz use no thread of these.
+A client with many reads delays only its own. Writes and /healthz do not use these threads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class ReadThreads:
-    """A pool of threads. Of the calls that wait, the next one is that of the client whose last turn is longest ago."""
+    """A thread pool that serves next the waiting client whose last turn is longest ago."""
 
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="wald-gate-read")
@@ -32,7 +32,7 @@ class ReadThreads:
         self._pool.shutdown()
 
     async def run(self, client: str, call: Callable[[], T]) -> T:
-        """Run a call that takes long in a thread, once it is the client's turn."""
+        """Run a long call in a thread when it is the client's turn."""
         await self._turn(client)
         loop = asyncio.get_running_loop()
         running = self._pool.submit(call)
@@ -48,7 +48,7 @@ class ReadThreads:
         self._pool.submit(call)
 
     async def _turn(self, client: str) -> None:
-        """Wait for a free thread, which is the client's from then on."""
+        """Wait for a free thread, and reserve it for the client."""
         if self._free:
             self._free -= 1
             return

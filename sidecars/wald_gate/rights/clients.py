@@ -139,7 +139,7 @@ class Rights:
         Args:
             authorization: the header of that name; it comes first.
             user: the number of the user at the other end of a unix socket.
-            certificate: the name in the one that the client has shown, which an authority has signed.
+            certificate: the name in the client's certificate, which a trusted CA has signed.
 
         Raises:
             HttpError: 401, it is not said, or the token is not known.

@@ -134,5 +134,5 @@ class Sessions:
 
 
 def _is_behind_tls(request: Request) -> bool:
-    """Return True if the browser speaks TLS to a proxy in front: it names its origin with the form of the login."""
+    """Return True if the browser uses TLS to a proxy in front, according to the origin of its login form."""
     return request.headers.get("origin", "").startswith("https://")

@@ -43,8 +43,8 @@ class Entry:
     """One client.
 
     Attributes:
-        way: how it shows who it is: sha256, with a token of this digest; user, as this user at the other end of the
-            unix socket; certificate, by one with this common name, or, without one, with this alone as subjectAltName.
+        way: how the client authenticates: sha256, by a token with this digest; user, as the peer on the unix socket;
+            certificate, by this common name or, without one, by this as its only subjectAltName.
         known_by: the digest in hexadecimal, the user, or the name.
         reads, writes: patterns of routes, as ``orders`` or ``app.*``.
         works: patterns of groups, as ``orders/packing``; ``orders`` are all groups of that route.

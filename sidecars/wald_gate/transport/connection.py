@@ -366,7 +366,7 @@ class Connection(HttpToolsProtocol):
 async def _send_without_chunks(
     cycle: RequestResponseCycle, send: Callable[[Any], Awaitable[None]], message: Any
 ) -> None:
-    """Answer a client that knows no chunks: the end of the connection is that of the answer (RFC 9112, section 6.3)."""
+    """Answer a client without chunked encoding: closing the connection ends the answer (RFC 9112, section 6.3)."""
     if message["type"] == "http.response.start":
         if not any(name.lower() == b"content-length" for name, _ in message["headers"]):
             cycle.chunked_encoding, cycle.expected_content_length = False, _ANY_LENGTH
@@ -385,9 +385,9 @@ def _peer_of(transport: asyncio.Transport) -> int | None:
 
 
 def _certificate_of(transport: asyncio.Transport) -> str | None:
-    """Return the name in the certificate that the client has shown; None if it has shown none, or it is not one name.
+    """Return the name in the client's certificate; None without a certificate, or if it does not have exactly one name.
 
-    That is the common name, or, without one, the only subjectAltName.
+    The name is the common name or, without one, the only subjectAltName.
     """
     connection = transport.get_extra_info("ssl_object")
     shown = (connection.getpeercert() if connection is not None else None) or {}

@@ -234,13 +234,13 @@ class Server:
                 await self._listen(each)
 
     async def _listen_at(self, path: Path, given: socket.socket | None = None) -> None:
-        """Take the connections of a unix socket."""
+        """Accept the connections of a unix socket."""
         server = UnixListener(self._connection, path, _BACKLOG, given)
         await server.start()
         self._servers.append(server)
 
     async def _watch_paths(self) -> None:
-        """Make unix sockets again whose paths were removed, and report what is in their places."""
+        """Recreate unix sockets whose paths were removed, and report files that took their place."""
         while True:
             await asyncio.sleep(_PATHS_SECONDS)
             for server in self._servers:

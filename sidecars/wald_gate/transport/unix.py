@@ -34,10 +34,10 @@ def check_path(path: Path) -> None:
 
 
 class UnixListener:
-    """A server on a unix socket, whose path tmp cleaners and operators may remove.
+    """Server on a unix socket whose path tmp cleaners and operators may remove.
 
     Args:
-        given: the socket that systemd handed over and keeps; None: one is made at ``path``.
+        given: the socket that systemd passed and keeps; None to make one at ``path``.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class UnixListener:
         self._reported = ""
 
     async def start(self) -> None:
-        """Listen.
+        """Start to listen.
 
         Raises:
             InvalidInput: as of :func:`check_path`; another process listens there.
@@ -71,9 +71,9 @@ class UnixListener:
             before.close()
 
     async def restore(self) -> InvalidInput | str:
-        """Make the socket again if it is gone; return what happened, "" if that is not new.
+        """Recreate the socket if it is gone; return what happened, or "" if there is nothing new.
 
-        A file that took its place stays, unless it is a socket on which no process listens.
+        A file that took its place is left alone, unless it is a socket on which no process listens.
         """
         found = _identity_of(self._path)
         if self._identity in (None, found):  # None: systemd made it in another mount namespace
@@ -122,7 +122,7 @@ async def _serve(connection: Callable[[], asyncio.Protocol], path: Path, backlog
 
 
 def _identity_of(path: Path) -> tuple[int, int] | None:
-    """The device and the inode of the file at ``path``; None if there is none."""
+    """Return the device and the inode of the file at ``path``; None without a file."""
     try:
         status = path.lstat()
     except (OSError, ValueError):  # ValueError: an abstract address

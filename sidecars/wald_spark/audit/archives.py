@@ -27,14 +27,14 @@ from wald_spark.audit.work import UNREAD, BagWork, Outcomes, Proven, described
 
 
 class ArchiveAudit:
-    """One destination; an archive that cannot be read is neither proven nor an error.
+    """Audit of one destination; an archive that cannot be read is neither proven nor an error.
 
     Args:
         roots: the logs whose ledgers say what has to be there.
 
     Attributes:
         work: for executors.
-        unread: what could not be read, so that nothing is known about it.
+        unread: findings about bags that could not be read, so that nothing is known about them.
     """
 
     def __init__(self, place: str, roots: Iterable[Root]) -> None:

@@ -18,10 +18,10 @@ _ARCHIVES = ("archive", "bags", "bundles", "stored", "errors")
 
 @dataclass(frozen=True, slots=True)
 class AuditFinding:
-    """Something worth knowing, or wrong; ``where`` is a path or an address, ``offset`` is in bytes.
+    """A remark or an error; ``where`` is a path or an address, ``offset`` is in bytes.
 
     Attributes:
-        unread: True if it could not be read, so that nothing is known about it. Then it does not count as an error.
+        unread: True if the data could not be read, so that nothing is known about it; not counted as an error.
     """
 
     level: Level
@@ -60,7 +60,7 @@ class LogReport:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveReport:
-    """``bundles`` counts those that are proven, ``stored_bytes`` is of all that could be listed."""
+    """Result for one archive: ``bundles`` counts the proven ones, ``stored_bytes`` is of all that could be listed."""
 
     address: str
     bags: int
@@ -119,7 +119,7 @@ def _errors(found: Iterable[AuditFinding]) -> int:
 
 
 def audit_lines(audit: Audit, *, as_json: bool) -> Iterator[str]:
-    """A row for each log and each archive, all errors, what could not be read, and the speed."""
+    """Yield a row for each log and each archive, all errors and unread parts, and the speed."""
     if as_json:
         yield json_line("audit", _as_json(audit))
         return

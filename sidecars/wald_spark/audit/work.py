@@ -20,7 +20,7 @@ UNREAD = (DiskFailure, InvalidInput, NotPermitted, PermissionError)
 
 
 def described(error: Exception) -> str:
-    """The message of an error with its hint."""
+    """Return the message of an error with its hint."""
     hint = error.hint if isinstance(error, WaldError) else ""
     return f"{error}; {hint}" if hint else str(error)
 
@@ -51,10 +51,10 @@ class SegmentWork:
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """A bag's findings, and what :class:`wald_archive.api.Bags` needs to judge it together with others.
+    """A bag's findings, and the data with which :class:`wald_archive.api.Bags` judges it together with others.
 
     Attributes:
-        unread: why the bag could not be read to its end, though it may be good; None: it was.
+        unread: why the bag, which may be good, could not be read to its end; None if it was.
     """
 
     findings: tuple[Finding, ...]

@@ -221,7 +221,7 @@ def inferred_ddl(names: Sequence[str], values: Iterable[bytes]) -> str:
     """DDL for ``names``, from the first :data:`SAMPLE` values that are JSON objects.
 
     Raises:
-        InvalidInput: a field is in none of them, is of several types, or is not a scalar.
+        InvalidInput: a field is missing from all of them, has several types, or is not a scalar.
     """
     objects = list(islice(_objects(values), SAMPLE))
     return ", ".join(f"`{name.replace('`', '``')}` {_type_of(name, objects)}" for name in names)

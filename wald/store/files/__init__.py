@@ -16,7 +16,7 @@ ledger_blocks blocks of lines, in sealed parts and the active file
 ledger_parts  the sealed parts of a ledger: found and read
 ledger_tail   the end of an active ledger: what was synced
 lines         the lines of a ledger, looked up block by block
-moved         marks of routes that were moved
+moved         marks of renamed or merged routes
 leftovers     temporary files of killed programs
 listing       which segments there are
 locks         which processes hold the lock of a file
@@ -26,6 +26,6 @@ processes     what Linux says of a process
 regular       opens a regular file and nothing else
 routes        routes as directories
 runs          sets of sequences as runs
-clock         clock steps, behind which append times begin again
+clock         clock steps, after which append times restart
 uptime        time that cannot be set
 """

@@ -1,9 +1,9 @@
-"""Clock steps: places in the log behind which append times begin again from the clock, in ``clock.jsonl`` of a root.
+"""Clock steps: places in the log after which append times restart from the clock, in ``clock.jsonl`` of a root.
 
-Append times do not decrease from record to record. After a time in which the clock was far ahead, an operator has the
-daemon record a step; the segments behind it are a range of times of their own. The file has a checksummed line for each
-step and is replaced as a whole, before the first segment of the new range exists. A step that did not come to that
-changes nothing: the times on both of its sides are in one order then, too.
+Otherwise append times never decrease from record to record. After the clock was far ahead, an operator has the daemon
+record a step; the segments after it are a separate range of times. The file has a checksummed line for each step and is
+replaced as a whole, before the first segment of the new range exists. A step without that segment is harmless: append
+times on both sides of it are still in order.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class ClockStep:
     """One step.
 
     Attributes:
-        base: the sequence of the first record that may be behind it.
-        before_ns: the append time that was reached in front of it.
-        at_ns: the clock when it was recorded; append times go on from there.
+        base: the sequence of the first record that may follow it.
+        before_ns: the last append time before it.
+        at_ns: the clock when it was recorded; append times continue from there.
     """
 
     base: int
@@ -33,7 +33,7 @@ class ClockStep:
 
 
 def read_steps(root: Root) -> tuple[ClockStep, ...]:
-    """Return the steps of a log in their order; a line that cannot be read is left out."""
+    """Return the steps of a log in order, without unreadable lines."""
     steps = []
     for line in _lines(root):
         try:
@@ -62,9 +62,9 @@ def add_step(root: Root, disk: Disk, step: ClockStep) -> None:
 
 
 def ranges(root: Root) -> list[tuple[int, int | None]]:
-    """Return the ranges of sequences in which append times do not decrease: the first, and the one behind the last.
+    """Return the ranges of sequences in which append times do not decrease: the first sequence, and the exclusive end.
 
-    The last range has no end yet: None.
+    The end of the last range is None.
     """
     bases = sorted({step.base for step in read_steps(root) if step.base > 1})
     return list(zip([1, *bases], [*bases, None], strict=True))

@@ -19,7 +19,7 @@ from wald.store.files.directory import Root, require_no_link
 from wald.store.files.disk import DIRECTORY_MODE, Disk
 
 ROOTS_GROUP = "group"
-UNKNOWN_USER = 65534  # the kernel's overflowuid: any user that the namespace of a unit with PrivateUsers= does not have
+UNKNOWN_USER = 65534  # the kernel's overflowuid: any user outside the namespace of a unit with PrivateUsers=
 _NO_GROUP = (1 << 32) - 1  # for chown(2): leave the group that it has
 _OPEN_MODE = 0o1775  # others: members of the root's group, as the directories above keep all others out
 

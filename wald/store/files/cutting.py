@@ -39,7 +39,7 @@ CATALOG_PARTS = 64  # one of so many says what all before it are about, which ta
 
 
 def remove_temporaries(path: Path, disk: Disk) -> None:
-    """Remove what an owner of the ledger ``path`` was making when it was killed; only its owner may do so."""
+    """Remove the unfinished files of a killed owner of the ledger ``path``; only its owner may do so."""
     for name in os.listdir(path.parent):
         if name.startswith((f"{path.name}.", f"{path.stem}-")) and name.endswith(TEMPORARY):
             disk.unlink(path.with_name(name))

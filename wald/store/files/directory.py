@@ -23,7 +23,7 @@ from wald.format.names import (
 )
 
 TEMPORARY = ".tmp"
-RELIEF_SUFFIX = f".relief{TEMPORARY}"  # behind the name of a sealed segment: its shrunk form, in preparation
+RELIEF_SUFFIX = f".relief{TEMPORARY}"  # after the name of a sealed segment: its shrunk form, in preparation
 CONSUMERS_FILES_MAX = 10_000  # of other users in one route, who could make every pass over the cursors take minutes
 
 
@@ -93,7 +93,7 @@ class Root:
         return self.path / "recovery"
 
     def report(self, epoch: int) -> Path:
-        """The report of one start of the daemon."""
+        """Return the path of the report of one start of the daemon."""
         return self.recovery / f"{epoch:010d}.json"
 
     @property
@@ -114,7 +114,7 @@ class Root:
         return self.route(route) / "retired"
 
     def moved(self, route: str) -> Path:
-        """The mark that versions with ``wald route rename`` left."""
+        """Return the path of the mark that versions with ``wald route rename`` left."""
         return self.route(route) / "moved"
 
     def consumers(self, route: str) -> Path:
@@ -196,10 +196,10 @@ class Root:
         return found, strange
 
     def cursor_entries(self, route: str) -> Iterator[os.DirEntry[str]]:
-        """The files of :meth:`cursors`, in no order.
+        """Yield the files of :meth:`cursors`, in any order.
 
         Raises:
-            OSError: a directory may not be read, or there is none.
+            OSError: a directory is missing or not readable.
         """
         directories = [self.route(route)]
         if os.path.lexists(self.consumers(route)):

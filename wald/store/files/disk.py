@@ -84,9 +84,9 @@ class Disk:
         os.close(descriptor)
 
     def allocate(self, descriptor: int, length: int) -> bool:
-        """Reserve ``length`` bytes that read as zeros; False where the file system cannot.
+        """Reserve ``length`` bytes that read as zeros; return False if the file system cannot.
 
-        fallocate(2) itself: the C library's posix_fallocate would write into every block there, for seconds.
+        This calls fallocate(2): there the C library's posix_fallocate would write to every block, for seconds.
         """
         while _fallocate(descriptor, 0, 0, length):
             number = ctypes.get_errno()
@@ -185,18 +185,18 @@ class Disk:
             raise OSError(number, os.strerror(number), os.fspath(source), None, os.fspath(target))
 
     def move_aside(self, source: Path, target: Path) -> Path:
-        """Move whatever has a name out of the way, without a moment in which neither name has it where links exist.
+        """Move a file or directory out of the way; with hard links, it always has at least one of the two names.
 
-        On another file system than ``target``, it stays in its directory, under the name of ``target``.
+        If ``target`` is on another file system, it stays in its directory, under the name of ``target``.
 
         Returns:
-            its new path. A file that could be linked still has the old name as well.
+            its new path. A file that could be linked also keeps the old name.
         """
         for path in (target, source.with_name(target.name)):
             try:
                 self.link(source, path)
                 return path
-            except OSError:  # it is a directory, or another user's file, or the file system has no links
+            except OSError:  # a directory, another user's file, or a file system without links
                 try:
                     self.rename_to_free(source, path)
                     return path
@@ -254,10 +254,10 @@ class Disk:
         self.sync_directory(path.parent)
 
     def _create_temporary(self, path: Path) -> tuple[Path, int]:
-        """Create a file for :meth:`replace`, and lock it: one without a lock is a leftover, which others remove."""
+        """Create a file for :meth:`replace`, and lock it: other processes remove unlocked ones as leftovers."""
         while True:
-            # A name that no other process makes: process ids are the same in several containers, and the unfinished
-            # file of one process would get its name from the other.
+            # A unique name: containers share process ids, and one process would publish the unfinished file of
+            # another.
             temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
             try:
                 descriptor = self.create(temporary)
@@ -266,11 +266,11 @@ class Disk:
                 raise
             try:
                 claimed = self.lock(descriptor) and os.fstat(descriptor).st_nlink > 0
-            except OSError:  # the file system has no locks, so others remove nothing
+            except OSError:  # without locks on the file system, others remove nothing
                 claimed = True
             if claimed:
                 return temporary, descriptor
-            self.close(descriptor)  # it was taken for a leftover in the moment before it was locked
+            self.close(descriptor)  # removed as a leftover just before it was locked
             with contextlib.suppress(FileNotFoundError):
                 temporary.unlink()
 

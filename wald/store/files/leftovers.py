@@ -1,8 +1,7 @@
 """Temporary files that killed programs have left behind.
 
-:meth:`Disk.replace` holds a lock on its temporary file until the file has its name. So one that can be locked belongs
-to a process that is gone, whichever user or container that ran in. Where the file system has no locks, nothing is
-removed.
+:meth:`Disk.replace` holds a lock on its temporary file until the file has its final name. So a file that can be locked
+belongs to a dead process, of any user or container. On a file system without locks, nothing is removed.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def leftovers(root: Root, disk: Disk) -> list[Path]:
 
 
 def abandoned(directory: Path, disk: Disk, *, prefix: str = "") -> list[Path]:
-    """Return the temporary files in a directory that no process is writing; none where it cannot be read."""
+    """Return the temporary files in a directory that no process is writing; an unreadable directory has none."""
     try:
         names = [entry.name for entry in os.scandir(directory)]
     except OSError:

@@ -1,6 +1,6 @@
 """Marks that the former commands ``wald route rename`` and ``wald route merge`` left in ``routes/<name>/moved``.
 
-Marks no longer have an effect: records sent to a route are stored in it. A start and ``wald verify`` report each mark.
+Marks no longer have any effect: records sent to a route are stored in it. A start and ``wald verify`` report each mark.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Mark(NamedTuple):
 
 
 def moved_marks(root: Root) -> Iterator[Mark]:
-    """The marks of routes that are not retired."""
+    """Yield the marks of routes that are not retired."""
     for route in root.route_names():
         path = root.moved(route)
         if not path.is_file() or root.retired(route).exists():
@@ -44,7 +44,7 @@ def moved_marks(root: Root) -> Iterator[Mark]:
 
 
 def _destination(path: Path, route: str) -> str | None:
-    """The other route that a mark names; None if it names none."""
+    """Return the other route that a mark names; None without one."""
     try:
         to = check_route(json.loads(read_regular(path))["to"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError, InvalidInput, Damaged):

@@ -11,7 +11,7 @@ from wald.store.files.fifos import make_fifo
 def add_route(
     root: Root, disk: Disk, name: str, *, fifo: bool = False, mode: int | None = None, consumers: str | None = None
 ) -> None:
-    """Make a route, or take a retired one back; doing it twice changes nothing.
+    """Create a route, or reactivate a retired one. Idempotent.
 
     Args:
         fifo: whether programs write to it through ``routes/<name>/in``; what stands in its place is kept beside it.
@@ -53,6 +53,6 @@ def retire_route(root: Root, disk: Disk, name: str, *, now: str) -> None:
 
 
 def _remove_mark(root: Root, disk: Disk, name: str) -> None:
-    """Remove what :mod:`wald.store.files.moved` reports; nothing depends on when it is gone from the disk."""
+    """Remove the mark that :mod:`wald.store.files.moved` reports, without a sync."""
     if root.moved(name).is_file():
         disk.unlink(root.moved(name))

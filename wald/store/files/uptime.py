@@ -5,8 +5,8 @@ counts the time since the machine was booted (CLOCK_BOOTTIME, suspension include
 moments of two boots nothing is known to have passed: a root may have been moved or restored, or be shared with another
 machine.
 
-A time namespace, as containers and checkpoints use it, adds an offset to CLOCK_BOOTTIME and leaves the id of the boot
-unchanged; see time_namespaces(7). A moment is the host's: without the offset, and unknown if the offset is unknown.
+A time namespace, which containers and checkpoints use, adds an offset to CLOCK_BOOTTIME and leaves the boot id
+unchanged; see time_namespaces(7). A moment is in the host's time, without the offset; it is unknown if the offset is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from wald.format.ledger_part import CLOCK_ZERO, Clock
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # random(4)
-_OFFSETS = Path("/proc/self/timens_offsets")  # of the namespace for children
+_OFFSETS = Path("/proc/self/timens_offsets")  # those of the namespace for children
 _NAMESPACES = ("/proc/self/ns/time", "/proc/self/ns/time_for_children")
 
 
@@ -29,9 +29,9 @@ _NAMESPACES = ("/proc/self/ns/time", "/proc/self/ns/time_for_children")
 class Moment:
     """
     Attributes:
-        boot: the id of the boot; "" if the system gives none, or its clock cannot be compared with that of other
-            processes. Then nothing is known to have passed.
-        boottime_ns: since that boot, by the clock of the host.
+        boot: the boot id; "" if the system has none, or if its clock cannot be compared with that of other processes.
+            Then no time is known to have passed.
+        boottime_ns: the time since that boot, by the clock of the host.
     """
 
     boot: str
@@ -91,9 +91,9 @@ class Elapsed:
 
 
 def boot_id() -> str:
-    """The id of this boot of the machine; "" if the kernel does not give it.
+    """Return the id of this boot of the machine; "" if the kernel has none.
 
-    Read at each call: a process that was restored from a checkpoint runs in another boot than it began in.
+    It is read at each call: a process restored from a checkpoint may run in another boot than the one it began in.
     """
     try:
         return _BOOT_ID.read_text().strip()
@@ -105,7 +105,7 @@ def _namespace_offset_ns() -> int | None:
     """Return the offset of CLOCK_BOOTTIME in this process's time namespace; None if it is unknown."""
     try:
         own, children = map(os.readlink, _NAMESPACES)
-        if own != children:  # the process has called unshare(2) itself: the offsets are those of its children
+        if own != children:  # after unshare(2) in this process, the offsets are those of its children
             return None
         for clock, seconds, nanoseconds in map(str.split, _OFFSETS.read_text().splitlines()):
             if clock == "boottime":

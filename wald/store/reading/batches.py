@@ -168,11 +168,11 @@ class Joiner:
 
     @property
     def first_open(self) -> int | None:
-        """The first record that has begun and not ended; None if there is none."""
+        """First record that has begun and not ended; None without one."""
         return min((record.sequence for record in self._open.values()), default=None)
 
     def drop(self, routes: Iterable[RouteRange] | None = None) -> list[Begun]:
-        """Drop the records of which a piece may be missing; return them.
+        """Drop and return the records that may lack a piece.
 
         Args:
             routes: the missing records of each route; None: unknown, so any record may lack a piece.

@@ -28,7 +28,7 @@ class Whereabouts:
     Attributes:
         segment: file name of the segment that holds it, or held it last.
         position: of its batch in the raw segment, bytes.
-        processed: per group of its route, whether the group has processed it, as its cursor and its workers say.
+        processed: per group of its route, whether the group has processed it, by its cursor and its workers' journal.
         bundle, member: the archive bundle that holds it (path or address), and the file in that tar; also of a record
             that is still in the log.
         bundle_entry: what the ledger says of that bundle.
@@ -170,7 +170,7 @@ def _placed(view: View, sequence: int, segment: Segment, met: StoredBatch) -> Wh
 
 
 def _has_processed(cursor: Cursor, sequence: int, log_id: bytes) -> bool:
-    """Return True if the group has processed the record, by its cursor or by the journal of its workers."""
+    """Return True if the group has processed the record, by its cursor or by its workers' journal."""
     if cursor.effective >= sequence:
         return True
     if cursor.state is not CursorState.VALID:
@@ -178,7 +178,7 @@ def _has_processed(cursor: Cursor, sequence: int, log_id: bytes) -> bool:
     try:
         with open_file(cursor.path.with_suffix(WORK_SUFFIX)) as journal:
             return is_done(journal, Start(log_id, cursor.route, cursor.group, 0, 0), sequence)
-    except (OSError, Damaged):  # it has no workers, or their journal cannot be read
+    except (OSError, Damaged):  # the group has no workers, or an unreadable journal
         return False
 
 

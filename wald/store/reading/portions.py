@@ -34,7 +34,7 @@ def _starts(view: View, selection: Selection) -> Iterator[tuple[int, bool]]:
     """Where a portion may begin: where a frame does, or a segment that is not sealed. At the last one selected ends."""
     segments = view.segments
     collected = 0
-    stepped = max((step.base for step in read_steps(view.root)), default=0)  # append times begin again there
+    stepped = max((step.base for step in read_steps(view.root)), default=0)  # append times restart there
     for segment in segments[view.listing.covering(selection.first) :] if segments else ():
         if segment.base_sequence > selection.last:
             return

@@ -36,7 +36,7 @@ from wald.store.segments.view import View, read_view
 
 POLL_FIRST_SECONDS = 0.001
 POLL_LAST_SECONDS = 0.050  # 20 polls a second of some 10 µs each: nothing on the CPU
-_WORTH_A_JUMP = 1000  # records: to open a segment at a place takes as long as to walk over that number of batches
+_WORTH_A_JUMP = 1000  # records: opening a segment at a position costs as much as walking over this number of batches
 _DURABLE_NS = 2_000_000_000  # from the append time of a record to its sync, which an interval may put off
 
 
@@ -78,7 +78,7 @@ def read_span(
     """Batches with the records ``first`` to ``last`` of ``routes`` (None: all).
 
     Args:
-        on_missing: what to do about records that RECLAIM has removed.
+        on_missing: the policy for records that RECLAIM has removed.
 
     Raises:
         NotFound: RECLAIM has removed some of them since, and none may be missing.
@@ -122,13 +122,13 @@ def read_onward(
 ) -> Generator[Batch | int | None]:
     """Batches as of :func:`read_batches`, and in the place of waiting the number of the last record that is durable.
 
-    All that is wanted up to it has come then; a record whose last piece is still to come is behind it. The next call
-    continues with what is durable by that time. It ends when nothing more can be wanted. None is a step without a
-    batch: the way to the next one may be the whole log.
+    All wanted records up to that number have been yielded; a record whose last piece is still missing comes after it.
+    The next call continues with the records that are durable by then. The generator ends when no further record can be
+    wanted. None is a step without a batch, because the way to the next one may be the whole log.
 
     Args:
-        resume_at: is called when reading continues after such a number, and returns the first record from there on that
-            may be wanted: the records in front of it are not looked at. 0: any may be.
+        resume_at: called when reading continues after such a number; returns the next record that may be wanted, so
+            that earlier ones are skipped. 0 if any may be wanted.
     """
     return _Reading(view, select(view, route, start, stop, group), None, policy(on_missing)).onward(resume_at)
 
@@ -137,7 +137,7 @@ class Arrivals(NamedTuple):
     """Records that have become durable since the last look.
 
     Attributes:
-        routes: their routes, each with its first record; None: any route may have some.
+        routes: their routes, each with its first record; None if any route may have some.
         last: the last durable record.
     """
 
@@ -146,14 +146,14 @@ class Arrivals(NamedTuple):
 
 
 def read_arrivals(view: View) -> Generator[Arrivals]:
-    """Look at the log again and again: which routes have records behind the look before.
+    """Yield, at each step, the routes of the records that have arrived since the step before.
 
-    The first look finds any route. Only headers are decoded. It ends when the log ends in front of an earlier look: it
-    was copied back.
+    The first step reports any route. Only headers are decoded. The generator ends if the log now ends before an earlier
+    step, because an older copy was restored.
     """
     last = end_of(view) - 1
     with closing(Walk(view, sequence=last + 1, routes=None)) as walk:
-        for _ in walk.advance(view):  # enters the segment that is written, at its end
+        for _ in walk.advance(view):  # enters the active segment, at its end
             pass
         yield Arrivals(None, last)
         while True:
@@ -198,7 +198,7 @@ class _Reading:
         self._history = History(view.root)
         self._joiner = Joiner()
         self._complete = False
-        self._stepped: tuple[View, int] | None = None  # where the last clock step is, as of a view
+        self._stepped: tuple[View, int] | None = None  # the position of the last clock step, in a view
         self._dropped_of = 0  # the segment whose dropped batches were reported last
 
     def batches(
@@ -248,7 +248,7 @@ class _Reading:
             self._view = self._view.renewed()
 
     def to_end(self) -> Generator[Batch | None]:
-        """Continue to the end of the view, or of what is wanted; None is a step without a batch."""
+        """Yield batches to the end of the view or of the wanted records; None is a step without a batch."""
         again = True
         while again and not self._complete:
             if self._walk is None or not self._walk.begun:
@@ -282,7 +282,7 @@ class _Reading:
         return Walk(self._view, sequence=sequence, routes=routes, passable=absent and passable)
 
     def _advance(self, walk: Walk) -> Generator[Batch | None, None, bool]:
-        """Go on to the end of the view, or of what is wanted; return True to continue in a new view."""
+        """Read to the end of the view or of the wanted records; return True to continue in a new view."""
         for met in walk.advance(self._view):
             if isinstance(met, StoredBatch):
                 last = self._last(met)
@@ -320,7 +320,7 @@ class _Reading:
                 yield done
 
     def _steps_behind(self, sequence: int) -> bool:
-        """Return True if append times begin again behind a record, so that later ones may be older."""
+        """Return True if append times restart after a record, so that later ones may be older."""
         if self._stepped is None or self._stepped[0] is not self._view:
             last = max((step.base for step in read_steps(self._root)), default=0)
             self._stepped = self._view, last
@@ -355,11 +355,11 @@ class _Reading:
     def _report_missing(self, missing: MissingRange, walk: Walk) -> bool:
         """Report records that are in no segment. If some of them may be there, take a new view and return True.
 
-        RECLAIM had renamed their segments when the directory was listed, and has taken that back in its ledger.
+        RECLAIM may have renamed their segments before the directory was listed, and undone that in its ledger.
         """
         first, last = missing.first, missing.last
         if not self._joiner.waits:
-            last = min(last, self._selection.last)  # otherwise pieces of wanted records may be behind it
+            last = min(last, self._selection.last)  # otherwise pieces of wanted records may follow it
         try:
             lost = list(self._history.unexplained(first, last))
             if lost:
@@ -388,9 +388,9 @@ class _Reading:
         return False
 
     def _deleted(self, first: int, last: int, explained: Spans) -> Iterator[ReclaimedSegment]:
-        """Yield what deleted segments held of ``first`` to ``last``, with the begun records that lack a piece now.
+        """Yield the deleted segments in ``first`` to ``last``, with the begun records that now lack a piece.
 
-        Those are dropped. All sequences of the segments are added to ``explained``.
+        Such records are dropped. All sequences of the segments are added to ``explained``.
         """
         for segment in self._history.gone(first, last):
             explained.add(segment.first, segment.last)
@@ -424,7 +424,7 @@ class _Reading:
             self._joiner.drop()
             self._report(error)
             return
-        if losses:  # it was never in this log
+        if losses:  # these records were never in this log
             for loss in losses:
                 self._report_gone([loss.held], first, last, loss.reason)
             return
@@ -535,7 +535,7 @@ def _limited(batches: Generator[Batch], limit: int) -> Iterator[Batch]:
 
 
 def _without_pieces(segment: ReclaimedSegment, torn: list[Begun]) -> ReclaimedSegment:
-    """Return ``segment`` without the routes of which it held only pieces of records that are reported individually."""
+    """Return ``segment`` without routes of which it had only pieces of records that are reported individually."""
     pieces = {each.route for each in torn}
     if not pieces or segment.routes is None:
         return segment
@@ -543,7 +543,7 @@ def _without_pieces(segment: ReclaimedSegment, torn: list[Begun]) -> ReclaimedSe
 
 
 def _as_reclaimed(begun: Begun) -> ReclaimedSegment:
-    """Return a record of which a piece is gone as if it was gone with it."""
+    """Return a record that lacks a piece as if all of it was deleted."""
     sequence, time_ns = begun.sequence, begun.header.append_time_ns
     return ReclaimedSegment(sequence, sequence, (RouteRange(begun.route, 1, sequence, sequence),), time_ns, time_ns)
 

@@ -175,7 +175,7 @@ class Walk:
     def _through(self, segment: OpenSegment, view: View) -> Iterator[Found]:
         """The rest of one segment, or as much of it as may be read."""
         limit = view.bound.limit(segment.base_sequence)
-        # The writer may have continued in a copy until it cut the segment, which may be sealed by now.
+        # The writer may have continued in a copy until it cut the segment, which may now be sealed.
         if (limit is not None or self._was_active) and segment.replaced(removed=limit is None):
             segment = self._reopen(segment, view)
         for found in segment.batches(self._position, limit, self._routes, self._passable):

@@ -176,11 +176,11 @@ class _Examination:
         return put_back, tuple(unneeded)
 
     def _unlisted(self, there: Listing) -> Iterator[Segment]:
-        """Segments that readers do not look for under the names that they have.
+        """Yield the segments that readers do not find under their present names.
 
-        A sealed one with the name of another hides the raw form of that, and is hidden by what an interrupted relief
-        has left of it. What is called reclaimed without a line of the ledger is not, and neither is another segment
-        under such a name.
+        A sealed segment under the name of another one hides the raw form of that one, and is hidden by the remains of
+        an interrupted relief of it. A file named as reclaimed is not reclaimed if it has no ledger line or is another
+        segment.
         """
         yield from self.misplaced
         for segment in there.segments:
@@ -304,7 +304,7 @@ class _Examination:
 
 
 def _claimed(segment: Segment) -> tuple[bytes, Segment] | None:
-    """Return the log of the segment in a file, and the segment itself; None if the file does not show them."""
+    """Return the log id and the segment that a file identifies; None if it identifies neither."""
     with suppress(Damaged, OSError):
         form, header = identify(segment.path) or (segment.kind.form, None)
         if header is not None:
@@ -321,7 +321,7 @@ def _dropped(segment: Segment) -> tuple[Span, ...] | None:
 
 
 def _dropped_routes(segment: Segment, history: History) -> tuple[RouteRange, ...] | None:
-    """Return what relief has dropped of each route; None if neither the index nor the ledger says."""
+    """Return the records of each route that relief dropped; None if neither the index nor the ledger lists them."""
     with suppress(Damaged, OSError), SealedFile(segment.path) as sealed:
         relieved = sealed.index.relieved
         if relieved is not None and relieved.names_all:
@@ -336,4 +336,4 @@ def _leftovers(root: Root) -> Iterator[Path]:
         if directory.is_dir():
             names = sorted(entry.name for entry in os.scandir(directory) if entry.name.endswith(TEMPORARY))
             yield from (directory / name for name in names)
-    yield from leftovers(Root(root.path), Disk())  # also if the ledgers are those of a rehearsal
+    yield from leftovers(Root(root.path), Disk())  # even if the ledgers are those of a dry run

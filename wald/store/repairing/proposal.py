@@ -56,10 +56,10 @@ def proposed(root: Root) -> Iterator[tuple[Plan, Facts]]:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """Make a directory, and hold its lock for as long as it exists: one without a lock is a leftover."""
+    """Make a directory, and hold its lock while it exists: an unlocked one is a leftover."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        with suppress(FileNotFoundError):  # it was taken for a leftover in the moment before it was locked
+        with suppress(FileNotFoundError):  # removed as a leftover just before it was locked
             descriptor = os.open(path, _DIRECTORY)
             if Disk().lock(descriptor) and os.fstat(descriptor).st_nlink:
                 break
@@ -72,7 +72,7 @@ def _scratch() -> Iterator[Path]:
 
 
 def _remove_abandoned() -> None:
-    """Remove the copies of repairs that were killed: directories of this user that no process has locked."""
+    """Remove the copies made by killed repairs: directories of this user that no process has locked."""
     for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):
             if directory.stat(follow_symlinks=False).st_uid == os.geteuid():

@@ -78,7 +78,7 @@ class Survey:
             self.pieces = True
 
     def drop(self, header: BatchHeader, routes: Iterable[RouteRange] | None) -> None:
-        """Add a batch in the place of those that relief has dropped, which may be pieces.
+        """Add a batch in place of batches that relief dropped, which may be pieces.
 
         Args:
             routes: the dropped records of each route; None: unknown, so any record may lack a piece.
@@ -116,9 +116,9 @@ def survey(
     """What is whole in a segment.
 
     Args:
-        before: the records that had begun and not ended in front of it, unless it says so.
-        dropped: what relief has dropped of each route; None: it is not known.
-        durable: as of :func:`batches`.
+        before: the records that were open before it, if it does not list them.
+        dropped: the records of each route that relief dropped; None if unknown.
+        durable: as in :func:`batches`.
         end: the sequence at which the next segment begins; what is behind that is not taken from this one.
 
     Raises:
@@ -223,9 +223,9 @@ def _damaged_before(segment: Segment) -> list[Span]:
 
 
 def _open_records(control: Whole, before: dict[str, int]) -> dict[str, int]:
-    """Return the records that are open by the state a segment opens with; those ``before`` it if that is unreadable.
+    """Return the open records in the state at the start of a segment; if that is unreadable, those ``before`` it.
 
-    A record that is open at the end of the segment before may have ended in one that was deleted in between.
+    A record that is open at the end of the previous segment may have ended in a deleted one in between.
     """
     state = state_of(control)
     return dict(before) if state is None else dict(state.open_records)

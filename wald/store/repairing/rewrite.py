@@ -133,7 +133,7 @@ def _same(root: Root, disk: Disk, source: Source) -> Iterator[tuple[Path, int]]:
 def _moved(root: Root, disk: Disk, source: Source, before: LogState) -> Iterator[tuple[Path, int]]:
     """The batches in new places, a segment for each run of sequences."""
     header, state, output = header_of(source), before, None
-    opening = dict(before.open_records)  # unchanged in the segment before, so open here, too
+    opening = dict(before.open_records)  # unchanged in the previous segment, so open here too
     try:
         peers: dict[int, Whole] = {}
         for met in _batches(source):
@@ -149,7 +149,7 @@ def _moved(root: Root, disk: Disk, source: Source, before: LogState) -> Iterator
             kept = without(met, set(source.broken))
             if kept is None or _is_orphan(kept.header, state):
                 continue
-            if not kept.header.count:  # pieces alone make no segment: it could have the name of the next one
+            if not kept.header.count:  # a segment of pieces alone could have the name of the next one
                 place = max(state.next_sequence, source.segment.base_sequence)
                 kept = replace(kept, header=kept.header._replace(base_sequence=place))
             base = kept.header.base_sequence

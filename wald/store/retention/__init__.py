@@ -4,7 +4,7 @@ backlog    what there is, and which groups need it
 beginning  where a new group begins
 conditions what keeps a segment
 cursors    where consumers stand
-dropped    what a relief has dropped, by its line
+dropped    records that a relief dropped, by its line
 handovers  pins of unfinished handovers
 holders    the same as pins, for many segments
 excused    what a deletion's line leaves to others

@@ -153,7 +153,7 @@ class Backlog:
 
     @property
     def handovers(self) -> tuple[HandoverPin, ...]:
-        """The pins of unfinished handovers."""
+        """Pins of unfinished handovers."""
         return self._claims.handovers
 
     def received(self) -> dict[str, int]:

@@ -355,17 +355,17 @@ def cursors_of(root: Root, route: str, *, log_id: bytes, head_sequence: int) -> 
 
 
 _Unchanged = dict[str, tuple[tuple[int, ...], Cursor]]
-_SETTLED_NS = 1_000_000_000  # a file that has changed in this time may change again without a change of its times
+_SETTLED_NS = 1_000_000_000  # a file changed this recently may change again with the same time stamps
 
 
 class SlowestCursor:
-    """The lowest cursor of a route, looked for again and again; only files that have changed are read again."""
+    """Repeated search for the lowest cursor of a route, which rereads only files that have changed."""
 
     def __init__(self) -> None:
         self._unchanged: _Unchanged = {}
 
     def look(self, root: Root, route: str, *, log_id: bytes, head_sequence: int) -> Cursor:
-        """Return the cursor that has read least; errors as of :func:`cursors_of`."""
+        """Return the cursor that has read least; errors as in :func:`cursors_of`."""
         settled_ns = time.time_ns() - _SETTLED_NS
         found: list[Cursor] = []
         unchanged: _Unchanged = {}
@@ -387,7 +387,7 @@ class SlowestCursor:
         except OSError:
             found = []
         self._unchanged = unchanged
-        # There is no cursor, a name that no group can have, or a directory that cannot be read.
+        # No cursor, a file name that is not a valid group, or an unreadable directory.
         cursors = found or cursors_of(root, route, log_id=log_id, head_sequence=head_sequence)
         return min(cursors, key=lambda cursor: (cursor.effective, cursor.group))
 

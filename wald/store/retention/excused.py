@@ -48,7 +48,7 @@ def _within(deletion: Entry, routes: list[Entry]) -> Iterator[Entry]:
     """What may have been in the segment."""
     for each in routes:
         first, last = max(each["first"], deletion["base"]), min(each["last"], deletion["last"])
-        if each["last"] < deletion["base"]:  # only pieces of a record that begins before the segment
+        if each["last"] < deletion["base"]:  # only pieces of a record that began before the segment
             first, last = each["last"], each["last"]
         if first <= last:
             yield each | {"count": 0, "first": first, "last": last}

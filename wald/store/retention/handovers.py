@@ -1,14 +1,14 @@
-"""Pins of unfinished handovers: they retain what may be in the log already, so that a retry finds it there.
+"""Pins of unfinished handovers: they retain copies that may already be in the log, so that a retry finds them.
 
 A handover sends copies of records to other routes: dead letters, or dead letters on their way back. If a crash
-interrupts it, the retry looks in the log for what was sent. RECLAIM must not have deleted that in the meantime. So the
-file ``routes/R/G.pin`` pins these routes while the handover is unfinished, as a cursor at the same position would:
+interrupts it, the retry looks in the log for copies that were sent, which RECLAIM must not have deleted. So the file
+``routes/R/G.pin`` pins these routes while the handover is unfinished, as a cursor at the same position would:
 
     {"pin": 1, "log": "<32 hex>", "drain": {"dead_letter": 250}, "work": {}, "crc": "…"}
 
-``drain`` has the handover in ``G.drain``, ``work`` the records that the journal of the work group gives up.
+``drain`` is for the handover in ``G.drain``, ``work`` for the records that the journal of the work group gives up.
 
-A user who may leave cursors may leave pins. So each is read like a cursor, and one that cannot be read pins nothing.
+Cursor owners may also leave pins. So a pin is read like a cursor, and an unreadable one pins nothing.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from wald.store.files.regular import read_start
 Part = Literal["drain", "work"]
 Parts = dict[Part, dict[str, int]]
 _VERSION = 1
-_MODE = 0o644  # as a cursor's: the log's owner reads the pins of other users
+_MODE = 0o644  # like a cursor: the log's owner reads the pins of other users
 PIN_MAX_BYTES = 4096
-ROUTES_MAX = 12  # of one part; the longest names of two parts fit into a file of this size
+ROUTES_MAX = 12  # of one part; two parts with the longest names fit into a file
 
 
 class BadPin(ValueError):
@@ -46,8 +46,8 @@ class HandoverPin:
 
     Attributes:
         route: the route that the group processes.
-        positions: the pinned routes, each with the last record that is not pinned; empty if the file is no valid pin.
-        problem: what is wrong with the file; "" if nothing is.
+        positions: the pinned routes, each with the last record that is not pinned; empty for an invalid file.
+        problem: description of a problem with the file, or "".
     """
 
     route: str
@@ -58,7 +58,7 @@ class HandoverPin:
 
     @property
     def message(self) -> str:
-        """Sentence for the operator."""
+        """Message for the operator."""
         if self.problem:
             return f"{self.path}: {self.problem}; it pins nothing"
         return f"group {self.group} of route {self.route} has not finished a handover; its next start does"
@@ -68,7 +68,7 @@ class Pinning:
     """The pin of ``group`` of ``route``, for the process that owns the group.
 
     Args:
-        part: "drain" or "work": what the handover belongs to. The other part of the file is kept.
+        part: "drain" or "work", the owner of the handover. The other part of the file is kept.
     """
 
     def __init__(self, root: Root, disk: Disk, route: str, group: str, log_id: bytes, part: Part) -> None:
@@ -77,10 +77,10 @@ class Pinning:
         self._part: Part = part
 
     def pin(self, positions: Mapping[str, int]) -> None:
-        """Pin routes, at most :data:`ROUTES_MAX`, each from behind its position; on disk when this returns.
+        """Pin at most :data:`ROUTES_MAX` routes, each after its position. The pin is on disk when this returns.
 
         Raises:
-            NotPermitted: this user may not.
+            NotPermitted: this user may not write it.
             OSError: the pin cannot be written.
         """
         data = encode_pin(self._log_id, self._parts() | {self._part: dict(positions)})
@@ -90,7 +90,7 @@ class Pinning:
             raise not_permitted(self._root, self._route, self._path, error) from error
 
     def unpin(self) -> None:
-        """Remove the pin. This is not synced: the next owner removes a pin that a power cut brings back.
+        """Remove the pin, without a sync: the next owner removes a pin that reappears after a power cut.
 
         Raises:
             OSError: it cannot be removed.
@@ -111,15 +111,15 @@ class Pinning:
 
 
 def encode_pin(log_id: bytes, parts: Parts) -> bytes:
-    """The content of the file."""
+    """Return the contents of the file."""
     return encode_line({"pin": _VERSION, "log": log_id.hex(), "drain": {}, "work": {}} | parts)
 
 
 def decode_pin(data: bytes, log_id: bytes) -> Parts:
-    """The pinned routes of each part, with their positions.
+    """Return the pinned routes of each part, with their positions.
 
     Raises:
-        BadPin: it is half-written, too large, of another log, or something else.
+        BadPin: the data is half-written, too large, of another log, or not a pin.
     """
     if len(data) > PIN_MAX_BYTES:
         raise BadPin("too large for a pin")
@@ -133,13 +133,13 @@ def decode_pin(data: bytes, log_id: bytes) -> Parts:
 
 
 def handover_pins(root: Root, log_id: bytes) -> list[HandoverPin]:
-    """The pins of all groups. Never raises for what the files hold."""
+    """Return the pins of all groups. The contents of the files never raise an error."""
     found = (_read(route, path, log_id) for route in root.route_names() for path in _files(root, route))
     return [each for each in found if each.positions or each.problem]
 
 
 def _files(root: Root, route: str) -> Iterator[Path]:
-    """The files that are named like pins; a directory that may not be read has none."""
+    """Yield the files that are named like pins; an unreadable directory has none."""
     directory = root.route(route)
     for place in (directory, directory / CONSUMERS):
         try:
@@ -172,7 +172,7 @@ def _read(route: str, path: Path, log_id: bytes) -> HandoverPin:
 
 
 def _lowest(parts: Parts) -> dict[str, int]:
-    """The position of each route; of two that a route has, the lower one."""
+    """Return the position of each route; if it has two, the lower one."""
     lowest: dict[str, int] = {}
     for positions in parts.values():
         for route, at in positions.items():

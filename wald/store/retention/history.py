@@ -167,9 +167,9 @@ class History:
         return Relief(entries[0], None if left is None else False)
 
     def dropped(self, base: int) -> tuple[RouteRange, ...] | None:
-        """Return what reliefs have dropped of segment ``base`` at most, by the ledger alone; None if it does not say.
+        """Return the most that reliefs can have dropped of segment ``base``, by the ledger alone; None if unknown.
 
-        The file of the newest relief may be missing; all earlier ones that count are in the chain of its digests.
+        The file of the newest relief may be missing; its chain of digests contains all earlier reliefs that count.
         """
         newest = next(self.reliefs(base), None)
         if newest is None:

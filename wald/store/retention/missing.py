@@ -190,7 +190,7 @@ def count(gone: Iterable[ReclaimedSegment], wanted: Wanted) -> Count:
             records = min(held.records or last - first + 1, last - first + 1)
             total = replace(
                 total,
-                # A record of which it held only pieces began before it did.
+                # A record of which it had only pieces began before the segment.
                 first=min(total.first or wanted.last, max(segment.first, wanted.first), first),
                 last=max(total.last, min(segment.last, wanted.last)),
                 records=total.records + records,

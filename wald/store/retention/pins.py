@@ -64,7 +64,7 @@ class Claims:
     Attributes:
         cursors: of each route that has a directory; never empty.
         retired: the routes that hold back nothing.
-        handovers: the pins of handovers, those that cannot be read too.
+        handovers: the pins of handovers, including unreadable ones.
     """
 
     cursors: dict[str, tuple[Cursor, ...]] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class Claims:
         return all(self._floors.get(route, 0) >= earlier._floors.get(route, 0) for route in routes)
 
     def troubles(self) -> list[str]:
-        """What is wrong with cursors that hold segments back, and with pins; an absent cursor is no error."""
+        """Return the problems of cursors that pin segments, and of handover pins; a missing cursor is not a problem."""
         cursors = [
             cursor.message
             for route, cursors in self.cursors.items()

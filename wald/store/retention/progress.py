@@ -40,8 +40,8 @@ class Lag:
 
     Attributes:
         oldest_ns: append time of the first of the records; None if there is none.
-        first: the sequence from which that time is.
-        written_ns: returns about when a record was written, for an append time in the future; as
+        first: the sequence of the record with that time.
+        written_ns: estimates when a record with an append time in the future was written, like
             :meth:`View.written_ns`.
     """
 

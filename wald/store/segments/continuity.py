@@ -1,9 +1,9 @@
-"""Detection of another log, or another past of the same log, at a path that a process has read before.
+"""Detection of another log, or of an older copy of the same log, at a path that a process has read before.
 
-A process that keeps running holds positions in memory. They mean nothing in another log that was moved to the path, nor
-in an older copy of the log that was restored there, even if its id, its epoch and its head look right by now. What
-cannot recur shows it: each start of the daemon writes a random ``life`` into its report ``recovery/<epoch>.json``, with
-the sequence at which it begins. No process has seen a record with that sequence or a later one before that start.
+A long-running process has positions in memory. They mean nothing in another log that was moved to the path, or in an
+older copy of the log that was restored there, even if its id, epoch and head look right by now. A value that never
+recurs reveals it: each start of the daemon writes a random ``life`` into its report ``recovery/<epoch>.json``, with the
+sequence at which it begins. Before that start, no process can have seen a record with that sequence or a later one.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from wald.store.files.regular import read_object
 from wald.store.segments.head import readable_head
 
 _HINT = "start this program again: it then reads its positions from disk"
-_REPORTS = 64  # more than are kept
+_REPORTS = 64  # more than the daemon keeps
 _Mark = tuple[int, int, int] | None
 
 
 class Continuity:
-    """The past of the log ``log_id`` at ``root``, as one process has seen it; threads may share it."""
+    """History of the log ``log_id`` at ``root``, as one process has seen it; threads may share it."""
 
     def __init__(self, root: Root, log_id: bytes) -> None:
         self._root = root
@@ -41,15 +41,15 @@ class Continuity:
         self._replaced: Replaced | None = None
 
     def require(self) -> None:
-        """The same as :meth:`check`, with the present head."""
+        """Call :meth:`check` with the present head."""
         self.check(readable_head(self._root))
 
     def check(self, head: Head | None) -> None:
-        """Compare the log with what was seen of it, and remember ``head``, which was read just now.
+        """Compare the log with earlier observations, and remember ``head``, which was just read.
 
         Raises:
-            Gone: there is no log at the path now.
-            Replaced: another log is at the path, or the log has another past. Then every later call raises it.
+            Gone: no log is at the path now.
+            Replaced: another log, or an older copy, is at the path. Every later call then raises it too.
         """
         with self._lock:
             if self._replaced is None:
@@ -59,7 +59,7 @@ class Continuity:
                     raise
                 except Replaced as error:
                     self._replaced = error
-            if self._replaced is not None:  # a new one: each raise adds its frames to the error
+            if self._replaced is not None:  # a new error, because each raise adds frames to it
                 raise type(self._replaced)(self._replaced.message, hint=self._replaced.hint)
 
     def _compare(self, head: Head | None) -> None:
@@ -115,7 +115,7 @@ class Continuity:
         return read_object(self._root.report(epoch))
 
     def _present_marks(self, epoch: int) -> tuple[_Mark, _Mark]:
-        """What a replacement of the identity or of the report of an epoch changes; None: the file is not there."""
+        """Return marks that change if the identity or the report of an epoch is replaced; None for a missing file."""
         return _mark(self._root.identity), _mark(self._root.report(epoch))
 
 
@@ -128,12 +128,12 @@ def _mark(path: Path) -> _Mark:
 
 
 def _life(report: Mapping[str, Any] | None) -> object:
-    """The id of a start; its time in a report of an older wald; None if it is not known."""
+    """Return the id of a start; its time if an older wald wrote the report; None if unknown."""
     return None if report is None else report.get("life") or report.get("at_ns")
 
 
 def _begins_before(report: Mapping[str, Any], seen: Head) -> bool:
-    """Return True if the start of a report found less than ``seen``, of records or of pieces of records."""
+    """Return True if the start of a report found fewer records, or pieces of records, than ``seen``."""
     begins, scanned = report.get("next_sequence"), report.get("scanned_bytes")
     if isinstance(begins, int) and begins <= seen.sequence:
         return True

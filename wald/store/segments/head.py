@@ -36,7 +36,7 @@ class Bound:
         return self.position if base_sequence == self.segment else None
 
 
-_AHEAD_NS = 60_000_000_000  # more than a clock is corrected by while it is kept right
+_AHEAD_NS = 60_000_000_000  # more than time synchronisation normally corrects
 AHEAD_HINT = "date -u; set the clock right, if it is wrong; if it is right: wald clock step"
 
 EVERYTHING = Bound(1 << 63, 1 << 63, None)
@@ -70,7 +70,7 @@ def read_head(root: Root) -> Head | None:
 
 
 def seconds_ahead(append_time_ns: int, now_ns: int) -> float:
-    """Return how far append times are ahead of the clock; 0.0 if it is no more than a correction of the clock.
+    """Return how far append times are ahead of the clock; 0.0 if a normal clock correction explains it.
 
     Until the clock has caught up, every new record gets the append time of the record before it.
     """

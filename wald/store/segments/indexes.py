@@ -28,7 +28,7 @@ class SparseIndexWriter:
     """Adds entries while the segment grows; at the first error it stops, and the index stays as short as it is.
 
     Args:
-        path: of the index; an old index there is emptied, and any other file stays, without an index.
+        path: of the index; an old index there is emptied; any other file is kept, and no index is written.
         header: of the segment.
     """
 
@@ -63,7 +63,7 @@ class SparseIndexWriter:
 
 
 def remove_index(path: Path, disk: Disk) -> None:
-    """Remove the index at ``path`` if there is one; a segment under its name stays."""
+    """Remove the index at ``path`` if it exists; a segment under that name is kept."""
     with contextlib.suppress(FileNotFoundError):
         if not _is_another_file(path):
             disk.unlink(path)

@@ -114,10 +114,10 @@ class RawSegment:
         return position
 
     def replaced(self, *, removed: bool) -> bool:
-        """Return True if the path names another file now: the writer continues in a copy after a failed write.
+        """Return True if the path now names another file: the writer continues in a copy after a failed write.
 
         Args:
-            removed: the answer if the path names no file.
+            removed: the result if the path names no file.
         """
         try:
             return os.stat(self.path).st_ino != os.fstat(self._descriptor).st_ino
@@ -388,10 +388,10 @@ class Misplaced(Damaged):
 def identify(path: Path) -> tuple[Kind, SegmentHeader | SealedIndex | None] | None:
     """Return the form (RAW or SEALED) of the segment in a file, and its header or index if that can be read.
 
-    The name of the file does not matter. None if it does not begin like a segment.
+    The name of the file does not matter. Return None if it does not begin like a segment.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
         Damaged: it is not a regular file.
         OSError: it cannot be read.
     """
@@ -412,11 +412,11 @@ def identify(path: Path) -> tuple[Kind, SegmentHeader | SealedIndex | None] | No
 
 
 def require_named(segment: Segment, log_id: bytes) -> None:
-    """Check that a file is the segment that its name says; a file that identifies no segment passes.
+    """Check that a file is the segment that its name promises; a file that identifies no segment passes.
 
     Raises:
-        Misplaced: it is another segment, or the segment in another form.
-        FileNotFoundError: there is no such file.
+        Misplaced: it is another segment, or another form of the segment.
+        FileNotFoundError: the file does not exist.
         OSError: it cannot be read.
     """
     try:

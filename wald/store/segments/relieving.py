@@ -116,10 +116,10 @@ def check_relieved(source: SealedFile, made: SealedFile, relief: Relief, keeps: 
 
 
 def compare_relieved(source: SealedFile, made: SealedFile, keeps: Keeps) -> None:
-    """Check that one form of a segment has every batch of another form that is needed.
+    """Check that one form of a segment has every needed batch of another form.
 
     Raises:
-        Damaged: a batch that is needed is not in ``made`` as it is in ``source``, they are not forms of one segment, or
+        Damaged: a needed batch of ``source`` is missing or different in ``made``, they are not forms of one segment, or
             one of the two cannot be read.
     """
     if _segment_of(source.index) != _segment_of(made.index):
@@ -131,14 +131,14 @@ def compare_relieved(source: SealedFile, made: SealedFile, keeps: Keeps) -> None
 
 
 def _segment_of(index: SealedIndex) -> tuple[bytes, int, int, int, int]:
-    """Return the fields of an index that all forms of a segment share, and no other segment has."""
+    """Return the index fields that identify a segment in all its forms."""
     return index.log_id, index.base_sequence, index.salt, index.next_sequence, index.raw_bytes
 
 
 def _aligned(one: SealedFile, other: SealedFile) -> Iterator[tuple[list[StoredBatch], list[StoredBatch]]]:
-    """Yield the batches of two forms of a segment, as few at once as end at the same position in both.
+    """Yield the batches of two forms of a segment, in the smallest groups that end at the same position in both.
 
-    The last ones may end at different positions; one list is empty then if that form has no more.
+    The last groups may end at different positions; one list is empty if that form has no more batches.
     """
     lefts, rights = _batches(one), _batches(other)
     while True:
@@ -154,7 +154,7 @@ def _aligned(one: SealedFile, other: SealedFile) -> Iterator[tuple[list[StoredBa
 
 
 def _may_replace(old: list[StoredBatch], new: list[StoredBatch], keeps: Keeps) -> bool:
-    """Return True if batches may replace others: they are the same ones, or none of those is needed."""
+    """Return True if the new batches may replace the old ones: they are equal, or no old one is needed."""
     if not (old and new) or (old[0].position, old[-1].end) != (new[0].position, new[-1].end):
         return False
     if any(batch.header.is_dropped for batch in (*old, *new)) and not any(_is_kept(batch, keeps) for batch in old):

@@ -43,15 +43,15 @@ def sequence_at(view: View, time_ns: int) -> int:
 
 
 def sequence_since(view: View, time_ns: int) -> int:
-    """The sequence behind the last record older than ``time_ns``: records missing from there on may be of that time.
+    """Return the sequence after the last record older than ``time_ns``; missing records after it may be of that time.
 
-    Behind a clock step times begin again: the answer is in the first range of times that may have such records.
+    Append times restart after a clock step: the answer is in the first range of times that may have such records.
     """
     return _first(view, time_ns)[0]
 
 
 def sequence_until(view: View, time_ns: int) -> int:
-    """The sequence from which no record is older than ``time_ns``, in any range of times."""
+    """Return the first sequence from which no record is older than ``time_ns``, in any range of times."""
     for first, behind in reversed(ranges(view.root)):
         _, at = _search(view, time_ns, first, behind)
         if at > first:
@@ -69,14 +69,14 @@ def _first(view: View, time_ns: int) -> tuple[int, int]:
 
 
 def _search(view: View, time_ns: int, first: int, behind: int | None) -> tuple[int, int]:
-    """The same for one range of times, which ends at the end of the log if ``behind`` is None."""
+    """Return the answers of :func:`_first` for one range of times, up to the end of the log if ``behind`` is None."""
     end = behind or 1 << 64
     readable = [s for s in view.segments if first <= s.base_sequence < end and s.base_sequence <= view.bound.segment]
     later = bisect_left(
         range(len(readable)), True, key=lambda number: not _begins_earlier(view, readable[: number + 1], time_ns)
     )
-    # Where the records begin that are missing and may be of that time. In a range append times do not decrease, so what
-    # is missing before an older record is older, too.
+    # The start of the missing records that may be of that time. Append times do not decrease within a range, so records
+    # missing before an older record are older too.
     missing = None if later else first
     last = (view.bound.sequence or 0) if behind is None else behind - 1
     for found in _from(view, readable[max(0, later - 1) :], time_ns, last):

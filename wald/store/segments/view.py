@@ -75,8 +75,8 @@ class View:
         with_released: whether reclaimed segments whose files are still there are among those to read.
         changed_ns: when each directory of segments last changed; None: too recently to distinguish it from the next
             change.
-        head: from which the bound was read.
-        continuity: notices another log, or an older copy, at the path; None: nothing does.
+        head: the head that gave the bound.
+        continuity: detects another log, or an older copy, at the path; None for no detection.
     """
 
     root: Root
@@ -139,19 +139,19 @@ class View:
         return replace(self, listing=self.listing.with_released(), with_released=True)
 
     def renewed(self) -> View:
-        """The log as it is now; the directory is listed again only if it has changed.
+        """Return a current view of the log; the directory is listed again only if it has changed.
 
         Raises:
-            Replaced: it is another log, an older copy of it, or gone.
+            Replaced: the path has another log, an older copy, or no log.
         """
         found = _view(self.root, self.log_id, self.continuity, before=self)
         return found.including_released() if self.with_released else found
 
     def written_ns(self, sequence: int, now_ns: int) -> int | None:
-        """Return about when a record was written by the time stamps of files, for an append time in the future.
+        """Estimate, from file time stamps, when a record with an append time in the future was written.
 
-        A raw segment says when it was made, and a sealed one was made once it was complete. Stamps in the future were
-        made by the same wrong clock, so the next segment counts then; None if none is left.
+        A raw segment records when it was made, and a sealed one was made when it was complete. Stamps in the future
+        come from the same wrong clock, so the next segment is used instead; None after the last one.
         """
         for segment in self.segments[self.listing.covering(sequence) :]:
             with suppress(OSError, Damaged):

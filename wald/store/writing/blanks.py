@@ -40,10 +40,10 @@ class Blanks:
         self._mutex = threading.Lock()
 
     def require_directory(self) -> None:
-        """Check that the path is still that of the directory in which the first file was made.
+        """Check that the path still leads to the directory in which the first file was made.
 
         Raises:
-            OSError: ESTALE: it was unmounted or replaced, so files that are made now are not among the others.
+            OSError: ESTALE: the directory was unmounted or replaced, so new files would not be with the others.
         """
         if self._place is not None and not self._place.holds():
             raise OSError(errno.ESTALE, "the directory was unmounted or replaced", os.fspath(self._directory))
@@ -108,7 +108,7 @@ class Blanks:
         path = self._directory / f"{purpose}-{self._epoch}-{secrets.token_hex(8)}{TEMPORARY}"
         blank = Blank(path, self._disk.create(path))
         try:
-            if self._place is None:  # only now: an overlay has copied the directory up by the first file in it
+            if self._place is None:  # only now: the first file makes an overlay copy the directory up
                 self._place = _name_of(self._directory)
             if self._lets_allocate(length):  # otherwise it grows as it is written
                 self._disk.allocate(blank.descriptor, length)

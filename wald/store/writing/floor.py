@@ -39,12 +39,12 @@ _LAST = re.compile(rb'"last":(\d{1,20})[,}]')
 _SEALED = re.compile(rb'"event":"(?:sealed|lost)","base":\d{1,20},"last":(\d{1,20})[,}]')
 _CHUNK_BYTES = 1 << 20
 _NO_NUMBER = 1 << 80
-_CANDIDATES = 1024  # lines with the highest numbers, found by one scan: the file is scanned again if all are damaged
+_CANDIDATES = 1024  # lines with the highest numbers in one scan; if all are damaged, the file is scanned again
 _OVERLAP_BYTES = 128  # longer than what is searched for
 _TAKEN_IN = b'"in": ['
-_PAGE = b'{"page": '  # in a snapshot, in front of all lines about what was read since
-_TAIL_BYTES = 256 << 10  # of a journal, read first
-_JOURNAL_MAX_BYTES = 64 << 20  # read of its end if that does not say anything
+_PAGE = b'{"page": '  # in a snapshot, before all lines about later reads
+_TAIL_BYTES = 256 << 10  # of a journal's end, read first
+_JOURNAL_MAX_BYTES = 64 << 20  # of its end, read if the tail has no answer
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ def _read_by_workers(journal: Path, log_id: bytes) -> int:
                 return 0
             begin, end = file.tell(), file.seek(0, os.SEEK_END)
             length = _TAIL_BYTES
-            while True:  # the last line that counts is near the end, but for what a snapshot has behind it
+            while True:  # the last line that counts is near the end, except for lines after a snapshot
                 file.seek(max(begin, end - length))
                 text = file.read(length)
                 if found := _last_taken_in(text):
@@ -121,7 +121,7 @@ def _read_by_workers(journal: Path, log_id: bytes) -> int:
 
 
 def _last_taken_in(text: bytes) -> int:
-    """The last sequence that a part of a journal says was read from the log; 0 if it does not say."""
+    """Return the last sequence that this part of a journal records as read from the log; 0 without one."""
     at = len(text)
     while (at := text.rfind(_TAKEN_IN, 0, at)) >= 0:  # they only grow
         with suppress(BadWork):
@@ -154,7 +154,7 @@ def _ledgers(root: Root) -> Iterator[tuple[Path, int, bool]]:
 
 
 def _highest(path: Path, number: re.Pattern[bytes]) -> int:
-    """The highest number in a ledger. Only the lines that may have it are decoded, because a start must be fast."""
+    """Return the highest number in a ledger. To keep a start fast, decode only the lines that may have it."""
     below = _NO_NUMBER
     try:
         with open_file(path) as file:

@@ -55,7 +55,7 @@ class Lock:
 
     Raises:
         Locked: another daemon holds it. The message names the daemon.
-        Damaged: as :func:`require_own_files`.
+        Damaged: as in :func:`require_own_files`.
     """
 
     def __init__(self, root: Root, disk: Disk, *, now: str) -> None:
@@ -77,7 +77,7 @@ class Lock:
         return self._stat() == self._seen
 
     def loss(self, root: Root) -> WaldError:
-        """The error for a lock that is not ours any more: who has it, or what happened to its file."""
+        """Return the error for a lost lock: it names the new owner, or what happened to the file."""
         if not os.path.lexists(root.identity):
             return root_gone(root)
         nothing = "nothing was acknowledged after that, and nothing acknowledged is lost"
@@ -131,7 +131,7 @@ class Lock:
 
 
 def root_gone(root: Root) -> NotFound:
-    """The error for a log that is no longer at its path."""
+    """Return the error for a log that is no longer at its path."""
     message = (
         "the log is not there any more; it was removed, moved or unmounted"
         if root.path.is_dir()
@@ -147,12 +147,12 @@ def require_own_files(root: Root) -> None:
     """Check that no other file of the log has the name of a file that a start overwrites.
 
     Raises:
-        Damaged: one has. The message says which it is.
+        Damaged: such a file exists; the message identifies it.
     """
     for path in (root.lock, root.head, root.transfers):
         try:
             start = read_start(path, _START_BYTES)
-        except (FileNotFoundError, Damaged):  # opening anything but a regular file fails later
+        except (FileNotFoundError, Damaged):  # opening it fails later unless it is a regular file
             continue
         other = next((what for begins, what in _BEGINNINGS.items() if start.startswith(begins)), "")
         if _CURSOR.match(start):
@@ -167,7 +167,7 @@ def require_own_files(root: Root) -> None:
 
 
 def _own_name(root: Root, path: Path) -> Path | None:
-    """Return the free name of the segment that is in a file, if there is one."""
+    """Return the proper path of the segment in a file, if that name is free."""
     from wald.store.segments.opened import identify  # only a refused start needs it
 
     form, header = identify(path) or (Kind.RAW, None)

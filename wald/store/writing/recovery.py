@@ -85,7 +85,7 @@ class Report:
     """What one start found and did, as it is written to ``recovery/<epoch>.json``.
 
     Attributes:
-        life: random, so that no other start has the same one, in whatever copy of the log.
+        life: random, so that no other start has the same value, in any copy of the log.
         boot: the kernel's id of the boot.
         before: how the life before ended, as a sentence.
         fate: a :class:`Fate`; "" if there is no raw segment.
@@ -137,7 +137,7 @@ def recover(
 
     Raises:
         UnsupportedFormat: a newer wald wrote the newest segment.
-        Damaged: the newest segment belongs to another log, or another file has the name of one that is overwritten.
+        Damaged: the newest segment belongs to another log, or another file has the name of a file to overwrite.
         OSError: the repair failed.
     """
     started = time.monotonic()
@@ -183,7 +183,7 @@ class _Recovery:
     def _require_mounted(self) -> None:
         """
         Raises:
-            Damaged: there is no segment at all, although the newest one is never deleted, and no repair gave it up.
+            Damaged: no segment exists, although the newest one is never deleted, and no repair gave it up.
         """
         head, root = self._head, self._root
         if self._listing.segments or self._listing.released or head is None or not head.sequence:

@@ -135,9 +135,9 @@ def _publish(segment: Segment, target: Path, disk: Disk, level: int, *, reserve:
 
 
 def remove_temporaries(root: Root, disk: Disk) -> list[str]:
-    """Remove the files that killed programs were making; return their names in ``segments/``. Only a start may do so.
+    """Remove the unfinished files of killed programs; return the names of those in ``segments/``. Only for a start.
 
-    What ``wald-reclaim`` is making stays while it runs.
+    Files of a running ``wald-reclaim`` are kept.
     """
     names = sorted(entry.name for entry in os.scandir(root.segments) if entry.name.endswith(TEMPORARY))
     shrunk = [name for name in names if name.endswith(RELIEF_SUFFIX)]

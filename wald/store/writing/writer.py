@@ -223,14 +223,14 @@ class Writer:
 
     @property
     def may_step_clock(self) -> bool:
-        """False while the active segment has only pieces of a record that began before it."""
+        """False if the active segment has only pieces of a record that began before it."""
         return self.advanced or self.position == self._first_position
 
     def step_clock(self, *, now_ns: int) -> None:
-        """Begin a segment whose append times begin at ``now_ns``, though the log has later ones.
+        """Begin a segment whose append times start at ``now_ns``, although the log has later ones.
 
         Raises:
-            OSError: as of :meth:`cut`; append times continue as before.
+            OSError: as in :meth:`cut`; append times continue as before.
         """
         assert self.may_step_clock, "its pieces have the later times"
         before_ns, self.state.append_time_ns = self.state.append_time_ns, now_ns
@@ -263,14 +263,14 @@ class Writer:
         return self._name.holds()
 
     def is_truncated(self) -> bool:
-        """Return True if another program has made the active segment shorter than what is durable in it."""
+        """Return True if another program truncated the active segment below its durable length."""
         return os.lseek(self._descriptor, 0, os.SEEK_END) < self.position  # stat(2) would make each write slower
 
     def leave(self, *, now_ns: int) -> None:
-        """Continue in a new segment, after another program has truncated the active one.
+        """Continue in a new segment, because another program truncated the active one.
 
         Raises:
-            OSError: there is none; the call may be repeated.
+            OSError: no new segment could be made; the call may be retried.
         """
         self._open_next(now_ns, None)
 
@@ -279,13 +279,13 @@ class Writer:
 
         Returns:
             the new path of the file that was found: in ``quarantine/``, or in the same directory if that is on
-            another file system; None: there was none.
+            another file system; None if there was no file.
 
         Raises:
-            OSError: there is no copy; or there is one, its name was not synced, and :attr:`failed` is set. ESTALE: the
+            OSError: no copy exists; or it exists, its name was not synced, and :attr:`failed` is set. ESTALE: the
                 directory of the segments was unmounted or replaced.
         """
-        self._blanks.require_directory()  # an unmounted one may be full of files that are called the same
+        self._blanks.require_directory()  # an unmounted one may have files with the same names
         blank = self._blanks.take(self.segment_max_bytes)
         descriptor = blank.descriptor
         try:
@@ -393,11 +393,11 @@ class Writer:
         self.failed = False
 
     def _quarantine(self) -> Path | None:
-        """Move the file at :attr:`path` to ``quarantine/``, or aside on another file system; None if there is none."""
+        """Move the file at :attr:`path` to ``quarantine/``, or aside on another file system; None without a file."""
         if not os.path.lexists(self.path):
             return None
         target = self.root.quarantine / f"{self.path.name}-{secrets.token_hex(8)}"
-        target = self._disk.move_aside(self.path, target)  # a rename and a crash would leave the segment without a file
+        target = self._disk.move_aside(self.path, target)  # a rename and a crash would leave no file at the path
         self._disk.sync_directory(target.parent)
         return target
 

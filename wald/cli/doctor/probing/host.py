@@ -104,7 +104,7 @@ class _Timex(ctypes.Structure):
 
 
 def clock(root: Path) -> Clock:
-    """The kernel's own opinion, whichever program keeps the clock right; and that of the log."""
+    """Read the kernel's view of the clock, whichever program synchronises it, and compare the clock with the log."""
     asked = _Timex()
     answered = ctypes.CDLL(None).adjtimex(ctypes.byref(asked)) >= 0
     return Clock(

@@ -164,7 +164,7 @@ def space(place_: Place, config: Config, answer: Mapping[str, Any]) -> Space:
     """Of a running daemon its own numbers, which count what it has allocated already."""
     at = Path(place_.at)
     if place_.kind is Kind.LOG and Root(at).segments.is_dir():
-        at = Root(at).segments  # it may be another mount
+        at = Root(at).segments  # may be a separate mount
     sizes = sizes_for(total_bytes(at), segment_max_bytes=config.segment_max_bytes, free_space_min=config.free_space_min)
     pinned, full_in = _backlog(Path(place_.at)) if place_.kind is Kind.LOG else (None, None)
     return Space(
