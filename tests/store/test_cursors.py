@@ -197,10 +197,13 @@ def test_a_second_look_for_the_slowest_reads_only_what_has_changed(built: Built)
     assert look() == ("processed", 0)
 
 
-def test_a_look_for_the_slowest_is_cheap_once_the_cursors_rest(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("content", [b"5\n", b"garbage\n", b"5\nlog " + b"f" * 32 + b"\n", b"11\n"])
+def test_a_look_for_the_slowest_is_cheap_once_the_cursors_rest(
+    built: Built, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
     """Any owner of a cursor can leave thousands, and the daemon looks at all of them in its loop."""
     for number in range(50):
-        built.root.cursor("a", f"g{number}").write_bytes(b"5\n")
+        built.root.cursor("a", f"g{number}").write_bytes(content)
     slowest = SlowestCursor()
 
     def look() -> None:
@@ -210,3 +213,34 @@ def test_a_look_for_the_slowest_is_cheap_once_the_cursors_rest(built: Built, mon
     monkeypatch.setattr(cursors, "_SETTLED_NS", 0)  # as if they had rested for long
     look()
     assert steps(look) < first / 3
+
+
+def test_a_look_for_the_slowest_ends_at_a_name_that_no_group_can_have(built: Built) -> None:
+    """Nothing has read less, so the other files are not read because of it."""
+    for number in range(50):
+        built.root.cursor("a", f"g{number}").write_bytes(b"5\n")
+    slowest = SlowestCursor()
+    first = steps(lambda: slowest.look(built.root, "a", log_id=built.log_id, head_sequence=10))
+    strange = built.root.route("a") / "a b.cursor"
+    strange.write_bytes(b"9\n")
+    found: list[Cursor] = []
+    taken = steps(lambda: found.append(slowest.look(built.root, "a", log_id=built.log_id, head_sequence=10)))
+
+    assert (found[0].path, found[0].effective) == (strange, 0)
+    assert taken < first * 1.1
+
+
+def test_a_cursor_beyond_the_head_counts_once_the_head_has_reached_it(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built.root.cursor("a", "g").write_bytes(b"11\n")
+    monkeypatch.setattr(cursors, "_SETTLED_NS", 0)
+    slowest = SlowestCursor()
+
+    assert [
+        slowest.look(built.root, "a", log_id=built.log_id, head_sequence=head).effective for head in (9, 10, 11)
+    ] == [
+        0,
+        0,
+        11,
+    ]

@@ -110,6 +110,20 @@ def read_cursor(
 
 
 def _read(path: Path, route: str, group: str, log_id: bytes, head_sequence: int) -> Cursor:
+    try:
+        return _judge(path, route, group, log_id, head_sequence)
+    except OSError as error:
+        message = f"{path}: {error.strerror or error}"
+        return Cursor(route, group, path, CursorState.UNREADABLE, 0, message)
+
+
+def _judge(path: Path, route: str, group: str, log_id: bytes, head_sequence: int) -> Cursor:
+    """Judge a cursor by its file.
+
+    Raises:
+        OSError: it cannot be read now, for a reason that may pass.
+    """
+
     def judged(state: CursorState, sequence: int = 0, message: str = "") -> Cursor:
         return Cursor(route, group, path, state, sequence, message and f"{path}: {message}")
 
@@ -122,8 +136,6 @@ def _read(path: Path, route: str, group: str, log_id: bytes, head_sequence: int)
         return judged(CursorState.UNREADABLE, message="not a regular file")
     except PermissionError:
         return judged(CursorState.UNREADABLE, message="permission denied; chmod a+r makes it count")
-    except OSError as error:
-        return judged(CursorState.UNREADABLE, message=error.strerror or str(error))
     except BadCursor as error:
         return judged(CursorState.UNREADABLE, message=f"offset 0: {error}")
     if names > 1:
@@ -348,10 +360,12 @@ def cursors_of(root: Root, route: str, *, log_id: bytes, head_sequence: int) -> 
     cursors = [
         _lower([_read(path, route, group, log_id, head_sequence) for path in paths]) for group, paths in groups.items()
     ]
-    for path in strange:
-        message = f"{path}: no group can have this name; rename the file, or remove it"
-        cursors.append(Cursor(route, path.stem, path, CursorState.UNREADABLE, 0, message))
-    return cursors
+    return cursors + [_strange(route, path) for path in strange]
+
+
+def _strange(route: str, path: Path) -> Cursor:
+    message = f"{path}: no group can have this name; rename the file, or remove it"
+    return Cursor(route, path.stem, path, CursorState.UNREADABLE, 0, message)
 
 
 _Unchanged = dict[str, tuple[tuple[int, ...], Cursor]]
@@ -372,24 +386,32 @@ class SlowestCursor:
         try:
             for entry in root.cursor_entries(route):
                 if (group := parse_cursor_name(entry.name)) is None:
-                    found = []
-                    break
+                    return _strange(route, Path(entry.path))  # no group can have read less
                 status = entry.stat(follow_symlinks=False)
                 key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
                 known = self._unchanged.get(entry.path)
-                if known is not None and known[0] == key:
+                if known is not None and known[0] == key and not _overtaken(known[1], head_sequence):
                     cursor = known[1]
                 else:
-                    cursor = _read(Path(entry.path), route, group, log_id, head_sequence)
+                    try:
+                        cursor = _judge(Path(entry.path), route, group, log_id, head_sequence)
+                    except OSError:
+                        found.append(_read(Path(entry.path), route, group, log_id, head_sequence))
+                        continue
                 found.append(cursor)
-                if cursor.state is CursorState.VALID and status.st_ctime_ns < settled_ns:
+                if status.st_ctime_ns < settled_ns:
                     unchanged[entry.path] = key, cursor
         except OSError:
             found = []
         self._unchanged = unchanged
-        # No cursor, a file name that is not a valid group, or an unreadable directory.
+        # No cursor, or an unreadable directory.
         cursors = found or cursors_of(root, route, log_id=log_id, head_sequence=head_sequence)
         return min(cursors, key=lambda cursor: (cursor.effective, cursor.group))
+
+
+def _overtaken(cursor: Cursor, head_sequence: int) -> bool:
+    """Tell if the head has reached a cursor that was beyond it."""
+    return cursor.state is CursorState.BEYOND and cursor.sequence <= head_sequence
 
 
 def _lower(cursors: list[Cursor]) -> Cursor:
