@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+from asking import stat
 from contents import assert_sound, values
+from full_disk import fill, small_file_system
 from running import Client, Daemon, eventually, readable
 from tracing import traced
 
@@ -63,6 +67,29 @@ def test_a_connection_that_leaves_has_its_records_stored(start: Start, root: Pat
         assert client.ask(b"PUB a 2\ny\n") == "OK 2 2"
     assert daemon.stop() == 0
     assert_sound(root)
+
+
+@pytest.mark.slow
+def test_a_connection_that_leaves_just_when_there_is_room_has_its_records_stored(start: Start, tmp_path: Path) -> None:
+    """Its request joins a turn, which the disk refuses, after the poller has reported its end."""
+    with small_file_system(tmp_path / "disk", 16 << 20) as disk:
+        daemon = start(at=disk / "log", segment_max_bytes="64KiB", free_space_min="1MiB")
+        daemon.ask("ROUTE ADD a")
+        fill(disk / "filler")
+        with Client(daemon.socket_path) as client:
+            client.publish("a", b"x\n")
+            eventually(lambda: stat(daemon)["held_requests"] == 1)
+            with traced(daemon.process.pid, tmp_path / "trace", "inject=/pwritev:error=ENOSPC") as trace:
+                daemon.process.send_signal(signal.SIGSTOP)
+                eventually(lambda: any("stopped by SIGSTOP" in call for call in trace.calls))
+                (disk / "filler").unlink()
+                client.close()
+                daemon.process.send_signal(signal.SIGCONT)
+                eventually(lambda: refuses(daemon))
+                assert daemon.ask("PING") == "OK pong"
+        eventually(lambda: values(daemon.root) == [b"x"])
+        assert daemon.stop() == 0, daemon.log
+        assert_sound(daemon.root)
 
 
 def test_a_daemon_stops_while_the_disk_refuses_a_turn(start: Start, root: Path, tmp_path: Path) -> None:

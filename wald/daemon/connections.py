@@ -176,11 +176,13 @@ class Connections:
     def collect(self, readable: list[int], turn: Turn, arena: Arena, gate: Gate, now: float) -> None:
         """Take what connections have sent, and what had to wait and need not any more, as far as a turn goes."""
         self._turns += 1
-        ready = [self._open[each] for each in readable if each in self._open]  # others had to make way
+        # By descriptor: a connection that waited, and whose peer has gone, is handled once in a turn.
+        ready = {each: self._open[each] for each in readable if each in self._open}  # others had to make way
         gone = [cause for cause in self._waiting if not gate.holds(cause, self._requests.promised_before)]
-        ready += [each for cause in gone for each in self._waiting[cause].values()]
+        for cause in gone:
+            ready |= self._waiting[cause]
         enough_at = time.monotonic() + TURN_SECONDS
-        ordered, self._left_out = in_turn(ready) if self._left_out else ready, False
+        ordered, self._left_out = in_turn(ready.values()) if self._left_out else ready.values(), False
         for connection in ordered:
             if arena.free < RECEIVE_BYTES or time.monotonic() > enough_at:
                 self._left_out = True
@@ -267,6 +269,7 @@ class Connections:
 
     def set_aside(self) -> None:
         """Stop reading from the connections that have records in the turn that the disk refuses."""
+        self._answering = [each for each in self._answering if each.socket.fileno() >= 0]
         for connection in self._answering:
             if any(isinstance(answer, Ticket) for answer in connection.answers):
                 self._aside[connection.socket.fileno()] = connection
