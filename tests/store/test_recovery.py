@@ -187,6 +187,14 @@ def damaged(path: Path, damage: Callable[[bytes], bytes]) -> None:
     newest(path).write_bytes(damage(newest(path).read_bytes()))
 
 
+def alone(path: Path) -> None:
+    """The only segment of a log, of which nothing can be read."""
+    built = Built(path)
+    built.lines("web", [b"1", b"2"])
+    built.crash()
+    newest(path).write_bytes(NOISE)
+
+
 LEFT_BEHIND: dict[str, Callable[[Path], object]] = {
     "a whole segment": story,
     "an unfinished write": lambda path: damaged(path, lambda data: data.rstrip(b"\0")[:-1]),
@@ -195,6 +203,7 @@ LEFT_BEHIND: dict[str, Callable[[Path], object]] = {
     ),
     "a damaged header": lambda path: damaged(path, lambda data: flipped(data, 8 * 20)),
     "nothing that can be read": lambda path: damaged(path, lambda data: NOISE),
+    "nothing that can be read, in the only segment": alone,
     "pieces": pieces,
 }
 
@@ -227,6 +236,29 @@ def test_a_recovery_that_is_interrupted_at_any_step_is_made_again(tmp_path: Path
         shutil.rmtree(path)
         if survived:
             break
+
+
+@pytest.mark.parametrize("directory", ["quarantine", "segments"])
+def test_a_start_passes_if_the_one_before_set_the_only_segment_aside_and_was_killed(
+    tmp_path: Path, directory: str
+) -> None:
+    """It is in ``segments/`` if ``quarantine/`` is on another file system."""
+    path = tmp_path / "log"
+    alone(path)
+    newest(path).rename(path / directory / f"{newest(path).name}.2")
+    built = start_again(path, epoch=3)
+    assert any("records 1 to 2 were acknowledged" in line for line in built.report.errors)
+    goes_on(built, [], 3)
+
+
+@pytest.mark.parametrize("suffix", ["1", "2.torn", "4096.2.torn", "0123456789012345"])
+def test_what_else_is_in_quarantine_does_not_stand_for_the_only_segment(tmp_path: Path, suffix: str) -> None:
+    """It is of an earlier life, a torn end, or from a repair: the segments may be on a disk that is not mounted."""
+    path = tmp_path / "log"
+    alone(path)
+    newest(path).rename(path / "quarantine" / f"{newest(path).name}.{suffix}")
+    with pytest.raises(Damaged, match="there is no segment"):
+        start_again(path, epoch=3)
 
 
 def test_the_same_damage_in_the_next_life_does_not_replace_what_was_kept(tmp_path: Path) -> None:

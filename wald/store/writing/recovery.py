@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 from wald.errors import Damaged, UnsupportedFormat, command_line
 from wald.format.head import Head, decode_head
-from wald.format.names import Kind
+from wald.format.names import Kind, segment_name
 from wald.format.state import LogState
 from wald.store.files.directory import TEMPORARY, Root
 from wald.store.files.disk import Disk
@@ -39,6 +41,7 @@ from wald.store.writing.lock import require_own_files
 from wald.store.writing.replay import state_after
 
 REPORTS_KEPT = 32
+_EPOCH = re.compile(r"[0-9]{1,10}")  # a repair keeps a segment under 16 digits of its hash
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -183,17 +186,25 @@ class _Recovery:
     def _require_mounted(self) -> None:
         """
         Raises:
-            Damaged: no segment exists, although the newest one is never deleted, and no repair gave it up.
+            Damaged: no segment exists, although the newest one is never deleted, and neither did a repair give it up
+                nor a start set it aside.
         """
         head, root = self._head, self._root
         if self._listing.segments or self._listing.released or head is None or not head.sequence:
             return
-        if not given_up(root, head.sequence, head.sequence):
+        if not given_up(root, head.sequence, head.sequence) and not self._was_set_aside(head):
             raise Damaged(
                 f"{root.segments}: there is no segment, and records up to {head.sequence} were acknowledged",
                 hint=f"findmnt -T {root.segments} shows whether it is mounted; mount it, or restore it from a backup, "
                 f"then start again; {command_line(root.path, 'repair --accept-loss')} gives the records up",
             )
+
+    def _was_set_aside(self, head: Head) -> bool:
+        """Return whether a start after the one that wrote ``head`` moved its segment away and was then killed."""
+        name = segment_name(head.segment, Kind.RAW)
+        found = chain.from_iterable(each.glob(f"{name}.*") for each in (self._root.quarantine, self._root.segments))
+        epochs = (path.name.removeprefix(f"{name}.") for path in found)
+        return any(_EPOCH.fullmatch(epoch) and int(epoch) > head.epoch for epoch in epochs)
 
     def _durable_bytes(self, segment: Segment) -> int:
         """The length of a segment by the head; 0 if the head stands in another one."""
