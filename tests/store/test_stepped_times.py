@@ -12,12 +12,16 @@ from pathlib import Path
 import pytest
 from contents import assert_sound, errors
 from logs import SECOND_NS, START_NS, Built
+from repairing import repair
 from running import Daemon, eventually, output_of, wald
 
+from wald.format.names import Kind
 from wald.store.files.clock import ClockStep, add_step
+from wald.store.files.listing import list_segments
 from wald.store.reading.selection import Start, Stop
 from wald.store.retention.backlog import Backlog
 from wald.store.retention.progress import lags
+from wald.store.segments.raw import FIRST_BATCH
 
 HOUR_NS = 3600 * SECOND_NS
 AHEAD_NS = 80 * 365 * 24 * HOUR_NS
@@ -62,11 +66,12 @@ def test_status_doctor_and_the_start_report_append_times_in_the_future(tmp_path:
 
 
 def test_a_correction_of_the_clock_is_no_reason_to_warn(tmp_path: Path) -> None:
-    built = Built(tmp_path / "root", now_ns=time.time_ns() + 5 * SECOND_NS)
+    now_ns = time.time_ns()
+    built = Built(tmp_path / "root", now_ns=now_ns + 5 * SECOND_NS)
     built.lines("a", [b"1"])
     assert "append times" not in wald("status", "--root", tmp_path / "root").stdout.decode()
     lag = lags(built.view, [built.log.cursor("a")])["a", "processed"]
-    assert lag.seconds(time.time_ns()) == 0
+    assert lag.seconds(now_ns) == 0
 
 
 def step(built: Built, now_ns: int) -> None:
@@ -77,8 +82,8 @@ def step(built: Built, now_ns: int) -> None:
     built.publish()
 
 
-def stepped(root: Path, seed: int) -> tuple[Built, list[int]]:
-    """A log with some clock steps among cuts and restarts, and the append time of each record in seconds."""
+def stepped(root: Path, seed: int, *, reclaim: bool = False) -> tuple[Built, dict[int, int]]:
+    """A log with some clock steps among cuts, and the append time in seconds of each record that is there."""
     chosen, built = random.Random(seed), Built(root)
     for number in range(1, 25):
         built.now_ns = START_NS + chosen.randrange(60) * SECOND_NS
@@ -89,30 +94,105 @@ def stepped(root: Path, seed: int) -> tuple[Built, list[int]]:
                 built.cut()
                 built.seal(keep=chosen.randrange(2))
         built.lines("a", [b"%d" % number])
-    times = [(record.append_time_ns - START_NS) // SECOND_NS for record in built.log.records("a")]
-    assert len(times) == 24
-    return built, times
+    assert built.last == 24
+    if reclaim:
+        built.cut()
+        built.seal()
+        for segment in list_segments(built.root).segments[:-1]:
+            if chosen.randrange(2):
+                built.reclaim(segment.base_sequence, named=True)
+    return built, {r.sequence: (r.append_time_ns - START_NS) // SECOND_NS for r in built.log.records("a")}
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(8))
 def test_look_ups_by_time_find_the_records_of_all_ranges(tmp_path: Path, seed: int) -> None:
-    built, times = stepped(tmp_path / "root", seed)
+    reclaim = seed % 2 == 1
+    built, times = stepped(tmp_path / "root", seed, reclaim=reclaim)
     log = built.log
-    assert_sound(tmp_path / "root")
+    assert errors(tmp_path / "root") == []
+    assert reclaim == (len(times) < 24)
 
     def moment(second: int) -> datetime:
         return datetime.fromtimestamp(START_NS / 1e9 + second, UTC)
 
-    bounds = sorted({*times, *(each + 1 for each in times), -1})
+    bounds = sorted({*times.values(), *(each + 1 for each in times.values()), -1})
     for since, until in itertools.combinations(bounds[:: max(1, len(bounds) // 9)], 2):
-        wanted = [number for number, each in enumerate(times, start=1) if since <= each < until]
+        wanted = [number for number, each in times.items() if since <= each < until]
         selected: tuple[tuple[Start, Stop | None, list[int]], ...] = (
             (moment(since), moment(until), wanted),
-            (moment(since), None, [number for number, each in enumerate(times, start=1) if since <= each]),
-            ("earliest", moment(until), [number for number, each in enumerate(times, start=1) if each < until]),
+            (moment(since), None, [number for number, each in times.items() if since <= each]),
+            ("earliest", moment(until), [number for number, each in times.items() if each < until]),
         )
         for start, stop, expected in selected:
-            assert [record.sequence for record in log.records("a", start, stop)] == expected
+            found = log.records("a", start, stop, on_missing="skip" if reclaim else None)
+            assert [record.sequence for record in found] == expected
+
+
+def reclaimable(root: Path) -> Built:
+    """A log with a record of the future, and two segments behind a step; all but the active one are sealed."""
+    built = Built(root, now_ns=START_NS + AHEAD_NS)
+    built.lines("a", [b"of the future"])
+    step(built, START_NS)
+    built.lines("a", [b"now"])
+    built.cut()
+    built.lines("a", [b"later"])
+    built.seal()
+    return built
+
+
+def test_a_reclaim_of_the_segment_at_a_step_leaves_the_log_sound(tmp_path: Path) -> None:
+    built = reclaimable(tmp_path / "root")
+    built.reclaim(2, named=True)
+    assert errors(tmp_path / "root") == []
+    assert repair(tmp_path / "root", accept_loss=False).acts == ()
+
+
+def test_a_reclaim_in_front_of_a_step_is_nothing_that_later_times_miss(tmp_path: Path) -> None:
+    built = reclaimable(tmp_path / "root")
+    built.reclaim(1, named=True)
+    since = datetime.fromtimestamp(START_NS / 1e9 - 1, UTC)
+    assert [record.value for record in built.log.records("a", since)] == [b"now", b"later"]
+
+
+def test_a_repair_keeps_the_times_behind_a_step(tmp_path: Path) -> None:
+    built = reclaimable(tmp_path / "root")
+    built.lines("a", [b"last"])
+    built.crash()
+    built.reclaim(2, named=True)
+    path = built.path(3, Kind.RAW)
+    times = [record.append_time_ns for record in built.log.records("a", 3)]
+    with path.open("r+b") as file:
+        file.seek(FIRST_BATCH + 8)  # in its control batch, which has the state of the log
+        file.write(b"\xff\xff")
+    assert errors(tmp_path / "root")
+    repair(tmp_path / "root")
+    assert errors(tmp_path / "root") == []
+    assert [record.append_time_ns for record in built.log.records("a", 3)] == times
+
+
+@pytest.mark.parametrize(
+    ("damage", "fate"), [("control batch", "cut"), ("everything", "quarantine"), ("set aside", "")]
+)
+def test_a_start_keeps_the_clock_behind_a_step_whose_segment_is_damaged(tmp_path: Path, damage: str, fate: str) -> None:
+    root = tmp_path / "root"
+    built = Built(root, now_ns=START_NS + AHEAD_NS)
+    built.lines("a", [b"of the future"])
+    step(built, START_NS)
+    built.lines("a", [b"now"])
+    built.seal()
+    built.crash()
+    path = built.path(2, Kind.RAW)
+    data = bytearray(path.read_bytes())
+    behind = FIRST_BATCH + 100 if damage == "control batch" else len(data)
+    data[FIRST_BATCH:behind] = bytes(byte ^ 0xFF for byte in data[FIRST_BATCH:behind])
+    path.write_bytes(data)
+    if damage == "set aside":
+        repair(root)
+    again = Built(root, epoch=2, now_ns=START_NS + HOUR_NS)
+    assert again.report.fate == fate
+    again.lines("a", [b"after a start"])
+    assert [r.append_time_ns for r in again.log.records("a", 3)] == [START_NS + HOUR_NS + SECOND_NS]
+    assert not any("before that of the batch before it" in each for each in errors(root))
 
 
 def test_a_step_brings_append_times_back_to_the_clock(tmp_path: Path) -> None:
@@ -137,6 +217,17 @@ def test_a_step_brings_append_times_back_to_the_clock(tmp_path: Path) -> None:
     assert all("before that of the batch before it" in each for each in found)
     built.root.clock_steps.write_bytes(b"nonsense\n")
     assert any("is not a clock step" in each for each in errors(tmp_path / "root"))
+
+
+def test_a_start_completes_a_step_that_was_interrupted(tmp_path: Path) -> None:
+    built = Built(tmp_path / "root", now_ns=START_NS + AHEAD_NS)
+    built.lines("a", [b"of the future"])
+    add_step(built.root, built.disk, ClockStep(2, built.writer.state.append_time_ns, START_NS))
+    built.crash()
+    built = Built(tmp_path / "root", epoch=2, now_ns=START_NS)
+    built.lines("a", [b"now"])
+    assert [record.append_time_ns for record in built.log.records("a", 2)] == [START_NS + SECOND_NS]
+    assert_sound(tmp_path / "root")
 
 
 def test_the_way_back(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from wald.format.names import LEDGERS, PART_SUFFIX, WHOLE, Kind, parse_segment_n
 from wald.store.checking.checker import Checked, SegmentToCheck, check
 from wald.store.checking.finding import Finding, Level
 from wald.store.checking.opening import NOTHING
-from wald.store.files.clock import read_steps, require_steps
+from wald.store.files.clock import read_steps, require_steps, step_between
 from wald.store.files.directory import Root
 from wald.store.files.fifos import troubles
 from wald.store.files.identity import read_identity
@@ -66,8 +66,9 @@ class Verification:
         self._view = View(root, b"", EVERYTHING, Listing(()))
         self._second_listing = SecondListing()
         self._state = NOTHING
-        self._steps = frozenset(step.base for step in read_steps(root))
+        self._last_base = 0  # of the segment that was checked last
         self._first = [*self._identity(), *self._read_head(), *self._strangers(), *self._list(), *self._headless()]
+        self._steps = read_steps(root)  # after the head, so that no step before it is missed
         self.segments = self.records = self.raw_bytes = 0
 
     def segments_to_check(self) -> list[SegmentToCheck]:
@@ -184,12 +185,12 @@ class Verification:
         before = self._state
         if segment.base_sequence > (before.next_sequence or 1):
             before = replace(before, open_records={})  # they may have ended in what is missing
-        if segment.base_sequence in self._steps:
+        if step_between(self._steps, self._last_base + 1, segment.base_sequence):
             before = replace(before, append_time_ns=NOTHING.append_time_ns)
         target = self.target(segment)
         done = ahead(target)
         checked = (done and done.following(before)) or check(target, before)
-        self._state = checked.after
+        self._state, self._last_base = checked.after, segment.base_sequence
         self.segments += 1
         self.records += checked.records
         self.raw_bytes += checked.raw_bytes

@@ -2,12 +2,13 @@
 
 Otherwise append times never decrease from record to record. After the clock was far ahead, an operator has the daemon
 record a step; the segments after it are a separate range of times. The file has a checksummed line for each step and is
-replaced as a whole, before the first segment of the new range exists. A step without that segment is harmless: append
-times on both sides of it are still in order.
+replaced as a whole, before the first segment of the new range exists. A step without that segment is harmless: if
+records follow, append times on both sides of it are still in order; otherwise the next start completes it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from wald.errors import Damaged
@@ -41,6 +42,15 @@ def read_steps(root: Root) -> tuple[ClockStep, ...]:
         except TypeError:
             continue
     return tuple(sorted(steps, key=lambda step: step.base))
+
+
+def step_between(steps: Sequence[ClockStep], first: int, last: int) -> ClockStep | None:
+    """Return the last one of ``steps``, as :func:`read_steps` orders them, with a base of ``first`` to ``last``.
+
+    Append times restart in a segment if a step lies after the base of the previous segment and not after its own: the
+    segment that began at the step may be gone.
+    """
+    return next((step for step in reversed(steps) if first <= step.base <= last), None)
 
 
 def require_steps(root: Root) -> None:

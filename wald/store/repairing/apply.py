@@ -38,7 +38,7 @@ from wald.store.segments.compression import SealedFile
 from wald.store.segments.indexes import remove_index
 from wald.store.segments.raw import RawFile, SegmentEnd
 from wald.store.writing.lock import require_own_files
-from wald.store.writing.replay import state_after
+from wald.store.writing.replay import state_after, state_before
 from wald.store.writing.sealer import sealed_entry
 
 Entry = dict[str, Any]
@@ -128,9 +128,8 @@ class Repair:
         twin = act.facts.twin
         if twin is not None:
             self.keep(twin)
-        made = remake(
-            self.root, self.disk, _source(act, act.facts, facts), state_after(self._older(old), facts.log_id, [])
-        )
+        before = state_before(self.root, old, self._older(old), facts.log_id, [])
+        made = remake(self.root, self.disk, _source(act, act.facts, facts), before)
         self._record(
             *self._losses(act, kept),
             self._repaired(act, kept),

@@ -62,6 +62,8 @@ def sequence_until(view: View, time_ns: int) -> int:
 def _first(view: View, time_ns: int) -> tuple[int, int]:
     """The answers of :func:`sequence_since` and :func:`sequence_at`."""
     for first, behind in ranges(view.root):
+        if behind is not None and not _readable(view, first, behind):
+            continue  # the range was reclaimed
         since, at = _search(view, time_ns, first, behind)
         if behind is None or since < behind:
             break
@@ -70,8 +72,7 @@ def _first(view: View, time_ns: int) -> tuple[int, int]:
 
 def _search(view: View, time_ns: int, first: int, behind: int | None) -> tuple[int, int]:
     """Return the answers of :func:`_first` for one range of times, up to the end of the log if ``behind`` is None."""
-    end = behind or 1 << 64
-    readable = [s for s in view.segments if first <= s.base_sequence < end and s.base_sequence <= view.bound.segment]
+    readable = _readable(view, first, behind)
     later = bisect_left(
         range(len(readable)), True, key=lambda number: not _begins_earlier(view, readable[: number + 1], time_ns)
     )
@@ -88,6 +89,12 @@ def _search(view: View, time_ns: int, first: int, behind: int | None) -> tuple[i
             missing = None
     end = behind or end_of(view)
     return missing or end, end
+
+
+def _readable(view: View, first: int, behind: int | None) -> list[Segment]:
+    """Return the segments in a range of times, as far as the log is durable."""
+    end = behind or 1 << 64
+    return [s for s in view.segments if first <= s.base_sequence < end and s.base_sequence <= view.bound.segment]
 
 
 def _begins_earlier(view: View, segments: list[Segment], time_ns: int) -> bool:

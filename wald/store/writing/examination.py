@@ -13,11 +13,12 @@ from wald.format.names import Kind, segment_name
 from wald.format.parsing import Outcome
 from wald.format.segment import BadHeader, NewerVersion
 from wald.format.state import LogState
+from wald.store.files.directory import Root
 from wald.store.files.listing import Listing, Segment
 from wald.store.files.regular import open_file
 from wald.store.segments.indexes import read_index
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
-from wald.store.writing.replay import Replay, state_after
+from wald.store.writing.replay import Replay, state_before
 
 _BARRIER = int(Flag.BARRIER)  # enums are slow
 
@@ -62,7 +63,7 @@ class Facts:
     durable_bytes: int
 
 
-def examine(listing: Listing, log_id: bytes, durable_bytes: int, errors: list[str]) -> Facts:
+def examine(root: Root, listing: Listing, log_id: bytes, durable_bytes: int, errors: list[str]) -> Facts:
     """Scan the newest segment of ``listing``, which is a raw one.
 
     Args:
@@ -70,12 +71,12 @@ def examine(listing: Listing, log_id: bytes, durable_bytes: int, errors: list[st
         errors: what cannot be read of the segment before it is added to these.
     """
     torn_turn = _TornTurn(durable_bytes)
-    facts = _scan(listing, log_id, durable_bytes, errors, torn_turn.add)
+    facts = _scan(root, listing, log_id, durable_bytes, errors, torn_turn.add)
     if torn_turn.offset is None:
         return facts
     # The batches behind the gap are not durable either. Only those in front of it count.
     end = facts.tail.offset + facts.tail.garbage_bytes
-    facts = _scan(listing, log_id, durable_bytes, errors, lambda _: None, limit=torn_turn.offset)
+    facts = _scan(root, listing, log_id, durable_bytes, errors, lambda _: None, limit=torn_turn.offset)
     reason = "parts of one turn reached the disk, others did not"
     return replace(facts, tail=SegmentEnd(torn_turn.offset, Outcome.TORN, reason, end - torn_turn.offset))
 
@@ -105,6 +106,7 @@ class _TornTurn:
 
 
 def _scan(
+    root: Root,
     listing: Listing,
     log_id: bytes,
     durable_bytes: int,
@@ -129,7 +131,7 @@ def _scan(
                 continue
             gaps.append(found)
             if found.offset == FIRST_BATCH:  # without the control batch its state comes from the segment before
-                replay.state = state_after(older, log_id, errors)
+                replay.state = state_before(root, segment, older, log_id, errors)
     assert end is not None, "a scan ends with its tail"
     content = _content(replay, segment.base_sequence)
     return Facts(segment, header, reason, content, replay.state, replay.batches, gaps, end, durable_bytes)

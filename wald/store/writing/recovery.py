@@ -38,7 +38,7 @@ from wald.store.writing.examination import Content, Facts, Header, examine
 from wald.store.writing.floor import find_floor, given_up, last_sealed
 from wald.store.writing.lives import last_end
 from wald.store.writing.lock import require_own_files
-from wald.store.writing.replay import state_after
+from wald.store.writing.replay import end_of_times, state_after, take_step
 
 REPORTS_KEPT = 32
 _EPOCH = re.compile(r"[0-9]{1,10}")  # a repair keeps a segment under 16 digits of its hash
@@ -172,16 +172,23 @@ class _Recovery:
         self._require_mounted()
         report, newest = self._report, self._listing.segments[-1] if self._listing.segments else None
         if newest is not None and newest.kind is Kind.RAW:
-            recovered = self._repair(examine(self._listing, self._log_id, self._durable_bytes(newest), report.errors))
+            recovered = self._repair(self._examined(newest))
         else:
             recovered = Recovered(state_after(self._listing, self._log_id, report.errors), None, report)
-        self._never_reuse(recovered.state, newest)
-        self._pass_over(recovered.state)
+        state, gone = recovered.state, report.fate == Fate.QUARANTINE.value
+        first = end_of_times(Listing(self._listing.segments[:-1]) if gone else self._listing, state)
+        self._never_reuse(state, newest)
+        self._pass_over(state)
+        take_step(self._root, state, first, state.next_sequence)
         name_is_needed = report.fate in (Fate.CARRY.value, Fate.REPLACE.value)
-        if name_is_needed and newest is not None and recovered.state.next_sequence > newest.base_sequence:
+        if name_is_needed and newest is not None and state.next_sequence > newest.base_sequence:
             # The next segment begins behind the sequences that are passed over, so it has another name.
             recovered, report.fate = replace(recovered, carry=None), Fate.CUT.value
         return recovered
+
+    def _examined(self, newest: Segment) -> Facts:
+        durable_bytes = self._durable_bytes(newest)
+        return examine(self._root, self._listing, self._log_id, durable_bytes, self._report.errors)
 
     def _require_mounted(self) -> None:
         """

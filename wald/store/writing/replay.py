@@ -9,6 +9,8 @@ from wald.format.batch import BatchHeader
 from wald.format.names import Kind
 from wald.format.parsing import Batches, StoredBatch
 from wald.format.state import BadControl, LogState, decode_state
+from wald.store.files.clock import read_steps, step_between
+from wald.store.files.directory import Root
 from wald.store.files.listing import Listing, Segment
 from wald.store.files.regular import open_file
 from wald.store.segments.compression import SealedFile
@@ -66,6 +68,29 @@ def state_after(listing: Listing, log_id: bytes, errors: list[str]) -> LogState:
         errors.append(error.message)
         _replay_salvaged(newest, log_id, replay, error)
     return replay.state
+
+
+def state_before(root: Root, segment: Segment, older: Listing, log_id: bytes, errors: list[str]) -> LogState:
+    """Return the state at the beginning of a segment; ``older`` are the segments before it.
+
+    Args:
+        errors: as of :func:`state_after`.
+    """
+    state = state_after(older, log_id, errors)
+    take_step(root, state, end_of_times(older, state), segment.base_sequence)
+    return state
+
+
+def end_of_times(older: Listing, state: LogState) -> int:
+    """Return the first base that a clock step after ``older`` can have; ``state`` is the one at their end."""
+    return max(state.next_sequence, older.segments[-1].base_sequence + 1) if older.segments else 1
+
+
+def take_step(root: Root, state: LogState, first: int, base: int) -> None:
+    """Restart append times for a segment at ``base``, if a clock step lies at one of ``first`` to ``base``."""
+    step = step_between(read_steps(root), first, base)
+    if step is not None:
+        state.append_time_ns = min(state.append_time_ns, step.at_ns)
 
 
 def _replay_raw(segment: Segment, replay: Replay) -> None:
