@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -17,10 +18,12 @@ from logs import Built
 from running import Daemon, eventually, output_of, reclaim, run
 
 from wald.format.checked_line import encode_line
+from wald.format.cursor import CursorLines, encode_cursor
 from wald.format.names import ROUTE_MAX_LENGTH, SEQUENCE_MAX, Kind
 from wald.store.checking.finding import Level
 from wald.store.checking.verifier import verify
 from wald.store.files.listing import Segment
+from wald.store.files.routes import add_route, retire_route
 from wald.store.retention.cursors import remove_cursor
 from wald.store.retention.handovers import (
     PIN_MAX_BYTES,
@@ -143,6 +146,77 @@ def test_a_group_that_is_removed_pins_nothing(built: Built) -> None:
     Pinning(built.root, built.disk, "b", "g", built.log_id, "drain").pin({"a": 1})
     remove_cursor(built.root, "b", "g", disk=built.disk)
 
+    assert pins(built) == []
+
+
+def consumers_pin(built: Built, *, cursor: bytes | None = b"0\n") -> Path:
+    """The pin of a user who may leave files with route b only, on route a."""
+    add_route(built.root, built.disk, "b", consumers="group")
+    path = built.root.consumers("b") / "g.pin"
+    path.write_bytes(encode_pin(built.log_id, {"drain": {"a": 0}}))
+    if cursor is not None:
+        path.with_suffix(".cursor").write_bytes(cursor)
+    return path
+
+
+def test_a_consumers_pin_counts_with_the_cursor_of_its_owner(built: Built) -> None:
+    consumers_pin(built)
+
+    assert pins(built) == [("b/g", 0)]
+
+
+def others(path: Path) -> None:
+    os.chown(path, 54321, 54321)
+
+
+def linked(path: Path) -> None:
+    os.link(path, path.parents[1] / "another name")
+
+
+def planted(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.parents[1] / "processed.cursor")
+
+
+SPOILT: dict[str, tuple[bytes | None, str, Callable[[Path], None] | None]] = {
+    "no cursor": (None, "", None),
+    "no number": (b"none\n", "", None),
+    "of another log": (encode_cursor(CursorLines(0, bytes(16), 1, "g", "2026-11-21T10:00:00Z")), "", None),
+    "a symbolic link": (b"0\n", ".cursor", planted),
+    "a linked cursor": (b"0\n", ".cursor", linked),
+    "a linked pin": (b"0\n", ".pin", linked),
+    "another's cursor": (b"0\n", ".cursor", others),
+    "another's pin": (b"0\n", ".pin", others),
+}
+
+
+@pytest.mark.parametrize(("cursor", "suffix", "spoil"), SPOILT.values(), ids=SPOILT)
+def test_a_consumers_pin_without_the_cursor_of_its_owner_pins_nothing(
+    built: Built, cursor: bytes | None, suffix: str, spoil: Callable[[Path], None] | None
+) -> None:
+    if spoil is others and os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    path = consumers_pin(built, cursor=cursor)
+    if spoil is not None:
+        spoil(path.with_suffix(suffix))
+
+    assert pins(built) == []
+    assert f"{path}: " in "".join(read_claims(built.root, log_id=built.log_id).troubles())
+
+
+def test_more_files_of_consumers_than_are_looked_at_pin_all(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pin of an unfinished handover may be among those that are not looked at."""
+    path = consumers_pin(built)
+    monkeypatch.setattr("wald.store.retention.handovers.CONSUMERS_FILES_MAX", 1)
+
+    assert pins(built) == [("b/consumers", 0)]
+    assert f"{path.parent}: more than" in "".join(read_claims(built.root, log_id=built.log_id).troubles())
+
+
+def test_the_pin_of_a_retired_route_does_not_count(built: Built) -> None:
+    Pinning(built.root, built.disk, "b", "g", built.log_id, "drain").pin({"a": 0})
+    assert pins(built) == [("b/g", 0)]
+    retire_route(built.root, built.disk, "b", now="now")
     assert pins(built) == []
 
 

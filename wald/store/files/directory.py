@@ -208,7 +208,7 @@ class Root:
             with os.scandir(directory) as entries:
                 for count, entry in enumerate(entries, start=1):
                     if number and count > CONSUMERS_FILES_MAX:
-                        raise _too_many(directory)
+                        raise too_many(directory)
                     if entry.name.endswith(CURSOR_SUFFIX):
                         yield entry
 
@@ -250,11 +250,12 @@ def _cursors_in(consumers: Path) -> Iterator[Path]:
     with os.scandir(consumers) as entries:
         names = [entry.name for entry in islice(entries, CONSUMERS_FILES_MAX + 1)]
     if len(names) > CONSUMERS_FILES_MAX:
-        raise _too_many(consumers)
+        raise too_many(consumers)
     return (consumers / name for name in names if name.endswith(CURSOR_SUFFIX))
 
 
-def _too_many(consumers: Path) -> OSError:
+def too_many(consumers: Path) -> OSError:
+    """Return the error for a directory of consumers with too many files."""
     return OSError(errno.E2BIG, f"more than {CONSUMERS_FILES_MAX} files; find out whose they are", str(consumers))
 
 

@@ -8,13 +8,15 @@ interrupts it, the retry looks in the log for copies that were sent, which RECLA
 
 ``drain`` is for the handover in ``G.drain``, ``work`` for the records that the journal of the work group gives up.
 
-Cursor owners may also leave pins. So a pin is read like a cursor, and an unreadable one pins nothing.
+Cursor owners may also leave pins. So a pin is read like a cursor, and an unreadable one pins nothing. A pin in
+``consumers`` counts only if its owner also owns a valid cursor of the group there. If ``consumers`` has too many files
+to look for pins among them, all routes count as pinned.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -22,11 +24,12 @@ from typing import Literal
 
 from wald.errors import Damaged
 from wald.format.checked_line import decode_line, encode_line
-from wald.format.names import CONSUMERS, PIN_SUFFIX, SEQUENCE_MAX, is_route
+from wald.format.cursor import CURSOR_MAX_BYTES, BadCursor, decode_cursor
+from wald.format.names import CONSUMERS, PIN_SUFFIX, SEQUENCE_MAX, cursor_name, is_route
 from wald.store.files.consumers import not_permitted
-from wald.store.files.directory import CONSUMERS_FILES_MAX, Root
+from wald.store.files.directory import CONSUMERS_FILES_MAX, Root, too_many
 from wald.store.files.disk import Disk
-from wald.store.files.regular import read_start
+from wald.store.files.regular import open_regular, read_start
 
 Part = Literal["drain", "work"]
 Parts = dict[Part, dict[str, int]]
@@ -46,6 +49,7 @@ class HandoverPin:
 
     Attributes:
         route: the route that the group processes.
+        path: the file; the directory if it holds too many.
         positions: the pinned routes, each with the last record that is not pinned; empty for an invalid file.
         problem: description of a problem with the file, or "".
     """
@@ -60,7 +64,7 @@ class HandoverPin:
     def message(self) -> str:
         """Message for the operator."""
         if self.problem:
-            return f"{self.path}: {self.problem}; it pins nothing"
+            return f"{self.path}: {self.problem}; it pins {'all routes' if self.positions else 'nothing'}"
         return f"group {self.group} of route {self.route} has not finished a handover; its next start does"
 
 
@@ -134,22 +138,35 @@ def decode_pin(data: bytes, log_id: bytes) -> Parts:
 
 def handover_pins(root: Root, log_id: bytes) -> list[HandoverPin]:
     """Return the pins of all groups. The contents of the files never raise an error."""
-    found = (_read(route, path, log_id) for route in root.route_names() for path in _files(root, route))
+    routes = root.route_names()
+    found: list[HandoverPin] = []
+    for route in routes:
+        for place in (root.route(route), root.consumers(route)):
+            try:
+                found += [_read(route, path, log_id) for path in _files(place)]
+            except OSError as error:
+                everything = dict.fromkeys(routes, 0)
+                found.append(HandoverPin(route, CONSUMERS, place, everything, error.strerror or str(error)))
     return [each for each in found if each.positions or each.problem]
 
 
-def _files(root: Root, route: str) -> Iterator[Path]:
-    """Yield the files that are named like pins; an unreadable directory has none."""
-    directory = root.route(route)
-    for place in (directory, directory / CONSUMERS):
-        try:
-            if place.is_symlink():
-                continue
-            with os.scandir(place) as entries:
-                names = [entry.name for entry in islice(entries, CONSUMERS_FILES_MAX + 1)]
-        except OSError:
-            continue
-        yield from (place / name for name in sorted(names) if name.endswith(PIN_SUFFIX))
+def _files(place: Path) -> list[Path]:
+    """Return the files that are named like pins; an unreadable directory has none.
+
+    Raises:
+        OSError: a directory of consumers has too many files.
+    """
+    try:
+        if place.is_symlink():
+            return []
+        most = CONSUMERS_FILES_MAX if place.name == CONSUMERS else None
+        with os.scandir(place) as entries:
+            names = [entry.name for entry in islice(entries, most and most + 1)]
+    except OSError:
+        return []
+    if most is not None and len(names) > most:
+        raise too_many(place)
+    return [place / name for name in sorted(names) if name.endswith(PIN_SUFFIX)]
 
 
 def _read(route: str, path: Path, log_id: bytes) -> HandoverPin:
@@ -157,7 +174,11 @@ def _read(route: str, path: Path, log_id: bytes) -> HandoverPin:
     if not is_route(group):
         return HandoverPin(route, group, path, problem="no group can have this name")
     try:
-        return HandoverPin(route, group, path, _lowest(decode_pin(read_start(path, PIN_MAX_BYTES + 1), log_id)))
+        content, status = _start(path, PIN_MAX_BYTES + 1)
+        positions = _lowest(decode_pin(content, log_id))
+        if path.parent.name == CONSUMERS:
+            _require_cursor(path.with_name(cursor_name(group)), log_id, status)
+        return HandoverPin(route, group, path, positions)
     except FileNotFoundError:  # the handover was finished at this moment
         return HandoverPin(route, group, path)
     except Damaged:
@@ -169,6 +190,32 @@ def _read(route: str, path: Path, log_id: bytes) -> HandoverPin:
     except BadPin as error:
         problem = str(error)
     return HandoverPin(route, group, path, problem=problem)
+
+
+def _start(path: Path, length: int) -> tuple[bytes, os.stat_result]:
+    """Return the first ``length`` bytes of a file, and its status; errors as of :func:`open_regular`."""
+    descriptor = open_regular(path)
+    try:
+        return os.read(descriptor, length), os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _require_cursor(path: Path, log_id: bytes, pin: os.stat_result) -> None:
+    """Require a valid cursor of the owner of a pin.
+
+    Raises:
+        BadPin: the cursor is missing, invalid, or another user's.
+    """
+    try:
+        content, cursor = _start(path, CURSOR_MAX_BYTES + 1)
+        lines = decode_cursor(content)
+    except (FileNotFoundError, PermissionError, Damaged, BadCursor):
+        raise BadPin(f"{path.name} is missing or not a valid cursor") from None
+    if max(pin.st_nlink, cursor.st_nlink) > 1 or lines.log_id not in (None, log_id):
+        raise BadPin(f"{path.name} is not a valid cursor, or one of the two files has another name too")
+    if pin.st_uid != cursor.st_uid:
+        raise BadPin(f"{path.name} belongs to another user")
 
 
 def _lowest(parts: Parts) -> dict[str, int]:

@@ -3,7 +3,7 @@
 A segment may go when every cursor of every route that has records in it has reached the route's last record in it. So
 an idle route that has read all it got holds back nothing, and a stuck one holds back just the segments it still needs.
 
-    a retired route                        holds back nothing
+    a retired route                        holds back nothing, nor do handovers from it
     a route without a cursor               holds back all it ever received: no group says that it has read it
     a cursor that cannot be trusted        the same (unreadable, linked, of another log, beyond the head)
     a route whose directory is gone        the same: its cursors are lost, not moved
@@ -85,9 +85,10 @@ class Claims:
             for route, cursors in self.cursors.items()
         }
         for pin in self.handovers:
-            for route, at in pin.positions.items():
+            for route, at in pin.positions.items() if pin.route not in self.retired else ():
                 if route in gating and route not in self.retired:
-                    gating[route].append((f"{pin.route}/{pin.group}", at, ""))
+                    message = pin.message if pin.problem else ""
+                    gating[route].append((f"{pin.route}/{pin.group}", at, message))
         object.__setattr__(self, "_gating", gating)
         vectors = {route: {group: at for group, at, _ in groups} for route, groups in gating.items()}
         object.__setattr__(self, "_vectors", vectors)
@@ -140,7 +141,7 @@ class Claims:
             for cursor in cursors
             if cursor.state not in (CursorState.VALID, CursorState.ABSENT)
         ]
-        return cursors + [pin.message for pin in self.handovers if pin.problem]
+        return cursors + [pin.message for pin in self.handovers if pin.problem and pin.route not in self.retired]
 
     def floor(self, route: str) -> int:
         """The record up to which every group that counts has processed ``route``; of a retired one, beyond any."""
