@@ -20,6 +20,7 @@ from wald.store.files.ledger import Ledger
 from wald.store.files.routes import retire_route
 from wald.store.retention.cursors import CursorState, cursors_of
 from wald.store.segments.view import State
+from wald.store.writing import floor
 from wald.store.writing.floor import find_floor, last_sealed
 
 LAST = 10  # of the log
@@ -128,6 +129,31 @@ def test_a_start_reads_only_the_end_of_a_long_journal(built: Built, tail: str) -
     length = (built.root.route("a") / "g.work").stat().st_size
     assert peak_bytes(lambda: find_floor(built.root, log_id=built.log_id, next_sequence=following.last + 1)) < length
     assert length > 1 << 20
+
+
+def test_a_damaged_line_of_a_journal_is_decoded_once(built: Built) -> None:
+    """Anyone who may write to the route can put one there that names records thousands of times."""
+    begin = Start(built.log_id, "a", "g", 1, 21)
+    read_by_workers(built, begin, Commit(taken_in=[(21, 45)]))
+    journal = built.root.cursor("a", "g").with_suffix(".work")
+    whole = journal.read_bytes().rstrip(b"\n")
+
+    def effort(times: int) -> int:
+        journal.write_bytes(whole + b"\n" + b'"in": [' * times + b"\n")
+        floors: list[int] = []
+        counted = steps(lambda: floors.append(find_floor(built.root, log_id=built.log_id, next_sequence=LAST + 1).last))
+        assert floors == [45]
+        return counted
+
+    assert effort(2_000) < 2 * effort(20)
+
+
+def test_a_line_of_a_journal_that_is_too_long_is_not_decoded(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(floor, "_LINE_MAX_BYTES", 1 << 10)
+    begin = Start(built.log_id, "a", "g", 1, 21)
+    long = Commit(taken_in=[(46, 46)], why=[Why("x" * (1 << 10), 1, [])])
+    read_by_workers(built, begin, Commit(taken_in=[(21, 45)]), long)
+    assert find_floor(built.root, log_id=built.log_id, next_sequence=LAST + 1).last == 45
 
 
 def test_a_journal_of_another_log_or_without_a_cursor_or_a_damaged_line_says_nothing(built: Built) -> None:
