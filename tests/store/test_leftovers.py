@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,10 +18,12 @@ from reclaiming import Reclaimer, reclaim
 from repairing import repair
 from running import eventually, wald
 
+from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
-from wald.store.files.leftovers import abandoned, leftovers
+from wald.store.files.leftovers import abandoned, leftovers, remove
 from wald.store.writing.sealer import remove_temporaries
 
+OLD_NS = 1_700_000_000 * 10**9
 STOPPED_IN_REPLACE = """
 import os, signal, sys
 from pathlib import Path
@@ -29,6 +33,10 @@ class Stopping(Disk):
     def sync(self, descriptor):
         os.kill(os.getpid(), signal.SIGSTOP)
         super().sync(descriptor)
+
+    def write(self, descriptor, buffers, offset):
+        super().write(descriptor, buffers, offset)
+        os.utime(descriptor, (0, 0))
 
 Stopping().replace(Path(sys.argv[1]), b"1\\n")
 """
@@ -53,12 +61,52 @@ def built(tmp_path: Path) -> Iterator[Built]:
     built.crash()
 
 
-def leave(path: Path) -> Path:
+class Scanned(Disk):
+    """A disk where a cleaner looks between the steps that create and lock a file, and removes before its rename."""
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self.found: list[Path] = []
+
+    def create(self, path: Path) -> int:
+        descriptor = super().create(path)
+        os.utime(path, ns=(OLD_NS, OLD_NS))
+        self.found = leftovers(self._root, Disk())
+        return descriptor
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.utime(source, ns=(OLD_NS, OLD_NS))
+        remove(self.found, Disk())
+        super().rename(source, target)
+
+
+class Vanishing(Disk):
+    """A disk where a program of an earlier version removes the first temporary file before it gets its name."""
+
+    def __init__(self) -> None:
+        self.removed: list[Path] = []
+
+    def _vanish(self, source: Path) -> None:
+        if not self.removed:
+            source.unlink()
+            self.removed.append(source)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._vanish(source)
+        super().rename(source, target)
+
+    def link(self, source: Path, target: Path) -> None:
+        self._vanish(source)
+        super().link(source, target)
+
+
+def leave(path: Path, *, written_ns: int = OLD_NS) -> Path:
     """Leave what a process leaves that is killed while it replaces a file; return its path."""
     before = set(path.parent.iterdir())
     with pytest.raises(Died):
         Killed().replace(path, b"unfinished")
     (left,) = set(path.parent.iterdir()) - before
+    os.utime(left, ns=(written_ns, written_ns))
     return left
 
 
@@ -119,6 +167,28 @@ def test_a_file_that_a_process_is_writing_stays_and_gets_its_name(built: Built) 
         assert writer.wait() == 0
     assert target.read_bytes() == b"1\n"
     assert abandoned(target.parent, Disk()) == []
+
+
+def test_a_file_found_before_its_writer_locked_it_stays_and_gets_its_name(built: Built) -> None:
+    disk = Scanned(built.root)
+    disk.replace(built.root.cursor("a", "g"), b"1\n")
+    assert len(disk.found) == 1
+    assert built.root.cursor("a", "g").read_bytes() == b"1\n"
+
+
+def test_a_file_written_within_the_last_minute_or_in_the_future_stays(built: Built) -> None:
+    left = leave(built.root.cursor("a", "g"), written_ns=time.time_ns() + 3600 * 10**9)
+    remove([*leftovers(built.root, Disk()), left], Disk())
+    remove_by_repair(built)
+    assert left.exists()
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_a_file_whose_temporary_one_vanished_is_made_again(tmp_path: Path, exclusive: bool) -> None:
+    disk = Vanishing()
+    disk.replace(tmp_path / "g.cursor", b"1\n", exclusive=exclusive)
+    assert len(disk.removed) == 1
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"g.cursor": b"1\n"}
 
 
 def test_a_start_leaves_the_file_that_a_running_reclaim_is_making(built: Built) -> None:

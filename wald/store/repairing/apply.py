@@ -25,6 +25,7 @@ from wald.store.files.directory import TEMPORARY, Root
 from wald.store.files.disk import Disk
 from wald.store.files.identity import encode_identity
 from wald.store.files.ledger import Ledger
+from wald.store.files.leftovers import remove_abandoned
 from wald.store.files.listing import Listing, Segment, list_segments
 from wald.store.files.regular import open_file
 from wald.store.files.uptime import Moment
@@ -73,8 +74,7 @@ class Repair:
             case Deed.IDENTITY:
                 self._identify(act)
             case Deed.REMOVE:
-                self.disk.unlink(act.path)
-                self.disk.sync_directory(act.path.parent)
+                self._remove_temporary(act.path)
             case Deed.RENAME:
                 assert act.target is not None
                 self._rename(act.path, act.target)
@@ -101,6 +101,14 @@ class Repair:
         kept = {"kept": self.keep(act.path)} if os.path.lexists(act.path) else {}
         self._record({"event": "identified", "log": log_id.hex, "why": act.reason} | kept | self._when())
         self.disk.replace(act.path, encode_identity(log_id, now=act.identity.created))
+
+    def _remove_temporary(self, path: Path) -> None:
+        if path.parent in (self.root.segments, self.root.quarantine, self.root.recovery):
+            self.disk.unlink(path)  # the locks that the caller holds keep others from making files there
+        else:
+            with suppress(FileNotFoundError):
+                remove_abandoned(path, self.disk)
+        self.disk.sync_directory(path.parent)
 
     def _rename(self, path: Path, target: Path) -> None:
         """Give a segment another name, which no file has; the hints beside both are another segment's."""
