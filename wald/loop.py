@@ -132,6 +132,6 @@ def wakes(
             if not (without_events or isinstance(error, FileNotFoundError)):
                 without_events = True
                 more = "sysctl fs.inotify.max_user_instances=512 fs.inotify.max_user_watches=65536"
-                report(f"no events of changed files (inotify: {error}); looks every {period_seconds:g} s; {more}")
+                report(f"inotify unavailable ({error}); polling every {period_seconds:g} s; {more}")
             if not stop.wait(period_seconds):
                 yield

@@ -327,7 +327,7 @@ def _disk_failures(root: Path, destination: Destination) -> Iterator[None]:
         raise DiskFailure(
             f"{error.filename or f'{root} or {destination.address}'}: {error.strerror or error}; nothing is lost, and "
             "nothing that is not at the destination was acknowledged",
-            hint=f"{room_commands(root, destination.address, error=error)}; then the same command again goes on",
+            hint=f"{room_commands(root, destination.address, error=error)}; then rerun the same command to continue",
         ) from error
 
 

@@ -91,8 +91,8 @@ def survey(destination: Destination, recorded: Recorded) -> Iterator[Finding | B
 
 
 def _unknown(address: str, recorded: Recorded) -> Finding:
-    message = f"the log's ledger records nothing here, but at {', '.join(recorded.elsewhere)}"
-    return Finding(Level.ERROR, address, "", "", f"{message}; leave out --root to prove the archive by itself")
+    message = f"the ledger records no bundles here, only at {', '.join(recorded.elsewhere)}"
+    return Finding(Level.ERROR, address, "", "", f"{message}; omit --root to verify this archive alone")
 
 
 class Bags:

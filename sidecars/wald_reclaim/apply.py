@@ -175,7 +175,7 @@ class Reclaim:
 
 def _taken(segment: Segment, path: Path) -> Damaged:
     return Damaged(
-        f"{segment.path}: it stays: {path.name} is another file",
+        f"{segment.path}: not renamed: {path.name} already exists",
         hint=f"{command_line(path.parents[1], 'repair --dry-run')} shows what can be done",
     )
 

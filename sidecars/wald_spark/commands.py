@@ -131,7 +131,7 @@ def locked_by(program: str, directory: Path, disk: Disk) -> Iterator[None]:
         owner = path.read_text().strip()
         if owner not in ("", program):
             raise Refused(
-                f"{directory.parent}: made by {owner}; {program} needs a directory of its own", hint="another --out"
+                f"{directory.parent}: created by {owner}; {program} needs a separate directory", hint="another --out"
             )
         if not locked:
             raise Locked(

@@ -174,8 +174,8 @@ def test_without_room_it_is_reported_and_put_back_when_there_is_some(start: Star
     path = active(daemon.root)
     path.unlink()
     eventually(lambda: "active segment removed or replaced" in daemon.log)
-    assert f"{path}: the segment that is written to was removed or replaced" in daemon.log
-    assert "1 records from sequence 1 on are lost when the daemon ends" in daemon.log
+    assert f"{path}: the active segment was removed or replaced" in daemon.log
+    assert "1 records starting at sequence 1 are lost when the daemon exits" in daemon.log
     eventually(lambda: stat(daemon)["degraded"])
     (disk / "filler").unlink()
     # Not the path: a segment that is full is cut as soon as it has its name, and then sealed.
@@ -194,8 +194,8 @@ def test_a_stop_that_loses_what_has_no_name_says_what(start: Start, disk: Path) 
     path.unlink()
     assert daemon.stop() == 7
     last = daemon.log.splitlines()[-2:]
-    assert f"{path}: the segment that is written to was removed or replaced" in last[0]
-    assert "1 records from sequence 1 on" in last[0]
+    assert f"{path}: the active segment was removed or replaced" in last[0]
+    assert "1 records starting at sequence 1" in last[0]
     assert "make room" in last[1]
 
 

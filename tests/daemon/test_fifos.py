@@ -184,7 +184,7 @@ def test_a_stop_reports_what_it_leaves_in_a_replaced_fifo(start: Start, root: Pa
         with fifo.open("r+b", 0), traced(daemon.process.pid, tmp_path / "trace", "inject=tee:error=EAGAIN"):
             old.write(b"late\n")
             assert daemon.stop() == 1
-    assert "is lost (a)" in daemon.log
+    assert "are lost (a)" in daemon.log
 
 
 def test_one_that_comes_back_to_its_path_is_read_once(start: Start, root: Path, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_a_daemon_whose_root_has_moved_ends_and_says_so(start: Start, root: Path
     root.rename(root.with_name("moved"))
 
     assert daemon.wait() == 3
-    assert f"wald: {root}: the root is not there any more" in daemon.log
+    assert f"wald: {root}: the root is gone" in daemon.log
     assert f"  hint: ls -ld {root}; " in daemon.log
 
 
@@ -158,7 +158,7 @@ def test_a_stop_that_loses_what_is_in_a_pipe_says_so(
             if not held:
                 fifo.close()
             assert daemon.stop() == code
-        assert ("is lost (r)" in daemon.log) == (not held)
+        assert ("are lost (r)" in daemon.log) == (not held)
         if held:
             daemon.start_again()
             eventually(lambda: values(root) == [b"line"])

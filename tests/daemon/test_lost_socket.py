@@ -106,7 +106,7 @@ def test_an_emptied_root_is_not_another_daemon(start: Start, root: Path) -> None
     root.rename(root.with_name("away"))
     root.mkdir()
     assert daemon.wait() == 3
-    assert "the log is not there any more" in daemon.log or "the root is not there any more" in daemon.log
+    assert "the log is gone" in daemon.log or "the root is gone" in daemon.log
     assert "another daemon" not in daemon.log
 
 

@@ -15,7 +15,7 @@ from running import Client, Daemon, eventually, readable
 from tracing import traced
 
 Start = Callable[..., Daemon]
-REFUSED = "ERR full the disk refuses what is written; STAT has the cause"
+REFUSED = "ERR full disk write failed; see STAT for the cause"
 
 
 def refuses(daemon: Daemon) -> bool:

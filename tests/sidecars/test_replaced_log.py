@@ -17,7 +17,7 @@ from running import TIMEOUT_SECONDS, Daemon, command, eventually, launched, outp
 import wald
 
 REPLACED = 16
-OTHER, OLDER = "another log is in the place of the one", "an older copy of the log was restored here"
+OTHER, OLDER = "this is not the log that the process opened", "an older copy of the log was restored here"
 ALL = ["1", "2", "3", "4", "5"]
 GROUPS = {"plain": [], "workers": ["--workers", 2]}
 

@@ -162,7 +162,7 @@ def test_another_log_is_noticed_whatever_its_head(root: Path, tmp_path: Path) ->
     root.rename(tmp_path / "old")
     write(Built(root), "1", "2", "3")
     for _ in range(2):
-        with pytest.raises(Replaced, match="another log is in the place of the one") as error:
+        with pytest.raises(Replaced, match="this is not the log that the process opened") as error:
             log.view()
         assert error.value.exit_code == 16
 
@@ -174,7 +174,7 @@ def test_a_log_that_is_gone_may_come_back(root: Path, tmp_path: Path) -> None:
     log.view()
     root.rename(tmp_path / "away")
     for act in (log.view, log.head, lambda: log.set_cursor("a", 1)):
-        with pytest.raises(Gone, match="there is no log here any more") as error:
+        with pytest.raises(Gone, match="no log is here any longer") as error:
             act()
         assert (error.value.exit_code, "findmnt" in error.value.hint) == (16, True)
     (tmp_path / "away").rename(root)

@@ -62,7 +62,7 @@ def test_status_doctor_and_the_start_report_append_times_in_the_future(tmp_path:
         assert [each["message"].partition(" are ")[0] for each in found["findings"]] == ["append times"]
         assert "its append time is in the future" in wald("status", "--root", root).stdout.decode()
     checks = json.loads(wald("doctor", "--root", root, "--json").stdout)
-    assert "behind the append times of the log" in json.dumps(checks)
+    assert "behind the last append time" in json.dumps(checks)
 
 
 def test_a_correction_of_the_clock_is_no_reason_to_warn(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def step(root: Path, socket: Path | None, as_json: bool) -> None:
     """Record a clock step: the next records get their append times from the clock again.
 
     While the clock was far ahead, records got append times in the future, and all later records get the last of them
-    until the clock has caught up. Set the clock right first. Sequences and records stay as they are; look-ups by time
+    until the clock has caught up. Set the clock right first. Sequences and records do not change; look-ups by time
     take the records before and behind the step as two ranges. Only the log's owner may do it, and it needs the daemon.
     """
     from wald.cli.connect import daemon_at

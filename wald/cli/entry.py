@@ -4,7 +4,7 @@ Exit codes: 0 done; 1 a bug, or an error of the operating system; 2 wrong usage 
 5 another process does this work already; 6 the daemon does not answer; 7 the disk is full or fails; 8 the root is of a
 newer wald; 9 refused, because it would break a promise; 10 records were given up; 11 not permitted; 12 read in part,
 because the rest was reclaimed; 13 and 14 `wald doctor` or `wald status` found what fails, or warnings only;
-15 durable, and not processed in time; 16 another log, an older copy of the log or none is at its path by now;
+15 durable, and not processed in time; 16 the log at the path was replaced or is gone;
 130 interrupted; 141 the reader of a result has exited.
 """
 

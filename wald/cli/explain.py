@@ -44,7 +44,7 @@ def explain(root: Path, as_json: bool) -> None:
     LAG is counted in records of the route; OLDEST is how long the first of them has been waiting. FREES is what could
     be deleted if this one cursor reached the head. The limits of wald-reclaim are not known here; its `--dry-run`
     applies them. A running daemon is asked which routes are over their quota. With --json, one object per line: every
-    FIFO in trouble, every route over its quota, every segment, every group, then the log.
+    FIFO with a problem, every route over its quota, every segment, every group, then the log.
     """
     log = wald.open(root)
     backlog = Backlog(log.view())

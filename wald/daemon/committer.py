@@ -348,15 +348,14 @@ class Committer:
         records = writer.state.next_sequence - writer.base_sequence
         if error.errno == errno.ESTALE:
             message = (
-                f"{self._root.segments}: the directory was unmounted or replaced while the daemon ran; what was "
-                "acknowledged is where it was, and nothing is acknowledged any more"
+                f"{self._root.segments}: the directory was unmounted or replaced; acknowledged records are still in "
+                "the original directory; the daemon accepts no more"
             )
             hint = f"findmnt -T {self._root.segments}; mount it again, or move it back; then start again"
         else:
             message = (
-                f"{writer.path}: the segment that is written to was removed or replaced, and it cannot be put back "
-                f"({error}); its {records} records from sequence {writer.base_sequence} on are lost when the daemon "
-                "ends, and nothing is acknowledged any more"
+                f"{writer.path}: the active segment was removed or replaced and cannot be restored ({error}); its "
+                f"{records} records starting at sequence {writer.base_sequence} are lost when the daemon exits"
             )
             hint = (
                 f"df -h {self._root.segments}; make room, or put back what was moved away; "

@@ -35,7 +35,7 @@ TURN_SECONDS = 0.002  # some syncs: a flood of requests does not hold up those o
 ACCEPTED_MAX = 32  # in one turn; a newcomer waits behind all those that came before it
 SENDERS_SHOWN = 5
 NEED_NO_DISK = frozenset({"PING", "HEAD", "STAT"})
-_DISK_REFUSES = encode_err(Code.FULL, "the disk refuses what is written; STAT has the cause")
+_DISK_REFUSES = encode_err(Code.FULL, "disk write failed; see STAT for the cause")
 SAME_ANSWERS_MAX = 16  # to connections of one user that all sent the same command
 
 

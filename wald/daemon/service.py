@@ -130,7 +130,7 @@ class Service:
             return None
         reason = failure.message if failure else "the FIFO was replaced, and a producer still writes to the old one"
         hint = failure.hint if failure else "end the producers of a FIFO before it is replaced"
-        message = "the content of pipes that were replaced, or that no other process holds, is lost"
+        message = "unread bytes in replaced or unattended pipes are lost"
         self._journal.error(message, routes=lost, reason=reason, hint=hint)
         return type(failure or WaldError(""))(f"{reason}; {message} ({', '.join(lost)})", hint=hint)
 

@@ -56,7 +56,7 @@ def _require_few(call: Call) -> None:
     groups = sum(name.endswith(".cursor") for name in os.listdir(directory)) if directory.is_dir() else 0
     if groups >= most:
         raise Refused(
-            f"route {call.route} has {groups} groups, and clients without admin may make {most}",
+            f"route {call.route} has {groups} groups; clients without admin rights may create groups only up to {most}",
             hint="DELETE a group that is not needed; groups_per_route in [limits] of the gate's file of settings",
         )
 

@@ -27,10 +27,10 @@ _SENTENCES = {
     Life.DEAD: "no daemon runs",
     Life.NEVER: "no daemon has run yet",
 }
-_OTHER = "another log is in the place of the one that this gate was started for"
-_OLDER = "an older copy of the log was restored under this gate"
-_GONE = "the log is not at its path any more"
-_RESTART = "restart wald-gate: it then reads what there is"
+_OTHER = "the log was replaced by another log"
+_OLDER = "the log was replaced by an older copy"
+_GONE = "the log is no longer at its path"
+_RESTART = "restart wald-gate to use the log that is there now"
 _log = logging.getLogger("wald_gate")
 
 

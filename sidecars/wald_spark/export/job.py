@@ -250,7 +250,7 @@ def _type_of(name: str, objects: Sequence[dict[str, object]]) -> str:
         return _TYPES[float]
     if not types:
         raise InvalidInput(
-            f"field {name} is in none of the first {len(objects)} records",
+            f"field {name} does not occur in the first {len(objects)} records",
             hint=f"name its type: --json-schema '{name} STRING', or BIGINT, DOUBLE, …",
         )
     if not types.keys() <= _TYPES.keys():

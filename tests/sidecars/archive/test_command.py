@@ -241,7 +241,7 @@ def test_a_copy_is_proven_by_itself(root: Path, dest: Path, tmp_path: Path) -> N
     done = wald_archive("verify", copy, "--root", root)
 
     assert done.returncode == 4
-    words = f"the log's ledger records nothing here, but at {dest}; leave out --root"
+    words = f"the ledger records no bundles here, only at {dest}; omit --root"
     assert done.stdout.decode().startswith(f"error  {copy}: {words}")
     assert wald_archive("verify", copy).returncode == 0
 

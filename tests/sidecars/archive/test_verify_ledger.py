@@ -204,8 +204,8 @@ class TestSpelling:
         (found,) = [found for found in findings(copy, root=mixed.root) if found.level is Level.ERROR]
 
         assert found.name == str(copy)
-        assert f"records nothing here, but at {place}" in found.message
-        assert "leave out --root" in found.message
+        assert f"records no bundles here, only at {place}" in found.message
+        assert "omit --root" in found.message
         assert errors(copy) == []
 
     def test_each_of_several_places_has_to_be_known(self, place: Path, mixed: Built, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from group_requests import GROUP, lease
 from repeating import ORDERS, send
 from running import Daemon, eventually, output_of
 
-OTHER = "another log is in the place of the one that this gate was started for"
-OLDER = "an older copy of the log was restored under this gate"
+OTHER = "the log was replaced by another log"
+OLDER = "the log was replaced by an older copy"
 NEW = [b"new %d\n" % number for number in range(9)]
 
 

@@ -114,7 +114,7 @@ def test_a_log_that_was_moved_away_or_replaced_is_noticed(gate: Gate, daemon: Da
     moved = root.with_name("moved")
     root.rename(moved)
     eventually(lambda: gate.get("/readyz").status == 503)
-    assert gate.get("/readyz").json()["detail"] == "the log is not at its path any more"
+    assert gate.get("/readyz").json()["detail"] == "the log is no longer at its path"
 
     with Daemon(root):
         eventually(lambda: "another log" in gate.get("/readyz").json()["detail"])

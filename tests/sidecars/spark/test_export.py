@@ -245,7 +245,7 @@ def test_the_command_says_what_is_wrong_before_spark_starts(night: Built, tmp_pa
     words = ["--root", night.root.path, "--out", out]
     done = run(sidecar("spark.export", *words, "--columns", "x", "--route", "a"))
     assert done.returncode == 2
-    assert refused(done)[1].startswith("field x is in none of the first 0 records")
+    assert refused(done)[1].startswith("field x does not occur in the first 0 records")
 
     done = run(sidecar("spark.export", *words, "--route", "none"))
     assert done.returncode == 3

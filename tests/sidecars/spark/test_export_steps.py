@@ -192,7 +192,7 @@ def test_no_other_program_ever(tmp_path: Path, runs: bool) -> None:
         pass
     with (
         locked_by("wald-export", tmp_path / "_wald", Disk()) if runs else nullcontext(),
-        pytest.raises(Refused, match="made by wald-export; wald-compact needs a directory of its own"),
+        pytest.raises(Refused, match="created by wald-export; wald-compact needs a separate directory"),
         locked_by("wald-compact", tmp_path / "_wald", Disk()),
     ):
         pass
@@ -240,7 +240,7 @@ def test_types_are_found_out_from_records() -> None:
     [
         ("mixed", "is of several types in the first 3 records: BIGINT in 2, STRING in 1", "'mixed BIGINT' keeps"),
         ("nested", "is an object or an array in some of the first 3 records", "'nested STRUCT<…>' or 'nested ARRAY"),
-        ("none", "is in none of the first 3 records", "'none STRING', or BIGINT"),
+        ("none", "does not occur in the first 3 records", "'none STRING', or BIGINT"),
     ],
 )
 def test_a_type_that_cannot_be_inferred_is_asked_for(name: str, words: str, hint: str) -> None:

@@ -86,12 +86,12 @@ class Continuity:
             log_id = read_identity(self._root).log_id
         except NotFound:
             raise Gone(
-                f"{path}: there is no log here any more: it was moved or removed, or its file system is not mounted",
+                f"{path}: no log is here any longer: it was moved, removed or unmounted",
                 hint=f"findmnt -T {path}; ls -la {path}; start this program again once the log is back",
             ) from None
         if log_id != self._log_id:
             raise Replaced(
-                f"{path}: another log is in the place of the one that this process was started for: "
+                f"{path}: this is not the log that the process opened: "
                 f"{uuid.UUID(bytes=log_id)} instead of {uuid.UUID(bytes=self._log_id)}",
                 hint="start this program again to use it, or move the right log back",
             )

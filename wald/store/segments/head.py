@@ -37,7 +37,7 @@ class Bound:
 
 
 _AHEAD_NS = 60_000_000_000  # more than time synchronisation normally corrects
-AHEAD_HINT = "date -u; set the clock right, if it is wrong; if it is right: wald clock step"
+AHEAD_HINT = "date -u; if the clock is wrong, correct it; if it is right: wald clock step"
 
 EVERYTHING = Bound(1 << 63, 1 << 63, None)
 """Of segments all of which are complete."""

@@ -428,9 +428,9 @@ def require_named(segment: Segment, log_id: bytes) -> None:
     form, header = found
     check_name(segment, log_id, header)
     if form is not segment.kind.form:
-        words = {Kind.RAW: "not sealed", Kind.SEALED: "sealed"}
+        words = {Kind.RAW: "a raw segment", Kind.SEALED: "a sealed segment"}
         raise Misplaced(
-            f"{segment.path}: offset 0: the segment in it is {words[form]}, and its name says otherwise",
+            f"{segment.path}: offset 0: contains {words[form]}, which does not match its name",
             hint=_BACK.format(directory=segment.path.parent),
         )
 

@@ -127,7 +127,7 @@ def compare_relieved(source: SealedFile, made: SealedFile, keeps: Keeps) -> None
     for old, new in _aligned(source, made):
         if not _may_replace(old, new, keeps):
             position = (new or old)[0].position
-            raise _damaged(made.path, f"at {position} of the raw segment there is not what has to be kept")
+            raise _damaged(made.path, f"required batch at position {position} is missing or differs")
 
 
 def _segment_of(index: SealedIndex) -> tuple[bytes, int, int, int, int]:

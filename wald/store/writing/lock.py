@@ -42,7 +42,7 @@ _BEGINNINGS = {
     b'{"work"': "the journal of a work group",
     SEGMENT_MAGIC: "a segment",
     INDEX_MAGIC: "the index of a segment",
-    _ZSTD: "a sealed segment, or a part of a ledger,",
+    _ZSTD: "a sealed segment or a part of a ledger",
 }
 _ASKED_SECONDS = 0.1  # another process may hold the lock for an instant, to see whether it is held
 
@@ -132,13 +132,9 @@ class Lock:
 
 def root_gone(root: Root) -> NotFound:
     """Return the error for a log that is no longer at its path."""
-    message = (
-        "the log is not there any more; it was removed, moved or unmounted"
-        if root.path.is_dir()
-        else "the root is not there any more"
-    )
+    message = "the log is gone (removed, moved or unmounted)" if root.path.is_dir() else "the root is gone"
     return NotFound(
-        f"{root.path}: {message}; nothing is acknowledged until it is",
+        f"{root.path}: {message}; nothing is acknowledged until it is back",
         hint=f"ls -ld {root.path}; put it back, or mount it; then start again",
     )
 
@@ -161,7 +157,7 @@ def require_own_files(root: Root) -> None:
             target = _own_name(root, path)
             moving = "move it to where it belongs" if target is None else f"mv {path} {target}"
             raise Damaged(
-                f"{path}: offset 0: {other} has this name, and is not overwritten",
+                f"{path}: offset 0: this is {other}, not {path.name}; refusing to overwrite it",
                 hint=f"{moving}; then start again",
             )
 

@@ -201,9 +201,9 @@ class _Recovery:
             return
         if not given_up(root, head.sequence, head.sequence) and not self._was_set_aside(head):
             raise Damaged(
-                f"{root.segments}: there is no segment, and records up to {head.sequence} were acknowledged",
+                f"{root.segments}: no segment, but records up to {head.sequence} were acknowledged",
                 hint=f"findmnt -T {root.segments} shows whether it is mounted; mount it, or restore it from a backup, "
-                f"then start again; {command_line(root.path, 'repair --accept-loss')} gives the records up",
+                f"then start again; {command_line(root.path, 'repair --accept-loss')} abandons these records",
             )
 
     def _was_set_aside(self, head: Head) -> bool:

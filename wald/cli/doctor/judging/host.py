@@ -157,7 +157,7 @@ CLOCK: Check[Clock] = Check(
         Rule(
             Outcome.WARN,
             lambda f: f.behind_seconds,
-            "the clock is {f.behind} behind the append times of the log: until then, new records get the last of them",
+            "the clock is {f.behind} behind the last append time; until it catches up, new records repeat that time",
             AHEAD_HINT,
         ),
         Rule(
@@ -203,8 +203,7 @@ UPTIME: Check[Uptime] = Check(
         Rule(
             Outcome.FAIL,
             lambda f: not f.boot,
-            "the kernel does not name this boot, or the offset of this time namespace, so nothing is ever old enough"
-            " for an age",
+            "the boot id or time-namespace offset is unavailable, so age limits never apply",
             "mount -t proc proc /proc; cat /proc/sys/kernel/random/boot_id /proc/self/timens_offsets",
         ),
         Rule(Outcome.OK, otherwise, "the kernel names this boot, and counts {f.shown} since"),
