@@ -14,6 +14,7 @@ from contents import assert_sound, errors, values
 from full_disk import fill, small_file_system
 from running import Client, Daemon, eventually, wald
 
+from wald.daemon.pipe_calls import held_bytes
 from wald.setting_types import MIB
 from wald.store.files.directory import Root
 from wald.store.files.listing import list_segments
@@ -116,6 +117,41 @@ def test_a_truncated_active_segment_is_reported_and_what_follows_is_kept(
     assert active(root) != path
     assert wald("read", "a", "--root", root, "--from", 2).stdout == b"y\n"
     assert errors(root) != []
+    assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("cut", [False, True])
+def test_no_record_is_joined_without_the_pieces_that_a_truncation_has_taken(
+    daemon: Daemon, root: Path, *, cut: bool, killed: bool
+) -> None:
+    daemon.ask("ROUTE ADD p fifo")
+    holder = os.open(root / "routes/p/in", os.O_RDWR)
+
+    def write(data: bytes) -> None:
+        """Return when all of it is in the log: a pipe is emptied only then."""
+        with os.fdopen(os.dup(holder), "wb") as fifo:
+            fifo.write(data)
+        eventually(lambda: held_bytes(holder) == 0)
+
+    write(b"a" * 3_000_000)  # more than the pipe holds, so its pieces are taken without a newline
+    if cut:  # then the next segment has no sequence of its own
+        assert daemon.ask("CUT") == "OK cut 3"
+    path, end = active(root), stat(daemon)["position"]
+    write(b"b" * 100_000)
+    os.truncate(path, end)
+    eventually(lambda: "active segment truncated" in daemon.log)
+    assert "of the unfinished record 2 pieces are lost" in daemon.log
+    if killed:
+        daemon.kill()
+        daemon.start_again()
+    write(b"c" * 100_000 + b"\nwhole\n")
+    eventually(lambda: wald("read", "p", "--root", root).stdout.endswith(b"whole\n"))
+    done = wald("read", "p", "--root", root)
+    assert done.stdout == b"whole\n"
+    assert b"record 2 cannot be read" in done.stderr
+    assert errors(root) != []
+    os.close(holder)
     assert daemon.stop() == 0
 
 

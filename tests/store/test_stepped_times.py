@@ -230,6 +230,31 @@ def test_a_start_completes_a_step_that_was_interrupted(tmp_path: Path) -> None:
     assert_sound(tmp_path / "root")
 
 
+@pytest.mark.parametrize("again", ["start", "replace"])
+def test_no_step_replaces_a_segment_that_has_only_pieces(tmp_path: Path, again: str) -> None:
+    built = Built(tmp_path / "root", now_ns=START_NS + AHEAD_NS)
+    built.piece("a", b"one ", begins=True, ends=False)
+    built.cut()
+    may_step = []
+    for epoch, piece in enumerate((b"two ", b"three ", b"end\n"), start=2):
+        built.piece("a", piece, begins=False, ends=piece == b"end\n")
+        may_step.append(built.writer.may_step_clock)
+        if again == "start":
+            built.crash()
+            built = Built(tmp_path / "root", epoch=epoch, now_ns=START_NS)
+        else:
+            built.writer.replace(now_ns=START_NS)
+            built.publish()
+        may_step.append(built.writer.may_step_clock)
+    assert may_step == [False] * 6
+
+    built.lines("a", [b"whole"])
+    step(built, START_NS)
+    assert built.last == 2
+    assert [record.value for record in built.log.records("a")] == [b"one two three end", b"whole"]
+    assert_sound(tmp_path / "root")
+
+
 def test_the_way_back(tmp_path: Path) -> None:
     root = tmp_path / "root"
     frozen(root, now_ns=time.time_ns()).crash()

@@ -137,7 +137,8 @@ class Committer:
         self._require_lock()
         try:
             self.keep_name()
-            self.writer.cut(now_ns=time.time_ns())
+            if not self.leave_truncated():
+                self.writer.cut(now_ns=time.time_ns())
         except (OSError, Full) as error:
             self._cut_again_at = now + _CUT_RETRY_SECONDS
             self._journal.error("cut failed", reason=str(error), next="the segment grows until there is room")
@@ -159,6 +160,8 @@ class Committer:
         self._require_lock()
         try:
             self.keep_name()
+            if self.leave_truncated():  # the step names the sequence from before
+                return False
             add_step(self._root, self._disk, step)  # before any segment has earlier times
             writer.step_clock(now_ns=step.at_ns)
         except (OSError, Full) as error:
@@ -213,8 +216,8 @@ class Committer:
             self._journal.error("active segment removed or replaced", path=path, **details, next=next_)
         self._unnamed_at, self._refused = None, False
 
-    def leave_truncated(self) -> None:
-        """Report that another program truncated the active segment, and continue in a new one.
+    def leave_truncated(self) -> bool:
+        """Report that another program truncated the active segment, and continue in a new one; False if it did not.
 
         Raises:
             Full: no new segment could be made; a retry is possible.
@@ -222,8 +225,11 @@ class Committer:
         """
         writer = self.writer
         if writer.failed or not writer.is_truncated():
-            return
-        path, base, last = writer.path, writer.base_sequence, writer.state.next_sequence - 1
+            return False
+        path, base, last = writer.path, writer.base_sequence, self._metrics.head_sequence
+        lost = [f"records {base} to {last} were acknowledged, and the last of them are lost"] if base <= last else []
+        if pieces := ", ".join(str(sequence) for sequence in writer.state.open_records.values()):
+            lost.append(f"of the unfinished record {pieces} pieces are lost, so it cannot be read")
         try:
             writer.leave(now_ns=time.time_ns())
         except OSError as error:
@@ -232,10 +238,11 @@ class Committer:
         self._journal.error(
             "active segment truncated by another program",
             path=str(path),
-            what=f"records {base} to {last} were acknowledged, and the last of them are lost",
+            what="; ".join(lost) or "the end of a long record may be lost",
             next="the log continues in a new segment",
             hint=f"{command_line(self._root.path, 'verify')} shows which",
         )
+        return True
 
     def due(self) -> float:
         """When :meth:`tend` has something to do next, on the monotonic clock."""

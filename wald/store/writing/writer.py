@@ -87,6 +87,8 @@ class Writer:
         self.epoch = epoch
         self.segment_max_bytes = segment_max_bytes
         self._first_position = 0
+        self._control_end = 0  # 0: of a segment that began with the pieces of another, so it has more than that
+        self._truncated = False  # by another program; set once that is noticed
         self.sync_commits = sync_commits
         self.unsynced = False
         self.sync_seconds = 0.0
@@ -223,8 +225,8 @@ class Writer:
 
     @property
     def may_step_clock(self) -> bool:
-        """False if the active segment has only pieces of a record that began before it."""
-        return self.advanced or self.position == self._first_position
+        """False while the active segment holds only pieces of a record: the next segment would replace it."""
+        return self.advanced or (self.position == self._control_end and not self.state.open_records)
 
     def step_clock(self, *, now_ns: int) -> None:
         """Begin a segment whose append times start at ``now_ns``, although the log has later ones.
@@ -232,7 +234,7 @@ class Writer:
         Raises:
             OSError: as in :meth:`cut`; append times continue as before.
         """
-        assert self.may_step_clock, "its pieces have the later times"
+        assert self.may_step_clock, "its pieces would be lost"
         before_ns, self.state.append_time_ns = self.state.append_time_ns, now_ns
         try:
             if self.unsynced:
@@ -248,6 +250,9 @@ class Writer:
         Raises:
             OSError: that failed too. The log has not changed, and the call may be repeated.
         """
+        if self.is_truncated():  # a copy of its pieces would have a hole
+            self.leave(now_ns=now_ns)
+            return
         # The truncation uses a new descriptor and is synced before the next segment exists: the batches that may or may
         # not have been written have the sequences that the next segment gives out.
         descriptor = self._disk.open(self.path)
@@ -264,14 +269,22 @@ class Writer:
 
     def is_truncated(self) -> bool:
         """Return True if another program truncated the active segment below its durable length."""
-        return os.lseek(self._descriptor, 0, os.SEEK_END) < self.position  # stat(2) would make each write slower
+        # stat(2) would make each write slower.
+        return self._truncated or os.lseek(self._descriptor, 0, os.SEEK_END) < self.position
 
     def leave(self, *, now_ns: int) -> None:
         """Continue in a new segment, because another program truncated the active one.
 
+        If pieces may be lost, no record gets the next sequence. Readers then find a gap and do not join the
+        pieces that are left, and the new segment has another name than this one, which stays.
+
         Raises:
             OSError: no new segment could be made; the call may be retried.
         """
+        if not self._truncated:
+            self._truncated = True  # the file gets its length again before the next one has its name
+            if self.state.open_records or not self.advanced:
+                self.state.next_sequence += 1
         self._open_next(now_ns, None)
 
     def name_again(self) -> Path | None:
@@ -358,6 +371,8 @@ class Writer:
         except OSError:
             self._blanks.discard(blank)
             raise
+        if carry is None:
+            self._control_end = end
         self._enter(blank.descriptor, header, end)
         self._sync_names()
 
@@ -384,7 +399,7 @@ class Writer:
         self._name = Name(self.path, descriptor)
         self.position = self._first_position = end
         self._index = SparseIndexWriter(self.root.segment(self.base_sequence, Kind.INDEX), header)
-        self.unsynced = False
+        self.unsynced = self._truncated = False
 
     def _sync_names(self) -> None:
         # A batch must not be acknowledged while the name of its segment may be lost in a crash.
