@@ -188,7 +188,7 @@ class _Planning:
         except Damaged as error:
             return [error]
         return [
-            Damaged(f"{view.root.segments}: no segment holds {_range(*each)}, and no ledger says why", hint=hint)
+            Damaged(f"{view.root.segments}: {_missing(*each)}, and no ledger explains why", hint=hint)
             for each in unexplained
         ]
 
@@ -220,3 +220,7 @@ def _suffix(routes: frozenset[str] | None) -> str:
 
 def _range(first: int, last: int) -> str:
     return f"record {first}" if first == last else f"records {first} to {last}"
+
+
+def _missing(first: int, last: int) -> str:
+    return f"{_range(first, last)} {'is' if first == last else 'are'} missing"

@@ -175,7 +175,7 @@ def test_a_front_that_no_ledger_explains_is_damage(tmp_path: Path) -> None:
     (built.root.ledger / "reclaim.jsonl").unlink()
     done = wald("read", "a", "--root", built.root.path)
     assert (done.returncode, done.stdout) == (4, THERE)
-    assert b"no segment holds records 1 to 8, and no ledger says why" in done.stderr
+    assert b"records 1 to 8 are missing, and no ledger explains why" in done.stderr
     assert b"verify" in done.stderr
 
 

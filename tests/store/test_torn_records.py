@@ -184,7 +184,7 @@ class TestAGapThatNoLedgerExplains:
         damage: list[Damaged] = []
         assert numbered(built.log.records("a", on_damage=damage.append)) == [(5, b"next")]
         assert [(each.message.partition(": ")[2], each.last) for each in damage] == [
-            ("no segment holds records 2 to 4, and no ledger says why; record 1 cannot be read", 4)
+            ("records 2 to 4 are missing, and no ledger explains why; record 1 cannot be read", 4)
         ]
 
     def test_it_is_reported_with_a_stop_in_front_of_the_gap(self, built: Built) -> None:

@@ -270,7 +270,7 @@ def test_a_lost_front_is_told_to_a_new_group_too(built: Built, dest: Path) -> No
     built.seal()
     built.path(1, Kind.SEALED).unlink()
 
-    with pytest.raises(Damaged, match="no segment holds record 1") as refused:
+    with pytest.raises(Damaged, match="record 1 is missing") as refused:
         archive(built, dest)
 
     assert "cursor set a 1 --group processed" in refused.value.hint

@@ -246,7 +246,7 @@ def test_a_lost_front_is_damage_and_a_reclaimed_one_is_nothing_to_a_new_group(ro
     inside.run(*command.words)
     assert (command.runs[1:], inside.reported) == ([b"4\n"], [said])
     built.path(2, Kind.SEALED).unlink()
-    with pytest.raises(Damaged, match="no segment holds record 2"):
+    with pytest.raises(Damaged, match="record 2 is missing"):
         inside.run(*command.words, group="new")
     assert len(command.runs) == 2
 

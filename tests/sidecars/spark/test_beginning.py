@@ -73,7 +73,7 @@ def built(tmp_path: Path) -> Built:
 @READERS
 def test_a_missing_oldest_segment_is_damage(built: Built, read: Reader) -> None:
     built.path(1, Kind.SEALED).unlink()
-    with pytest.raises(Damaged, match="no segment holds records 1 to 2, and no ledger says why") as damaged:
+    with pytest.raises(Damaged, match="records 1 to 2 are missing, and no ledger explains why") as damaged:
         read(built.root.path)
     assert '.option("partial", "true")' in damaged.value.hint
 
@@ -85,7 +85,7 @@ def test_it_is_passed_over_and_reported_where_damage_is(built: Built, read: Read
     assert sequences(read(built.root.path, mode="PERMISSIVE", damagePath=str(report))) == [3, 4, 5, 6, 7, 8]
     (written,) = (report / name for name in os.listdir(report))
     assert [json.loads(line)["message"] for line in written.read_text().splitlines()] == [
-        f"{built.root.segments}: no segment holds records 1 to 2, and no ledger says why"
+        f"{built.root.segments}: records 1 to 2 are missing, and no ledger explains why"
     ]
 
 
@@ -94,7 +94,7 @@ def test_a_copy_that_is_partial_by_intention_begins_with_its_oldest_record(built
     built.path(1, Kind.SEALED).unlink()
     assert sequences(read(built.root.path, partial="true")) == [3, 4, 5, 6, 7, 8]
     built.path(5, Kind.SEALED).unlink()
-    with pytest.raises(Damaged, match="no segment holds records 5 to 6"):
+    with pytest.raises(Damaged, match="records 5 to 6 are missing"):
         read(built.root.path, partial="true")
 
 
@@ -103,7 +103,7 @@ def test_shipped_segments_have_no_ledger_that_explains_a_gap(built: Built, read:
     shipped = tmp_path / "shipped"
     shutil.copytree(built.root.segments, shipped)
     (shipped / built.path(1, Kind.SEALED).name).unlink()
-    with pytest.raises(Damaged, match="no segment holds records 1 to 2"):
+    with pytest.raises(Damaged, match="records 1 to 2 are missing"):
         read(shipped)
     assert sequences(read(shipped, partial="true")) == [3, 4, 5, 6, 7, 8]
 
@@ -113,7 +113,7 @@ def test_a_beginning_that_was_reclaimed_is_passed_over(built: Built, read: Reade
     built.reclaim(1)
     assert sequences(read(built.root.path)) == [3, 4, 5, 6, 7, 8]
     built.path(3, Kind.SEALED).unlink()
-    with pytest.raises(Damaged, match="no segment holds records 3 to 4"):
+    with pytest.raises(Damaged, match="records 3 to 4 are missing"):
         read(built.root.path)
 
 
@@ -129,7 +129,7 @@ def test_a_damaged_ledger_explains_nothing(built: Built, read: Reader) -> None:
 
 def test_a_time_in_a_missing_segment_begins_with_what_is_missing(built: Built) -> None:
     built.path(3, Kind.SEALED).unlink()
-    with pytest.raises(Damaged, match="no segment holds records 3 to 4"):
+    with pytest.raises(Damaged, match="records 3 to 4 are missing"):
         query(built.root.path, startingTimestamp=str((START_NS + 2 * SECOND_NS) // 1_000_000))
 
 
@@ -186,4 +186,4 @@ def test_the_commands_end_with_the_code_of_damage(built: Built, tmp_path: Path, 
     built.path(1, Kind.SEALED).unlink()
     line = sidecar(program, "--root", built.root.path, "--out", tmp_path / "out")
     code, message, hint = refused(run_job(line, tmp_path))
-    assert (code, "no segment holds records 1 to 2" in message, "--partial" in hint) == (4, True, True)
+    assert (code, "records 1 to 2 are missing" in message, "--partial" in hint) == (4, True, True)

@@ -169,7 +169,7 @@ def test_a_hole_among_shipped_segments_is_damage(built: Built, tmp_path: Path) -
     for base in (1, 5):
         shutil.copy(built.path(base, Kind.SEALED), directory)
     place = LogLocation(Shipped(directory), built.log_id)
-    with pytest.raises(Damaged, match="no segment holds records 3 to 4"):
+    with pytest.raises(Damaged, match="records 3 to 4 are missing"):
         planned(place)
     assert sequences(planned(place, tolerance=FORGIVING)) == [1, 2, 5, 6]
 
@@ -212,14 +212,14 @@ def test_without_a_head_what_is_behind_the_last_complete_segment_is_reported(bui
 
 def test_a_segment_that_is_gone_without_a_word_is_damage(built: Built) -> None:
     built.path(3, Kind.SEALED).unlink()
-    with pytest.raises(Damaged, match="no segment holds records 3 to 4"):
+    with pytest.raises(Damaged, match="records 3 to 4 are missing"):
         planned(place_of(built))
 
 
 def test_of_what_is_gone_only_what_no_ledger_explains_is_called_lost(built: Built) -> None:
     built.reclaim(1)
     built.path(3, Kind.SEALED).unlink()
-    with pytest.raises(Damaged, match="no segment holds records 3 to 4"):
+    with pytest.raises(Damaged, match="records 3 to 4 are missing"):
         planned(place_of(built), gaps=True)
 
 

@@ -129,7 +129,7 @@ def test_a_missing_segment_is_reported(tmp_path: Path) -> None:
     built.seal()
     built.path(2, Kind.SEALED).unlink()
 
-    with pytest.raises(Damaged, match="no segment holds record 2"):
+    with pytest.raises(Damaged, match="record 2 is missing"):
         new_records(place_of(built), None, None, STRICT)
 
 

@@ -405,7 +405,7 @@ class _Reading:
         for begin, end in lost:
             if torn or begin <= self._selection.last:
                 also = f"; {named} cannot be read" if torn else ""
-                message = f"{self._root.segments}: no segment holds {_range(begin, end)}, and no ledger says why{also}"
+                message = f"{self._root.segments}: {_missing(begin, end)}, and no ledger explains why{also}"
                 self._report_lost(message, max(end if begin <= self._selection.last else 0, *sequences, 0))
         if torn and not lost:
             message = f"{self._root.segments}: {named} cannot be read: {_range(first, last)} may have held pieces of it"
@@ -550,3 +550,7 @@ def _as_reclaimed(begun: Begun) -> ReclaimedSegment:
 
 def _range(first: int, last: int) -> str:
     return f"record {first}" if first == last else f"records {first} to {last}"
+
+
+def _missing(first: int, last: int) -> str:
+    return f"{_range(first, last)} {'is' if first == last else 'are'} missing"
