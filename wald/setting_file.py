@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+from codecs import BOM_UTF8
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,9 @@ class SettingFile:
             InvalidInput: the file cannot be read, or is no TOML.
         """
         try:
-            text = path.read_bytes().decode("utf-8-sig")  # an editor may have added a byte order mark
+            # An editor may have added a byte order mark. The codec that strips it is a module of its own, which a user
+            # other than the one that started Python may be unable to import.
+            text = path.read_bytes().removeprefix(BOM_UTF8).decode()
             return cls(path, text, tomllib.loads(text))
         except OSError as error:
             raise InvalidInput(f"{path}: {error.strerror}", hint=f"ls -l {path}") from error
