@@ -76,7 +76,7 @@ class Reading:
         self._state = state
         self._client = client
         self._watch = watch
-        self._resume_at = 0
+        self._arrived: int | None = None  # the first record that may have arrived since reading last resumed
         self._wanted = wanted
         self.form = form
         self._error: WaldError | OSError | None = None  # that ends the way, behind what was found before it
@@ -102,7 +102,9 @@ class Reading:
             WaldError: as of :meth:`wald.log.Log.batches`.
         """
         if self._watch is not None:
-            self._resume_at = self._watch.clear()
+            first = self._watch.clear()
+            # Several chunks may come from one view of the log; what arrived before any of them is after that view.
+            self._arrived = first if self._arrived is None else min(first, self._arrived)
         while (chunk := await self.step()) is None:
             pass
         return chunk
@@ -214,8 +216,13 @@ class Reading:
             stop=wanted.stop,
             group=wanted.group,
             on_missing=wanted.missing,
-            resume_at=lambda: self._resume_at,
+            resume_at=self._resume_at,
         )
+
+    def _resume_at(self) -> int:
+        """Return the first record to look at after the end of a view; 0 if it may be any."""
+        first, self._arrived = self._arrived, None
+        return first or 0
 
     def _begin_behind(self, sequence: int) -> None:
         if self.begins_behind is None:

@@ -12,6 +12,7 @@ from typing import cast
 
 import pytest
 from logs import Built
+from running import eventually
 
 from wald_gate.monitoring.counts import Counts
 from wald_gate.outgoing.following import Following
@@ -93,6 +94,34 @@ async def write(built: Built, choice: random.Random, steps: int) -> dict[str, by
         built.lines(route, [RARE_END])
         written[route] += RARE_END + b"\n"
     return written
+
+
+def test_a_client_that_reads_one_view_in_many_chunks_misses_nothing(tmp_path: Path) -> None:
+    """Records arrive in the middle of a view; then no more do before the chunks that lead to its end."""
+    built = begun(tmp_path)
+    lines = [b"%05d " % number + b"." * 1000 for number in range(4000)]
+    for start in range(0, 2000, 100):
+        built.lines("a", lines[start : start + 100])
+
+    async def test() -> None:
+        with reading_state(built) as state, state.following.watching("a") as watch:
+            reading = Reading(state, "ann", Wanted("a", "earliest", None), Raw(), watch)
+            got = await reading.chunk()
+            for start in range(2000, 4000, 100):
+                built.lines("a", lines[start : start + 100])
+            await asyncio.to_thread(eventually, lambda: watch._has_come and state.following.last == built.last)
+            chunks = 1
+            while got.count(b"\n") < 4001 and (chunk := await reading.chunk() or await more(reading)):
+                got += chunk
+                chunks += 1
+            reading.close()
+        assert chunks > 3
+        assert got == b"".join(line + b"\n" for line in [b"first", *lines])
+
+    async def more(reading: Reading) -> bytes:
+        return await reading.chunk() if await reading.more(60) else b""
+
+    asyncio.run(test())
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 24))])
