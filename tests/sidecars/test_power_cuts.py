@@ -106,6 +106,11 @@ PROGRAMS = {
         lambda root: sidecar("drain", "feed", "a", "--root", root, "--batch-records", 3, "--exit-at-end", "--", "cat"),
         {("a", DEFAULT_GROUP): 17},
     ),
+    "drain with workers": Program(
+        log_of_two_routes,
+        lambda root: sidecar("drain", "feed", "a", "--root", root, "--workers", 2, "--exit-at-end", "--", "cat"),
+        {("a", DEFAULT_GROUP): 17},
+    ),
     "work": Program(log_of_two_routes, lambda root: [sys.executable, "-c", WORK, str(root)], {("a", "workers"): 1}),
 }
 

@@ -40,22 +40,27 @@ class _File:
     def content(self, keep: str, chance: random.Random) -> bytes:
         """
         Args:
-            keep: of the pending changes: "none", "all", or "some" sectors.
+            keep: of the pending changes: "none", "all", or "some": each sector, and the length, as after any of them.
         """
         if keep == "none" or not self.pending:
             return self.durable  # the same object, since many states hold it
-        data = bytearray(self.durable)
+        versions = [self.durable]
         for change in self.pending:
+            data = bytearray(versions[-1])
             if isinstance(change, int):
                 data[change:] = b""
                 data.extend(bytes(change - len(data)))
             else:
                 offset, written = change
-                data.extend(bytes(max(0, offset + len(written) - len(data))))
-                for start, end in _sectors(offset, offset + len(written)):
-                    if keep == "all" or chance.random() < 0.5:
-                        data[start:end] = written[start - offset : end - offset]
-        return bytes(data)
+                data.extend(bytes(max(0, offset - len(data))))
+                data[offset : offset + len(written)] = written
+            versions = [*versions, bytes(data)] if keep == "some" else [bytes(data)]
+        if keep == "all":
+            return versions[-1]
+        length = len(chance.choice(versions))
+        starts = range(0, length, SECTOR_BYTES)
+        sectors = (chance.choice(versions)[start : start + SECTOR_BYTES].ljust(SECTOR_BYTES, b"\0") for start in starts)
+        return b"".join(sectors)[:length]
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,10 +460,3 @@ def _apply(names: Names, change: NameChange) -> None:
 def _has_parents(name: str, names: Names) -> bool:
     folder = os.path.dirname(name)
     return not folder or (folder in names and _has_parents(folder, names))
-
-
-def _sectors(start: int, end: int) -> Iterator[tuple[int, int]]:
-    while start < end:
-        stop = min(end, (start // SECTOR_BYTES + 1) * SECTOR_BYTES)
-        yield start, stop
-        start = stop
