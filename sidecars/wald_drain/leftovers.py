@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from wald.store.retention.cursors import CursorState
+from wald.store.retention.handovers import Pinning
 from wald.work.commands import workers_of
 from wald.work.journal import discard
 from wald.work.standing import standing
@@ -118,4 +119,6 @@ def require_no_gaps(consumer: Consumer, leftovers: Leftovers, command: tuple[str
         raise done_above(log, route, group, stands.floor, shlex.join(command))
     if stands.floor > consumer.cursor.effective:
         consumer.commit(stands.floor)
+    # The workers were killed, or the power failed, after the last dead letter was recorded.
+    Pinning(log.root, consumer.disk, route, group, log.identity.log_id, "work").unpin()
     leftovers.remove()

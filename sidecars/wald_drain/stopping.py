@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from wald.errors import Interrupted
 from wald.work.commands import command_files, running
@@ -17,7 +17,8 @@ _LEFT = b"wald-drain: interrupted; commands that run go on, and the next start w
 
 def leave() -> None:
     """End this process at once, as if it were killed: that costs nothing but what the next start does again."""
-    os.write(2, _LEFT)
+    with suppress(OSError):  # stderr is closed, or its disk is full
+        os.write(2, _LEFT)
     os._exit(Interrupted.exit_code)
 
 

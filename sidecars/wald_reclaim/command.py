@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
@@ -33,6 +32,7 @@ from wald.errors import (
     Gone,
     InvalidInput,
     NotPermitted,
+    Replaced,
     WaldError,
     command_line,
     room_commands,
@@ -317,8 +317,11 @@ def _watch(one_pass: Pass, report: Report, reload: Callable[[], Settings]) -> No
         return _matters(path) or path.name == CONSUMERS or path.parent == root.routes
 
     def look() -> None:
-        with suppress(Gone, OSError):  # it may be mounted again; the next pass reports it
+        try:
             one_pass.reclaim.require()
+        except (OSError, WaldError) as error:
+            if isinstance(error, Replaced) and not isinstance(error, Gone):
+                raise  # anything else may pass, such as an unmounted root; the next pass reports it
 
     for _ in wakes(
         directories, matters, period_seconds=PERIOD_SECONDS, stop=one_pass.stop, on_tick=look, report=report.warn

@@ -111,6 +111,7 @@ def test_a_result_that_cannot_be_written_is_a_failure(filled: Path) -> None:
 def test_a_stdin_that_cannot_be_read_is_an_error_at_once(filled: Path) -> None:
     for streams in ("<&-", "0> /dev/null"):
         assert refused(ended(command("append", "a", "--root", filled), streams))[:2] == (2, "stdin is closed")
+    assert refused(ended(command("append", "a", "/dev/stdin", "--root", filled), "<&-"))[0] == 2
     running = command("run", "--stdin", "a", "--root", filled.with_name("other"))
     assert refused(ended(running, "<&-"))[0] == 2
     assert values(filled) == [b"one", b"two"]

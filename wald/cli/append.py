@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _READ_BYTES = 128 << 10  # one request's worth
 _STDIN = "-"
+_STDIN_PATHS = ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 
 
 @click.command()
@@ -218,9 +219,9 @@ def _encoder(key_separator: str | None, *, jsonl: bool, due: Due | None) -> Enco
 
 def _check_readable(name: str) -> None:
     """Check a name before anything is sent."""
-    if name == _STDIN:
+    if name == _STDIN or name in _STDIN_PATHS:
         require_stdin("name a FILE after ROUTE, or connect a pipe to stdin")
-    else:
+    if name != _STDIN:
         try:
             os.close(os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
             if Path(name).is_dir():

@@ -8,6 +8,7 @@ import click
 
 from wald.cli.options import json_option, root_option, socket_option
 from wald.cli.output import json_line
+from wald.cli.streams import stdout_is_a_report
 
 
 @click.group()
@@ -19,6 +20,7 @@ def clock() -> None:
 @root_option
 @socket_option
 @json_option
+@stdout_is_a_report
 def step(root: Path, socket: Path | None, as_json: bool) -> None:
     """Record a clock step: the next records get their append times from the clock again.
 

@@ -6,6 +6,7 @@ from wald.errors import Refused, command_line
 from wald.log import Log
 from wald.store.files.disk import Disk
 from wald.store.retention.cursors import CursorState
+from wald.store.retention.handovers import Pinning
 from wald.work.commands import require_none
 from wald.work.journal import discard
 from wald.work.ownership import Ownership
@@ -37,6 +38,8 @@ def succeed_workers(log: Log, route: str, group: str) -> None:
                 raise done_above(log, route, group, stands.floor)
             if stands.floor > cursor.sequence:
                 log.set_cursor(route, stands.floor, group)
+            # The workers were killed, or the power failed, after the last dead letter was recorded.
+            Pinning(log.root, disk, route, group, log.identity.log_id, "work").unpin()
 
 
 def done_above(log: Log, route: str, group: str, floor: int, command: str = "COMMAND") -> Refused:

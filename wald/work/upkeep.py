@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 
-from wald.errors import Replaced, WaldError
+from wald.errors import Gone, Replaced, WaldError
 from wald.format.record import Record
 from wald.format.work import Dead
 from wald.log import Log
@@ -106,9 +106,9 @@ class Upkeep:
             for do in (self._follow_cursor, self.move_cursor, self._give_up, self.move_cursor):
                 try:
                     do()
-                except Replaced as error:
-                    return self._report(f"{self._route}: group {self._group}: {error}", logging.ERROR)
                 except (WaldError, OSError, ValueError, RuntimeError) as error:
+                    if isinstance(error, Replaced) and not isinstance(error, Gone):  # a log that is gone may return
+                        return self._report(f"{self._route}: group {self._group}: {error}", logging.ERROR)
                     why = f"{self._route}: group {self._group}: {error}"
                     self._report_failure(self._failing_steps, do.__name__, why, error)
                 else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -36,6 +37,7 @@ from wald.store.retention.handovers import (
 )
 from wald.store.retention.pins import read_claims, sealed_index
 from wald.work.group import WorkGroup
+from wald.work.succession import succeed_workers
 
 KILLED = """
 import os, signal, sys, time, wald, wald.work.upkeep as upkeep
@@ -259,3 +261,34 @@ def test_a_pin_of_many_routes_with_long_names_is_small_enough() -> None:
 
     assert len(data) <= PIN_MAX_BYTES
     assert set(decode_pin(data, bytes(16))["work"]) == set(routes)
+
+
+def test_a_pin_that_the_disk_fails_to_read_counts_as_a_pin_of_everything(tmp_path: Path) -> None:
+    built = Built(tmp_path / "log")
+    built.lines("a", [b"one"])
+    built.lines("dead", [b"copy"])
+    Pinning(built.root, built.disk, "a", "g", built.log_id, "drain").pin({"dead": 1})
+    real = os.open
+
+    def failing(path: str | Path, flags: int, *more: int, **options: int) -> int:
+        if os.fspath(path).endswith("g.pin"):
+            raise OSError(errno.EIO, "Input/output error", path)
+        return real(path, flags, *more, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "open", failing)
+        (pin,) = handover_pins(built.root, built.log_id)
+    assert (pin.positions, pin.problem) == ({"a": 0, "dead": 0}, "Input/output error")
+
+
+def test_the_pin_of_workers_that_were_killed_ends_with_the_reader_that_takes_their_place(tmp_path: Path) -> None:
+    built = Built(tmp_path / "log")
+    built.lines("a", [b"one"])
+    built.lines("dead", [b"copy"])
+    with WorkGroup(built.root.path, "a", "g") as group:
+        group.ack("w", [delivery.record.sequence for delivery in group.lease("w", 1)])
+    Pinning(built.root, built.disk, "a", "g", built.log_id, "work").pin({"dead": 1})
+
+    succeed_workers(built.log, "a", "g")
+
+    assert handover_pins(built.root, built.log_id) == []

@@ -8,9 +8,9 @@ interrupts it, the retry looks in the log for copies that were sent, which RECLA
 
 ``drain`` is for the handover in ``G.drain``, ``work`` for the records that the journal of the work group gives up.
 
-Cursor owners may also leave pins. So a pin is read like a cursor, and an unreadable one pins nothing. A pin in
-``consumers`` counts only if its owner also owns a valid cursor of the group there. If ``consumers`` has too many files
-to look for pins among them, all routes count as pinned.
+Cursor owners may also leave pins. So a pin in ``consumers`` counts only if its owner also owns a valid cursor of the
+group there. A file that is no valid pin pins nothing. If the system fails to read a pin or its directory, or if
+``consumers`` has too many files, all routes count as pinned.
 """
 
 from __future__ import annotations
@@ -139,22 +139,29 @@ def decode_pin(data: bytes, log_id: bytes) -> Parts:
 def handover_pins(root: Root, log_id: bytes) -> list[HandoverPin]:
     """Return the pins of all groups. The contents of the files never raise an error."""
     routes = root.route_names()
+    everything = dict.fromkeys(routes, 0)
     found: list[HandoverPin] = []
     for route in routes:
         for place in (root.route(route), root.consumers(route)):
             try:
-                found += [_read(route, path, log_id) for path in _files(place)]
+                paths = _files(place)
             except OSError as error:
-                everything = dict.fromkeys(routes, 0)
                 found.append(HandoverPin(route, CONSUMERS, place, everything, error.strerror or str(error)))
+                continue
+            for path in paths:
+                try:
+                    found.append(_read(route, path, log_id))
+                except OSError as error:  # it may be a valid pin
+                    group, why = path.name.removesuffix(PIN_SUFFIX), error.strerror or str(error)
+                    found.append(HandoverPin(route, group, path, everything, why))
     return [each for each in found if each.positions or each.problem]
 
 
 def _files(place: Path) -> list[Path]:
-    """Return the files that are named like pins; an unreadable directory has none.
+    """Return the files that are named like pins.
 
     Raises:
-        OSError: a directory of consumers has too many files.
+        OSError: the directory cannot be read, or one of consumers has too many files.
     """
     try:
         if place.is_symlink():
@@ -162,7 +169,7 @@ def _files(place: Path) -> list[Path]:
         most = CONSUMERS_FILES_MAX if place.name == CONSUMERS else None
         with os.scandir(place) as entries:
             names = [entry.name for entry in islice(entries, most and most + 1)]
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     if most is not None and len(names) > most:
         raise too_many(place)
@@ -184,9 +191,9 @@ def _read(route: str, path: Path, log_id: bytes) -> HandoverPin:
     except Damaged:
         problem = "not a regular file"
     except PermissionError:
+        if path.parent.name != CONSUMERS:
+            raise
         problem = "permission denied"
-    except OSError as error:
-        problem = error.strerror or str(error)
     except BadPin as error:
         problem = str(error)
     return HandoverPin(route, group, path, problem=problem)
