@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 from logs import START_NS, Built
+from repairing import repair
 
 from wald.errors import Damaged, Gone, Replaced
 from wald.format.head import decode_head
+from wald.format.names import Kind
 from wald.log import Log
 
 LATER_NS = START_NS + 3600 * 10**9
@@ -57,6 +59,26 @@ def test_restarts_cuts_and_repairs_are_no_other_past(root: Path) -> None:
         log.require_continuity()
         write(built, f"of epoch {epoch}")
     assert len(seen(log)) == 4
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda data: data[:-150], lambda data: data[:-300] + bytes(300)], ids=["cut", "zeros"]
+)
+def test_a_repair_that_gave_up_the_end_is_no_other_past(root: Path, spoil: Callable[[bytes], bytes]) -> None:
+    built = Built(root)
+    write(built, *(f"{number} {'.' * 100}" for number in range(20)))
+    log = built.log
+    log.require_continuity()
+    built.crash()
+    head = log.head()
+    assert head is not None
+    path = built.path(1, Kind.RAW)
+    path.write_bytes(spoil(path.read_bytes()[: head.position]))
+    repair(root)
+    built = restart(root, 8)
+    assert built.report.given_up
+    write(built, "after")
+    log.require_continuity()
 
 
 def test_a_start_that_finds_pieces_only_is_no_other_past(root: Path) -> None:

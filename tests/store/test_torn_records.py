@@ -14,6 +14,7 @@ from relieving import relieve
 from wald.errors import Damaged, NotFound
 from wald.format.names import Kind
 from wald.format.record import Record
+from wald.store.files.routes import add_route
 from wald.store.reading.batches import Batch
 from wald.store.reading.reader import read_onward, read_span
 from wald.store.reading.selection import Start
@@ -311,3 +312,17 @@ class TestAFollowerThatIsPaused:
             built.seal()
         built.piece("a", b"ends\nnext\n", begins=False, ends=True)
         assert steps(follower) == [(2, b"begins unseen ends"), (3, b"next")]
+
+    def test_a_start_may_write_a_longer_control_batch_over_a_segment_without_records(self, tmp_path: Path) -> None:
+        built = Built(tmp_path / "root")
+        built.lines("a", [b"first"])
+        built.piece("a", b"begins ", begins=True, ends=False)
+        built = restart(built)
+        follower = read_onward(built.view, route="a", start="earliest", stop=None, group="g")
+        assert steps(follower) == [(1, b"first")]
+        add_route(built.root, built.disk, "n" * 100)
+        built = restart(built)
+        assert steps(follower) == []
+        built.piece("a", b"ends\n", begins=False, ends=True)
+        built.lines("a", [b"next"])
+        assert steps(follower) == [(2, b"begins ends"), (3, b"next")]

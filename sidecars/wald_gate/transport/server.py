@@ -244,7 +244,10 @@ class Server:
         while True:
             await asyncio.sleep(_PATHS_SECONDS)
             for server in self._servers:
-                happened = await server.restore() if isinstance(server, UnixListener) else ""
+                try:
+                    happened = await server.restore() if isinstance(server, UnixListener) else ""
+                except OSError as error:  # such as no descriptor left: tried again a second later
+                    happened = f"a unix socket that was removed cannot be made again yet: {error}"
                 if happened:
                     _log.warning("wald-gate: %s", happened)
                 if isinstance(happened, InvalidInput):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import stat
 from pathlib import Path
@@ -43,6 +44,17 @@ def test_what_takes_the_place_of_the_socket_stays_at_the_end(daemon: Daemon, tmp
         path.write_text("precious")
         assert gate.stop() == 0
     assert path.read_text() == "precious"
+
+
+def test_a_socket_that_cannot_be_made_again_at_once_is_made_again_later(daemon: Daemon, tmp_path: Path) -> None:
+    path = tmp_path / "gate.sock"
+    with Gate(daemon.root, "--uds", path) as gate:
+        limits = resource.prlimit(gate.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(gate.process.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+        path.unlink()
+        eventually(lambda: "cannot be made again yet" in gate.log)
+        resource.prlimit(gate.process.pid, resource.RLIMIT_NOFILE, limits)
+        eventually(path.is_socket)
 
 
 def test_a_socket_that_was_left_is_taken_over_and_one_that_answers_is_not(daemon: Daemon, tmp_path: Path) -> None:

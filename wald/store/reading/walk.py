@@ -90,6 +90,7 @@ class Walk:
         self._current: OpenSegment | None = None
         self._position = 0
         self._was_active = False
+        self._only_control = False  # of the segment, only control batches were met; a start may write longer ones
         self._expected: int | None = None  # the next sequence; None until the first batch has been met
         begin = view.segments[view.listing.covering(sequence)].base_sequence if view.segments else sequence
         self._behind = begin - 1 if begin <= sequence else 0  # segments with a larger base are still to come
@@ -170,6 +171,7 @@ class Walk:
             self._position, self._expected = limit, bound.sequence + 1
         else:
             self._position = opened.position_of_sequence(self._wanted, limit)
+        self._only_control = self._position == FIRST_BATCH
         return view
 
     def _through(self, segment: OpenSegment, view: View) -> Iterator[Found]:
@@ -193,6 +195,7 @@ class Walk:
             else:
                 header = found.header
                 if not header.is_control:
+                    self._only_control = False
                     yield from self._report_gap(segment, header.base_sequence, found.position)
                     self._expected = header.end_sequence
                 self._position = found.end
@@ -248,6 +251,8 @@ class Walk:
             self._current = view.open(Segment(segment.base_sequence, Kind.RAW, segment.path))
         except SegmentGone:
             return segment
+        if self._only_control:
+            self._position = FIRST_BATCH
         segment.close()
         return self._current
 

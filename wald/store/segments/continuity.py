@@ -138,4 +138,5 @@ def _begins_before(report: Mapping[str, Any], seen: Head) -> bool:
     if isinstance(begins, int) and begins <= seen.sequence:
         return True
     same = report.get("segment") == segment_name(seen.segment, Kind.RAW)
-    return same and isinstance(scanned, int) and scanned < seen.position and not report.get("errors")
+    is_lost = report.get("errors") or report.get("given_up")  # of this log, so it is no older copy
+    return same and isinstance(scanned, int) and scanned < seen.position and not is_lost

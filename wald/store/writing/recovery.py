@@ -93,6 +93,7 @@ class Report:
         before: how the life before ended, as a sentence.
         fate: a :class:`Fate`; "" if there is no raw segment.
         skipped: the first and the last sequence that are never given out, and why.
+        given_up: True if acknowledged records are missing that a repair has given up.
         pid, host, started: as in the lock file, which not every reader may open.
         software, settings: what the life runs with; each setting has its value and where that comes from.
     """
@@ -111,6 +112,7 @@ class Report:
     next_sequence: int = 1
     seconds: float = 0.0
     skipped: tuple[int, int, str] | None = None
+    given_up: bool = False
     info: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -293,6 +295,7 @@ class _Recovery:
             first, last = state.next_sequence, floor - 1
             message = f"{self._root.path}: records {first} to {last} were acknowledged and are not there"
             if given_up(self._root, first, last):
+                self._report.given_up = True
                 self._report.info.append(f"{message}; a repair has given them up")
             else:
                 self._report.errors.append(message)
