@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import signal
@@ -21,7 +20,7 @@ from running import eventually
 from some_logs import STEPS, Step, build
 
 import wald
-from wald.errors import Damaged, NotFound, Refused, Unavailable
+from wald.errors import Damaged, InvalidInput, NotFound, Refused, Unavailable
 from wald.format.names import Kind
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
@@ -209,12 +208,11 @@ class TestErrors:
         built.lines("a", [b"x"])
         dest.write_bytes(b"")
 
-        with pytest.raises(OSError, match=r"Not a directory|File exists") as caught:
+        with pytest.raises(InvalidInput, match="not a directory"):
             pack(built.root.path, dest)
 
-        assert caught.value.errno in (errno.ENOTDIR, errno.EEXIST)
         dest.unlink()
-        assert pack(built.root.path, dest)[0].resumed
+        assert len(pack(built.root.path, dest)) == 1
 
     def test_a_destination_that_is_another_one_on_each_machine(self, built: Built, pack: Pack) -> None:
         """As the memory of a process is: what executors have written, the driver does not see."""
