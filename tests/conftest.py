@@ -52,13 +52,14 @@ def _skip_without_program() -> Generator[None, object, object]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name the packages without which tests were skipped; write the names of those tests to $SKIPPED_TO."""
+    """Name the packages without which tests were skipped; add the names of those tests to $SKIPPED_TO."""
     skipped = terminalreporter.stats.get("skipped", [])
     packages = programs.packages_of([str(report.longrepr[2]) for report in skipped])
     if packages:
         terminalreporter.write_line(f"skipped for want of programs: apt-get install {' '.join(packages)}")
     if to := os.environ.get("SKIPPED_TO"):
-        Path(to).write_text("".join(f"{report.nodeid}\n" for report in skipped))
+        with Path(to).open("a") as file:  # what failed may run once more
+            file.writelines(f"{report.nodeid}\n" for report in skipped)
 
 
 @pytest.hookimpl(optionalhook=True)
