@@ -13,6 +13,7 @@ Both are text: the version, Spark's own JSON, and in offsets one line of each so
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -25,6 +26,7 @@ from wald.errors import Damaged, NotFound, Refused, UnsupportedFormat, command_l
 from wald.store.files.directory import Root
 from wald.store.files.listing import list_segments
 from wald.store.retention.cursors import Cursor, newcomer, require_no_remains
+from wald.store.segments.continuity import Continuity, Seen
 from wald_spark.locations import local_path
 from wald_spark.offsets import BadOffsets, Offsets, Position, decode_offsets, is_offsets
 
@@ -59,6 +61,7 @@ def processed_by_stream(checkpoint: Path, root: Root, cursor: Cursor, *, log_id:
         NotFound: there is no checkpoint, nothing in it is committed, or no source of the stream reads this log.
         Refused: the stream does not read the cursor's route, or began behind records that the group has not processed.
         Damaged, UnsupportedFormat: what is committed cannot be read.
+        RolledBack: the log is an older copy of the one that the stream has read.
     """
     path, sources = _last_commit(checkpoint)
     log = log_id.hex()
@@ -71,9 +74,17 @@ def processed_by_stream(checkpoint: Path, root: Root, cursor: Cursor, *, log_id:
         raise Refused(
             f"{path}: the stream does not read route {cursor.route} of this log", hint=f"it reads {', '.join(routes)}"
         )
+    _require_same_past(path, root, of_route, log_id)
     began, last = max(at.began for at in of_route), min(at.last for at in of_route)
     _require_nothing_skipped(path, root, cursor, Position(began, last))
     return last
+
+
+def _require_same_past(path: Path, root: Root, positions: Sequence[Position], log_id: bytes) -> None:
+    """Refuse a log that has other records than the stream has read: a cursor behind them would skip some."""
+    hint = f"{path} belongs to the log before the restore; move the cursor with wald cursor set, or use a new stream"
+    for position in filter(lambda each: each.epoch, positions):
+        Continuity(root, log_id, Seen(position.last, position.epoch, position.life), hint=hint).require()
 
 
 def _require_nothing_skipped(path: Path, root: Root, cursor: Cursor, position: Position) -> None:

@@ -1,10 +1,13 @@
 """How far a stream has read which logs, as JSON: what Spark keeps in a checkpoint.
 
-    {"version": 1, "logs": {"<32 hex>": 700}, "began": {"<32 hex>": 250}, "routes": ["access"]}
+    {"version": 1, "logs": {"<32 hex>": 700}, "began": {"<32 hex>": 250}, "routes": ["access"],
+     "starts": {"<32 hex>": [3, "<life>"]}}
 
     logs     id of the log → the last sequence that was delivered; the stream goes on with the next one
     began    id of the log → the sequence behind which the stream began; equal to ``logs``: nothing was delivered yet
     routes   the routes that are read; null: all
+    starts   id of the log → epoch and life of the daemon's start when that sequence was read; offsets of an older wald
+             have none
 
 A stream may begin at any record of a log. It has not read what is in front of that, so ``began`` is kept. Equal offsets
 have equal bytes, because Spark compares them as text.
@@ -28,10 +31,16 @@ class BadOffsets(ValueError):
 
 
 class Position(NamedTuple):
-    """In one log: records began < s ≤ last were delivered."""
+    """In one log: records began < s ≤ last were delivered.
+
+    Attributes:
+        epoch, life: the daemon's start when ``last`` was read, as in :class:`Seen`.
+    """
 
     began: int
     last: int
+    epoch: int = 0
+    life: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +59,14 @@ class Offsets:
 def encode_offsets(offsets: Offsets) -> dict[str, object]:
     """``offsets`` as JSON values, always in the same order."""
     logs = sorted(offsets.logs.items())
-    return {
+    starts = {log: [position.epoch, position.life] for log, position in logs if position.epoch}
+    encoded: dict[str, object] = {
         "version": VERSION,
         "logs": {log: position.last for log, position in logs},
         "began": {log: position.began for log, position in logs},
         "routes": None if offsets.routes is None else sorted(offsets.routes),
     }
+    return encoded | {"starts": starts} if starts else encoded
 
 
 def is_offsets(decoded: object) -> bool:
@@ -73,17 +84,28 @@ def decode_offsets(decoded: object) -> Offsets:
         raise BadOffsets("not the offsets of a stream that reads logs")
     if decoded["version"] != VERSION:
         raise BadOffsets(f"version {decoded['version']!r}, and this program knows {VERSION}")
-    return Offsets(_positions(decoded["logs"], decoded["began"]), _routes(decoded["routes"]))
+    positions = _positions(decoded["logs"], decoded["began"], decoded.get("starts", {}))
+    return Offsets(positions, _routes(decoded["routes"]))
 
 
-def _positions(last: object, began: object) -> dict[str, Position]:
+def _positions(last: object, began: object, starts: object) -> dict[str, Position]:
     if not isinstance(last, dict) or not isinstance(began, dict) or last.keys() != began.keys():
         raise BadOffsets("logs and began do not name the same logs")
-    logs = {str(log): Position(_sequence(began[log]), _sequence(last[log])) for log in last}
+    if not isinstance(starts, dict) or not starts.keys() <= last.keys():
+        raise BadOffsets("starts names other logs")
+    logs = {str(log): Position(_sequence(began[log]), _sequence(last[log]), *_start(starts.get(log))) for log in last}
     for log, position in logs.items():
         if not _LOG.fullmatch(log) or position.began > position.last:
             raise BadOffsets(f"log {log!r} cannot be at {position.last} after {position.began}")
     return logs
+
+
+def _start(start: object) -> tuple[int, str]:
+    if start is None:
+        return 0, ""
+    if not isinstance(start, list) or len(start) != 2 or not isinstance(start[1], str):
+        raise BadOffsets(f"{start!r} is not a start of the daemon")
+    return _sequence(start[0]), start[1]
 
 
 def _routes(routes: object) -> frozenset[str] | None:

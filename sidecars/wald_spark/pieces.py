@@ -16,6 +16,7 @@ from wald.store.reading.batches import Batch
 from wald.store.reading.reader import read_span
 from wald.store.retention.history import History
 from wald.store.retention.missing import Missing
+from wald.store.segments.continuity import Continuity, Seen, seen_at
 from wald.store.segments.head import Bound, lost_head
 from wald.store.segments.view import SecondListing, View, read_view
 from wald_spark.blocks import Block, Range, Unreadable, blocks_of, fair_share, joined_blocks
@@ -38,6 +39,7 @@ class LogPiece:
         bound: how far the log could be read when this was planned.
         raw_bytes: about how many raw bytes have to be read.
         gaps: whether what relief has dropped is no loss, because these records were not asked for by number.
+        seen: the end of the log when this was planned; None if unknown.
     """
 
     location: LogLocation
@@ -48,6 +50,7 @@ class LogPiece:
     raw_bytes: int
     tolerance: Tolerance = STRICT
     gaps: bool = False
+    seen: Seen | None = None
 
     @property
     def log(self) -> str:
@@ -64,15 +67,17 @@ class LogPiece:
         Raises:
             NotFound: RECLAIM has deleted some of them since.
             Damaged: some cannot be read, and that is not tolerated; the message names segment and offset.
+            Replaced: another log, or an older copy, has taken the place of the one that was planned.
         """
         with closing(DamageReport(self.tolerance, self.name)) as damage:
 
             def pass_over(missing: Missing) -> None:
                 damage.pass_over(missing.message())
 
+            continuity = Continuity(self.location.root, self.location.log_id, self.seen) if self.seen else None
             try:
                 yield from read_span(
-                    read_view(self.location.root, self.location.log_id, bound=self.bound),
+                    read_view(self.location.root, self.location.log_id, bound=self.bound, continuity=continuity),
                     routes=self.routes,
                     first=self.first,
                     last=self.last,
@@ -81,6 +86,8 @@ class LogPiece:
                 )
             except NotFound as error:
                 raise NotFound(error.message, hint=LOSS_HINT) from error
+            if continuity is not None:
+                continuity.require()
 
     def arrow(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The records as :func:`record_batches` gives them; errors as of :meth:`batches`."""
@@ -130,8 +137,9 @@ def pieces_of(
         planning = _Planning(History(location.root), damage, tolerance.loss, gaps)
         blocks = list(planning.blocks(view, wanted, active=active))
     limit = fair_share(sum(block.raw_bytes for block in blocks), limit_bytes)
+    seen = seen_at(view.root, view.head) if view.head else None
     return [
-        LogPiece(location, wanted.routes, block.first, block.last, bound, block.raw_bytes, tolerance, gaps)
+        LogPiece(location, wanted.routes, block.first, block.last, bound, block.raw_bytes, tolerance, gaps, seen)
         for block in joined_blocks(blocks, first=wanted.first, last=wanted.last, limit_bytes=limit)
     ]
 

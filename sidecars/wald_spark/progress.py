@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from wald.errors import Damaged, InvalidInput, NotFound, command_line
+from wald.errors import InvalidInput, NotFound, command_line
+from wald.store.segments.continuity import Continuity, Seen, seen_at
 from wald.store.segments.view import View
 from wald_spark.blocks import Range, packed
 from wald_spark.damage import Tolerance
@@ -28,10 +29,13 @@ class Progress:
     Attributes:
         last: of all routes except those in ``held_back``.
         held_back: for each route that a record without an end holds back, the last record that is done.
+        epoch, life: the daemon's start when that was read, as in :class:`Seen`.
     """
 
     last: int
     held_back: Mapping[str, int] = field(default_factory=dict)
+    epoch: int = field(default=0, compare=False)
+    life: str = field(default="", compare=False)
 
     def to(self, end: LogEnd) -> Progress:
         """How far a job can get by ``end``; no further than here, if it is not known which routes are held back."""
@@ -129,26 +133,27 @@ def new_records(
     Raises:
         Damaged: something is missing, and that is not tolerated.
         NotFound: RECLAIM has deleted records behind ``before``, and that is not tolerated.
+        RolledBack: the log is an older copy of the one that ``before`` is about.
     """
     view = location.view()
     wanted = None if routes is None else frozenset(routes)
     if before is not None:
-        _require_not_rewound(view, before)
+        _require_same_past(view, before)
     end = log_end(view, wanted)
     begun = before or Progress(first_record(view, partial=tolerance.partial) - 1)
     after = begun.to(end)
     ranges = begun.ranges(after, end, wanted)
+    if view.head is not None:
+        seen = seen_at(view.root, view.head)
+        after = replace(after, epoch=seen.epoch, life=seen.life)
     return NewRecords(location, begun, after, _pieces(view, ranges, tolerance, gaps=before is None))
 
 
-def _require_not_rewound(view: View, before: Progress) -> None:
-    bound = view.bound
-    if not bound.lost and bound.sequence is not None and bound.sequence < before.last:
-        raise Damaged(
-            f"{view.root.path}: it ends with record {bound.sequence}, and record {before.last} was read before: an "
-            "older copy was put back",
-            hint=f"another --out begins anew; {command_line(view.root.path, 'verify')} shows what is there",
-        )
+def _require_same_past(view: View, before: Progress) -> None:
+    if view.head is not None:
+        hint = f"another --out begins with the oldest record; {command_line(view.root.path, 'verify')} checks the log"
+        seen = Seen(before.last, before.epoch, before.life)
+        Continuity(view.root, view.log_id, seen, hint=hint).check(view.head)
 
 
 def _pieces(view: View, ranges: Sequence[Range], tolerance: Tolerance, *, gaps: bool) -> list[LogPiece]:

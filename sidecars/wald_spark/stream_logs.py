@@ -12,16 +12,19 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
-from wald.errors import Damaged, InvalidInput, NotFound
+from wald.errors import Damaged, InvalidInput, NotFound, Replaced, RolledBack
 from wald.format.head import Head
 from wald.store.files.identity import read_identity
+from wald.store.segments.continuity import Continuity, Seen
 from wald.store.segments.head import read_head
 from wald.store.segments.view import View
 from wald_spark.admission import Extents
 from wald_spark.locations import Location, LogLocation, Shipped, find_locations, is_pattern, is_remote, local_path
 from wald_spark.log_end import LogEndTracker
+from wald_spark.offsets import Position
 
 SEARCH_SECONDS = 5.0
+_HINT = "a stream of this copy needs another checkpointLocation"
 
 
 class StreamLog:
@@ -40,6 +43,8 @@ class StreamLog:
         self.view: View | None = None
         self.end = 0
         self._end_tracker = LogEndTracker(routes)
+        self._continuity = Continuity(location.root, location.log_id, hint=_HINT)
+        self._verified: Position | None = None
 
     @property
     def oldest(self) -> int:
@@ -52,9 +57,12 @@ class StreamLog:
 
         Raises:
             NotFound: it is gone, or there is another log under its path.
+            RolledBack: an older copy of it is there.
             Damaged, UnsupportedFormat: it cannot be read.
         """
         head = self._read_head()
+        if head is not None:
+            self._require_continuity(head)
         if head is not None and head == self.head:
             return
         self._require_same_log()
@@ -62,6 +70,30 @@ class StreamLog:
         if self.view is None or (view.bound, view.listing) != (self.view.bound, self.view.listing):
             self.end = self._end_tracker.end(view).complete
         self.head, self.view = head, view
+
+    def require_past(self, position: Position) -> None:
+        """Check that the polled log is the one in which ``position`` was reached.
+
+        Raises:
+            RolledBack: it is an older copy.
+        """
+        if self.head is not None and position != self._verified:
+            seen = Seen(position.last, position.epoch, position.life)
+            Continuity(self.location.root, self.location.log_id, seen, hint=_HINT).check(self.head)
+            self._verified = position
+
+    def at(self, position: Position, last: int) -> Position:
+        """Return ``position`` moved to ``last``, with the start of the daemon that the last poll has met."""
+        seen = self._continuity.seen
+        return Position(position.began, last, seen.epoch, seen.life) if seen else Position(position.began, last)
+
+    def _require_continuity(self, head: Head) -> None:
+        try:
+            self._continuity.check(head)
+        except RolledBack:
+            raise
+        except Replaced:
+            self._require_same_log()
 
     def _read_head(self) -> Head | None:
         if isinstance(self.location.root, Shipped):

@@ -50,7 +50,8 @@ class Triggers:
 
         Raises:
             NotFound: a log is gone, and loss is not tolerated; or a path, a route or a first record does not exist.
-            Damaged: a log ends in front of what was read of it.
+            RolledBack: a log is an older copy of the one that was read.
+            Damaged: a log cannot be read.
             Refused: ``start`` is of a stream that reads other routes.
             InvalidInput, UnsupportedFormat: as :meth:`StreamLogs.poll`.
         """
@@ -64,10 +65,11 @@ class Triggers:
             require_routes([found.location for found in logs.values()], self._options.routes or frozenset())
         positions = dict(start.logs)
         backlogs = dict(self._backlogs(logs, positions, new=not start.logs))
-        self.latest = _moved(positions, {log: backlog.end for log, backlog in backlogs.items()}, start.routes)
+        latest = {log: backlog.end for log, backlog in backlogs.items()}
+        self.latest = _moved(logs, positions, latest, start.routes)
         ends = admit(list(backlogs.values()), limits, turn=self._turn)
         self._turn += 1
-        return _moved(positions, dict(zip(backlogs, ends, strict=True)), start.routes)
+        return _moved(logs, positions, dict(zip(backlogs, ends, strict=True)), start.routes)
 
     def _backlogs(
         self, logs: Mapping[str, StreamLog], positions: dict[str, Position], *, new: bool
@@ -78,8 +80,7 @@ class Triggers:
             if end is None:
                 continue
             position = positions[log] = positions.get(log) or self._begin(log, found, end, new=new)
-            if found.head is not None and position.last > found.head.sequence:
-                raise _rewound(found, position.last)
+            found.require_past(position)
             if position.last < end:
                 assert found.view is not None
                 yield log, Backlog(position.last, end, found.extents.between(found.view, position.last, end))
@@ -90,6 +91,7 @@ class Triggers:
         Raises:
             NotFound: some of it is gone, and loss is not tolerated.
             Damaged: some of it cannot be read.
+            RolledBack: a log is an older copy of the one that was read.
             Refused: it is of a stream that reads other routes.
             InvalidInput, UnsupportedFormat: as :meth:`StreamLogs.poll`.
         """
@@ -100,6 +102,7 @@ class Triggers:
             after = start.logs[log].last if log in start.logs else position.began
             if after < position.last:
                 if log in logs:
+                    logs[log].require_past(position)
                     pieces += self._log_pieces(logs[log], after + 1, position.last)
                 else:
                     self._require_loss_tolerated(log, position)
@@ -140,7 +143,7 @@ class Triggers:
             began = first_record(found.view, partial=self._options.tolerance.partial) - 1
             if began + 1 < found.oldest:  # reported before Spark keeps an offset
                 self._log_pieces(found, began + 1, found.oldest - 1)
-        return Position(began, began)
+        return found.at(Position(began, began), began)
 
     def _require_known(self, logs: Mapping[str, StreamLog]) -> None:
         if unknown := sorted(self._stream.first.keys() - logs.keys()):
@@ -165,8 +168,15 @@ class Triggers:
             )
 
 
-def _moved(positions: Mapping[str, Position], ends: Mapping[str, int], routes: frozenset[str] | None) -> Offsets:
-    return Offsets({log: at._replace(last=ends.get(log, at.last)) for log, at in positions.items()}, routes)
+def _moved(
+    logs: Mapping[str, StreamLog],
+    positions: Mapping[str, Position],
+    ends: Mapping[str, int],
+    routes: frozenset[str] | None,
+) -> Offsets:
+    """Return the positions moved to ``ends``; one that does not move stays equal, even if the daemon was restarted."""
+    moved = {log: logs[log].at(positions[log], end) for log, end in ends.items() if end != positions[log].last}
+    return Offsets({**positions, **moved}, routes)
 
 
 def _named(routes: frozenset[str] | None) -> str:
@@ -174,12 +184,12 @@ def _named(routes: frozenset[str] | None) -> str:
 
 
 def _rewound(found: StreamLog, last: int) -> Damaged:
-    """The error for a log that ends in front of what a trigger has read."""
+    """Return the error for a log without a head that ends before the last record of a trigger."""
     root = found.location.root
-    if found.head is None and found.view is not None and found.view.bound.sequence is not None:
+    if found.view is not None and found.view.bound.sequence is not None:
         return lost_head(root, found.view.bound)
     return Damaged(
         f"{root.path}: log {found.location.log} ends with record {found.end}, and the stream has met record {last}: "
-        "it is older than it was",
-        hint="an older copy was put in its place; a stream of it needs a checkpointLocation of its own",
+        "its newest segments are missing",
+        hint=f"ls {root.segments}; copy the segments again",
     )

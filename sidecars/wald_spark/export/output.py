@@ -67,6 +67,7 @@ class ExportedLog:
     Attributes:
         last: records up to this sequence are exported, except those of the routes in ``held_back``.
         held_back: of each route whose newest record had no end yet, the last record that is exported.
+        epoch, life: the daemon's start during the last run, as in :class:`Progress`.
         records, corrupt, files, bytes: of all runs together.
         passed_over: how often something could not be read, and was passed over.
         at: when the last run ended.
@@ -86,10 +87,12 @@ class ExportedLog:
     at: str = ""
     staging: str = ""
     pending: tuple[str, ...] = ()
+    epoch: int = 0
+    life: str = ""
 
     @property
     def progress(self) -> Progress:
-        return Progress(self.last, self.held_back)
+        return Progress(self.last, self.held_back, self.epoch, self.life)
 
     def with_files(
         self, new: list[ExportedFile], *, progress: Progress, staging: str, passed_over: int, at: str
@@ -99,6 +102,8 @@ class ExportedLog:
             self,
             last=progress.last,
             held_back=progress.held_back,
+            epoch=progress.epoch,
+            life=progress.life,
             records=self.records + sum(file.records for file in new),
             corrupt=self.corrupt + sum(file.corrupt for file in new),
             files=self.files + len(new),

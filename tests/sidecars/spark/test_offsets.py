@@ -13,8 +13,12 @@ from wald_spark.offsets import BadOffsets, Offsets, Position, decode_offsets, en
 
 LOG = "0123456789abcdef" * 2
 WHOLE = encode_offsets(Offsets({LOG: Position(3, 7)}, frozenset(["a"])))
-POSITIONS = st.tuples(st.integers(0, SEQUENCE_MAX), st.integers(0, SEQUENCE_MAX)).map(
-    lambda pair: Position(*sorted(pair))
+STARTS = st.just((0, "")) | st.tuples(st.integers(1, 1 << 32), st.text(max_size=3))
+POSITIONS = st.builds(
+    lambda one, other, start: Position(min(one, other), max(one, other), *start),
+    st.integers(0, SEQUENCE_MAX),
+    st.integers(0, SEQUENCE_MAX),
+    STARTS,
 )
 LOGS = st.dictionaries(st.binary(min_size=16, max_size=16).map(bytes.hex), POSITIONS, max_size=4)
 ROUTES = st.none() | st.frozensets(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,9}", fullmatch=True), max_size=3)
@@ -45,6 +49,9 @@ def test_equal_offsets_are_equal_as_text() -> None:
         ({"logs": {LOG: True}}, "not a sequence"),
         ({"logs": {LOG: SEQUENCE_MAX + 1}}, "not a sequence"),
         ({"logs": {"me": 7}, "began": {"me": 3}}, "log 'me'"),
+        ({"starts": {"me": [1, "x"]}}, "other logs"),
+        ({"starts": {LOG: [1]}}, "not a start"),
+        ({"starts": {LOG: [-1, "x"]}}, "not a sequence"),
         ({"routes": "a"}, "no routes"),
         ({"routes": ["../a"]}, "no routes"),
         ({"routes": [1]}, "no routes"),

@@ -144,14 +144,3 @@ def test_logs_are_found_and_others_are_refused(tmp_path: Path) -> None:
         find_logs([root], ["b"])
     with pytest.raises(InvalidInput, match="archive: an archive; jobs read logs"):
         find_logs([root, str(tmp_path / "archive")], None)
-
-
-def test_an_older_copy_that_was_put_back_is_reported(tmp_path: Path) -> None:
-    """What comes after it would be taken for what was exported before."""
-    built = Built(tmp_path / "root")
-    for _ in range(3):
-        built.lines("a", [b"x"])
-    place = LogLocation(built.root, built.log_id)
-    assert not new_records(place, Progress(3), None, STRICT).due
-    with pytest.raises(Damaged, match="ends with record 3, and record 4 was read before"):
-        new_records(place, Progress(4), None, STRICT)

@@ -256,17 +256,6 @@ def test_another_log_in_its_place_is_loud_unless_loss_is_tolerated(built: Built)
     assert tolerant.sink[30:] == [(other.log_id.hex(), sequence, b"other") for sequence in range(1, 41)]
 
 
-def test_a_log_that_is_older_than_it_was_is_loud(built: Built, tmp_path: Path) -> None:
-    shutil.copytree(built.root.path, tmp_path / "backup")
-    built.lines("a", [b"31"])
-    stream = Stream(built.root.path, failondataloss="false")
-    stream.trigger()
-    shutil.rmtree(built.root.path)
-    (tmp_path / "backup").rename(built.root.path)
-    with pytest.raises(Damaged, match="ends with record 30, and the stream has met record 31"):
-        stream.trigger()
-
-
 def test_without_a_head_a_stream_waits_and_a_batch_that_needs_it_fails(built: Built) -> None:
     stream = Stream(built.root.path)
     end = stream.triggers.end(stream.at, NO_LIMITS)

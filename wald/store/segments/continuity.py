@@ -4,6 +4,8 @@ A long-running process has positions in memory. They mean nothing in another log
 older copy of the log that was restored there, even if its id, epoch and head look right by now. A value that never
 recurs reveals it: each start of the daemon writes a random ``life`` into its report ``recovery/<epoch>.json``, with the
 sequence at which it begins. Before that start, no process can have seen a record with that sequence or a later one.
+
+A job that keeps its positions on disk keeps the epoch and the life with them, so that its next run can compare them.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import os
 import threading
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +31,51 @@ _REPORTS = 64  # more than the daemon keeps
 _Mark = tuple[int, int, int] | None
 
 
-class Continuity:
-    """History of the log ``log_id`` at ``root``, as one process has seen it; threads may share it."""
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A place in a log that was read up to there.
 
-    def __init__(self, root: Root, log_id: bytes) -> None:
+    Attributes:
+        sequence: the last record that was seen.
+        epoch: the epoch of the daemon then; 0 if unknown.
+        life: the id of the start that began the epoch; "" if unknown.
+        segment, position: where the bytes that were seen ended; 0 if unknown.
+    """
+
+    sequence: int
+    epoch: int
+    life: str
+    segment: int = 0
+    position: int = 0
+
+
+def seen_at(root: Root, head: Head) -> Seen:
+    """Return the place that ``head``, which was just read, names."""
+    life = _life(read_object(root.report(head.epoch)))
+    return Seen(head.sequence, head.epoch, life, head.segment, head.position)
+
+
+class Continuity:
+    """History of the log ``log_id`` at ``root``, as one process has seen it; threads may share it.
+
+    Args:
+        seen: a place that an earlier process, or another one, has seen.
+        hint: for a log that is an older copy.
+    """
+
+    def __init__(self, root: Root, log_id: bytes, seen: Seen | None = None, *, hint: str = _HINT) -> None:
         self._root = root
         self._log_id = log_id
+        self._hint = hint
         self._lock = threading.Lock()
-        self._seen: Head | None = None
-        self._life: object = None
+        self._seen = seen
         self._marks: tuple[_Mark, _Mark] = (None, None)
         self._replaced: Replaced | None = None
+
+    @property
+    def seen(self) -> Seen | None:
+        """The last place that was seen; None before the first head."""
+        return self._seen
 
     def require(self) -> None:
         """Call :meth:`check` with the present head."""
@@ -67,7 +104,8 @@ class Continuity:
         marks = self._present_marks(seen.epoch if seen else 0)
         went_on = seen is None or head is None or (head.epoch == seen.epoch and head.sequence >= seen.sequence)
         if went_on and marks == self._marks and marks[0] is not None:
-            self._seen = head or seen
+            if head is not None and seen is not None:
+                self._seen = Seen(head.sequence, head.epoch, seen.life, head.segment, head.position)
             return
         self._require_same_log()
         if head is not None and not went_on:
@@ -75,7 +113,7 @@ class Continuity:
         if head is not None:
             if seen is not None:
                 self._require_same_past(seen, head)
-            self._seen, self._life = head, _life(self._report(head.epoch))
+            self._seen = seen_at(self._root, head)
             if seen is None or head.epoch != seen.epoch:
                 marks = self._present_marks(head.epoch)  # its report is complete before a head has its epoch
         self._marks = marks
@@ -96,20 +134,22 @@ class Continuity:
                 hint="start this program again to use it, or move the right log back",
             )
 
-    def _require_same_past(self, seen: Head, head: Head) -> None:
-        known = f"this process has seen record {seen.sequence} of epoch {seen.epoch}"
+    def _require_same_past(self, seen: Seen, head: Head) -> None:
+        known = f"record {seen.sequence}{f' of epoch {seen.epoch}' if seen.epoch else ''} was read before"
         older = f"{self._root.path}: an older copy of the log was restored here"
         if (head.epoch, head.sequence) < (seen.epoch, seen.sequence) or head.sequence < seen.sequence:
             now = f"the log ends at record {head.sequence} of epoch {head.epoch}"
-            raise RolledBack(f"{older}: {known}, and {now}", hint=_HINT)
+            raise RolledBack(f"{older}: {known}, and {now}", hint=self._hint)
+        if not seen.epoch:
+            return
         life = _life(self._report(seen.epoch))
-        if life is not None and self._life is not None and life != self._life:
-            raise RolledBack(f"{older}: {known}, and epoch {seen.epoch} began at another start", hint=_HINT)
+        if life and seen.life and life != seen.life:
+            raise RolledBack(f"{older}: {known}, and epoch {seen.epoch} began at another start", hint=self._hint)
         for epoch in range(max(seen.epoch + 1, head.epoch - _REPORTS), head.epoch + 1):
             report = self._report(epoch)
             if report is not None and _begins_before(report, seen):
                 began = f"epoch {epoch} began with record {report.get('next_sequence')}"
-                raise RolledBack(f"{older}: {known}, and {began}", hint=_HINT)
+                raise RolledBack(f"{older}: {known}, and {began}", hint=self._hint)
 
     def _report(self, epoch: int) -> dict[str, Any] | None:
         return read_object(self._root.report(epoch))
@@ -127,12 +167,12 @@ def _mark(path: Path) -> _Mark:
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
-def _life(report: Mapping[str, Any] | None) -> object:
-    """Return the id of a start; its time if an older wald wrote the report; None if unknown."""
-    return None if report is None else report.get("life") or report.get("at_ns")
+def _life(report: Mapping[str, Any] | None) -> str:
+    """Return the id of a start; its time if an older wald wrote the report; "" if unknown."""
+    return "" if report is None else str(report.get("life") or report.get("at_ns") or "")
 
 
-def _begins_before(report: Mapping[str, Any], seen: Head) -> bool:
+def _begins_before(report: Mapping[str, Any], seen: Seen) -> bool:
     """Return True if the start of a report found fewer records, or pieces of records, than ``seen``."""
     begins, scanned = report.get("next_sequence"), report.get("scanned_bytes")
     if isinstance(begins, int) and begins <= seen.sequence:

@@ -202,7 +202,9 @@ def read_view(root: Root, log_id: bytes, *, bound: Bound | None = None, continui
     """
     if bound is None:
         return _view(root, log_id, continuity)
-    return View(root, log_id, bound, list_segments(root))
+    if continuity is not None:
+        continuity.require()
+    return View(root, log_id, bound, list_segments(root), continuity=continuity)
 
 
 def _view(root: Root, log_id: bytes, continuity: Continuity | None, *, before: View | None = None) -> View:
