@@ -21,11 +21,11 @@ from wald.store.reading.selection import Start, Stop
 from wald.store.retention.missing import Missing
 from wald_gate.outgoing.following import Watch
 from wald_gate.outgoing.forms import Form
+from wald_gate.outgoing.turns import STEP_SECONDS
 from wald_gate.problems import HttpError
 from wald_gate.state import State
 
 _CHUNK_BYTES = 256 << 10  # of values
-_STEP_SECONDS = 0.05  # of a thread
 _CHUNK_RECORDS = 4096  # JSON may take eighty times as much as a value
 _OVER = -1  # no sequence: nothing more can be wanted
 _LATE_NS = 2_000_000_000  # from the append time of a record until it is durable
@@ -177,7 +177,7 @@ class Reading:
             )
         batches: list[Batch] = []
         size = records = 0
-        until = time.monotonic() + _STEP_SECONDS
+        until = time.monotonic() + STEP_SECONDS
         self._is_at_end = False
         while size < _CHUNK_BYTES and records < _CHUNK_RECORDS and self._left != records:
             try:

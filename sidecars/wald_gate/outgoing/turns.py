@@ -6,13 +6,16 @@ A client with many reads delays only its own. Writes and /healthz do not use the
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
 T = TypeVar("T")
+STEP_SECONDS = 0.05  # after which a long read gives up its thread until its client's next turn
 
 
 class ReadThreads:
@@ -43,6 +46,16 @@ class ReadThreads:
         running.add_done_callback(end)  # a call whose client has left keeps its thread until it is done
         return await asyncio.wrap_future(running)
 
+    async def walk(self, client: str, way: Generator[None, None, T]) -> T:
+        """Run a generator in steps of some time, each when it is the client's turn.
+
+        Args:
+            way: yields where a step may end, and returns its result.
+        """
+        while not (found := await self.run(client, partial(_step, way))):
+            pass
+        return found[0]
+
     def submit(self, call: Callable[[], None]) -> None:
         """Run a short call in a thread."""
         self._pool.submit(call)
@@ -58,6 +71,8 @@ class ReadThreads:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():
+                if client in self._waiting:  # the turn is still the client's
+                    self._waiting.move_to_end(client, last=False)
                 self._release()
             raise
 
@@ -65,10 +80,23 @@ class ReadThreads:
         """Give a thread to the next client."""
         while self._waiting:
             client, turns = self._waiting.popitem(last=False)
-            turn = turns.popleft()
+            while turns and turns[0].done():  # cancelled
+                turns.popleft()
             if turns:
-                self._waiting[client] = turns
-            if not turn.done():
-                turn.set_result(None)
+                turns.popleft().set_result(None)
+                if turns:
+                    self._waiting[client] = turns
                 return
         self._free += 1
+
+
+def _step(way: Generator[None, None, T]) -> list[T]:
+    """Run a generator for some time; return its result in a list, which is empty if it has not ended."""
+    until = time.monotonic() + STEP_SECONDS
+    try:
+        next(way)
+        while time.monotonic() < until:
+            next(way)
+    except StopIteration as end:
+        return [end.value]
+    return []

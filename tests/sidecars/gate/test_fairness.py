@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Generator
 from functools import partial
 
+import pytest
+
+from wald_gate.outgoing import turns
 from wald_gate.outgoing.turns import ReadThreads
 
 
@@ -29,6 +33,59 @@ def test_a_client_that_reads_much_waits_behind_itself_alone() -> None:
         return done
 
     assert asyncio.run(test()) == ["greedy", "ann", "bob", "greedy", "ann", *["greedy"] * 3]
+
+
+def test_a_client_that_gives_up_some_of_its_turns_has_the_next_one() -> None:
+    async def test(*, given_up_late: bool) -> list[str]:
+        done: list[str] = []
+        begun, goes_on = threading.Event(), threading.Event()
+
+        def first() -> None:
+            begun.set()
+            goes_on.wait()
+
+        with ReadThreads(1) as threads:
+            running = asyncio.create_task(threads.run("ann", first))
+            await asyncio.to_thread(begun.wait)
+            names = ["bob given up", "bob", "eve"]
+            calls = [asyncio.create_task(threads.run(name[:3], partial(done.append, name))) for name in names]
+            await asyncio.sleep(0)  # all wait for their turns
+            if given_up_late:  # at the moment in which it gets its turn
+                threads._release()
+            calls[0].cancel()
+            goes_on.set()
+            await asyncio.wait([running, *calls])
+        return done
+
+    assert asyncio.run(test(given_up_late=False)) == ["bob", "eve"]
+    assert asyncio.run(test(given_up_late=True)) == ["bob", "eve"]
+
+
+def test_a_walk_gives_its_thread_up_between_steps_and_returns_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "STEP_SECONDS", 0.0)
+
+    async def test() -> list[str]:
+        done: list[str] = []
+        begun, goes_on = threading.Event(), threading.Event()
+
+        def way() -> Generator[None, None, str]:
+            begun.set()
+            goes_on.wait()
+            yield
+            done.append("ann")
+            return "found"
+
+        with ReadThreads(1) as threads:
+            walk = asyncio.create_task(threads.walk("ann", way()))
+            await asyncio.to_thread(begun.wait)
+            other = asyncio.create_task(threads.run("bob", lambda: done.append("bob")))
+            await asyncio.sleep(0)  # it waits for its turn
+            goes_on.set()
+            assert await walk == "found"
+            await other
+        return done
+
+    assert asyncio.run(test()) == ["bob", "ann"]
 
 
 def test_clients_that_leave_give_up_their_turns_and_keep_the_threads_that_they_are_in() -> None:

@@ -19,7 +19,7 @@ from wald_gate.state import State
 
 
 def test_a_thread_walks_for_some_time_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_STEP_SECONDS", 0.0)
+    monkeypatch.setattr(reading, "STEP_SECONDS", 0.0)
     log = Built(tmp_path / "root")
     for number in range(3):
         log.lines("common", [b"one"])
