@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from typing import Any, ParamSpec, TypeVar
@@ -81,6 +81,10 @@ class Call:
     async def read(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Read the log in a thread when it is the client's turn."""
         return await self.state.readers.run(self.payer, partial(call, *args, **kwargs))
+
+    async def walk(self, way: Generator[None, None, T]) -> T:
+        """Read the log in steps; see :meth:`ReadThreads.walk`."""
+        return await self.state.readers.walk(self.payer, way)
 
     @property
     def root(self) -> str:

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 from logs import SECOND_NS, START_NS, Built
+
+T = TypeVar("T")
+
+
+def result_of(way: Generator[object, None, T]) -> T:
+    """The result of a generator."""
+    while True:
+        try:
+            next(way)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 def seen(records: object) -> list[tuple[int, str, bytes]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -13,7 +14,9 @@ from wald.answers.positions import where_fields
 from wald.errors import InvalidInput, NotFound, WaldError
 from wald.format.record import Record
 from wald.log import Log
+from wald.store.reading.batches import Batch
 from wald.store.reading.lookup import Whereabouts
+from wald.store.reading.reader import read_onward
 from wald.store.reading.senders import Sender
 from wald.store.segments.view import State
 from wald_gate.call import Call
@@ -49,8 +52,7 @@ class Found:
 async def record(call: Call) -> Response:
     """The view at ``/records/{sequence}``."""
     query = call.query(Query)
-    found = await call.read(_find, call.state.log, _sequence(call))
-    _require(call, found)
+    found = await _found(call, _sequence(call))
     message = call.words(found.trouble or found.where.message)
     facts: dict[str, Any] = {"found": found, "forms": FORMS, "message": message, "where": where_fields(found.where)}
     if found.record is not None:
@@ -71,8 +73,7 @@ async def value(call: Call) -> Response:
         NotFound: the log does not have the record.
     """
     sequence = _sequence(call)
-    found = await call.read(_find, call.state.log, sequence)
-    _require(call, found)
+    found = await _found(call, sequence)
     if found.record is None:
         message = f"record {sequence}: {found.trouble or found.where.message}"
         raise NotFound(message, hint=f"/records/{sequence} says what became of it")
@@ -88,23 +89,35 @@ def _sequence(call: Call) -> int:
         raise InvalidInput(f"{given[:40]!r} is no sequence", hint="/records/250") from None
 
 
-def _find(log: Log, sequence: int) -> Found:
-    where = log.where(sequence)
+async def _found(call: Call, sequence: int) -> Found:
+    log = call.state.log
+    where = await call.read(log.where, sequence)
+    _require(call, where)
+    return await call.walk(find(log, where))
+
+
+def find(log: Log, where: Whereabouts) -> Generator[None, None, Found]:
+    """Read a record; yields on the way to the end of a long one, for :meth:`Call.walk`."""
     if not where.durable:
         return Found(where)
+    route = where.route if where.route is not None and log.root.has_route(where.route) else None
+    first = where.sequence
     try:
-        batch = next(log.batches(start=sequence, stop=sequence, on_missing="skip"), None)
-        if batch is None:
-            return Found(where)
-        return Found(where, next(batch.records()), log.sender(batch))
+        for batch in read_onward(log.view(), route=route, start=first, stop=first, on_missing="skip"):
+            if isinstance(batch, Batch):
+                return Found(where, next(batch.records()), log.sender(batch))
+            if batch is not None:
+                break
+            yield
     except WaldError as error:
         return Found(where, trouble=error.message)
+    return Found(where)
 
 
-def _require(call: Call, found: Found) -> None:
+def _require(call: Call, where: Whereabouts) -> None:
     """Refuse who may not read its route, without its name; if that is not known, all but who may read everything."""
-    client, route = call.client, found.where.route
-    if found.where.state is State.NEVER_ISSUED or client.admin or (route is not None and client.may_read(route)):
+    client, route = call.client, where.route
+    if where.state is State.NEVER_ISSUED or client.admin or (route is not None and client.may_read(route)):
         return
     sequence = call.request.path_params["sequence"]
     message = f"{client.name} may not see this: it needs the right to read the route of record {sequence}"

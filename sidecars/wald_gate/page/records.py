@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -21,6 +21,7 @@ from wald.format.times import nanoseconds
 from wald.log import Log
 from wald.store.reading.batches import Batch
 from wald.store.reading.latest import start_of_latest
+from wald.store.reading.reader import read_onward
 from wald.store.reading.selection import Start
 from wald.store.segments.seeking import end_of, sequence_since
 from wald.store.segments.view import View
@@ -73,13 +74,13 @@ async def records(call: Call) -> Response:
 
         return await live_page(call, "records.html", live)
     try:
-        excerpt = await call.read(_excerpt, log, route, query)
+        found = await call.walk(excerpt(log, route, query))
     except (InvalidInput, NotFound) as error:  # the form stays, with what was typed
         status = problem(error).status_code
         return await page(
             call, "records.html", facts | {"excerpt": None, "wrong": call.words(error.message)}, status=status
         )
-    return await page(call, "records.html", facts | {"excerpt": excerpt})
+    return await page(call, "records.html", facts | {"excerpt": found})
 
 
 async def find(call: Call) -> Response:
@@ -155,27 +156,45 @@ class Newest:
     def __init__(self, log: Log, route: str | None) -> None:
         self._log = log
         self._route = route
-        self._next = 0
-        self._rows: deque[Row] = deque(maxlen=COUNT)
+        self._next = 0  # the record behind those that were read, to begin with after an error
+        self._onward: Generator[Batch | int | None] | None = None  # keeps the pieces of records that have not ended
+        self._notes: list[str] = []
+        self._rows: dict[int, Row] = {}  # in the order in which they have ended
 
     def read_on(self) -> Excerpt:
-        """Take in what is durable now. Of many records the last ones are decoded, and the others counted."""
-        view, notes, arrived = self._log.view(), list[str](), 0
-        end = end_of(view)
-        if self._next < end:
-            first = self._next or _latest(view, self._route, end - 1)
-            last = deque[Batch]()  # with the last records
-            held = 0
-            for batch in _batches(self._log, self._route, first, end - 1, None, notes):
-                last.append(batch)
-                held += batch.count
-                arrived += batch.count
+        """Read the records that have become durable. Of many, decode the last ones, and count the others."""
+        self._notes.clear()
+        is_first = not self._next
+        try:
+            arrived = self._read_on()
+        except Exception:
+            self._onward = None  # an error has ended it
+            raise
+        return Excerpt([*reversed(self._rows.values())], [*self._notes], arrived=0 if is_first else arrived)
+
+    def _read_on(self) -> int:
+        if self._onward is None:
+            view = self._log.view()
+            first = self._next or _latest(view, self._route, end_of(view) - 1)
+            self._onward = _onward(self._log, view, self._route, first, None, self._notes)
+        last = deque[Batch]()  # with the last records
+        held = arrived = 0
+        for found in self._onward:
+            if isinstance(found, Batch):
+                last.append(found)
+                held += found.count
+                arrived += found.count
                 while held - last[0].count >= COUNT:
                     held -= last.popleft().count
-            self._rows.extend(Row.of(record) for batch in last for record in _newest_of(batch))
-            arrived = arrived if self._next else 0
-            self._next = end
-        return Excerpt([*reversed(self._rows)], notes, arrived=arrived)
+            elif found is not None:
+                self._next = found + 1
+                break
+        for record in (record for batch in last for record in _newest_of(batch)):
+            self._rows.pop(record.sequence, None)  # it is read again after an error
+            self._rows[record.sequence] = Row.of(record)
+        for sequence in [*self._rows][:-COUNT]:
+            del self._rows[sequence]
+        return arrived
 
 
 def _newest_of(batch: Batch) -> Iterator[Record]:
@@ -183,12 +202,13 @@ def _newest_of(batch: Batch) -> Iterator[Record]:
     return iter(()) if newest is None else newest.records()
 
 
-def _excerpt(log: Log, route: str | None, query: Query) -> Excerpt:
+def excerpt(log: Log, route: str | None, query: Query) -> Generator[None, None, Excerpt]:
+    """Read the records of a page; yields on the way, for :meth:`Call.walk`."""
     view, notes = log.view(), list[str]()
     if query.from_ in ("", "end") or query.before is not None:
         last = end_of(view) - 1 if query.before is None else min(query.before, end_of(view)) - 1
         first = _latest(view, route, last)
-        rows = _rows(log, route, first, last, notes) if last > 0 else []
+        rows = (yield from _rows(log, view, route, first, last, notes)) if last > 0 else []
         has_older = bool(view.segments) and first > view.segments[0].base_sequence
         searched = (first, last) if has_older and len(rows) < COUNT else None
         newer = None if query.before is None else last + 1
@@ -199,7 +219,7 @@ def _excerpt(log: Log, route: str | None, query: Query) -> Excerpt:
     )
     beyond = _segment_of(view, begin) + _SEGMENTS
     last = view.segments[beyond].base_sequence - 1 if beyond < len(view.segments) else end_of(view) - 1
-    rows = _rows(log, route, start, last if begin <= last else None, notes)
+    rows = yield from _rows(log, view, route, start, last if begin <= last else None, notes)
     ends = begin > last or last == end_of(view) - 1
     newer = rows[-1].sequence + 1 if len(rows) == COUNT else None if ends else last + 1
     searched = (begin, last) if not ends and len(rows) < COUNT else None
@@ -220,24 +240,38 @@ def _segment_of(view: View, sequence: int) -> int:
     return max(0, bisect_right(view.segments, sequence, key=lambda segment: segment.base_sequence) - 1)
 
 
-def _rows(log: Log, route: str | None, start: Start, last: int | None, notes: list[str]) -> list[Row]:
-    return [Row.of(each) for batch in _batches(log, route, start, last, COUNT, notes) for each in batch.records()]
+def _rows(
+    log: Log, view: View, route: str | None, start: Start, last: int | None, notes: list[str]
+) -> Generator[None, None, list[Row]]:
+    """The first records of a selection; yields on the way to the next one, which may be the whole log."""
+    rows: list[Row] = []
+    for found in _onward(log, view, route, start, last, notes):
+        if isinstance(found, Batch):
+            batch = found.between(found.first_sequence, found.first_sequence + COUNT - len(rows) - 1)
+            assert batch is not None
+            rows += map(Row.of, batch.records())
+        elif found is not None:
+            break
+        if len(rows) == COUNT:
+            break
+        yield
+    return rows
 
 
-def _batches(
-    log: Log, route: str | None, start: Start, last: int | None, limit: int | None, notes: list[str]
-) -> Iterator[Batch]:
-    """What can be read; the first things that cannot are noted."""
+def _onward(
+    log: Log, view: View, route: str | None, start: Start, last: int | None, notes: list[str]
+) -> Generator[Batch | int | None]:
+    """Read what can be read, and note the first things that cannot."""
 
     def note(message: str) -> None:
         if len(notes) < _NOTES:
             notes.append(without_path(message, log.root))
 
-    return log.batches(
-        route,
-        start,
-        last,
-        limit=limit,
+    return read_onward(
+        view,
+        route=route,
+        start=start,
+        stop=last,
         on_missing=lambda missing: note(missing.message()),
         on_damage=lambda error: note(error.message),
     )

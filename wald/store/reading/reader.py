@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from wald.errors import Damaged, InvalidInput, NotFound, command_line
+from wald.format.names import DEFAULT_GROUP
 from wald.format.parsing import StoredBatch, holds_pieces
 from wald.store.files.clock import read_steps
 from wald.store.files.runs import Spans
@@ -116,7 +117,8 @@ def read_onward(
     route: str | None,
     start: Start,
     stop: Stop | None,
-    group: str,
+    group: str = DEFAULT_GROUP,
+    on_damage: Callable[[Damaged], None] | None = None,
     on_missing: OnMissing = None,
     resume_at: Callable[[], int] = lambda: 0,
 ) -> Generator[Batch | int | None]:
@@ -127,10 +129,11 @@ def read_onward(
     wanted. None is a step without a batch, because the way to the next one may be the whole log.
 
     Args:
+        on_damage: called with each error about unreadable data; reading continues after it. None to raise the error.
         resume_at: called when reading continues after such a number; returns the next record that may be wanted, so
             that earlier ones are skipped. 0 if any may be wanted.
     """
-    return _Reading(view, select(view, route, start, stop, group), None, policy(on_missing)).onward(resume_at)
+    return _Reading(view, select(view, route, start, stop, group), on_damage, policy(on_missing)).onward(resume_at)
 
 
 class Arrivals(NamedTuple):

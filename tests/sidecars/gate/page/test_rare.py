@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from effort import steps
 from logs import Built
+from reading import result_of
 
 from wald.log import Log
 from wald_gate.page import records
-from wald_gate.page.records import Excerpt, Query, _excerpt
+from wald_gate.page.records import Excerpt, Query, excerpt
 
 SEGMENTS = 40
 
@@ -36,7 +37,7 @@ def made(path: Path, segments: int) -> Built:
 def walked(log: Log, query: Query, *, back: bool) -> list[Excerpt]:
     found = []
     while True:
-        found.append(_excerpt(log, "rare", query))
+        found.append(result_of(excerpt(log, "rare", query)))
         following = found[-1].older if back else found[-1].newer
         if following is None:
             return found
@@ -55,7 +56,7 @@ def test_links_lead_to_all_records_of_a_rare_route(built: Built, back: bool) -> 
 def test_a_page_of_a_rare_route_costs_what_its_stretch_does(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     def cost(segments: int) -> int:
         monkeypatch.setattr(records, "_SEGMENTS", segments)
-        _excerpt(built.log, "rare", Query())  # what is imported then is not counted
-        return steps(lambda: _excerpt(built.log, "rare", Query()))
+        result_of(excerpt(built.log, "rare", Query()))  # what is imported then is not counted
+        return steps(lambda: result_of(excerpt(built.log, "rare", Query())))
 
     assert 2 * cost(5) < cost(SEGMENTS)

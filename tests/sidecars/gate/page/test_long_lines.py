@@ -1,0 +1,136 @@
+"""A line in pieces on the page: shown once it has ended, and nobody waits for those who look for its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from logs import Built
+from reading import result_of
+
+from wald.errors import WaldError
+from wald.format.names import Kind
+from wald.log import Log
+from wald_gate.page.record import find
+from wald_gate.page.records import COUNT, Newest, Query, excerpt
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    """A log with a record on each of two routes."""
+    log = Built(tmp_path / "log")
+    log.lines("a", [b"first"])
+    log.lines("b", [b"other"])
+    return log
+
+
+def live(newest: Newest) -> tuple[list[tuple[int, str]], int]:
+    """The rows, oldest first, and how many have come since the look before."""
+    found = newest.read_on()
+    return [(row.sequence, str(row.value)) for row in reversed(found.rows)], found.arrived
+
+
+@pytest.mark.parametrize("route", ["a", None])
+def test_a_line_whose_pieces_come_between_looks_is_among_the_newest(built: Built, route: str | None) -> None:
+    newest = Newest(built.log, route)
+    before = live(newest)[0]
+    for text, begins in ((b"be", True), (b"gin", False), (b"ning", False)):
+        built.piece("a", text, begins=begins, ends=False)
+        assert live(newest) == (before, 0)
+    built.cut()
+    built.piece("a", b" end\nnext\n", begins=False, ends=True)
+    assert live(newest) == ([*before, (3, "beginning end"), (4, "next")], 2)
+    assert live(newest)[1] == 0
+
+
+def test_a_line_that_had_begun_before_the_first_look_is_among_the_newest(built: Built) -> None:
+    built.piece("a", b"be", begins=True, ends=False)
+    newest = Newest(built.log, "a")
+    assert live(newest)[0] == [(1, "first")]
+    built.piece("a", b"gun\n", begins=False, ends=True)
+    assert live(newest) == ([(1, "first"), (3, "begun")], 1)
+
+
+def test_no_record_is_missing_or_shown_twice_after_a_look_that_failed(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = Newest(built.log, None)
+    built.piece("a", b"be", begins=True, ends=False)
+    built.lines("b", [b"between"])
+    assert live(newest)[0] == [(1, "first"), (2, "other"), (4, "between")]
+    built.piece("a", b"gun\n", begins=False, ends=True)
+    built.lines("b", [b"last"])
+    hidden = built.root.segments.rename(built.root.path / "hidden")
+    with pytest.raises((WaldError, OSError)):
+        newest.read_on()
+    hidden.rename(built.root.segments)
+    assert live(newest)[0] == [(1, "first"), (2, "other"), (4, "between"), (3, "begun"), (5, "last")]
+
+
+def test_what_is_damaged_is_noted_and_what_follows_comes(built: Built) -> None:
+    newest = Newest(built.log, "a")
+    newest.read_on()
+    built.cut()
+    base = built.lines("a", [b"lost"])
+    built.cut()
+    built.lines("a", [b"kept"])
+    with built.path(base, Kind.RAW).open("r+b") as segment:
+        segment.truncate(100)
+    found = newest.read_on()
+    assert [str(row.value) for row in reversed(found.rows)] == ["first", "kept"]
+    assert [note for note in found.notes if built.path(base, Kind.RAW).name in note]
+    built.lines("a", [b"later"])
+    found = newest.read_on()
+    assert [str(row.value) for row in reversed(found.rows)] == ["first", "kept", "later"]
+    assert not found.notes
+
+
+def test_many_records_that_come_at_once_are_counted_and_the_last_ones_shown(built: Built) -> None:
+    newest = Newest(built.log, "a")
+    newest.read_on()
+    for _ in range(3):
+        last = built.lines("a", [b"x"] * (COUNT - 1)) + COUNT - 2
+    rows, arrived = live(newest)
+    assert arrived == 3 * (COUNT - 1)
+    assert [sequence for sequence, _ in rows] == list(range(last - COUNT + 1, last + 1))
+
+
+class TestOfALineThatIsOpen:
+    @pytest.fixture
+    def log(self, built: Built) -> Log:
+        built.piece("a", b"be", begins=True, ends=False)
+        for _ in range(100):
+            built.piece("a", b"-", begins=False, ends=False)
+        return built.log
+
+    def test_the_way_to_its_end_has_steps(self, log: Log) -> None:
+        way = find(log, log.where(3))
+        for _ in range(100):
+            next(way)
+        found = result_of(way)
+        assert (found.record, found.where.durable) == (None, True)
+
+    def test_a_page_with_it_has_steps(self, log: Log) -> None:
+        way = excerpt(log, "a", Query(before=4))
+        for _ in range(100):
+            next(way)
+        assert [row.sequence for row in result_of(way).rows] == [1]
+
+    def test_only_batches_of_its_route_are_met_on_the_way(self, built: Built) -> None:
+        built.piece("a", b"be", begins=True, ends=False)
+        built.cut()
+        for _ in range(100):
+            built.lines("b", [b"x"])
+        built.cut()
+        built.seal()
+        assert sum(1 for _ in find(built.log, built.log.where(3))) < 10
+
+    def test_its_end_is_found_behind_segments_of_other_routes(self, built: Built) -> None:
+        built.piece("a", b"be", begins=True, ends=False)
+        built.cut()
+        built.lines("b", [b"x"])
+        built.cut()
+        built.piece("a", b"gun\n", begins=False, ends=True)
+        found = result_of(find(built.log, built.log.where(3)))
+        assert found.record is not None
+        assert found.record.value == b"begun"
