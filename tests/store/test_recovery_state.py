@@ -11,6 +11,7 @@ from crashed import ALL, BASE, NOISE, goes_on, newest, offsets, quarantined, rea
 from damage import flipped
 from logs import START_NS, Built, commit, draft
 
+from wald.errors import Damaged
 from wald.format.head import decode_head
 from wald.format.names import Kind
 from wald.store.files.ledger import Ledger
@@ -79,6 +80,35 @@ class TestLongRecords:
             built.cut()
             built.seal()
             built.lines("other", [b"6"])
+
+    @pytest.mark.parametrize("lost", ["the end of its segment", "all but a piece", "all pieces", "all", "the file"])
+    def test_one_is_not_joined_without_pieces_that_are_gone(self, tmp_path: Path, lost: str) -> None:
+        """No sequence is missing, so a start passes over one: readers then know that something is."""
+        path = tmp_path / "log"
+        built = Built(path)
+        built.piece("long", b"begin", begins=True, ends=False)
+        if lost != "the end of its segment":
+            built.cut()
+        control_end = built.writer.position
+        built.piece("long", b" and on", begins=False, ends=False)
+        end = {"all pieces": control_end, "all": 0}.get(lost, built.writer.position)
+        built.piece("long", b" and further", begins=False, ends=False)
+        built.crash()
+        if lost == "the file":
+            newest(path).unlink()
+        else:
+            os.truncate(newest(path), end)
+        built = Built(path, epoch=2)
+        assert any("of the unfinished record 1 pieces are lost" in line for line in built.report.errors)
+        built.piece("long", b" end\n", begins=False, ends=True)
+        built.lines("long", [b"whole"])
+        damage: list[Damaged] = []
+        assert [record.value for record in built.log.records("long", on_damage=damage.append)] == [b"whole"]
+        assert any("record 1 cannot be read" in each.message for each in damage)
+        built.crash()
+        built = Built(path, epoch=3)
+        assert built.report.errors == []
+        assert readable(path, "long") == [b"whole"]
 
 
 class TestState:

@@ -25,9 +25,10 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from wald.errors import Damaged, UnsupportedFormat, command_line
+from wald.format.batch import OUTSIDE_BYTES, padded
 from wald.format.head import Head, decode_head
 from wald.format.names import Kind, segment_name
-from wald.format.state import LogState
+from wald.format.state import LogState, encode_state
 from wald.store.files.directory import TEMPORARY, Root
 from wald.store.files.disk import Disk
 from wald.store.files.listing import Listing, Segment, list_segments
@@ -179,7 +180,10 @@ class _Recovery:
             recovered = Recovered(state_after(self._listing, self._log_id, report.errors), None, report)
         state, gone = recovered.state, report.fate == Fate.QUARANTINE.value
         first = end_of_times(Listing(self._listing.segments[:-1]) if gone else self._listing, state)
+        reread = state.next_sequence
         self._never_reuse(state, newest)
+        if state.next_sequence == reread:
+            self._never_join(state, newest)
         self._pass_over(state)
         take_step(self._root, state, first, state.next_sequence)
         name_is_needed = report.fate in (Fate.CARRY.value, Fate.REPLACE.value)
@@ -300,6 +304,26 @@ class _Recovery:
             else:
                 self._report.errors.append(message)
             state.next_sequence = floor
+
+    def _never_join(self, state: LogState, newest: Segment | None) -> None:
+        """Pass over one sequence if pieces of a record are lost: readers find a gap and do not join the rest."""
+        head, report = self._head, self._report
+        if not state.open_records or head is None or newest is None or head.segment < newest.base_sequence:
+            return
+        if head.segment == newest.base_sequence and newest.kind is Kind.SEALED:
+            return
+        if report.fate == Fate.QUARANTINE.value or head.segment > newest.base_sequence:
+            end = FIRST_BATCH + padded(OUTSIDE_BYTES + len(encode_state(state)))  # its control batch is no loss
+        else:
+            end = report.scanned_bytes
+        if head.position <= end:
+            return
+        pieces = ", ".join(str(sequence) for sequence in state.open_records.values())
+        report.errors.append(
+            f"{self._root.path}: of the unfinished record {pieces} pieces are lost, so it cannot be read; sequence "
+            f"{state.next_sequence} is passed over"
+        )
+        state.next_sequence += 1
 
     def _pass_over(self, state: LogState) -> None:
         """Raise the next sequence above every sequence that a cursor or a ledger names."""
