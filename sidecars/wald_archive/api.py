@@ -12,7 +12,7 @@ from wald_archive.destination import Destination
 from wald_archive.engine import Engine, write_bundle
 from wald_archive.layout import PAYLOAD, BagName, parse_bag_name
 from wald_archive.ledger import Recorded, Run, recorded_at
-from wald_archive.manifest import Manifest
+from wald_archive.manifest import BundleEntry, Manifest
 from wald_archive.objects import open_destination
 from wald_archive.parts import Form, IndexEntry, Part
 from wald_archive.proof import Finding, Proof
@@ -25,6 +25,7 @@ __all__ = [
     "BagName",
     "Bags",
     "Bundle",
+    "BundleEntry",
     "Codec",
     "Destination",
     "Engine",

@@ -96,9 +96,14 @@ def _unknown(address: str, recorded: Recorded) -> Finding:
 
 
 class Bags:
-    """What bags are together, wherever they are."""
+    """Bags of one or more destinations, judged together.
 
-    def __init__(self) -> None:
+    Args:
+        first: bundles with earlier records may be missing.
+    """
+
+    def __init__(self, *, first: int = 1) -> None:
+        self._first = first
         self._bags: list[Placed] = []
         self._present: set[Previous] = set()
         self._there: set[tuple[str, str, str]] = set()
@@ -113,7 +118,8 @@ class Bags:
     def missing(self, address: str, recorded: Recorded) -> Iterator[Finding]:
         """What the ledger says is at a destination and is not, when all of its bags have been taken in."""
         for (bag, name), line in recorded.bundles.items():
-            if (address, bag, name) in self._there:
+            last = line.get("last")
+            if (address, bag, name) in self._there or (isinstance(last, int) and last < self._first):
                 continue
             others = sorted(place for place, *what in self._there if what == [bag, name])
             if others and Previous(name, str(line.get("sha256"))) in self._present:
@@ -133,7 +139,7 @@ class Bags:
 
     def broken_links(self) -> Iterator[Finding]:
         """What is wrong between bundles, when everything has been taken in."""
-        return broken_links(self._bags, frozenset(self._present))
+        return broken_links(self._bags, frozenset(self._present), first=self._first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +162,11 @@ class _Link:
         return Finding(Level.ERROR, self.address, self.bag, f"{PAYLOAD}/{self.entry.bundle.name}", message)
 
 
-def broken_links(bags: Iterable[Placed], present: frozenset[Previous]) -> Iterator[Finding]:
+def broken_links(bags: Iterable[Placed], present: frozenset[Previous], *, first: int = 1) -> Iterator[Finding]:
     """What is wrong between bundles of the same log, route and group.
 
     Args:
+        first: bundles with earlier records may be missing.
         present: every bundle there is, with its digest, also of bags whose manifest cannot be read.
     """
     chains: dict[tuple[str, str, str], dict[Previous, _Link]] = defaultdict(dict)
@@ -172,7 +179,9 @@ def broken_links(bags: Iterable[Placed], present: frozenset[Previous]) -> Iterat
     for links in chains.values():
         before: _Link | None = None
         for link in sorted(links.values(), key=lambda each: each.entry.bundle.contents.first):
-            yield from _judge(link, before, links, present, names)
+            partial = before is None and link.entry.bundle.contents.after < first
+            if not (partial and link.entry.previous not in present):
+                yield from _judge(link, before, links, present, names)
             before = link
 
 

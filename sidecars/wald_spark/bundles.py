@@ -17,8 +17,19 @@ from wald.format.names import is_route
 from wald.store.files.disk import Disk
 from wald.store.reading.arrow import record_batches, schema_of
 from wald.store.reading.batches import Batch
-from wald_archive.api import BagName, Bundle, Codec, Form, IndexEntry, Part, bundles_of, checked_parts, open_destination
-from wald_spark.damage import STRICT, DamageReport, Tolerance
+from wald_archive.api import (
+    BagName,
+    Bundle,
+    BundleEntry,
+    Codec,
+    Form,
+    IndexEntry,
+    Part,
+    bundles_of,
+    checked_parts,
+    open_destination,
+)
+from wald_spark.damage import PARTIAL_HINT, STRICT, DamageReport, Tolerance
 from wald_spark.locations import ArchiveLocation
 
 _ALWAYS = (-(1 << 63), (1 << 63) - 1)
@@ -107,11 +118,16 @@ def bundle_pieces(
     from_ns: int | None,
     until_ns: int | None,
     tolerance: Tolerance = STRICT,
+    others: Sequence[ArchiveLocation] = (),
 ) -> list[BundlePiece]:
     """What has to be read of an archive; of bundles with the same records only one.
 
+    Args:
+        others: archives that may have earlier bundles.
+
     Raises:
-        Damaged: a manifest cannot be read, or records between two bundles are missing; unless that is tolerated.
+        Damaged: a manifest cannot be read, or records between two bundles, or before the first bundle, are missing;
+            unless that is tolerated.
     """
     destination = open_destination(location.address, Disk())
     names = [name for name in sorted(destination.listing("").folders) if is_route(name)]
@@ -123,14 +139,32 @@ def bundle_pieces(
             for manifest, entry in bundles_of(destination, route):
                 contents, log = entry.bundle.contents, manifest.origin.log
                 known = reached.get(log)
-                if known is not None and contents.after > max(known, first - 1) and known < last:
-                    damage.add(_gap(location, manifest.bag, known, contents.after))
+                if contents.after > max(known or 0, first - 1) and (known or 0) < last:
+                    if known is not None:
+                        damage.add(_gap(location, manifest.bag, known, contents.after))
+                    elif not tolerance.partial and _has_lost_previous(entry, route, others):
+                        damage.add(_beginning(location, manifest.bag, entry))
                 begins, ends = max(contents.first, first, (known or 0) + 1), min(contents.last, last)
                 reached[log] = max(known or 0, contents.last)
                 if begins <= ends and contents.latest_ns >= begin and contents.earliest_ns < end:
                     bag, codec, bundle = manifest.bag, manifest.codec, entry.bundle
                     pieces.append(BundlePiece(location, log, bag, codec, bundle, begins, ends, begin, end, tolerance))
     return pieces
+
+
+def _has_lost_previous(entry: BundleEntry, route: str, others: Sequence[ArchiveLocation]) -> bool:
+    """Return True if a bundle preceded this one and is in none of ``others``."""
+    found = (each for other in others for _, each in bundles_of(open_destination(other.address, Disk()), route))
+    return entry.previous is not None and all(each.as_previous() != entry.previous for each in found)
+
+
+def _beginning(location: ArchiveLocation, bag: BagName, entry: BundleEntry) -> Damaged:
+    assert entry.previous is not None
+    return Damaged(
+        f"{location.address}/{bag}: begins after record {entry.bundle.contents.after}, and the bundle before it, "
+        f"{entry.previous.bundle}, is missing",
+        hint=PARTIAL_HINT.replace("segments", "bags"),
+    )
 
 
 def _gap(location: ArchiveLocation, bag: BagName, known: int, after: int) -> Damaged:

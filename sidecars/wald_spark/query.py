@@ -29,6 +29,7 @@ def plan_query(options: Options) -> list[Piece]:
     locations = find_locations(options.paths)
     require_routes(locations, options.routes or frozenset())
     pieces: list[Piece] = []
+    archives = [location for location in locations if isinstance(location, ArchiveLocation)]
     for location in locations:
         if isinstance(location, LogLocation):
             pieces += _log_pieces(location, options)
@@ -41,6 +42,7 @@ def plan_query(options: Options) -> list[Piece]:
                 options.from_ns,
                 options.until_ns,
                 options.tolerance,
+                [other for other in archives if other != location],
             )
     _refuse_overlaps(pieces)
     return pieces

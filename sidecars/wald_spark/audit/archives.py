@@ -85,9 +85,13 @@ def archives_of(roots: Sequence[Root], destinations: Iterable[str]) -> list[Arch
     return [ArchiveAudit(place, roots) for place in places.values()]
 
 
-def reports(archives: Sequence[ArchiveAudit], outcomes: Outcomes) -> list[ArchiveReport]:
-    """A report for each; a bundle may follow one at another destination, so all are judged at once."""
-    bags = Bags()
+def reports(archives: Sequence[ArchiveAudit], outcomes: Outcomes, *, first: int = 1) -> list[ArchiveReport]:
+    """A report for each; a bundle may follow one at another destination, so all are judged at once.
+
+    Args:
+        first: bundles with earlier records may be missing.
+    """
+    bags = Bags(first=first)
     findings = {archive.address: archive.join(outcomes, bags) for archive in archives}
     if not any(archive.unread for archive in archives):  # a link may lead there
         for finding in bags.broken_links():

@@ -11,7 +11,7 @@ import click
 
 import wald
 from wald.cli.entry import run
-from wald.cli.options import json_option
+from wald.cli.options import SequenceNumber, json_option
 from wald.cli.progress import progress
 from wald.errors import NotFound
 from wald_spark.audit.job import audit, plan
@@ -30,10 +30,18 @@ from wald_spark.session import session
     metavar="DIR|URL",
     help="An archive besides those in the ledgers of the logs. Repeatable.",
 )
+@click.option(
+    "--from",
+    "first",
+    type=SequenceNumber(),
+    default=1,
+    metavar="SEQ",
+    help="For partial copies: records before SEQ may be missing.",
+)
 @master_option
 @json_option
 @click.version_option(wald.__version__, message="%(prog)s %(version)s")
-def command(roots: tuple[str, ...], destinations: tuple[str, ...], master: str, as_json: bool) -> int:
+def command(roots: tuple[str, ...], destinations: tuple[str, ...], first: int, master: str, as_json: bool) -> int:
     """Read every byte of every log and of its archives, prove that nothing is missing, and change nothing.
 
     It checks the checksums of all frames, the sha256 of all segments, that sequences have no gaps, that every deletion
@@ -42,7 +50,7 @@ def command(roots: tuple[str, ...], destinations: tuple[str, ...], master: str, 
     The exit code is 4 if anything is wrong. It is 6 if nothing is, but an archive could not be read: credentials are
     missing, or the store does not answer.
     """
-    planned = plan(list(expanded(roots)), destinations)
+    planned = plan(list(expanded(roots)), destinations, first=first)
     total = sum(work.stored_bytes for work in planned.work)
     with session("wald-audit", master=master) as spark, progress("audit", total) as advance:
         audited = audit(spark, planned, on_bytes=advance)

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The logs and archives to audit, as they were found."""
+    """Logs and archives to audit; records before ``first`` may be missing."""
 
     logs: Sequence[LogAudit]
     archives: Sequence[ArchiveAudit]
+    first: int = 1
 
     @property
     def work(self) -> list[Work]:
@@ -36,8 +37,11 @@ class Plan:
         return sorted(work, key=lambda each: each.stored_bytes, reverse=True)
 
 
-def plan(roots: Sequence[Path], destinations: Sequence[str]) -> Plan:
+def plan(roots: Sequence[Path], destinations: Sequence[str], *, first: int = 1) -> Plan:
     """Find what to read of ``roots``, of the archives that their ledgers name, and of those at ``destinations``.
+
+    Args:
+        first: earlier records may be missing, from the logs and from the archives.
 
     Raises:
         NotFound: one of the roots is not a log, or there is no archive at one of ``destinations``.
@@ -45,9 +49,9 @@ def plan(roots: Sequence[Path], destinations: Sequence[str]) -> Plan:
     for destination in destinations:
         with suppress(InvalidInput, DiskFailure):  # it cannot be reached: reported when it is audited
             require_bags(destination)
-    logs = [LogAudit(Root(path)) for path in dict.fromkeys(path.absolute() for path in roots)]
+    logs = [LogAudit(Root(path), first=first) for path in dict.fromkeys(path.absolute() for path in roots)]
     named = (destination for log in logs for destination in log.destinations)
-    return Plan(logs, archives_of([log.root for log in logs], [*named, *destinations]))
+    return Plan(logs, archives_of([log.root for log in logs], [*named, *destinations]), first)
 
 
 def audit(spark: SparkSession, planned: Plan, *, on_bytes: Callable[[int], None]) -> Audit:
@@ -68,5 +72,5 @@ def audit(spark: SparkSession, planned: Plan, *, on_bytes: Callable[[int], None]
         for number, pickled in results:
             outcomes.add(work[number], pickled)
     logs = tuple(log.report(outcomes) for log in planned.logs)
-    archives = tuple(reports(planned.archives, outcomes))
+    archives = tuple(reports(planned.archives, outcomes, first=planned.first))
     return Audit(logs, archives, time.perf_counter() - began)

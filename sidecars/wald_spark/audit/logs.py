@@ -22,6 +22,9 @@ from wald_spark.audit.work import Outcomes, SegmentWork
 
 class LogAudit:
     """
+    Args:
+        first: earlier records may be missing.
+
     Attributes:
         work: for executors, oldest first.
         destinations: where its ledger says that bundles are.
@@ -30,9 +33,9 @@ class LogAudit:
         NotFound: there is no log.
     """
 
-    def __init__(self, root: Root) -> None:
+    def __init__(self, root: Root, *, first: int = 1) -> None:
         self.root = root
-        self._verification = Verification(root)
+        self._verification = Verification(root, first=first)
         self._bundles = {
             (str(line.get("dest")), str(line.get("bag")), str(line.get("bundle")))
             for line in reported_entries(root.ledger / "archive.jsonl")

@@ -149,13 +149,14 @@ def test_what_expired_is_counted_and_no_error(spark: SparkSession, tmp_path: Pat
     assert done.logs[0].expired > 0
 
 
-def here(*paths: Path, destinations: Iterable[str] = (), unreachable: bool = False) -> Audit:
+def here(*paths: Path, destinations: Iterable[str] = (), unreachable: bool = False, first: int = 1) -> Audit:
     """An audit without Spark; everything goes through pickles, as on executors, which may reach no archive."""
-    planned, outcomes = plan(paths, list(destinations)), Outcomes()
+    planned, outcomes = plan(paths, list(destinations), first=first), Outcomes()
     for work in planned.work:
         there = replace(work, place="nosuch://bucket") if unreachable and isinstance(work, BagWork) else work
         outcomes.add(work, pickled_outcome(pickle.loads(pickle.dumps(there))))
-    return Audit(tuple(log.report(outcomes) for log in planned.logs), tuple(reports(planned.archives, outcomes)), 1)
+    archives = tuple(reports(planned.archives, outcomes, first=planned.first))
+    return Audit(tuple(log.report(outcomes) for log in planned.logs), archives, 1)
 
 
 @pytest.mark.parametrize("address", ["nosuch://bucket/archive", "http://127.0.0.1:1/archive"])
@@ -196,6 +197,32 @@ def test_a_bag_that_is_gone_is_found(spark: SparkSession, tmp_path: Path) -> Non
     words = [words for _, words in errors(audited(spark, built.root.path))]
     assert any("missing; the ledger says that it is here" in each for each in words)
     assert any(each.startswith("follows") for each in words)
+
+
+def test_a_partial_copy_is_good_from_the_record_that_is_named(tmp_path: Path) -> None:
+    built = Built(tmp_path / "root")
+    for number in range(4):
+        built.lines("a", [b"one", b"two"])
+        archive(built, tmp_path / "archive", to=2 * number + 2)
+        built.cut()
+    built.seal()
+    assert not errors(here(built.root.path, first=1))
+    built.path(1, Kind.SEALED).unlink()
+    built.path(3, Kind.SEALED).unlink()
+    for gone in sorted((tmp_path / "archive" / "a").iterdir())[:2]:
+        gone.rename(tmp_path / gone.name)
+    for first in (1, 4):
+        words = " ".join(message for _, message in errors(here(built.root.path, first=first)))
+        assert f"records {first} to 4 are in no segment" in words
+        assert "follows" in words
+        assert "missing; the ledger says that it is here" in words
+    for first in (5, 6):
+        assert errors(here(built.root.path, first=first)) == []
+
+    built.path(5, Kind.SEALED).unlink()
+    max((tmp_path / "archive" / "a").iterdir()).rename(tmp_path / "last")
+    assert "records 5 to 6 are in no segment" in str(errors(here(built.root.path, first=5)))
+    assert "missing; the ledger says that it is here" in str(errors(here(built.root.path, first=5)))
 
 
 def test_a_segment_sealed_between_plan_and_check_is_read_in_its_new_form(spark: SparkSession, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import shutil
 import tempfile
@@ -22,6 +23,8 @@ from wald_archive.sizes import Records
 from wald_spark.bundles import BundlePiece, bundle_pieces
 from wald_spark.damage import STRICT, Tolerance
 from wald_spark.locations import ArchiveLocation
+from wald_spark.options import parse_options
+from wald_spark.query import plan_query
 
 NAMES = [name for name in schema.names if name != "headers"]  # JSON in a bundle: the same strings, spelt anew
 
@@ -141,3 +144,30 @@ def test_records_missing_between_two_bundles_are_reported(tmp_path: Path) -> Non
         pieces(dest)
     assert [row["value"] for row in rows(pieces(dest, tolerance=Tolerance(damage=True)))] == [b"0", b"2"]
     assert len(pieces(dest, 3, 3)) == 1
+
+
+def test_a_missing_first_bag_is_damage_unless_the_copy_is_partial(tmp_path: Path) -> None:
+    built, dest, elsewhere = Built(tmp_path / "root"), tmp_path / "dest", tmp_path / "elsewhere"
+    for number in range(3):
+        built.lines("a", [b"%d" % number])
+        archive(built, dest)
+    (elsewhere / "a").mkdir(parents=True)
+    bags(dest)[0].rename(elsewhere / "a" / bags(dest)[0].name)
+    with pytest.raises(Damaged, match=r"begins after record 1, and the bundle before it, .*, is missing") as damaged:
+        pieces(dest)
+    assert damaged.value.hint.startswith("put the bags back; if this is a copy without them, ")
+    assert [row["value"] for row in rows(pieces(dest, tolerance=Tolerance(partial=True)))] == [b"1", b"2"]
+    report = tmp_path / "report"
+    assert len(pieces(dest, tolerance=Tolerance(damage=True, report=str(report)))) == 2
+    assert "begins after record 1" in next(report.iterdir()).read_text()
+    assert len(pieces(dest, 2)) == 2
+    both = plan_query(parse_options({"paths": json.dumps([str(dest), str(elsewhere)])}))
+    assert sorted((piece.first, piece.last) for piece in both) == [(1, 1), (2, 2), (3, 3)]
+
+
+def test_an_archive_that_was_begun_late_has_no_missing_bag(tmp_path: Path) -> None:
+    built = Built(tmp_path / "root")
+    built.lines("a", [b"1", b"2", b"3"])
+    built.log.set_cursor("a", 2)
+    archive(built, tmp_path / "dest")
+    assert [row["sequence"] for row in rows(pieces(tmp_path / "dest"))] == [3]

@@ -49,6 +49,9 @@ def verify(root: Root) -> Iterator[Finding]:
 class Verification:
     """One pass over a root, as it is when this is made.
 
+    Args:
+        first: earlier records may be missing.
+
     Attributes:
         history: what the ledgers say.
         segments, records, raw_bytes: how many have been checked so far.
@@ -57,8 +60,9 @@ class Verification:
         NotFound: there is no log.
     """
 
-    def __init__(self, root: Root) -> None:
+    def __init__(self, root: Root, *, first: int = 1) -> None:
         self._root = root
+        self._first_due = first
         self.history = History(root)
         self._log_id: bytes | None = None
         self._head: Head | None = None
@@ -149,7 +153,7 @@ class Verification:
             if self._behind_head(segment):
                 yield Finding(Level.INFO, segment.path, 0, "behind the head; not read")
                 continue
-            due = self._state.next_sequence or 1
+            due = self._due(segment.base_sequence)
             completed = self._completed(due, segment.base_sequence - 1)
             if completed is not self._view:
                 self._view = completed
@@ -179,11 +183,15 @@ class Verification:
             completed = self._second_listing.complete(self._view, first, last)
         return completed
 
+    def _due(self, base: int) -> int:
+        """Return the sequence with which the next segment, which begins with ``base``, has to begin."""
+        return self._state.next_sequence or min(self._first_due, base)
+
     def _segment(self, segment: Segment, ahead: Callable[[SegmentToCheck], Checked | None]) -> list[Finding]:
         """One segment, and whether it follows the one before it; if it is gone, nothing has happened."""
         found = list(self._follows(segment))
         before = self._state
-        if segment.base_sequence > (before.next_sequence or 1):
+        if segment.base_sequence > self._due(segment.base_sequence):
             before = replace(before, open_records={})  # they may have ended in what is missing
         if step_between(self._steps, self._last_base + 1, segment.base_sequence):
             before = replace(before, append_time_ns=NOTHING.append_time_ns)
@@ -209,7 +217,7 @@ class Verification:
                     yield Finding(Level.INFO, segment.path, 0, message)
 
     def _follows(self, segment: Segment) -> Iterator[Finding]:
-        base, expected = segment.base_sequence, self._state.next_sequence or 1
+        base, expected = segment.base_sequence, self._due(segment.base_sequence)
         if base > expected:
             lost = self._lost(expected, base - 1)
             for first, last in lost:
