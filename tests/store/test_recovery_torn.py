@@ -10,6 +10,7 @@ from contents import assert_sound, errors
 from crashed import ALL, BASE, NOISE, SEGMENT_BYTES, goes_on, newest, offsets, quarantined, start_again, story
 from damage import flipped
 from logs import Built, commit, draft
+from powercut import RecordingDisk
 
 from wald.format.batch import HEADER
 from wald.format.names import Kind
@@ -72,6 +73,20 @@ class TestUnfinishedWrites:
         data, start = newest(log).read_bytes(), offsets(log)[-2]
         for noise in (NOISE, b"x", b"\0\0x", b"WBAT", b"WBAT" * 40):
             self.check(log, tmp_path / "log", data[:start] + noise)
+
+    def test_a_power_cut_at_any_moment_leaves_it_in_the_segment_or_in_quarantine(self, log: Path) -> None:
+        segment, start = newest(log), offsets(log)[-2]
+        torn = flipped(segment.read_bytes(), 8 * start)
+        segment.write_bytes(torn)
+        torn = torn[start:].rstrip(b"\0")
+        disk = RecordingDisk(log, seed=1, every=True, ordered=False)
+        disk.platter.load(log)
+        built = Built(log, segment_max_bytes=SEGMENT_BYTES, epoch=2, disk=disk)
+        assert built.report.trimmed_bytes == len(torn)
+        for state in disk.states:
+            files = dict(state.files)
+            in_segment = files.get(str(segment.relative_to(log))) or b""
+            assert torn in in_segment or files.get(built.report.kept_in) == torn, state.after
 
     def test_whole_and_not_published(self, log: Path, tmp_path: Path) -> None:
         """Nobody was told of it, and it may stay."""

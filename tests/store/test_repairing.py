@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -17,6 +18,7 @@ from faults import SteppingDisk
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from logs import Built, Unsynced
+from powercut import RecordingDisk
 from relieving import relieve
 from repairing import build, repair, small_frames, snapshot
 from spoiling import DAMAGE, Damage, flip, zero
@@ -192,6 +194,23 @@ def test_what_is_cut_out_stays_in_quarantine_and_the_ledger_says_whose_it_was(lo
             counted[route] = counted.get(route, 0) + count
     gone = [written.records[each].route for each in written.records.keys() - readable(log)[0].keys()]
     assert counted == {route: gone.count(route) for route in set(gone)}
+
+
+@pytest.mark.parametrize("kind", ["a frame", "all of a sealed segment"])
+def test_a_power_cut_leaves_each_segment_in_quarantine_that_the_ledger_names(log: Path, kind: str) -> None:
+    spoil, _, _ = KINDS[kind]
+    spoil(log)
+    found = {path.name: path.read_bytes() for path in (log / "segments").iterdir()}
+    disk = RecordingDisk(log, seed=1, every=False, ordered=False)
+    disk.platter.load(log)
+    repair(log, disk=disk)
+    named = 0
+    for state in disk.states:
+        files = dict(state.files)
+        for kept in re.findall(rb'"kept":"([^"]+)"', files["ledger/segments.jsonl"] or b""):
+            assert files.get(kept.decode()) == found[Path(kept.decode()).stem], state.after
+            named += 1
+    assert named > 10
 
 
 def test_a_damaged_segment_and_a_deleted_one_behind_it_are_given_up_each_with_its_own_reason(log: Path) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,8 +18,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from leasing import group, tries
 from logs import Built, Unsynced
-from powercut import SECTOR_BYTES
+from powercut import SECTOR_BYTES, recorded
 
 from wald.errors import Damaged
 from wald.format.batch import Buffer
@@ -122,6 +125,40 @@ def test_what_was_synced_is_there_and_the_rest_up_to_any_line(
         again.sync()
         again.close()
         assert lines(built) == [*kept, Commit(done=[(7, 7)])]
+
+
+PROGRAM = """
+import os, sys, wald
+work = wald.WorkGroup(sys.argv[1], "a", "g")
+work.lease("w", wait=30)
+if sys.argv[2] == "nack":
+    work.nack("w", [1], tries=5)
+else:
+    work.nack("w", [1])
+    work.lease("w", wait=30)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("last", ["lease", "nack"])
+def test_a_power_cut_lowers_no_number_of_tries_that_was_reported(built: Built, tmp_path: Path, last: str) -> None:
+    """After a second delivery, or once a worker has reported how often the record has failed."""
+    built.lines("a", [b"x"])
+    root = built.root.path
+    platter = recorded([sys.executable, "-c", PROGRAM, str(root), last], root, tmp_path / "trace")
+    states = [state for state in platter.states if state.acknowledged]
+    assert states
+    for state in states:
+        shutil.rmtree(root)
+        root.mkdir()
+        state.put(root)
+        with group(built) as work:
+            if last == "nack":
+                failure = work.failed(1)
+                assert failure is not None, state.after
+                assert failure.tries == 5, state.after
+            else:
+                assert tries(work.lease("w", wait=30)) == [3], state.after
 
 
 class Short(Unsynced):

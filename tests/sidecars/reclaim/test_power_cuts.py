@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from pathlib import Path
 
 from contents import errors
 from logs import Built
 from powercut import RecordingDisk
-from reclaiming import Reclaimer, bases, ledger
+from reclaiming import Reclaimer, bases, ledger, reclaim
 
 from wald.format.names import Kind
 from wald.store.retention.taken import move_cursor
@@ -60,3 +61,26 @@ def test_what_a_cursor_needs_outlives_a_power_cut(tmp_path: Path) -> None:
         assert errors(built.root.path) == []
         ledger(built.root.path)
         shutil.rmtree(cut)
+
+
+def test_a_power_cut_leaves_no_shrunk_segment_without_its_line_in_the_ledger(tmp_path: Path) -> None:
+    built = Built(tmp_path / "log")
+    for number in range(10):
+        built.lines("stuck" if number in (1, 8) else "web", [random.Random(number).randbytes(3000).hex().encode()])
+    built.cut()
+    built.lines("web", [b"newest"])
+    built.seal()
+    built.log.set_cursor("web", built.last)
+    path = built.path(1, Kind.SEALED)
+    old, name = path.read_bytes(), str(path.relative_to(built.root.path))
+    disk = RecordingDisk(built.root.path, seed=1, every=True, ordered=False)
+    disk.platter.load(built.root.path)
+    reclaim(built, disk=disk, compact_pinned=True)
+    assert path.read_bytes() != old
+    shrunk = 0
+    for state in disk.states:
+        files = dict(state.files)
+        if files.get(name) != old:
+            assert b'"relieved"' in (files.get("ledger/reclaim.jsonl") or b""), state.after
+            shrunk += 1
+    assert shrunk
