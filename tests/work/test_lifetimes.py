@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from leasing import cursor, group, killed, leased, sequences, values
 from logs import Built
 from running import eventually
 
+from wald.errors import Gone, Replaced
 from wald.work.group import WorkGroup
 from wald.work.terms import Delivery
 
@@ -130,6 +132,43 @@ def test_who_has_waited_gets_the_error_if_what_comes_cannot_be_written(built: Bu
         built.lines("a", [b"2"])
         waiting.join(30)
     assert errors == [errno.ENOSPC]
+
+
+def test_a_log_that_is_gone_for_a_moment_is_worked_on_again(built: Built) -> None:
+    built.lines("a", [b"1", b"2"])
+    away = built.root.path.with_name("away")
+    with group(built) as work:
+        assert sequences(work.lease("x", 2, wait=5)) == [1, 2]
+        assert work.ack("x", [1]) == []
+        built.root.path.rename(away)
+        for _ in range(2):
+            with pytest.raises(Gone):
+                work.ack("x", [2])
+        with pytest.raises(Gone):
+            work.lease("y", wait=0)
+        assert not work.has_failed
+        away.rename(built.root.path)
+        assert work.ack("x", [2]) == []
+        assert work.floor == 2
+    with group(built) as work:
+        assert work.floor == 2
+
+
+def test_nothing_is_acknowledged_in_a_journal_that_is_not_at_its_path(built: Built) -> None:
+    built.lines("a", [b"1", b"2"])
+    with group(built) as work:
+        assert sequences(work.lease("x", 2, wait=5)) == [1, 2]
+        assert work.ack("x", [1]) == []
+        eventually(lambda: cursor(built) == 1)  # nothing is written then
+        copy = shutil.copytree(built.root.path, built.root.path.with_name("copy"))
+        built.root.path.rename(built.root.path.with_name("away"))
+        copy.rename(built.root.path)
+        for _ in range(2):
+            with pytest.raises(Replaced, match=r"a/g\.work: the journal was replaced by another file"):
+                work.ack("x", [2])
+        assert work.has_failed
+    with group(built) as work:
+        assert work.floor == 1
 
 
 def test_what_is_acknowledged_with_a_lease_that_waits_is_acknowledged_once(built: Built) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
-from wald.errors import Damaged, command_line
+from wald.errors import Damaged, Replaced, command_line
 from wald.format.checked_line import decode_line
 from wald.format.names import WORK_SUFFIX
 from wald.format.work import BadWork, Line, Start, decode_work, encode_work, last_read
@@ -71,6 +71,7 @@ class Journal:
             if read.start is not None and not _same(read.start, start):
                 raise _damaged(self.path, root, 0, "the journal of another log, route or group")
             self.is_new = read.start is None
+            self._opened = os.fstat(self._descriptor)
             self._end = read.end
             self._disk.truncate(self._descriptor, self._end)
             self._synced = self._anew_bytes = self._room_end = self._end
@@ -99,6 +100,24 @@ class Journal:
             self._disk.sync(self._descriptor)
             self._synced = self._end
 
+    def require_place(self) -> None:
+        """Check that the path still has the file that is open; a log that was copied back has another one there.
+
+        Raises:
+            Replaced: it has another file, or none. What would be written is not what the next owner reads.
+            OSError: as of stat(2), if that cannot be seen.
+        """
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError:
+            found = None
+        if found is None or not os.path.samestat(found, self._opened):
+            what = "removed" if found is None else "replaced by another file"
+            raise Replaced(
+                f"{self.path}: the journal was {what} while the work group was open",
+                hint="start this program again: it then reads its positions from disk",
+            )
+
     @property
     def has_grown(self) -> bool:
         """Whether it is time to write it anew."""
@@ -111,6 +130,7 @@ class Journal:
         descriptor = self._disk.open(self.path)
         self._disk.close(self._descriptor)
         self._descriptor = descriptor
+        self._opened = os.fstat(descriptor)
         self._end = self._synced = self._anew_bytes = len(data)
         self._make_room()
 

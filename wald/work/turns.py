@@ -9,7 +9,8 @@ While the threads that were answered go on, one after the other, no turn begins,
 ask again at once, and then one turn and one sync are for all.
 
 After a failed write or sync the contents of the disk are unknown, so no further request is executed. The same holds
-once another log, or an older copy of the log, is at the path: the next owner reads another journal.
+once another log, an older copy of the log, or another journal is at the path: the next owner reads that one. A log that
+is gone may return, for example with a mount: its requests fail, and each turn checks again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from wald.errors import Replaced
+from wald.errors import Gone, Replaced
 from wald.work.asks import AckAsk, Ask, LeaseAsk, answer, foretell
 from wald.work.journal import Journal
 from wald.work.owner import Owner
@@ -181,9 +182,10 @@ class Turns:
                 raise ValueError("the work group is closed")
             with suppress(OSError):  # a failure to open files does not prove another log
                 self._require()
+                self._journal.require_place()
             self._settle(asks, own)
         except Exception as error:  # noqa: BLE001 - each thread that asks gets it
-            if not self._closed and self._failed is None:
+            if not self._closed and self._failed is None and not isinstance(error, Gone):
                 self._failed = error
             for ask in asks:
                 if not ask.is_answered:
