@@ -111,6 +111,12 @@ def counts_back(text: str) -> bool:
     return _AGO.fullmatch(text.strip()) is not None
 
 
+def names_its_day(text: str) -> bool:
+    """Return True if :func:`moment` gives the same time for a text on any day."""
+    text = text.strip()
+    return text != "now" and not counts_back(text) and _DAY.fullmatch(text) is None
+
+
 def _moment(text: str, now: datetime) -> datetime:
     if text == "now":
         return now

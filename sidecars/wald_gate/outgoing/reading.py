@@ -33,13 +33,18 @@ _LATE_NS = 2_000_000_000  # from the append time of a record until it is durable
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which records; positions as ``wald read`` takes them."""
+    """Which records; positions as ``wald read`` takes them.
+
+    Attributes:
+        since_ns: only records appended then or later; None: any.
+    """
 
     route: str
     start: Start
     stop: Stop | None = None
     group: str = DEFAULT_GROUP
     limit: int | None = None
+    since_ns: int | None = None
 
     def missing(self, missing: Missing) -> None:
         """
@@ -215,6 +220,7 @@ class Reading:
             start=wanted.start,
             stop=wanted.stop,
             group=wanted.group,
+            since_ns=wanted.since_ns,
             on_missing=wanted.missing,
             resume_at=self._resume_at,
         )

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack, aclosing
+from datetime import datetime
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
@@ -15,6 +16,7 @@ from wald.answers.fields import local_now
 from wald.errors import InvalidInput, NotFound
 from wald.format.names import DEFAULT_GROUP, check_group
 from wald.format.positions import position
+from wald.format.times import names_its_day, nanoseconds
 from wald.store.reading.selection import Start
 from wald_gate.call import Call, wait_seconds
 from wald_gate.groups.making import require_group
@@ -149,15 +151,18 @@ def _wanted(call: Call, query: Query, *, is_events: bool) -> Wanted:
     resumed = _sequence(last) + 1 if last else 0
     now = local_now()
     start: Start
-    if resumed and is_events:
-        start = resumed
-    elif query.from_ in ("earliest", "end", "cursor"):
+    since_ns = None
+    if query.from_ in ("earliest", "end", "cursor"):
         start = query.from_  # type: ignore[assignment]  # these are the names
     else:
         start = position("from", query.from_, now, ("earliest", "end", "cursor"))
+    if resumed and is_events:
+        if isinstance(start, datetime) and names_its_day(query.from_):  # it may be in the future
+            since_ns = nanoseconds(start)
+        start = resumed
     stop = None if query.to is UNSET else position("to", query.to, now)
     limit = None if query.limit is UNSET else query.limit
-    return Wanted(call.route, start, stop, check_group(query.group or DEFAULT_GROUP), limit)
+    return Wanted(call.route, start, stop, check_group(query.group or DEFAULT_GROUP), limit, since_ns)
 
 
 def _sequence(last_event_id: str) -> int:

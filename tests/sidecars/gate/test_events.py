@@ -91,6 +91,22 @@ def test_who_is_cut_off_before_the_first_event_misses_nothing(
     assert source.events in (["between"], [*before, "between"])
 
 
+@pytest.mark.parametrize(
+    ("start", "events"), [("2100-01-01T00:00:00Z", []), ("2000-01-01T00:00:00Z", ["between"]), ("1s", ["between"])]
+)
+def test_who_comes_again_gets_nothing_that_is_older_than_was_asked_for(
+    gate: Gate, root: Path, start: str, events: list[str]
+) -> None:
+    append(root, "old")
+    source = Source()
+    source.last_id = "1"
+    append(root, "between")
+    body = gate.get(f"{EVENTS}&from={start}&limit=5", **source.headers()).body
+    found = [json.loads(data)["value"] for data in re.findall(rb"^data: (.*)$", body, re.MULTILINE)]
+
+    assert found == events
+
+
 def test_an_id_without_an_event_is_where_the_log_ends(gate: Gate, root: Path) -> None:
     """Also where the route has no record."""
     with gate.asked("GET", f"{EVENTS}&from=end") as events:

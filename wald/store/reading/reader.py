@@ -118,6 +118,7 @@ def read_onward(
     start: Start,
     stop: Stop | None,
     group: str = DEFAULT_GROUP,
+    since_ns: int | None = None,
     on_damage: Callable[[Damaged], None] | None = None,
     on_missing: OnMissing = None,
     resume_at: Callable[[], int] = lambda: 0,
@@ -129,11 +130,15 @@ def read_onward(
     wanted. None is a step without a batch, because the way to the next one may be the whole log.
 
     Args:
+        since_ns: only records appended then or later are wanted.
         on_damage: called with each error about unreadable data; reading continues after it. None to raise the error.
         resume_at: called when reading continues after such a number; returns the next record that may be wanted, so
             that earlier ones are skipped. 0 if any may be wanted.
     """
-    return _Reading(view, select(view, route, start, stop, group), on_damage, policy(on_missing)).onward(resume_at)
+    selection = select(view, route, start, stop, group)
+    if since_ns is not None:
+        selection = replace(selection, from_ns=max(selection.from_ns, since_ns))
+    return _Reading(view, selection, on_damage, policy(on_missing)).onward(resume_at)
 
 
 class Arrivals(NamedTuple):
