@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 from contents import errors
-from logs import Built
+from every_program import (
+    log_of_two_routes,
+    log_with_a_bad_index,
+    log_with_a_slow_group,
+    log_with_released_segments,
+    reclaim,
+)
 from powercut import recorded
 from running import command, run, sidecar
 
@@ -38,47 +44,6 @@ class Program:
     line: Callable[[Path], list[str]]
     after: Positions
     damages: bool = False
-
-
-def log_of_two_routes(root: Path) -> None:
-    """Four sealed segments and an active one; group processed has read the first two, group slow nothing of b."""
-    built = Built(root)
-    for number in range(4):
-        built.lines("a", [b"a%d.%d " % (number, line) + b"." * 600 for line in range(3)])
-        built.lines("b", [b"b%d" % number])
-        built.cut()
-    built.lines("a", [b"last"])
-    built.seal()
-    for group in (DEFAULT_GROUP, "other"):
-        built.log.set_cursor("a", 7, group=group)
-        built.log.set_cursor("b", 8, group=group)
-    built.crash()
-
-
-def log_with_a_slow_group(root: Path) -> None:
-    log_of_two_routes(root)
-    wald.open(root).set_cursor("b", 0, group="slow", rewind=True)
-
-
-def log_with_released_segments(root: Path) -> None:
-    """The first two segments are released; then the group moves back before the second."""
-    log_of_two_routes(root)
-    assert run(reclaim(root, "--grace", "300d")).returncode == 0
-    assert list(root.glob("segments/*.released"))
-    wald.open(root).set_cursor("a", 4, rewind=True)
-
-
-def log_with_a_bad_index(root: Path) -> None:
-    log_of_two_routes(root)
-    path = sorted(root.glob("segments/*.wal.zst"))[2]
-    content = bytearray(path.read_bytes())
-    content[-5] ^= 1
-    path.write_bytes(content)
-    assert errors(root)
-
-
-def reclaim(root: Path, *options: str) -> list[str]:
-    return sidecar("reclaim", "--root", root, "--once", *options)
 
 
 WORK = """
