@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logs import Unsynced
 
-from wald.answers.history import LIVES, Excerpt, crash_events, excerpt, sentence
+from wald.answers.history import CLOCK, LIVES, Excerpt, crash_events, excerpt, sentence
 from wald.store.checking.story import Event, Story
+from wald.store.files.clock import ClockStep, add_step
 from wald.store.files.directory import Root
 from wald.store.files.ledger import Ledger
 from wald.store.files.ledger_parts import parts_of
@@ -144,6 +145,16 @@ def test_the_newest_events_of_a_long_history_take_as_long_as_those_of_a_short_on
     grow(3000, 300)
     assert len(parts_of(root.ledger / "segments.jsonl")) > 20
     assert steps(newest) < 4 * short
+
+
+def test_clock_steps_are_events_once_each(root: Root) -> None:
+    write(root, "segments.jsonl", [{"event": "cut", "base": at, "next": at + 1, "at": at} for at in (10, 20, 30)])
+    for base, at in ((12, 25), (24, 15)):  # the clock was wrong at the first one, too
+        add_step(root, Unsynced(), ClockStep(base, 99, at))
+    for count in (1, 2, 10):
+        events = [event for page in pages(root, count) for event in page.events]
+        assert [event.entry["sequence"] for event in events if event.ledger == CLOCK] == [24, 12]
+        assert len(events) == 5
 
 
 def test_starts_and_ends_of_the_daemon_are_told_with_what_was_found(root: Root) -> None:

@@ -11,18 +11,22 @@ from pathlib import Path
 
 import pytest
 from contents import assert_sound, errors
+from json_page import require_documented
 from logs import SECOND_NS, START_NS, Built
 from repairing import repair
 from running import Daemon, eventually, output_of, wald
 
 from wald.format.names import Kind
-from wald.store.files.clock import ClockStep, add_step
+from wald.format.times import utc
+from wald.store.files.clock import ClockStep, add_step, read_steps
+from wald.store.files.directory import Root
 from wald.store.files.listing import list_segments
 from wald.store.reading.selection import Start, Stop
 from wald.store.retention.backlog import Backlog
 from wald.store.retention.progress import lags
 from wald.store.segments.raw import FIRST_BATCH
 
+WRONG_TIMES = b"because the clock was ahead"
 HOUR_NS = 3600 * SECOND_NS
 AHEAD_NS = 80 * 365 * 24 * HOUR_NS
 
@@ -266,13 +270,53 @@ def test_the_way_back(tmp_path: Path) -> None:
         assert b"append times begin again with record 4" in output_of("clock", "step", "--root", root)
         output_of("append", "--root", root, "a", stdin=b"right\n")
         assert json.loads(output_of("clock", "step", "--root", root, "--json"))["stepped"] is False
-        assert output_of("read", "--root", root, "a", "--since", "1h") == b"of the future\nnow\nfrozen\nright\n"
+        assert read_with_warning(root, "--since", "1h") == b"of the future\nnow\nfrozen\nright\n"
         recent = ("--since", "1h", "--until", "now")
-        eventually(lambda: output_of("read", "--root", root, "a", *recent) == b"right\n")
-        assert output_of("read", "--root", root, "a", *recent, "-n", 5) == b"right\n"
-        assert output_of("read", "--root", root, "a", "--until", "now") == b"right\n"
-        assert wald("status", "--root", root).returncode == 0
+        eventually(lambda: read_with_warning(root, *recent) == b"right\n")
+        assert read_with_warning(root, *recent, "-n", 5) == b"right\n"
+        assert read_with_warning(root, "--until", "now") == b"right\n"
+        for words in (("grep", "x", "a", "--until", "now"), ("where", "--since", "1h")):
+            assert WRONG_TIMES in wald(*words, "--root", root).stderr
+        assert output_of("read", "--root", root, "a", "--until", "2h ago") == b""
+        assert output_of("read", "--root", root, "a", "--from", 4) == b"right\n"
+        assert_reported(root)
         output_of("verify", "--root", root)
     with Daemon(root):
         output_of("append", "--root", root, "a", stdin=b"later\n")
-        eventually(lambda: output_of("read", "--root", root, "a", *recent) == b"right\nlater\n")
+        eventually(lambda: read_with_warning(root, *recent) == b"right\nlater\n")
+
+
+def read_with_warning(root: Path, *options: object) -> bytes:
+    """The records of a range of times that records before the step may have."""
+    done = wald("read", "--root", root, "a", *options)
+    assert (done.returncode, WRONG_TIMES in done.stderr) == (0, True)
+    return done.stdout
+
+
+def assert_reported(root: Path) -> None:
+    """Status and history show the step before record 4."""
+    (step,) = read_steps(Root(root))
+    before, at = utc(step.before_ns), utc(step.at_ns)
+    done = wald("status", "--root", root)
+    assert done.returncode == 0
+    assert f"1; the last one before record 4: append times were at {before}, the clock at {at}" in done.stdout.decode()
+    status = json.loads(output_of("status", "--root", root, "--json"))
+    require_documented("wald status", status)
+    assert [each["sequence"] for each in status["clock_steps"]] == [4]
+    (line,) = (each for each in output_of("history", "--root", root).decode().splitlines() if "clock-step" in each)
+    assert line.startswith(f"{at}  clock-step append times begin again with record 4: the clock was at {at}, and they ")
+    lines = map(json.loads, output_of("history", "--root", root, "--json").splitlines())
+    (event,) = (each for each in lines if each.get("event") == "clock-step")
+    assert (event["ledger"], event["line"], event["entry"]["sequence"]) == ("clock.jsonl", 1, 4)
+
+
+def test_a_step_whose_earlier_records_are_gone_is_no_reason_to_warn(tmp_path: Path) -> None:
+    built = Built(tmp_path / "root")
+    built.lines("a", [b"old"])
+    built.cut()
+    built.seal()
+    built.lines("a", [b"new"])
+    add_step(built.root, built.disk, ClockStep(built.last, built.now_ns + AHEAD_NS, built.now_ns))
+    assert WRONG_TIMES in wald("read", "--root", built.root.path, "a", "--until", "now").stderr
+    built.reclaim(1)
+    assert WRONG_TIMES not in wald("read", "--root", built.root.path, "a", "--until", "now").stderr

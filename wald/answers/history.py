@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from wald.answers.fields import ledger_fields, time_fields
+from wald.format.times import utc
 from wald.setting_types import format_bytes
 from wald.store.checking.story import Event, Story
+from wald.store.files.clock import read_steps
 from wald.store.files.directory import Root
 from wald.store.writing.lives import crashes, lives
 
@@ -18,6 +20,8 @@ STARTED = "started"
 ENDED = "ended"
 LIVES = "lives"
 """In the place of a ledger: the reports of the starts."""
+CLOCK = "clock.jsonl"
+CLOCK_STEP = "clock-step"
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ class Excerpt:
 
     Attributes:
         events: the newest first.
-        before: where to go on: of each ledger, and of LIVES, the number in front of which; None: there is no more.
+        before: where to go on: of each ledger, and of CLOCK and LIVES, the number in front of which; None: there is no
+            more.
         looked_at: how many events were looked at to find these.
         broken: what of the ledgers cannot be believed, a message each.
     """
@@ -64,7 +69,10 @@ def excerpt(
         at_most: of events that are looked at.
     """
     reached, events, looked_at = dict(before), list[Event](), 0
-    merged = heapq.merge(story.newest_first(before), _of_lives(story.root, before), key=lambda event: -event.at_ns)
+    bound = before.get(CLOCK, 1 << 64)
+    steps = [event for event in reversed(clock_events(story.root)) if event.number < bound]
+    others = steps, _of_lives(story.root, before)
+    merged = heapq.merge(story.newest_first(before), *others, key=lambda event: -event.at_ns)
     for event in merged:
         if len(events) == count or looked_at == at_most:
             return Excerpt(events, reached, looked_at, story.broken)
@@ -81,6 +89,15 @@ def crash_events(root: Root) -> Iterator[Event]:
         if crash.found_ns is not None:
             entry = {"event": CRASH, "epoch": crash.epoch, "why": crash.how, "lost": list(crash.lost)}
             yield Event(crash.found_ns, "", 0, entry | {"cut_bytes": crash.cut_bytes})
+
+
+def clock_events(root: Root) -> list[Event]:
+    """Return the clock steps, in the order of their records."""
+    events = []
+    for number, step in enumerate(read_steps(root), start=1):
+        entry = {"event": CLOCK_STEP, "sequence": step.base, **time_fields("before", step.before_ns)}
+        events.append(Event(step.at_ns, CLOCK, number, entry))
+    return events
 
 
 def event_fields(event: Event) -> dict[str, object]:
@@ -151,6 +168,9 @@ def deed(event: Event, figures: Figures = EXACT) -> str:
         case {"event": "crash"}:
             lost = "; ".join(entry["lost"]) or "nothing acknowledged was lost"
             return f"epoch {entry['epoch']} {entry['why']}; found by the next start: {lost}"
+        case {"event": "clock-step", "before": before} if event.ledger == CLOCK:
+            now = f"the clock was at {utc(event.at_ns)}"
+            return f"append times begin again with record {number(entry['sequence'])}: {now}, and they at {before}"
         case {"event": "started" | "ended"} if event.ledger == LIVES:
             return _life(entry, figures)
         case {"event": "skipped-record"}:

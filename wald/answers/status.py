@@ -16,6 +16,7 @@ from wald.format.times import utc
 from wald.log import Log
 from wald.setting_types import format_bytes, format_seconds
 from wald.store.checking.finding import Level
+from wald.store.files.clock import ClockStep, read_steps
 from wald.store.files.directory import Root
 from wald.store.files.disk import free_bytes
 from wald.store.files.fifos import troubles
@@ -79,6 +80,7 @@ class Facts:
         full_seconds: until the disk is full, if nothing is reclaimed; None: not known, or the log does not grow.
         fifos: what keeps lines that were written to a FIFO from the log.
         journals: what is wrong with those of work groups, and what says what can be done.
+        steps: the clock steps.
     """
 
     root: Path
@@ -94,6 +96,7 @@ class Facts:
     full_seconds: float | None
     fifos: tuple[str, ...]
     journals: tuple[tuple[str, str], ...]
+    steps: tuple[ClockStep, ...] = ()
 
     @property
     def waiting(self) -> list[GroupBacklog]:
@@ -131,6 +134,7 @@ def facts_of(log: Log, daemon: Liveness, contents: Contents) -> Facts:
         full_seconds=contents.full_seconds,
         fifos=tuple(message for _, message in troubles(root)),
         journals=tuple(_journals(log, {each.cursor.path for each in contents.groups if each.retired})),
+        steps=read_steps(root),
     )
 
 

@@ -15,7 +15,7 @@ from wald.cli.output import json_line
 from wald.cli.patterns import matcher_of, operand
 from wald.cli.read_output import with_times
 from wald.cli.streams import write_stdout
-from wald.cli.times import now, warn_of_times_ahead
+from wald.cli.times import now, warn_of_wrong_times
 from wald.errors import Damaged, InvalidInput, Partial
 from wald.format.names import DEFAULT_GROUP, check_route
 from wald.format.positions import position, time_of
@@ -79,7 +79,7 @@ def grep(
     matcher = matcher_of(root, pattern, fixed=fixed, ignore_case=ignore_case, invert=invert)
     view = log.view()
     begin, end = _range(start, stop, since, until)
-    warn_of_times_ahead(root, end)
+    warn_of_wrong_times(root, begin, end)
     selection = select(view, route if route is None else check_route(route), begin, end, DEFAULT_GROUP)
     show = _counter(matcher) if only_count else _objects(matcher) if as_json else _texts(matcher, times=times)
     chosen = {"-i": ignore_case, "-F": fixed, "-v": invert, "-c": only_count, "--times": times, "--json": as_json}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from wald.answers.history import crash_events, event_fields, sentence
+from wald.answers.history import clock_events, crash_events, event_fields, sentence
 from wald.cli.options import json_option, root_option
 from wald.cli.output import json_line
 from wald.cli.times import check_span, time_option
@@ -29,7 +29,7 @@ _LINES = 500  # that are written at once
 @click.option("--route", help="Only what is about records of this route.")
 @json_option
 def history(root: Path, since: datetime | None, until: datetime | None, route: str | None, as_json: bool) -> int:
-    """Show what happened to a log: cuts, seals, deletions and why each was legal, losses, archives, crashes.
+    """Show what happened to a log: cuts, seals, deletions, losses, archives, crashes, clock steps.
 
     A deletion is judged by its line in ledger/reclaim.jsonl: for each route the cursors had reached its last record, or
     the route was retired, or a limit let unread records expire, which are counted. The line must agree with the one
@@ -45,8 +45,9 @@ def history(root: Path, since: datetime | None, until: datetime | None, route: s
     from_ns = nanoseconds(since) if since else 0
     until_ns = nanoseconds(until) if until else END_OF_TIME_NS
     story = Story(here, from_ns=from_ns, until_ns=until_ns)
-    fallen = [event for event in crash_events(here) if from_ns <= event.at_ns < until_ns]
-    events = heapq.merge(story.events(), fallen, key=lambda event: event.at_ns)
+    others = sorted([*crash_events(here), *clock_events(here)], key=lambda event: event.at_ns)
+    others = [event for event in others if from_ns <= event.at_ns < until_ns]
+    events = heapq.merge(story.events(), others, key=lambda event: event.at_ns)
     wanted = (event for event in events if route is None or route in event.routes)
     known = False
     while lines := [

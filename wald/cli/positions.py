@@ -11,7 +11,7 @@ import wald
 from wald.answers.positions import head_fields, where_fields
 from wald.cli.options import json_option, root_option
 from wald.cli.output import json_line
-from wald.cli.times import check_span, now, time_option, warn_of_times_ahead
+from wald.cli.times import check_span, now, time_option, warn_of_wrong_times
 from wald.errors import Damaged, InvalidInput, NotFound, command_line
 from wald.format.names import check_route
 from wald.format.times import nanoseconds, utc
@@ -106,7 +106,7 @@ def _coverage(log: Log, route: str | None, since: datetime, until: datetime | No
         example = f"{command_line(log.root.path, f'where{other}{earlier}')} asks about the day before"
         raise InvalidInput(f"--since {moment(nanoseconds(since))}: that time has not come yet", hint=example)
     check_span(since, until)
-    warn_of_times_ahead(log.root.path, until or asked)
+    warn_of_wrong_times(log.root.path, since, until or asked)
     found = coverage.coverage(log, route, since, until or asked, now_ns=nanoseconds(asked))
     if as_json:
         click.echo(json_line("where.since", coverage.fields(found)))

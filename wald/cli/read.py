@@ -15,7 +15,7 @@ import wald
 from wald.cli.options import GROUP_HELP, count_option, root_option
 from wald.cli.read_output import Output
 from wald.cli.read_range import Asked, Range, of_latest
-from wald.cli.times import warn_of_times_ahead
+from wald.cli.times import warn_of_wrong_times
 from wald.errors import Damaged, Partial, WaldError
 from wald.format.names import DEFAULT_GROUP, check_group, check_route
 from wald.store.reading.senders import Senders
@@ -73,7 +73,7 @@ def read(root: Path, route: str | None, on_missing: str | None, **options: Any) 
     asked.check()
     log = wald.open(root)
     wanted = Range(*asked.range())
-    warn_of_times_ahead(root, wanted.stop)
+    warn_of_wrong_times(root, wanted.start, wanted.stop)
     matcher = None
     if asked.grep is not None:
         from wald.cli.patterns import matcher_of

@@ -59,7 +59,12 @@ def _verdict(found: list[Finding]) -> str:
 
 def _text(facts: Facts, found: list[Finding], now_ns: int) -> Iterator[str]:
     rows = [("daemon", _daemon(facts)), ("last crash", _crash(facts)), ("head", _head(facts, now_ns))]
-    rows += [("lag", _lag(facts, now_ns)), ("lines", _lines(facts)), ("space", _space(facts))]
+    rows += [
+        ("clock steps", _steps(facts)),
+        ("lag", _lag(facts, now_ns)),
+        ("lines", _lines(facts)),
+        ("space", _space(facts)),
+    ]
     yield from aligned([row for row in rows if row[1]], ())
     for finding in found:
         yield f"{_WORDS[finding.severity]}: {finding.message}"
@@ -93,6 +98,14 @@ def _head(facts: Facts, now_ns: int) -> str:
         return f"record {facts.head.sequence} was the last to become durable; its append time is in the future"
     age = format_seconds(max(0.0, (now_ns - facts.head.at_ns) / 1e9))
     return f"record {facts.head.sequence} was the last to become durable, {age} ago"
+
+
+def _steps(facts: Facts) -> str:
+    if not facts.steps:
+        return ""
+    last = facts.steps[-1]
+    times = f"append times were at {utc(last.before_ns)}, the clock at {utc(last.at_ns)}"
+    return f"{len(facts.steps)}; the last one before record {last.base}: {times}"
 
 
 def _lag(facts: Facts, now_ns: int) -> str:
@@ -158,6 +171,10 @@ def _object(facts: Facts, found: list[Finding], now_ns: int) -> dict[str, object
             "cut_bytes": crash.cut_bytes,
         },
         "head": None if head is None else {"sequence": head.sequence, **time_fields("at", head.at_ns or None)},
+        "clock_steps": [
+            {"sequence": step.base, **time_fields("before", step.before_ns), **time_fields("at", step.at_ns)}
+            for step in facts.steps
+        ],
         "waiting": [_waiting(group, now_ns) for group in facts.waiting],
         "unfinished_lines": daemon.answer.get("unfinished_lines") or {},
         "free_bytes": facts.free_bytes,

@@ -55,7 +55,38 @@ def now() -> datetime:
     return found
 
 
-def warn_of_times_ahead(root: Path, until: object) -> None:
+def warn_of_wrong_times(root: Path, since: object, until: object) -> None:
+    """Warn if a clock that was far ahead decides which records are in a range of times."""
+    _warn_of_times_ahead(root, until)
+    since_ns = nanoseconds(since) if isinstance(since, datetime) else None
+    until_ns = nanoseconds(until) if isinstance(until, datetime) else None
+    if since_ns is not None or until_ns is not None:
+        _warn_of_clock_step(root, since_ns, until_ns)
+
+
+def _warn_of_clock_step(root: Path, since_ns: int | None, until_ns: int | None) -> None:
+    """Warn if records before a clock step are still in the log, and the range has times that they may have."""
+    from wald.store.files.clock import read_steps
+    from wald.store.files.directory import Root
+    from wald.store.files.listing import list_segments
+
+    with suppress(Damaged, OSError):  # the command reports it
+        steps = [
+            step
+            for step in read_steps(Root(root))
+            if (since_ns is None or since_ns <= step.before_ns) and (until_ns is None or until_ns > step.at_ns)
+        ]
+        if steps and list_segments(Root(root)).segments[0].base_sequence < steps[-1].base:
+            step = steps[-1]
+            before, at = utc(step.before_ns), utc(step.at_ns)
+            click.echo(
+                f"wald: records before {step.base} have append times up to {before}, because the clock was ahead until "
+                f"{at}\n  hint: --from and --to take sequences as well; wald history lists clock steps",
+                err=True,
+            )
+
+
+def _warn_of_times_ahead(root: Path, until: object) -> None:
     """Warn if records appended before a time may have later append times, because the clock was far ahead."""
     from wald.setting_types import format_seconds  # "wald append" parses times too, without needing this
     from wald.store.files.directory import Root

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 from msgspec import Meta
 from starlette.responses import Response
 
-from wald.answers.history import LIVES, READABLE, Excerpt, deed, excerpt
+from wald.answers.history import CLOCK, CLOCK_STEP, LIVES, READABLE, Excerpt, deed, excerpt
 from wald.errors import InvalidInput
 from wald.format.names import LEDGERS, check_route
 from wald.format.times import utc
@@ -37,12 +37,13 @@ _KINDS: Mapping[str, Kind] = {
     "abandoned": "archives",
     "started": "lives",
     "ended": "lives",
+    CLOCK_STEP: "lives",
     "lost": "losses",
     "skipped": "losses",
     "repaired": "losses",
     "identified": "losses",
 }
-_NAMES = {"all": "everything", "cuts": "cuts and seals", "rest": "all else", "lives": "starts and ends"}
+_NAMES = {"all": "everything", "cuts": "cuts and seals", "rest": "all else", "lives": "starts, ends and clock steps"}
 _PLACE = re.compile(r"(\w{1,20}):([0-9]{1,18})")
 
 
@@ -158,7 +159,7 @@ def _places(given: str) -> dict[str, int]:
     Raises:
         InvalidInput: it is no such place.
     """
-    names = {name.partition(".")[0]: name for name in (*LEDGERS, LIVES)}
+    names = {name.partition(".")[0]: name for name in (*LEDGERS, CLOCK, LIVES)}
     places = {}
     for part in filter(None, given.split(",")):
         match = _PLACE.fullmatch(part)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import html
 import re
+import time
 from collections.abc import Iterator
 
 import pytest
 from gating import Answer, Gate
+from logs import Unsynced
 from running import Daemon, eventually, reclaim, wald
 
+from wald.store.files.clock import ClockStep, add_step
+from wald.store.files.directory import Root
 from wald_gate.page.history import COUNT
 
 CUTS = COUNT  # so that there are some pages
@@ -30,6 +34,7 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
             assert wald("cursor", "set", "orders", CUTS // 2, "--group", "billing", "--root", root).returncode == 0
             reclaim(root, "--grace", 0)
             daemon.kill()
+            add_step(Root(root), Unsynced(), ClockStep(CUTS + 1, time.time_ns(), time.time_ns()))
             daemon.start_again()
             yield gate
 
@@ -55,7 +60,7 @@ def test_every_event_is_shown_once_the_newest_first(gate: Gate) -> None:
     assert len(found) > 2
     assert len(set(shown)) == len(shown)
     counts = {name: names.count(name) for name in set(names)}
-    assert counts == {"cut": CUTS, "sealed": CUTS, "reclaimed": CUTS // 2, "started": 2}
+    assert counts == {"cut": CUTS, "sealed": CUTS, "reclaimed": CUTS // 2, "started": 2, "clock-step": 1}
     assert names[0] == "started"
     assert names[-1] == "started"
     cuts = [int(each.rpartition("-")[2]) for each, name in shown if name == "cut"]
@@ -77,7 +82,7 @@ def test_a_start_says_what_it_found_and_a_deletion_which_cursors_made_it_legal(g
     [
         ("what=deletions", {"reclaimed"}),
         ("what=cuts", {"cut", "sealed"}),
-        ("what=lives", {"started"}),
+        ("what=lives", {"started", "clock-step"}),
         ("what=all&route=orders", {"sealed", "reclaimed"}),
         ("what=losses", set()),
         ("route=nosuch", set()),
