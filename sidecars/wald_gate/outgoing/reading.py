@@ -6,6 +6,7 @@ those that wait for one take their turn.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import AsyncGenerator, Generator, Iterator
@@ -74,7 +75,8 @@ class Reading:
         form: the format of the answer.
         begins_behind: the sequence behind which the wanted records begin, once some were looked for.
         last: the sequence up to which all was read.
-        sent: the sequence up to which :meth:`chunks` has given all out.
+        sent: the sequence up to which :meth:`chunks` has given all out; None before the first records or the end of the
+            log were found.
     """
 
     def __init__(self, state: State, client: str, wanted: Wanted, form: Form, watch: Watch | None = None) -> None:
@@ -92,30 +94,46 @@ class Reading:
         self._is_at_end = False  # of the log, as it was when it was looked at last
         self._is_over = False  # nothing more can be wanted
         self.begins_behind: int | None = None
-        self.last = self.sent = 0
+        self.last = 0
+        self.sent: int | None = None
         self._records = 0
+        self._pending: asyncio.Task[bytes] | None = None  # the chunk that is being read
 
     @property
     def is_over(self) -> bool:
         """True if the wait is over: all wanted records have arrived, or the gate is ending."""
         return self._is_complete() or self._state.following.is_over
 
-    async def chunk(self) -> bytes:
-        """The next records; b"" at the end of the log.
+    async def chunk(self, seconds: float | None = None) -> bytes | None:
+        """Return the next records; b"" at the end of the log; None if they were not found in time.
+
+        After None, the search continues, and the next call waits for its result.
+
+        Args:
+            seconds: None for no time limit.
 
         Raises:
             WaldError: as of :meth:`wald.log.Log.batches`.
         """
-        if self._watch is not None:
-            first = self._watch.clear()
-            # Several chunks may come from one view of the log; what arrived before any of them is after that view.
-            self._arrived = first if self._arrived is None else min(first, self._arrived)
+        if self._pending is None:
+            if self._watch is not None:
+                first = self._watch.clear()
+                # Several chunks may come from one view of the log; what arrived before any of them is after that view.
+                self._arrived = first if self._arrived is None else min(first, self._arrived)
+            self._pending = asyncio.create_task(self._chunk())
+        await asyncio.wait((self._pending,), timeout=seconds)
+        if not self._pending.done():
+            return None
+        pending, self._pending = self._pending, None
+        return pending.result()
+
+    async def _chunk(self) -> bytes:
         while (chunk := await self.step()) is None:
             pass
         return chunk
 
     async def step(self) -> bytes | None:
-        """As :meth:`chunk`, or None after some time in which no record was met."""
+        """Read for a short time: as :meth:`chunk`, or None if no record was found."""
         before, counts = self._records, self._state.counts
         chunk = await self._state.readers.run(self._client, self._read)
         counts.sent_records += self._records - before
@@ -128,10 +146,13 @@ class Reading:
             return False
         return await self._watch.wait(seconds)
 
-    async def chunks(self, first: bytes, *, follow: bool, edition: int, silent_seconds: float) -> AsyncGenerator[bytes]:
+    async def chunks(
+        self, first: bytes | None, *, follow: bool, edition: int, silent_seconds: float
+    ) -> AsyncGenerator[bytes]:
         """All that is wanted, beginning with ``first``; b"" each time that nothing has come for so many seconds.
 
         Args:
+            first: the result of :meth:`chunk`; None if it is still being read.
             follow: whether to go on behind the end of the log, until the file of tokens says something else: the client
                 may ask again, and is then judged by what it says now. What does not follow is whole: an end before
                 its last record would pass for the end of the log.
@@ -139,20 +160,22 @@ class Reading:
         """
         counts, rights = self._state.counts, self._state.rights
         counts.streams += follow
-        self.sent = (self.begins_behind or 0) if first else self.last
+        if first is not None:
+            self.sent = self.begins_behind if first else self.last
         try:
             chunk = first
             while True:
-                while chunk and (not follow or rights.edition == edition):
-                    self.sent = self.last
-                    yield chunk
-                    chunk = b"" if self._is_at_end else await self.chunk()
-                if not follow or self.is_over or rights.edition != edition:
+                while chunk != b"" and (not follow or rights.edition == edition):
+                    if chunk:
+                        self.sent = self.last
+                    yield chunk or b""
+                    chunk = b"" if chunk and self._is_at_end else await self.chunk(silent_seconds)
+                if not follow or rights.edition != edition or self.is_over:
                     break
                 self.sent = self.last  # there is no chunk that was read and not given out
                 if not await self.more(silent_seconds):
                     yield b""
-                chunk = await self.chunk()
+                chunk = await self.chunk(silent_seconds)
             if end := self.form.end():
                 yield end
         finally:
@@ -160,6 +183,8 @@ class Reading:
 
     def close(self) -> None:
         """Close what is read, as soon as no thread is at it: a response that was cancelled leaves one behind."""
+        if self._pending is not None and not self._pending.cancel() and not self._pending.cancelled():
+            self._pending.exception()  # read, so that asyncio does not report it
         self._state.readers.submit(self._close)
 
     def _close(self) -> None:

@@ -27,6 +27,7 @@ from wald_gate.problems import HttpError
 from wald_gate.shapes import GroupName, Shape, WaitTime
 
 _HEADERS = {"Cache-Control": "no-store"}
+_QUICK_SECONDS = 0.05  # that most reads take less than, so that nothing else needs to watch the connection
 _SEQUENCE = re.compile(r"[0-9]{1,19}")
 _AGO = r"^(\d{1,9}(\.\d{1,6})? ?[sm]|\d{1,7}(\.\d{1,6})? ?h|\d{1,5}(\.\d{1,6})? ?d|\d{1,4}(\.\d{1,6})? ?w)( ago)?$"
 _CLOCK = r"([01]\d|2[0-3]):[0-5]\d(:[0-5]\d)?"
@@ -77,16 +78,17 @@ async def records(call: Call) -> Response:
         watch = ending.enter_context(call.state.following.watching(wanted.route)) if follow or seconds else None
         reading = Reading(call.state, call.payer, wanted, form, watch)
         ending.callback(reading.close)
+        beat = _heartbeat(query, reading, form) if follow or seconds else None
+        silent = None if beat is None else SILENT_SECONDS
         try:
-            begun = await reading.step()  # so that what is wrong with the request is its answer
-            first = await while_there(call.request, reading.chunk()) if begun is None else begun
+            first = await reading.chunk(_QUICK_SECONDS)  # so that what is wrong with the request is its answer
+            if first is None:
+                first = await while_there(call.request, reading.chunk(silent))
         except NotFound as error:
             raise NotFound(error.message, hint="?from=end&follow=1 waits for the next record") from None
-        beat = _heartbeat(query, reading, form)
         until = time.monotonic() + seconds
-        if seconds and not first and not follow:
-            silent = seconds if beat is None else min(seconds, SILENT_SECONDS)
-            first = await while_there(call.request, _first(reading, silent))
+        if seconds and first == b"" and not follow:
+            first = await while_there(call.request, _first(reading, seconds, silent))
             call.judge()
         chunks = _chunks(call, reading, first, None if follow else until, beat)
         headers = _HEADERS | UNBUFFERED if follow or seconds else _HEADERS
@@ -108,7 +110,7 @@ def _heartbeat(query: Query, reading: Reading, form: Form) -> Callable[[], bytes
 
 
 async def _chunks(
-    call: Call, reading: Reading, first: bytes, until: float | None, beat: Callable[[], bytes] | None
+    call: Call, reading: Reading, first: bytes | None, until: float | None, beat: Callable[[], bytes] | None
 ) -> AsyncGenerator[bytes]:
     """Yield the records as they arrive.
 
@@ -120,9 +122,10 @@ async def _chunks(
     while until is not None and not first and beat is not None and not reading.is_over:
         if (seconds := until - time.monotonic()) <= 0:
             break
-        reading.sent = reading.last  # nothing was found up to there
+        if first is not None:
+            reading.sent = reading.last  # nothing was found up to there
         yield beat()
-        first = await _first(reading, min(seconds, SILENT_SECONDS))
+        first = await _first(reading, seconds, SILENT_SECONDS, first)
         call.judge()
     follow = until is None
     async with aclosing(
@@ -132,11 +135,19 @@ async def _chunks(
             yield chunk or (b"" if beat is None else beat())
 
 
-async def _first(reading: Reading, seconds: float) -> bytes:
-    """The first records that come; b"" if none do in that time."""
-    first, end = b"", time.monotonic() + seconds
-    while not first and await reading.more(end - time.monotonic()):
-        first = await reading.chunk()  # what has moved the head may be another route's
+async def _first(reading: Reading, seconds: float, silent: float | None, first: bytes | None = b"") -> bytes | None:
+    """The first records that come; b"" if none do in that time, None if they are being read at its end.
+
+    Args:
+        silent: a shorter limit, after which a heartbeat is due; None: records that are being read are waited for.
+        first: None if they are being read already.
+    """
+    end = time.monotonic() + (seconds if silent is None else min(seconds, silent))
+    while first is None or (first == b"" and await reading.more(end - time.monotonic())):
+        # What has moved the head may be another route's.
+        first = await reading.chunk(None if silent is None else max(end - time.monotonic(), 0))
+        if first is None:
+            break
     return first
 
 

@@ -106,7 +106,7 @@ def test_a_client_that_reads_one_view_in_many_chunks_misses_nothing(tmp_path: Pa
     async def test() -> None:
         with reading_state(built) as state, state.following.watching("a") as watch:
             reading = Reading(state, "ann", Wanted("a", "earliest", None), Raw(), watch)
-            got = await reading.chunk()
+            got = await reading.chunk() or b""
             for start in range(2000, 4000, 100):
                 built.lines("a", lines[start : start + 100])
             await asyncio.to_thread(eventually, lambda: watch._has_come and state.following.last == built.last)
@@ -119,7 +119,7 @@ def test_a_client_that_reads_one_view_in_many_chunks_misses_nothing(tmp_path: Pa
         assert got == b"".join(line + b"\n" for line in [b"first", *lines])
 
     async def more(reading: Reading) -> bytes:
-        return await reading.chunk() if await reading.more(60) else b""
+        return (await reading.chunk() or b"") if await reading.more(60) else b""
 
     asyncio.run(test())
 
