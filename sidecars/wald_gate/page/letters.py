@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from wald.answers.snapshot import Row
 from wald.errors import command_line
+from wald.format.names import HANDOVER_SUFFIX
 from wald.store.retention.cursors import CursorState
 from wald.work.group import DEAD_LETTER
 from wald_gate.call import Call
@@ -44,9 +45,7 @@ def letters(call: Call, route: str, walk: Walk, rows: Sequence[Row]) -> Iterator
     of_route = [row for row in rows if row.route == route and row.state is not CursorState.ABSENT]
     goals: dict[str, list[str]] = {}
     for row in of_route:
-        work = walk.work.get((route, row.group))
-        own = DEAD_LETTER if work is None else call.state.groups.dead_letter(route, row.group)
-        for goal in sorted({own, *(work.giving_up_to if work else ())} - {route}):
+        for goal in sorted(_goals(call, walk, row) - {route}):
             goals.setdefault(goal, []).append(row.group)
     for goal in sorted(filter(call.client.may_read, goals)):
         known = [walk.work[route, group] for group in goals[goal] if (route, group) in walk.work]
@@ -64,3 +63,12 @@ def letters(call: Call, route: str, walk: Walk, rows: Sequence[Row]) -> Iterator
             there[0].last_sequence if there else None,
             command_line(call.root, f"redrive {goal}", program="wald-drain"),
         )
+
+
+def _goals(call: Call, walk: Walk, row: Row) -> set[str]:
+    """Where a group's dead letters may be; nowhere if only a cursor is known of it."""
+    key = row.route, row.group
+    if work := walk.work.get(key):
+        return {call.state.groups.dead_letter(*key), *work.giving_up_to}
+    is_drained = key in walk.by_name and walk.by_name[key].cursor.path.with_suffix(HANDOVER_SUFFIX).exists()
+    return {DEAD_LETTER} if is_drained else set()

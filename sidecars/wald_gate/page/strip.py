@@ -85,6 +85,7 @@ class Mark:
         number: of the sign, from 1 on, from the left.
         names: of the groups, by how far they are.
         first, last: the sequences of the first and the last of these cursors.
+        row: of the sign where the strip is narrow, so that no sign covers another one.
     """
 
     number: int
@@ -92,6 +93,7 @@ class Mark:
     names: tuple[str, ...]
     first: int
     last: int
+    row: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,8 @@ _SINGLE = 24  # of the newest segments, which are drawn one by one
 _LEAST = 0.35  # percent
 _RECLAIMED = 4.0
 _MARKS_MAX = 12
-_CLOSE = 1.6
+_CLOSE = 1.6  # percent: a sign is 18 px wide
+_ROWS = 4  # of signs, on a phone
 
 
 def strip(
@@ -224,7 +227,11 @@ def _marks(bare: Strip, cursors: Iterable[tuple[str, int]]) -> list[Mark]:
         if len(clusters) <= _MARKS_MAX:
             break
         close *= 2
-    return [
-        Mark(number, cluster[0][0], tuple(name for _, _, name in cluster), cluster[0][1], cluster[-1][1])
-        for number, cluster in enumerate(clusters, start=1)
-    ]
+    marks: list[Mark] = []
+    ends = [0.0] * _ROWS  # of the last sign in each row
+    for number, cluster in enumerate(clusters, start=1):
+        x, names = cluster[0][0], tuple(name for _, _, name in cluster)
+        row = next((row for row, end in enumerate(ends) if end <= x), _ROWS - 1)
+        ends[row] = x + _ROWS * _CLOSE
+        marks.append(Mark(number, x, names, cluster[0][1], cluster[-1][1], row))
+    return marks

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import combinations
+from math import hypot
 
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT
@@ -78,6 +80,24 @@ def test_no_view_is_wider_than_a_phone(
         for path in views:
             goto(visit, path)
             assert visit.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], path
+
+
+def test_no_mark_of_a_cursor_hides_another_one_on_a_phone(chromium: Chromium, gate: Gate) -> None:
+    with chromium.visit(gate.origin, size=PHONE) as visit:
+        goto(visit, "/")
+        visit.page.locator(".at path").nth(1).wait_for()  # once the segments were counted
+        signs, legend = visit.page.evaluate(
+            """[
+                [...document.querySelectorAll(".at path")].map((sign) => {
+                    const box = sign.getBoundingClientRect()
+                    return [box.x + box.width / 2, box.y + box.height / 2, box.width, box.bottom]
+                }),
+                document.querySelector(".strip .legend").getBoundingClientRect().top,
+            ]"""
+        )
+        for (x, y, width, _), (other_x, other_y, *_) in combinations(signs, 2):
+            assert hypot(x - other_x, y - other_y) >= width - 1
+        assert max(bottom for *_, bottom in signs) <= legend
 
 
 def test_without_javascript_every_view_is_there_and_links_lead_through_the_records(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from draining import drain
 from gating import Gate
 from running import Daemon, eventually, wald
 
@@ -98,10 +99,14 @@ def test_who_may_not_read_dead_letters_does_not_learn_of_them(gate: Gate, daemon
     assert b"unpaid" not in gate.ask("GET", "/routes/orders", headers=READER).body
 
 
-def test_a_group_that_is_no_work_group_may_have_given_up_through_the_usual_route(
+def test_a_group_that_was_drained_may_have_given_up_through_the_usual_route(
     gate: Gate, daemon: Daemon, root: Path
 ) -> None:
-    assert wald("cursor", "set", "orders", 0, "--group", "drained", "--root", root).returncode == 0
-    assert letters(gate) == ""
     daemon.ask("ROUTE ADD dead_letter")
+    for group in ("only-read", "drained"):
+        assert wald("cursor", "set", "orders", 0, "--group", group, "--root", root).returncode == 0
+    eventually(lambda: b"only-read" in gate.ask("GET", "/routes/orders", headers=CHIEF).body)
+    assert letters(gate) == ""
+    done = drain("feed", "orders", "--root", root, "--group", "drained", "--exit-at-end", "--", "true")
+    assert done.returncode == 0, done.stderr
     eventually(lambda: "What drained gives up goes to dead_letter: none is on the way" in words(letters(gate)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,6 +76,8 @@ def test_cursors_are_marked_in_their_order_and_each_once(pieces: list[Piece], cu
     assert [mark.number for mark in found.marks] == list(range(1, len(found.marks) + 1))
     assert all(one.x < other.x and one.last <= other.first for one, other in pairwise(found.marks))
     assert all(0 <= mark.x <= 100 + 1e-6 for mark in found.marks)
+    for one, other in combinations(found.marks, 2):
+        assert one.row != other.row or abs(one.x - other.x) >= 4 * 1.6 - 1e-6
 
 
 @given(logs(), st.integers(0, 1 << 20), st.integers(0, 1 << 20))
