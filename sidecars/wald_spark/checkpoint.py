@@ -82,7 +82,8 @@ def processed_by_stream(checkpoint: Path, root: Root, cursor: Cursor, *, log_id:
 
 def _require_same_past(path: Path, root: Root, positions: Sequence[Position], log_id: bytes) -> None:
     """Refuse a log that has other records than the stream has read: a cursor behind them would skip some."""
-    hint = f"{path} belongs to the log before the restore; move the cursor with wald cursor set, or use a new stream"
+    setting = command_line(root.path, "cursor set")
+    hint = f"{path} belongs to the log before the restore; move the cursor with {setting}, or use a new stream"
     for position in filter(lambda each: each.epoch, positions):
         Continuity(root, log_id, Seen(position.last, position.epoch, position.life), hint=hint).require()
 
