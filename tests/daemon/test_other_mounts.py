@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 from asking import stat
 from contents import assert_sound, values
+from logs import Built
 from mounting import MIB, mounted
 from running import Client, Daemon, eventually, wald
 
-from wald.errors import Damaged, DiskFailure
+from wald import open as open_log
+from wald.errors import Damaged, DiskFailure, NotFound, Refused, Unavailable
 from wald.format.names import Kind
 from wald.store.files.directory import Root
 from wald.store.files.listing import list_segments
@@ -176,6 +178,35 @@ def test_no_start_begins_a_log_on_a_bare_mount_point(segments: Path, root: Path,
     daemon.start_again()
     assert publish(daemon, b"y") == ["OK 2 2"]
     assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("read a --group g --commit", Damaged.exit_code),
+        ("read a", Damaged.exit_code),
+        ("where 2", NotFound.exit_code),
+        ("status", Unavailable.exit_code),
+        ("verify", Damaged.exit_code),
+        ("repair", Refused.exit_code),
+    ],
+)
+def test_commands_name_the_mount_and_no_way_to_skip_records_while_it_is_unmounted(
+    root: Path, words: str, code: int
+) -> None:
+    built = Built(root)
+    built.lines("a", [b"1", b"2"])
+    built.crash()
+    (root / "segments").rename(root / "away")
+    (root / "segments").mkdir()
+    done = wald(*words.split(), "--root", root)
+    said = done.stdout + done.stderr
+    assert done.returncode == code, said
+    assert f"findmnt -T {root / 'segments'}".encode() in said
+    assert b"cursor set" not in said
+    (root / "segments").rmdir()
+    (root / "away").rename(root / "segments")
+    assert [record.value for record in open_log(root).records("a", group="g")] == [b"1", b"2"]
 
 
 def test_a_log_without_segments_starts_after_a_repair_has_given_them_up(root: Path, start: Start) -> None:

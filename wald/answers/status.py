@@ -22,9 +22,10 @@ from wald.store.files.disk import free_bytes
 from wald.store.files.fifos import troubles
 from wald.store.retention.backlog import Backlog, GroupBacklog
 from wald.store.retention.cursors import CursorState
+from wald.store.retention.history import History
 from wald.store.retention.pins import DIRECTORY_GONE
 from wald.store.segments.head import AHEAD_HINT, seconds_ahead
-from wald.store.segments.view import head_of
+from wald.store.segments.view import head_of, no_segment
 from wald.store.writing.lives import Crash, last_crash, read_life
 from wald.work.checking import check_journals
 
@@ -180,9 +181,19 @@ def _contents(log: Log, now_ns: int) -> Contents:
         unreadable = tuple((status.problem, status.hint) for status in backlog.segments() if status.problem)
     except Damaged as error:
         return Contents(unreadable=((error.message, error.hint),))
+    unreadable += tuple(_unmounted(log))
     growth = backlog.growth(now_ns=now_ns)
     full = growth.seconds_until(backlog.free_bytes) if growth else None
     return Contents(tuple(backlog.groups.values()), unreadable, backlog.lost_routes(), full)
+
+
+def _unmounted(log: Log) -> Iterator[tuple[str, str]]:
+    """Report a log without any segment whose newest record no repair has given up."""
+    view = log.view()
+    last = view.bound.sequence
+    if not view.segments and not view.listing.released and last and list(History(log.root).unexplained(last, last)):
+        error = no_segment(log.root, last)
+        yield error.message, error.hint
 
 
 def findings(facts: Facts, *, now_ns: int, lag_max: float | None) -> list[Finding]:

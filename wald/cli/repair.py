@@ -22,6 +22,7 @@ from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.identity import read_identity
 from wald.store.files.ledger import lock_ledger
+from wald.store.files.listing import list_segments
 from wald.store.repairing.apply import Repair
 from wald.store.repairing.facts import Facts
 from wald.store.repairing.identity import lost_identity
@@ -159,6 +160,8 @@ def _summary(plan: Plan, left: tuple[Finding, ...], root: Root, *, dry_run: bool
     lost = sum(act.lost_records for act in plan.acts)
     if refused:
         again = command_line(root.path, "repair --accept-loss")
+        if not list_segments(root).segments:
+            again = f"findmnt -T {root.segments} shows whether it is mounted; {again}"
         return f"damaged: {lost} records cannot be read any more; {again} gives them up"
     good = "damaged" if left or (dry_run and plan.damage) else "good"
     acts = f"{len(plan.acts)} act{'s' * (len(plan.acts) != 1)}"

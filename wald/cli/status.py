@@ -112,6 +112,8 @@ def _lag(facts: Facts, now_ns: int) -> str:
     waiting = facts.waiting
     if not waiting and facts.lost_routes:
         return f"not known of {named(facts.lost_routes)}"
+    if not waiting and facts.unreadable:
+        return "not known of records that cannot be read"
     if not waiting:
         return "every group has processed everything"
     oldest, others = waiting[0], len(waiting) - 1

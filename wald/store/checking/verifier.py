@@ -288,6 +288,12 @@ class Verification:
     def _head_agrees(self) -> Iterator[Finding]:
         head, last = self._head, max(self._state.next_sequence - 1, 0)
         sealed = 0
+        listing, segments = self._view.listing, self._root.segments
+        if head is not None and head.sequence and not listing.segments and not listing.released:
+            for _ in self._lost(head.sequence, head.sequence):
+                yield Finding(
+                    Level.ERROR, segments, 0, f"no segment; findmnt -T {segments} shows whether it is mounted"
+                )
         with contextlib.suppress(Damaged):  # the check of the ledgers reports it
             sealed = self.history.last_sealed()
         for begin, end in self._lost(last + 1, sealed):

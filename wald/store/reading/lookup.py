@@ -106,7 +106,7 @@ def _where(view: View, sequence: int, history: History) -> Whereabouts:
         break
     if bound.sequence is None and (not holding or holding[-1].base_sequence == newest):
         return _beyond(sequence, None)
-    return _gone(sequence, reason, history, dropped_from=dropped_from)
+    return _gone(view, sequence, reason, history, dropped_from=dropped_from)
 
 
 def _in_segment(view: View, sequence: int, segment: Segment) -> Whereabouts | DroppedBatches | str:
@@ -187,7 +187,7 @@ def _beyond(sequence: int, last: int | None) -> Whereabouts:
     return Whereabouts(sequence, State.NEVER_ISSUED, f"never issued: {known}")
 
 
-def _gone(sequence: int, reason: str, history: History, *, dropped_from: str) -> Whereabouts:
+def _gone(view: View, sequence: int, reason: str, history: History, *, dropped_from: str) -> Whereabouts:
     """Issued, and in no segment that can be read.
 
     Args:
@@ -226,6 +226,9 @@ def _gone(sequence: int, reason: str, history: History, *, dropped_from: str) ->
         message = f"{_lost(relief)}: {name} is not there, and no ledger says why"
         return Whereabouts(sequence, State.LOST, message, segment=name)
     message = "it was issued, no segment holds it, and no ledger says why"
+    if not view.segments and not view.listing.released:
+        segments = view.root.segments
+        message = f"it was issued, and no segment is there: findmnt -T {segments} shows whether it is mounted"
     return Whereabouts(sequence, State.UNKNOWN, message, segment=segment)
 
 

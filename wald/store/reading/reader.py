@@ -33,7 +33,7 @@ from wald.store.retention.missing import Missing, OnMissing, ReclaimedSegment, R
 from wald.store.segments.head import lost_head, readable_head
 from wald.store.segments.opened import SkippedBatches
 from wald.store.segments.seeking import end_of
-from wald.store.segments.view import View, read_view
+from wald.store.segments.view import View, no_segment, read_view
 
 POLL_FIRST_SECONDS = 0.001
 POLL_LAST_SECONDS = 0.050  # 20 polls a second of some 10 µs each: nothing on the CPU
@@ -368,6 +368,7 @@ class _Reading:
         first, last = missing.first, missing.last
         if not self._joiner.waits:
             last = min(last, self._selection.last)  # otherwise pieces of wanted records may follow it
+        unmounted = None
         try:
             lost = list(self._history.unexplained(first, last))
             if lost:
@@ -376,6 +377,9 @@ class _Reading:
                 if view.listing.between(walk.segment + 1, min(missing.last, view.bound.segment)):
                     self._view = view
                     return True
+                if not view.segments and view.head is not None:
+                    unmounted = no_segment(self._root, view.head.sequence)
+                    raise unmounted
                 lost = list(self._history.unexplained(first, last))  # they may have been deleted since it was read
             explained = Spans()
             missing_records = [self._missing(self._deleted(first, last, explained), first, last, "")]
@@ -385,6 +389,8 @@ class _Reading:
                 torn = self._joiner.drop(loss.held.routes or ())
                 missing_records.append(self._missing([loss.held, *map(_as_reclaimed, torn)], first, last, loss.reason))
         except Damaged as error:  # of the ledger
+            if error is unmounted:  # no loss that a consumer may pass over
+                raise
             self._joiner.drop()
             self._report(error)
             return False

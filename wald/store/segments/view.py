@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeVar
 
-from wald.errors import Damaged
+from wald.errors import Damaged, command_line
 from wald.format.head import Head
 from wald.format.names import Kind, segment_name
 from wald.format.segment import BadHeader
@@ -244,6 +244,20 @@ def _bound(head: Head | None, listing: Listing) -> Bound:
     if newest is not None and newest.kind is Kind.RAW:
         return Bound(newest.base_sequence, 0, newest.base_sequence - 1, lost=_holds_a_batch(newest))
     return EVERYTHING
+
+
+def no_segment(root: Root, last: int, then: str = "") -> Damaged:
+    """Return the error for a log without any segment, although its newest one is never deleted.
+
+    Args:
+        last: the last record that was acknowledged.
+        then: what to do once the segments are there.
+    """
+    return Damaged(
+        f"{root.segments}: no segment, but records up to {last} were acknowledged",
+        hint=f"findmnt -T {root.segments} shows whether it is mounted; mount it, or restore it from a backup{then}; "
+        f"{command_line(root.path, 'repair --accept-loss')} abandons these records",
+    )
 
 
 def _stamped_ns(segment: Segment) -> int:

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from wald.errors import Damaged, UnsupportedFormat, command_line
+from wald.errors import Damaged, UnsupportedFormat
 from wald.format.batch import OUTSIDE_BYTES, padded
 from wald.format.head import Head, decode_head
 from wald.format.names import Kind, segment_name
@@ -35,6 +35,7 @@ from wald.store.files.listing import Listing, Segment, list_segments
 from wald.store.files.regular import open_file, read_regular
 from wald.store.files.uptime import boot_id
 from wald.store.segments.raw import FIRST_BATCH, SegmentEnd
+from wald.store.segments.view import no_segment
 from wald.store.writing.examination import Content, Facts, Header, examine
 from wald.store.writing.floor import find_floor, given_up, last_sealed
 from wald.store.writing.lives import last_end
@@ -206,11 +207,7 @@ class _Recovery:
         if self._listing.segments or self._listing.released or head is None or not head.sequence:
             return
         if not given_up(root, head.sequence, head.sequence) and not self._was_set_aside(head):
-            raise Damaged(
-                f"{root.segments}: no segment, but records up to {head.sequence} were acknowledged",
-                hint=f"findmnt -T {root.segments} shows whether it is mounted; mount it, or restore it from a backup, "
-                f"then start again; {command_line(root.path, 'repair --accept-loss')} abandons these records",
-            )
+            raise no_segment(root, head.sequence, ", then start again")
 
     def _was_set_aside(self, head: Head) -> bool:
         """Return whether a start after the one that wrote ``head`` moved its segment away and was then killed."""
