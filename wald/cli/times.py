@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from wald.answers.fields import local_now
-from wald.errors import Damaged, InvalidInput
+from wald.errors import Damaged, InvalidInput, command_line
 from wald.format.positions import time_of
 from wald.format.times import counts_back, nanoseconds, utc
 
@@ -76,12 +76,14 @@ def _warn_of_clock_step(root: Path, since_ns: int | None, until_ns: int | None) 
             for step in read_steps(Root(root))
             if (since_ns is None or since_ns <= step.before_ns) and (until_ns is None or until_ns > step.at_ns)
         ]
-        if steps and list_segments(Root(root)).segments[0].base_sequence < steps[-1].base:
+        segments = list_segments(Root(root)).segments
+        if steps and segments and segments[0].base_sequence < steps[-1].base:
             step = steps[-1]
             before, at = utc(step.before_ns), utc(step.at_ns)
             click.echo(
                 f"wald: records before {step.base} have append times up to {before}, because the clock was ahead until "
-                f"{at}\n  hint: --from and --to take sequences as well; wald history lists clock steps",
+                f"{at}\n  hint: --from and --to take sequences as well; "
+                f"{command_line(root, 'history')} lists clock steps",
                 err=True,
             )
 
