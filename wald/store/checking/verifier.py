@@ -20,6 +20,7 @@ from wald.errors import Damaged, UnsupportedFormat
 from wald.format.head import Head
 from wald.format.ledger import Decoded
 from wald.format.names import LEDGERS, PART_SUFFIX, WHOLE, Kind, parse_segment_name
+from wald.format.state import LogState
 from wald.store.checking.checker import Checked, SegmentToCheck, check
 from wald.store.checking.finding import Finding, Level
 from wald.store.checking.opening import NOTHING
@@ -196,8 +197,8 @@ class Verification:
         if step_between(self._steps, self._last_base + 1, segment.base_sequence):
             before = replace(before, append_time_ns=NOTHING.append_time_ns)
         target = self.target(segment)
-        done = ahead(target)
-        checked = (done and done.following(before)) or check(target, before)
+        done = ahead(target) or check(target)
+        checked = done.following(before) or self._without_given_up(target, done, before)
         self._state, self._last_base = checked.after, segment.base_sequence
         self.segments += 1
         self.records += checked.records
@@ -206,6 +207,14 @@ class Verification:
         found += self._unrecorded(segment) if checked.records else ()
         wrong = any(each.level is Level.ERROR and each.path == segment.path for each in found)
         return [each for each in found if not (wrong and each.level is Level.OK)]
+
+    def _without_given_up(self, target: SegmentToCheck, done: Checked, before: LogState) -> Checked:
+        """Check a segment in which a record is not open any more: a repair may have given up its last piece."""
+        with contextlib.suppress(Damaged):  # the check of the ledgers reports it
+            open_records = before.open_records.items()
+            still = {route: at for route, at in open_records if not self.history.is_given_up(at)}
+            before = replace(before, open_records=still)
+        return done.following(before) or check(target, before)
 
     def _unrecorded(self, segment: Segment) -> Iterator[Finding]:
         """A sealed segment that the ledger does not list: lines are lost. While the raw form is there it may yet."""

@@ -21,6 +21,7 @@ from wald.errors import Damaged
 from wald.format.head import Head, encode_head
 from wald.format.names import SEQUENCE_MAX, Kind
 from wald.format.sealed import SealedIndex
+from wald.format.tables import RouteEntry
 from wald.store.files.directory import TEMPORARY, Root
 from wald.store.files.disk import Disk
 from wald.store.files.identity import encode_identity
@@ -137,7 +138,7 @@ class Repair:
         if twin is not None:
             self.keep(twin)
         before = state_before(self.root, old, self._older(old), facts.log_id, [])
-        made = remake(self.root, self.disk, _source(act, act.facts, facts), before)
+        made = remake(self.root, self.disk, _source(act, act.facts, facts, History(self.root)), before)
         self._record(
             *self._losses(act, kept),
             self._repaired(act, kept),
@@ -213,7 +214,8 @@ class Repair:
         for first, last in act.lost:
             if not any(history.unexplained(first, last)):
                 continue
-            reason = "a piece of it is lost" if first == last and first in act.broken else act.reason
+            broken = act.broken.get(first) if first == last else None  # its other pieces stay, and those of others
+            reason = act.reason if broken is None else "a piece of it is lost"
             entry: Entry = {"event": "lost", "base": first, "last": last, "why": reason}
             records = min(left, records_lost([(first, last)], act.facts, history))
             left -= records  # by the ledger alone, each span is counted as if it had all that is lost of the segment
@@ -221,7 +223,10 @@ class Repair:
                 entry["records"] = records
             if kept:
                 entry["kept"] = kept
-            routes = routes_lost((first, last), act.facts.segment if act.facts is not None else None, history)
+            if broken is not None:
+                routes: list[RouteEntry] | None = [RouteEntry(broken, 1, first, last, 0)]
+            else:
+                routes = routes_lost((first, last), act.facts.segment if act.facts is not None else None, history)
             if routes is not None:
                 entry["routes"] = [list(route) for route in routes]
             yield entry | self._when()
@@ -268,7 +273,12 @@ class Repair:
             self.disk.close(descriptor)
 
 
-def _source(act: Act, found: SegmentFacts, facts: Facts) -> Source:
+def _source(act: Act, found: SegmentFacts, facts: Facts, history: History) -> Source:
+    def broken(sequence: int) -> bool:
+        lost = sequence in act.broken
+        # A repair that was killed, or an earlier one, may have left out its beginning.
+        return lost or (not any(each.holds(sequence) for each in facts.segments) and history.is_given_up(sequence))
+
     survey = found.survey
     following = [each.base for each in facts.segments if each.base > found.base and not each.problem]
     return Source(
@@ -276,7 +286,7 @@ def _source(act: Act, found: SegmentFacts, facts: Facts) -> Source:
         facts.log_id,
         found.durable,
         min(following, default=1 << 64),
-        act.broken,
+        broken,
         whole=survey is not None and not survey.reason and not any(found.holds(each) for each in act.broken),
     )
 

@@ -46,7 +46,7 @@ class SegmentFacts:
         durable: where the head stands in it.
         dropped: of a damaged one, what relief had dropped by its index; None if that cannot be read.
         stray: whether it stands behind the head with nothing whole in it: no record of the log was ever in it.
-        open_records: those that have begun and not ended at its end; only of one in front of a hole.
+        open_records: those that have begun and not ended at its end, by route; only of one in front of a hole.
     """
 
     segment: Segment
@@ -61,7 +61,7 @@ class SegmentFacts:
     durable: int | None = None
     dropped: tuple[Span, ...] | None = None
     stray: bool = False
-    open_records: frozenset[int] = frozenset()
+    open_records: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def base(self) -> int:
@@ -249,7 +249,7 @@ class _Examination:
         older = Listing(self.listing.segments[:number])
         before = state_after(older, self.log_id, []).open_records
         # Of one of which nothing can be read all records are broken that had begun in front of it.
-        met = Survey(broken=set(before.values()), reason=found.problem)
+        met = Survey(broken={at: route for route, at in before.items()}, reason=found.problem)
         with suppress(Damaged, OSError):
             routes = _dropped_routes(segment, self.history)
             end = self._end(number)
@@ -298,9 +298,9 @@ class _Examination:
         if found.foreign or end > following or not any(self.history.unexplained(end, following)):
             return found
         if found.survey is not None:
-            return replace(found, open_records=frozenset(found.survey.open_records.values()))
+            return replace(found, open_records=found.survey.open_records)
         state = state_after(Listing((found.segment,)), self.log_id, [])
-        return replace(found, open_records=frozenset(state.open_records.values()))
+        return replace(found, open_records=state.open_records)
 
 
 def _claimed(segment: Segment) -> tuple[bytes, Segment] | None:

@@ -5,7 +5,7 @@ Oldest first: the segment in which a broken record begins is treated before the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -60,7 +60,7 @@ class Act:
         lost_records: how many of these there were; relief may have dropped others.
         loses: whether it gives up anything, which has to be accepted.
         facts: about the segment.
-        broken: the records that are left out of it, because a piece of them is lost.
+        broken: the records that have lost a piece and are left out of it, and their routes.
         identity: what ``log.json`` gets.
         target: the name that a segment gets. No file has it when the act is done.
     """
@@ -72,7 +72,7 @@ class Act:
     lost_records: int = 0
     loses: bool = False
     facts: SegmentFacts | None = None
-    broken: frozenset[int] = frozenset()
+    broken: Mapping[int, str] = field(default_factory=dict)
     identity: Identity | None = None
     target: Path | None = None
 
@@ -169,16 +169,20 @@ class _Planning:
         """Of the records that the segment will give."""
         return found.spans if found.twin_spans is None else found.twin_spans
 
-    def _broken(self) -> set[int]:
+    def _broken(self) -> dict[int, str]:
         """The records that have lost a piece, and of which the beginning is there."""
-        broken: set[int] = set()
+        broken: dict[int, str] = {}
         for each in self.kept:
             if each.survey is not None and each.twin_spans is None:
                 broken |= each.survey.broken
-            broken |= each.open_records
-        return {sequence for sequence in broken if any(_holds(self._spans(each), sequence) for each in self.kept)}
+            broken |= {sequence: route for route, sequence in each.open_records.items()}
+        return {
+            sequence: route
+            for sequence, route in broken.items()
+            if any(_holds(self._spans(each), sequence) for each in self.kept)
+        }
 
-    def _lost(self, broken: set[int]) -> Iterator[Span]:
+    def _lost(self, broken: Collection[int]) -> Iterator[Span]:
         """The records that are in no segment, and of which no ledger says why; apart by the segments they were in."""
         covered = sorted(span for each in self.kept for span in self._spans(each))
         holes = [*_between(covered, self.facts.last), *((sequence, sequence) for sequence in broken)]
@@ -196,7 +200,7 @@ class _Planning:
                 first = int(sealed["last"]) + 1
                 yield first
 
-    def _treated(self, found: SegmentFacts, broken: set[int], lost: list[Span]) -> Act | None:
+    def _treated(self, found: SegmentFacts, broken: Mapping[int, str], lost: list[Span]) -> Act | None:
         """What is done to a segment that is in its place; None: nothing."""
         inside = frozenset(sequence for sequence in broken if _holds(self._spans(found), sequence))
         if not found.problem and not inside:
@@ -211,7 +215,7 @@ class _Planning:
         loses = bool(records or guessed or found.changed or (found.survey is not None and found.survey.broken))
         if found.survey is not None and not (found.survey.spans or found.survey.pieces):
             return Act(Deed.SET_ASIDE, found.segment.path, reason, ours, records, loses, found)
-        return Act(Deed.REMAKE, found.segment.path, reason, ours, records, loses, found, frozenset(broken))
+        return Act(Deed.REMAKE, found.segment.path, reason, ours, records, loses, found, broken)
 
     def _extent(self, found: SegmentFacts) -> Span:
         """From its base to its end; of a damaged one that the ledger does not list, to the next one."""

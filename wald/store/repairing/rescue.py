@@ -7,7 +7,7 @@ kept without it; readers pass over its later pieces, as they do with those of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -49,7 +49,7 @@ class Survey:
     """
     Attributes:
         spans: of the records that begin in whole batches, or that relief has dropped, in order.
-        broken: the records that have lost a piece, wherever they begin.
+        broken: the records that have lost a piece, wherever they begin, with their routes.
         open_records: at the end, by route.
         reason: what is wrong, of the first damage; "": every batch is whole.
         pieces: whether batches continue a record without beginning one.
@@ -58,7 +58,7 @@ class Survey:
     """
 
     spans: list[Span] = field(default_factory=list)
-    broken: set[int] = field(default_factory=set)
+    broken: dict[int, str] = field(default_factory=dict)
     open_records: dict[str, int] = field(default_factory=dict)
     reason: str = ""
     pieces: bool = False
@@ -68,7 +68,7 @@ class Survey:
     def add(self, header: BatchHeader, route: str) -> None:
         begun = self.open_records.pop(route, 0)
         if begun and header.continues_sequence != begun:
-            self.broken.add(begun)
+            self.broken[begun] = route
         if header.open_sequence:
             self.open_records[route] = header.open_sequence
         self.kept += header.count
@@ -85,7 +85,7 @@ class Survey:
         """
         self.relieved = True
         if routes is None:
-            self.broken |= set(self.open_records.values())
+            self._break_open()
         lasts = {held.route: held.last for held in routes or ()}
         begun = {} if routes is None else self.open_records
         self.open_records = {route: at for route, at in begun.items() if at > lasts.get(route, 0)}
@@ -100,8 +100,11 @@ class Survey:
 
     def gap(self, reason: str) -> None:
         self.reason = self.reason or reason
-        self.broken |= set(self.open_records.values())
+        self._break_open()
         self.open_records = {}
+
+    def _break_open(self) -> None:
+        self.broken |= {sequence: route for route, sequence in self.open_records.items()}
 
 
 def survey(
@@ -163,10 +166,10 @@ def batches(segment: Segment, log_id: bytes, *, durable: int | None = None, end:
             yield Whole(header, met.route, met.position, met.payload)
 
 
-def without(whole: Whole, broken: set[int]) -> Whole | None:
+def without(whole: Whole, broken: Callable[[int], bool]) -> Whole | None:
     """A batch without the broken record that begins in it; None if nothing is left of it."""
     header = whole.header
-    if not header.count or header.open_sequence not in broken:
+    if not header.count or not header.open_sequence or not broken(header.open_sequence):
         return whole
     data = bytes(whole.payload)
     kept = data[: data.rfind(b"\n") + 1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,7 +40,7 @@ class Source:
 
     Attributes:
         durable, end: as of :func:`wald.store.repairing.rescue.batches`.
-        broken: the records that are left out, because a piece of them is lost.
+        broken: whether a record is left out, because a piece of it is lost.
         whole: whether all of its batches are whole, and none is to be left out.
     """
 
@@ -48,7 +48,7 @@ class Source:
     log_id: bytes
     durable: int | None
     end: int
-    broken: frozenset[int]
+    broken: Callable[[int], bool]
     whole: bool
 
 
@@ -132,8 +132,8 @@ def _same(root: Root, disk: Disk, source: Source) -> Iterator[tuple[Path, int]]:
 
 def _moved(root: Root, disk: Disk, source: Source, before: LogState) -> Iterator[tuple[Path, int]]:
     """The batches in new places, a segment for each run of sequences."""
-    header, state, output = header_of(source), before, None
-    opening = dict(before.open_records)  # unchanged in the previous segment, so open here too
+    header, output = header_of(source), None
+    state = replace(before, open_records=_without_broken(before.open_records, source))
     try:
         peers: dict[int, Whole] = {}
         for met in _batches(source):
@@ -144,9 +144,9 @@ def _moved(root: Root, disk: Disk, source: Source, before: LogState) -> Iterator
                 peers[met.header.peer] = met
                 continue
             if met.header.is_state:
-                state = _joined(state_of(met), state, source.broken)
+                state = _joined(state_of(met), state, source)
                 continue
-            kept = without(met, set(source.broken))
+            kept = without(met, source.broken)
             if kept is None or _is_orphan(kept.header, state):
                 continue
             if not kept.header.count:  # a segment of pieces alone could have the name of the next one
@@ -159,8 +159,7 @@ def _moved(root: Root, disk: Disk, source: Source, before: LogState) -> Iterator
                     output.close()
                 state.next_sequence = base
                 output = _Output(root, disk, replace(header, base_sequence=base, salt=secrets.randbits(32)))
-                output.add(_control(replace(state, open_records=opening | state.open_records), header.epoch))
-                opening = {}
+                output.add(_control(state, header.epoch))
             time_ns = max(kept.header.append_time_ns, state.append_time_ns)
             kept = replace(kept, header=kept.header._replace(append_time_ns=time_ns))
             output.add_from(peers, kept)
@@ -172,15 +171,15 @@ def _moved(root: Root, disk: Disk, source: Source, before: LogState) -> Iterator
             output.close()
 
 
-def _joined(found: LogState | None, before: LogState, broken: frozenset[int]) -> LogState:
-    """The state that a control batch gives, without broken records; of what it cannot know, the one before it.
+def _without_broken(open_records: dict[str, int], source: Source) -> dict[str, int]:
+    return {route: sequence for route, sequence in open_records.items() if not source.broken(sequence)}
 
-    A broken record that is still open in the segment before, which stays as it is, is open here, too.
-    """
+
+def _joined(found: LogState | None, before: LogState, source: Source) -> LogState:
+    """Return the state in a control batch without broken records, or ``before`` if this version cannot read it."""
     if found is None:
         return before
-    begun = before.open_records
-    found.open_records = {r: at for r, at in found.open_records.items() if at not in broken or begun.get(r) == at}
+    found.open_records = _without_broken(found.open_records, source)
     found.append_time_ns = max(found.append_time_ns, before.append_time_ns)
     return found
 

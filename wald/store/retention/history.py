@@ -182,6 +182,10 @@ class History:
         """The entry of the start that passed over ``sequence``, which no record has had in this log."""
         return next((line.entry for line in _of(self._segments.about(sequence, sequence), "skipped")), None)
 
+    def is_given_up(self, sequence: int) -> bool:
+        """Whether a line says that ``sequence`` is lost, reclaimed since or not."""
+        return any(_of(self._segments.about(sequence, sequence), "lost"))
+
     def losses(self, first: int, last: int) -> list[Loss]:
         """What of ``first`` to ``last`` ``wald repair`` gave up as unreadable, or a restore found in no bundle."""
         spans = self._not_reclaimed(first, last)

@@ -1,0 +1,112 @@
+"""Each piece of a long record whole or lost in some way: a repair loses nothing else, and verify agrees with it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import pytest
+from contents import errors
+from logs import Built
+from repairing import repair
+
+import wald
+from wald.store.files.directory import Root
+from wald.store.files.listing import list_segments
+
+Fate = Callable[[Path], None]
+
+
+def whole(path: Path) -> None:
+    """Leave the segment as it is."""
+
+
+def gone(path: Path) -> None:
+    path.unlink()
+
+
+def last_batch_cut(path: Path) -> None:
+    """Cut the last batch short; of a sealed segment the last frame and the index."""
+    with path.open("r+b") as file:
+        file.truncate(max(file.seek(0, 2) // 2, 70) if path.suffix == ".zst" else _end(path) - 5)
+
+
+def without_index(path: Path) -> None:
+    """Damage the index of a sealed segment; all batches stay whole."""
+    data = bytearray(path.read_bytes())
+    data[data.rfind(b"WALDSIX1") + 20] ^= 1
+    path.write_bytes(data)
+
+
+def _end(path: Path) -> int:
+    return len(path.read_bytes().rstrip(b"\0"))
+
+
+def build(path: Path, *, sealed: bool) -> Built:
+    """Return a log of five segments: p's record has pieces in three of them, q's in each, r's in the first three."""
+    built = Built(path, segment_max_bytes=1 << 20)
+    built.lines("a", [b"first"])
+    for route in "qr":
+        built.piece(route, route.encode() + b" begins ", begins=True, ends=False)
+    built.cut()
+    for route in "qr":
+        built.piece(route, b"continues ", begins=False, ends=False)
+    built.piece("p", b"p begins ", begins=True, ends=False)  # no other record begins in this segment
+    built.cut()
+    built.lines("a", [b"second"])
+    built.piece("r", b"and ends\n", begins=False, ends=True)
+    for route in "pq":
+        built.piece(route, b"continues ", begins=False, ends=False)
+    built.cut()
+    built.piece("q", b"continues ", begins=False, ends=False)
+    built.lines("a", [b"third"])
+    built.piece("p", b"and ends\n", begins=False, ends=True)  # leaves no gap in the sequences if it is lost
+    built.cut()
+    built.piece("q", b"and ends\n", begins=False, ends=True)
+    built.lines("p", [b"last"])
+    if sealed:
+        built.seal()
+    built.crash()
+    return built
+
+
+def readable(root: Path) -> set[tuple[int, bytes]]:
+    """Return the records that a reader of all routes or of one route gets."""
+    log = wald.open(root)
+    found = set[tuple[int, bytes]]()
+    for route in (None, *"apqr"):
+        records = log.records(route, start=1, on_damage=lambda _: None, on_missing="skip")
+        found |= {(record.sequence, record.value) for record in records}
+    return found
+
+
+SEALED = [whole, gone, without_index, last_batch_cut]
+
+
+@pytest.mark.parametrize(
+    ("sealed", "fates"),
+    [(False, [whole, gone, last_batch_cut]), (True, SEALED[:3]), pytest.param(True, SEALED, marks=pytest.mark.slow)],
+    ids=["raw", "sealed", "sealed, all"],
+)
+def test_a_repair_loses_no_record_that_was_readable_and_leaves_no_error(
+    tmp_path: Path, sealed: bool, fates: list[Fate]
+) -> None:
+    log = build(tmp_path / "log", sealed=sealed)
+    written = readable(log.root.path)
+    assert len(written) == 7
+    for number, fated in enumerate(product(fates, repeat=4)):
+        root = tmp_path / str(number)
+        shutil.copytree(log.root.path, root)
+        segments = list_segments(Root(root)).segments[:4]
+        for fate, segment in zip(fated, segments, strict=True):
+            fate(segment.path)
+        before = readable(root)
+        repair(root)
+        names = [fate.__name__ for fate in fated]
+        assert before <= written, names
+        assert readable(root) == before, names
+        assert errors(root) == [], names
+        assert repair(root).acts == (), names
+        shutil.rmtree(root)
