@@ -125,6 +125,12 @@ class Call:
         found = _CHARSET.search(self.request.headers.get("content-type", ""))
         return found[1].lower() if found else ""
 
+    @property
+    def accepts(self) -> list[str]:
+        """Media types that the client accepts, in the order in which it names them."""
+        given = self.request.headers.get("accept", "*/*")
+        return [each.partition(";")[0].strip().lower() for each in given.split(",")]
+
     def require_no_query(self) -> None:
         """
         Raises:

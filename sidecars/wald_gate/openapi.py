@@ -54,6 +54,7 @@ def document(verbs: Sequence[Verb]) -> dict[str, Any]:
     """The document that describes ``verbs``."""
     shapes = {Problem, *(shape for verb in verbs for shape in _shapes(verb))}
     _, components = msgspec.json.schema_components(sorted(shapes, key=str), ref_template=_REFERENCE)
+    components = {name: _for_clients(schema) for name, schema in components.items()}
     paths: dict[str, dict[str, Any]] = {}
     for verb in verbs:
         paths.setdefault(verb.path, {})[verb.method.lower()] = _operation(verb)
@@ -97,7 +98,7 @@ def _operation(verb: Verb) -> dict[str, Any]:
 
 def _in_path(path: str) -> Iterator[dict[str, Any]]:
     for name in _NAME.findall(path):
-        yield {"name": name, "in": "path", "required": True, "schema": _NAMES[name]}
+        yield {"name": name, "in": "path", "required": True, "schema": _for_clients(_NAMES[name])}
 
 
 def _in_query(shape: type[Struct] | None) -> Iterator[dict[str, Any]]:
@@ -107,7 +108,7 @@ def _in_query(shape: type[Struct] | None) -> Iterator[dict[str, Any]]:
     described = components[reference["$ref"].rpartition("/")[2]]
     for name, schema in described["properties"].items():
         required = name in described.get("required", ())
-        yield {"name": name, "in": "query", "required": required, "schema": schema}
+        yield {"name": name, "in": "query", "required": required, "schema": _for_clients(schema)}
 
 
 def _in_headers(schemas: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -141,4 +142,24 @@ def _schema(shape: Any) -> Any:
     if shape is None:
         return _BYTES
     (schema,), _ = msgspec.json.schema_components([shape], ref_template=_REFERENCE)
-    return schema
+    return _for_clients(schema)
+
+
+def _for_clients(schema: Any) -> Any:
+    """Return a schema without what generated clients misread.
+
+    Without a width, integers would have 32 bits. Of a tagged union, TypeScript would merge the alternatives. A default
+    of a choice has no type.
+    """
+    if isinstance(schema, list):
+        return [_for_clients(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: _for_clients(each) for name, each in schema.items()}
+    if found.get("type") == "integer":
+        found["format"] = "int64"
+    if "anyOf" in found:
+        found.pop("default", None)
+    if "discriminator" in found:
+        found["oneOf"] = found.pop("anyOf")
+    return found

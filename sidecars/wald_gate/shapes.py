@@ -66,7 +66,7 @@ class Health(Struct, omit_defaults=True):
     detail: str = ""
 
 
-class NewCursor(Shape):
+class CursorPosition(Shape):
     """Up to where a group has processed a route; 0: nothing, earliest: what is gone by now, end: all that there is."""
 
     sequence: Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)] | Literal["earliest", "end"]

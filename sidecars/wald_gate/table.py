@@ -15,17 +15,16 @@ from wald_gate.groups import shapes as groups
 from wald_gate.groups import verbs as work
 from wald_gate.incoming.append import Query as AppendQuery
 from wald_gate.incoming.append import append
-from wald_gate.incoming.shapes import IDEMPOTENCY_KEY, Lines, OneOrMore, Records
+from wald_gate.incoming.shapes import IDEMPOTENCY_KEY, Lines, Records
 from wald_gate.monitoring import pages
 from wald_gate.openapi import document
-from wald_gate.outgoing.forms import FORMS, Events
+from wald_gate.outgoing.forms import Arrow, Events, Raw
 from wald_gate.outgoing.records import Query, records
 from wald_gate.outgoing.shapes import LAST_EVENT_ID, Event, StoredRecord
 from wald_gate.rights.clients import Right
-from wald_gate.shapes import Cursor, Health, NewCursor, Stored, encoded
-from wald_gate.verbs import JSON, Verb
+from wald_gate.shapes import Cursor, CursorPosition, Health, Stored, encoded
+from wald_gate.verbs import JSON, NDJSON, Verb
 
-NDJSON = "application/x-ndjson"
 _GET, _POST = "GET", "POST"
 
 
@@ -50,7 +49,7 @@ VERBS: tuple[Verb, ...] = (
         append,
         query=AppendQuery,
         headers={"Idempotency-Key": IDEMPOTENCY_KEY},
-        body={JSON: OneOrMore, "text/plain": Lines, NDJSON: Records, "application/octet-stream": None},
+        body={JSON: Records, "text/plain": Lines, NDJSON: Records, "application/octet-stream": None},
         answers={JSON: Stored},
         statuses=(404, 408, 409, 413, 415, 422, 504),
     ),
@@ -64,9 +63,11 @@ VERBS: tuple[Verb, ...] = (
         query=Query,
         headers={"Last-Event-ID": LAST_EVENT_ID},
         answers={
-            **{form.media_type: None for form in FORMS.values()},
+            JSON: list[StoredRecord],  # first: what generated clients read
             NDJSON: list[StoredRecord],
             Events.media_type: Event,
+            Raw.media_type: None,
+            Arrow.media_type: None,
         },
         statuses=(404, 406, 410),
     ),
@@ -87,7 +88,7 @@ VERBS: tuple[Verb, ...] = (
         "Declare up to where a group has processed a route.",
         Right.WORK,
         cursors.put,
-        body={JSON: NewCursor},
+        body={JSON: CursorPosition},
         answers={JSON: Cursor},
         statuses=(404, 409, 413, 415),
     ),
@@ -145,7 +146,7 @@ VERBS: tuple[Verb, ...] = (
         Right.LOOK,
         work.pending,
         query=groups.PendingQuery,
-        answers={NDJSON: list[groups.Pending]},
+        answers={JSON: list[groups.Pending], NDJSON: list[groups.Pending]},
         statuses=(404,),
     ),
     Verb(
@@ -193,7 +194,7 @@ VERBS: tuple[Verb, ...] = (
         "What holds back which bytes.",
         Right.ADMIN,
         facts.explain,
-        answers={NDJSON: list[said.Explained]},
+        answers={JSON: list[said.Explained], NDJSON: list[said.Explained]},
     ),
     Verb(_POST, "/v1/cut", "cut", "Cut the active segment.", Right.ADMIN, facts.cut, answers={JSON: said.Cut}),
     Verb(_GET, "/healthz", "healthz", "Whether the gate runs.", Right.NONE, pages.healthz, answers={JSON: Health}),

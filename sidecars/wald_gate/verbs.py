@@ -6,7 +6,7 @@ other does not.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,10 +17,21 @@ from starlette.responses import Response
 from wald_gate.call import Call
 from wald_gate.problems import problem
 from wald_gate.rights.clients import Right
+from wald_gate.shapes import encoded
 
 Handle = Callable[[Call], Awaitable[Response]]
 Fail = Callable[[Request, Exception], Response]
 JSON = "application/json"
+NDJSON = "application/x-ndjson"
+ANY = ("*/*", "application/*")
+"""Media ranges of an Accept header that include those above."""
+
+
+def listing(call: Call) -> tuple[str, Callable[[Iterable[Any]], bytes]]:
+    """Return the media type of a list for this client, and a function that encodes one: an array, or a line each."""
+    if next((each for each in call.accepts if each in (JSON, NDJSON, *ANY)), NDJSON) == JSON:
+        return JSON, lambda items: b"[%b]\n" % b",\n".join(map(encoded, items))
+    return NDJSON, lambda items: b"".join(encoded(each) + b"\n" for each in items)
 
 
 def as_problem(_: Request, error: Exception) -> Response:

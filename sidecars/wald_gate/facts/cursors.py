@@ -27,7 +27,7 @@ async def get(call: Call) -> Response:
 
 async def put(call: Call) -> Response:
     """Declare up to where a group has processed a route; on disk when it is answered."""
-    wanted = await call.body(shapes.NewCursor)
+    wanted = await call.body(shapes.CursorPosition)
 
     def move() -> Cursor:
         log = call.state.log
@@ -68,7 +68,7 @@ def _sequence(call: Call, wanted: int | str, head: int) -> int:
     return head if wanted == "end" else beginning(call.state.log.view(), call.route, call.group).sequence - 1
 
 
-def _way(call: Call, wanted: shapes.NewCursor, sequence: int, head: int) -> str:
+def _way(call: Call, wanted: shapes.CursorPosition, sequence: int, head: int) -> str:
     """What a client may do about a cursor that was not moved."""
     if sequence > head:
         return "GET /v1/head shows the last durable record"

@@ -15,6 +15,7 @@ from wald.store.retention.backlog import Backlog
 from wald.store.retention.progress import progress
 from wald_gate.call import Call
 from wald_gate.shapes import SEQUENCE_MAX, encoded
+from wald_gate.verbs import listing
 
 JSON = "application/json"
 
@@ -60,13 +61,14 @@ async def where(call: Call) -> Response:
 
 
 async def explain(call: Call) -> Response:
-    """What holds back which bytes, a JSON object a line."""
+    """Say which cursor pins which bytes, in an array or an object a line."""
+    media_type, listed = listing(call)
 
     def read() -> bytes:
         log = call.state.log
-        return b"".join(encoded(each) + b"\n" for each in explanation(log, Backlog(log.view()), time.time_ns()))
+        return listed(explanation(log, Backlog(log.view()), time.time_ns()))
 
-    return Response(await call.read(read), media_type="application/x-ndjson")
+    return Response(await call.read(read), media_type=media_type)
 
 
 async def cut(call: Call) -> Response:

@@ -21,7 +21,7 @@ from wald_gate.groups.waiting import Got
 from wald_gate.limits import Kept
 from wald_gate.presence import SILENT_SECONDS, Late, Taken
 from wald_gate.shapes import encoded
-from wald_gate.verbs import JSON
+from wald_gate.verbs import JSON, listing
 
 
 async def lease(call: Call) -> Response:
@@ -92,7 +92,8 @@ async def release(call: Call) -> Response:
 
 
 async def pending(call: Call) -> Response:
-    """What is with consumers, waits or is being given up, an object a line; also of a group of another process."""
+    """What is with consumers, waits or is being given up; also of a group of another process."""
+    media_type, listed = listing(call)
     query = call.query(shapes.PendingQuery)
 
     def read() -> bytes:
@@ -104,9 +105,9 @@ async def pending(call: Call) -> Response:
             raise Damaged(f"{file.path}: {seen.damage}", hint=showing)
         picture = seen.picture
         found = pending_fields(picture.out(), picture.waiting(), picture.dead, query.limit)
-        return b"".join(encoded(each) + b"\n" for each in found)
+        return listed(found)
 
-    return Response(await call.read(read), media_type="application/x-ndjson")
+    return Response(await call.read(read), media_type=media_type)
 
 
 async def _leased(

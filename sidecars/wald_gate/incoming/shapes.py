@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from wald_gate.shapes import Shape
 
@@ -38,11 +38,11 @@ class NewRecord(Shape):
     """
 
     value: Any = None
-    value_hex: _Hex = ""
-    value_base64: _Base64 = ""
+    value_hex: _Hex | UnsetType = UNSET
+    value_base64: _Base64 | UnsetType = UNSET
     key: str | None = None
-    key_hex: _Hex = ""
-    key_base64: _Base64 = ""
+    key_hex: _Hex | UnsetType = UNSET
+    key_base64: _Base64 | UnsetType = UNSET
     time: _Time = None
     event_time_ns: _TimeNs = None
     not_before: _Due = None
@@ -58,4 +58,4 @@ class NewRecord(Shape):
 
 _Record = Annotated[NewRecord, Meta(extra_json_schema={"not": {"anyOf": _CLASHES}})]
 Records = Annotated[list[_Record], Meta(min_length=1)]
-OneOrMore = _Record | Records
+"""As JSON, an array; the gate takes a single object, too, but generated clients cannot express that choice."""

@@ -52,6 +52,24 @@ class Ndjson:
         return b""
 
 
+class Json:
+    """A JSON array of the objects of :class:`Ndjson`. A heartbeat is white space between them."""
+
+    media_type = "application/json"
+    heartbeat = b"\n"
+
+    def __init__(self) -> None:
+        self._before = "["
+
+    def write(self, batches: Sequence[Batch]) -> bytes:
+        found = ",\n".join(record.to_json(form="base64") for batch in batches for record in batch.records())
+        before, self._before = self._before, ",\n"
+        return f"{before}{found}".encode()
+
+    def end(self) -> bytes:
+        return b"[]\n" if self._before == "[" else b"]\n"
+
+
 class Events:
     """Server-Sent Events (HTML, section 9.2): the id is the sequence, so a browser goes on by itself where it was."""
 
@@ -123,9 +141,10 @@ class _Sink:
         return b"".join(parts)
 
 
-FORMS: Mapping[str, type[Raw | Ndjson | Events | Arrow]] = {
+FORMS: Mapping[str, type[Raw | Ndjson | Json | Events | Arrow]] = {
     "raw": Raw,
     "ndjson": Ndjson,
+    "json": Json,
     "events": Events,
     "arrow": Arrow,
 }
@@ -133,7 +152,7 @@ BY_MEDIA_TYPE: Mapping[str, str] = {
     Raw.media_type: "raw",
     "text/plain": "raw",
     Ndjson.media_type: "ndjson",
-    "application/json": "ndjson",
+    Json.media_type: "json",
     Events.media_type: "events",
     Arrow.media_type: "arrow",
 }

@@ -25,21 +25,26 @@ from wald_gate.outgoing.reading import Reading, Wanted
 from wald_gate.presence import SILENT_SECONDS, UNBUFFERED, Stream, while_there
 from wald_gate.problems import HttpError
 from wald_gate.shapes import GroupName, Shape, WaitTime
+from wald_gate.verbs import ANY, NDJSON
 
 _HEADERS = {"Cache-Control": "no-store"}
 _QUICK_SECONDS = 0.05  # that most reads take less than, so that nothing else needs to watch the connection
 _SEQUENCE = re.compile(r"[0-9]{1,19}")
-_AGO = r"^(\d{1,9}(\.\d{1,6})? ?[sm]|\d{1,7}(\.\d{1,6})? ?h|\d{1,5}(\.\d{1,6})? ?d|\d{1,4}(\.\d{1,6})? ?w)( ago)?$"
-_CLOCK = r"([01]\d|2[0-3]):[0-5]\d(:[0-5]\d)?"
-_POSITIONS = [  # docs/reading.md, "Times"
-    {"pattern": "^0*[1-9][0-9]{0,18}$"},
-    {"format": "date-time"},
-    {"pattern": _AGO},
-    {"pattern": rf"^now$|^(today|yesterday)( {_CLOCK})?$|^{_CLOCK}$"},
-]
-_START = [{"enum": ["earliest", "end", "cursor"]}, *_POSITIONS]
-_Start = Annotated[str, Meta(max_length=64, extra_json_schema={"anyOf": _START})]
-_Stop = Annotated[str, Meta(max_length=64, extra_json_schema={"anyOf": _POSITIONS})]
+_PART = r"(\.[0-9]{1,6})? ?"
+_AGO = f"^([0-9]{{1,9}}{_PART}[sm]|[0-9]{{1,7}}{_PART}h|[0-9]{{1,5}}{_PART}d|[0-9]{{1,4}}{_PART}w)( ago)?$"
+_HOUR_AND_MINUTE = "([01][0-9]|2[0-3]):[0-5][0-9]"
+_CLOCK = f"{_HOUR_AND_MINUTE}(:[0-5][0-9])?"
+_DAY = (
+    "((19[7-9][0-9]|20[0-9]{2})-((0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
+    "|20([02468][048]|[13579][26])-02-29)"
+)
+_ZONE = f"(Z|[+-]{_HOUR_AND_MINUTE})"
+_TIME = rf"T{_HOUR_AND_MINUTE}(:[0-5][0-9](\.[0-9]{{1,9}})?)?"
+_POSITION = (  # docs/reading.md, "Times"; a single pattern, because generated clients cannot use a choice of them
+    rf"^0*[1-9][0-9]{{0,18}}$|^{_DAY}({_TIME}{_ZONE}?)?$|{_AGO}|^now$|^(today|yesterday)( {_CLOCK})?$|^{_CLOCK}$"
+)
+_Start = Annotated[str, Meta(max_length=64, extra_json_schema={"pattern": f"^(earliest|end|cursor)$|{_POSITION}"})]
+_Stop = Annotated[str, Meta(max_length=64, extra_json_schema={"pattern": _POSITION})]
 
 
 class Query(Shape, rename={"from_": "from"}):
@@ -57,7 +62,7 @@ class Query(Shape, rename={"from_": "from"}):
     from_: _Start = "earliest"
     to: _Stop | UnsetType = UNSET
     limit: Annotated[int, Meta(ge=0, le=1 << 62)] | UnsetType = UNSET
-    format: Literal["raw", "ndjson", "events", "arrow"] | UnsetType = UNSET
+    format: Literal["raw", "ndjson", "json", "events", "arrow"] | UnsetType = UNSET
     group: GroupName | UnsetType = UNSET
     wait: WaitTime = "0s"
     follow: Literal["0", "1"] = "0"
@@ -187,16 +192,14 @@ def _sequence(last_event_id: str) -> int:
 
 def _accepted(call: Call) -> str:
     """The form that the client asks for with Accept, the first one that there is."""
-    given = call.request.headers.get("accept", "*/*")
-    for each in given.split(","):
-        media_type = each.partition(";")[0].strip().lower()
-        if media_type in ("*/*", "application/*"):
+    for media_type in call.accepts:
+        if media_type in ANY:
             return "ndjson"
         if media_type in BY_MEDIA_TYPE:
             return BY_MEDIA_TYPE[media_type]
     raise HttpError(
         406,
         "not-acceptable",
-        f"Accept: {given[:80]}: none of {', '.join(BY_MEDIA_TYPE)}",
-        hint="Accept: application/x-ndjson",
+        f"Accept: {', '.join(call.accepts)[:80]}: none of {', '.join(BY_MEDIA_TYPE)}",
+        hint=f"Accept: {NDJSON}",
     )

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 LAST_EVENT_ID: dict[str, Any] = {
     "type": "string",
-    "pattern": "^[0-9]{1,19}$",
+    "pattern": "^[0-9]{0,19}$",
     "description": "The sequence behind which Server-Sent Events go on.",
 }
 

@@ -73,7 +73,7 @@ def test_the_document_has_every_verb_and_refers_to_nothing_that_is_missing(gate:
 
     assert verbs == {(verb.method, verb.path) for verb in VERBS}
     assert references == found["components"]["schemas"].keys()
-    assert {"Problem", "Stored", "Cursor", "NewCursor"} <= references
+    assert {"Problem", "Stored", "Cursor", "CursorPosition"} <= references
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v1/nothing", 404), ("DELETE", "/v1/head", 405)])

@@ -49,6 +49,7 @@ def test_what_waits_sends_something_every_15_seconds(gate: Gate) -> None:
     lease = json.dumps({"consumer": "ann", "wait": 300})
     requests = {
         "ndjson": ("GET", f"{ORDERS}?from=end&follow=1", "", b"\r\n\n\r\n"),
+        "json": ("GET", f"{ORDERS}?from=end&follow=1&format=json", "", b"\r\n\n\r\n"),
         "raw": ("GET", f"{ORDERS}?from=end&follow=1&format=raw&heartbeat=1", "", b"\r\n\n\r\n"),
         "events": ("GET", f"{ORDERS}?from=end&format=events", "", b": nothing new\nid: 0\n\n"),
         "wait": ("GET", f"{ORDERS}?from=end&wait=300s", "", b"\r\n\n\r\n"),

@@ -125,7 +125,7 @@ def test_commands_for_the_machine_of_the_gate_are_for_those_who_may_administer_t
         ("limit=x", "the query: limit is a whole number, 0 or more"),
         ("limit=-1", "the query: limit is a whole number, 0 or more"),
         ("follow=yes", "the query: follow is one of 0, 1"),
-        ("format=xml", "the query: format is one of arrow, events, ndjson, raw"),
+        ("format=xml", "the query: format is one of arrow, events, json, ndjson, raw"),
         ("to=" + "9" * 65, "the query: to is a text of at most 64 characters"),
     ],
 )

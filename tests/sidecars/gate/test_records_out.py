@@ -50,6 +50,24 @@ def test_what_is_no_text_is_in_base64(gate: Gate) -> None:
     assert record["value_base64"] == "/wA="
 
 
+@pytest.mark.parametrize("query", ["", "from=9990", "from=end", "limit=0", "from=earliest&limit=5000"])
+def test_an_array_has_the_objects_of_the_lines(filled: Gate, query: str) -> None:
+    answer = filled.get(f"{ORDERS}?{query}", accept="application/json")
+
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json() == filled.get(f"{ORDERS}?{query}").lines()
+
+
+def test_an_array_that_follows_comes_record_by_record(gate: Gate) -> None:
+    gate.post(ORDERS, b"one\n")
+    with gate.asked("GET", f"{ORDERS}?format=json&follow=1&limit=2") as answer:
+        begun = answer.read1()
+        gate.post(ORDERS, b"two\n")
+        found = json.loads(begun + answer.read())
+
+    assert [each["value"] for each in found] == ["one", "two"]
+
+
 def test_an_arrow_stream_has_all_records(filled: Gate) -> None:
     answer = filled.get(ORDERS, accept="application/vnd.apache.arrow.stream")
 
