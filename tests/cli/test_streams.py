@@ -96,6 +96,16 @@ def test_done_work_is_done_without_stdout(filled: Path, name: str, streams: str)
     assert errors(filled) == []
 
 
+def test_a_repair_is_done_without_stdout(filled: Path, daemon: Daemon) -> None:
+    assert daemon.stop() == 0
+    for streams in UNUSABLE.values():
+        (filled / "head").unlink()
+        done = ended(command("repair", "--root", filled), streams)
+
+        assert (done.returncode, done.stderr) == (0, b""), streams
+        assert errors(filled) == []
+
+
 def test_a_result_that_cannot_be_written_is_a_failure(filled: Path) -> None:
     for words in (*RESULTS, ["read", "a", "--commit"]):
         line = command(*words, "--root", filled)

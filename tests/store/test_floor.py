@@ -148,6 +148,20 @@ def test_a_damaged_line_of_a_journal_is_decoded_once(built: Built) -> None:
     assert effort(2_000) < 2 * effort(20)
 
 
+def test_a_journal_with_thousands_of_damaged_lines_is_not_believed(built: Built) -> None:
+    begin = Start(built.log_id, "a", "g", 1, 21)
+    read_by_workers(built, begin, Commit(taken_in=[(21, 45)]))
+    journal = built.root.cursor("a", "g").with_suffix(".work")
+    whole = journal.read_bytes().rstrip(b"\n")
+
+    def effort(lines: int) -> int:
+        journal.write_bytes(whole + b"\n" + b'"in": [\n' * lines)
+        return steps(lambda: find_floor(built.root, log_id=built.log_id, next_sequence=LAST + 1))
+
+    assert effort(60_000) < 2 * effort(2_000)
+    assert find_floor(built.root, log_id=built.log_id, next_sequence=LAST + 1).last == LAST
+
+
 def test_a_line_of_a_journal_that_is_too_long_is_not_decoded(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(floor, "_LINE_MAX_BYTES", 1 << 10)
     begin = Start(built.log_id, "a", "g", 1, 21)

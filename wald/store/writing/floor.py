@@ -44,6 +44,7 @@ _OVERLAP_BYTES = 128  # longer than what is searched for
 _TAKEN_IN = b'"in": ['
 _PAGE = b'{"page": '  # in a snapshot, before all lines about later reads
 _TAIL_BYTES = 256 << 10  # of a journal's end, read first
+_DAMAGED_MAX = 1024  # lines of a journal; one with more is not believed
 _LINE_MAX_BYTES = 16 << 20  # of a journal; half a million ranges of records fit
 _JOURNAL_MAX_BYTES = 64 << 20  # of its end, read if the tail has no answer
 
@@ -122,14 +123,21 @@ def _read_by_workers(journal: Path, log_id: bytes) -> int:
 
 
 def _last_taken_in(text: bytes) -> int:
-    """Return the last sequence that this part of a journal records as read from the log; 0 without one."""
-    end = len(text)
+    """Return the last sequence that this part of a journal records as read from the log; 0 without one.
+
+    Raises:
+        BadWork: too many of the lines that would say it are damaged.
+    """
+    end, damaged = len(text), 0
     while (at := text.rfind(_TAKEN_IN, 0, end)) >= 0:  # they only grow
         begin = text.rfind(b"\n", 0, at) + 1
         data = text[begin : text.find(b"\n", at, end)]
         with suppress(BadWork):
             if len(data) <= _LINE_MAX_BYTES:
                 return last_read(decode_work(data)[0])
+        damaged += 1
+        if damaged > _DAMAGED_MAX:
+            raise BadWork(f"{damaged} damaged lines")
         end = begin  # a damaged line is decoded once, however often it says so
     return 0
 
