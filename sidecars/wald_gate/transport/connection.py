@@ -341,7 +341,9 @@ class Connection(HttpToolsProtocol):
 
     def _break_off(self) -> None:
         """Close, behind what there is of an answer; without its last chunk it does not pass for complete."""
-        if self.parser.get_http_version() == "1.1":
+        if self.transport.is_closing():  # the client has left, and uvicorn has dropped the parser
+            self.transport.abort()
+        elif self.parser.get_http_version() == "1.1":
             self.transport.close()
         else:  # its end is that of the connection
             self.transport.abort()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+import struct
 
 import pytest
 from gating import Gate
@@ -52,3 +54,14 @@ def test_an_answer_that_breaks_off_is_counted_and_one_line_in_the_log(spoiled: G
     (line,) = spoiled.log[said:].splitlines()
 
     assert "cannot be read" in json.loads(line)["detail"]
+
+
+def test_a_client_that_leaves_before_the_damage_leaves_no_traceback(spoiled: Gate) -> None:
+    for _ in range(10):
+        with socket.create_connection(("127.0.0.1", spoiled.port)) as client:
+            client.sendall(f"GET {ORDERS}?format=raw HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            assert client.recv(4) == b"HTTP"
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # to leave at once
+
+    assert spoiled.stop() == 0
+    assert "Traceback" not in spoiled.log
