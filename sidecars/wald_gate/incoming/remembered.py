@@ -16,7 +16,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
@@ -80,10 +80,13 @@ class Remembered:
         self._has_gap = False  # the last batch of a slot may be among what was passed over
         self.seen = 0
         self._table = self._opened()
-        self._upto: _Upto | None = self._table.execute("select sequence, time_ns, checksum from upto").fetchone()
-        self._saved_upto = self._upto
-        self.follow()
-        self._read_on()
+        with ExitStack() as failing:
+            failing.callback(self.close)  # the next try needs the lock
+            self._upto: _Upto | None = self._table.execute("select sequence, time_ns, checksum from upto").fetchone()
+            self._saved_upto = self._upto
+            self.follow()
+            self._read_on()
+            failing.pop_all()
 
     def parts(self, key: bytes) -> dict[int, Part]:
         """The parts that are stored under a key, by their numbers.

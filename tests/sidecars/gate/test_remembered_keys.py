@@ -84,6 +84,24 @@ def test_without_its_table_a_key_is_found_in_the_log(
     assert "Traceback" not in gate.log
 
 
+def test_a_log_that_could_not_be_read_at_first_leaves_the_table_to_no_other_gate(
+    gate: Gate, daemon: Daemon, root: Path
+) -> None:
+    gate.post(ORDERS, b"first\n")
+    head = root / "head"
+    whole = head.read_bytes()
+    head.write_bytes(b"?" * len(whole))
+    assert send(gate, "k", b"one\n").status == 500
+    head.write_bytes(whole)
+
+    assert send(gate, "k", b"one\n").status == 200
+    assert "another gate has it" not in gate.log
+    gate.stop()
+    with sqlite3.connect(table(root)) as stored:
+        assert stored.execute("select count(*) from parts").fetchone() == (1,)
+    stored.close()
+
+
 def test_a_key_outlives_its_records(gate: Gate, daemon: Daemon, root: Path) -> None:
     first = send(gate, "k", PARTS)
     release(daemon)
