@@ -114,6 +114,10 @@ class Run:
 class Disturbed:
     """A program, its log as prepared, and what runs without a fault leave.
 
+    Attributes:
+        faults: all that are possible.
+        hits: number of those tried that have hit the log.
+
     Args:
         base: an empty directory of its own.
     """
@@ -128,6 +132,7 @@ class Disturbed:
         self._place.rename(base / "template")
         with self._prepared() as stdin:
             self._once = self._run(stdin, "trace=" + ",".join(_KINDS))
+        self.hits = 0
         self.faults = self._faults((base / "trace").read_text().splitlines())
         self._expected: list[Mapping[str, object]] = [left(self._place)]
 
@@ -147,16 +152,19 @@ class Disturbed:
             for kind in (KILL, *_KINDS[call], *(("EINTR",) if call in _INTERRUPTIBLE else ()))
         ]
 
-    def _has_strayed(self) -> bool:
-        """Return True if the last fault hit a call that does not touch the log."""
+    def _has_hit(self, fault: Fault) -> bool:
+        """Return True if the last fault hit calls that touch the log, and no others."""
         begun: dict[str, str] = {}
+        hits = []
         for line in (self._base / "trace").read_text().splitlines():
             pid, _, text = line.partition(" ")
-            if "resumed>" not in text:
+            if fault.kind == KILL and "killed by SIGKILL" in text:
+                hits.append(begun[pid])
+            if "resumed>" not in text and "(" in text:
                 begun[pid] = text
-            if "(INJECTED)" in text and f"{self._place}/" not in begun[pid]:
-                return True
-        return False
+            if "(INJECTED)" in text:
+                hits.append(begun[pid])
+        return bool(hits) and all(f"{self._place}/" in each for each in hits)
 
     def _run_twice(self) -> None:
         """Expect what two runs leave, too."""
@@ -168,12 +176,13 @@ class Disturbed:
     def wrong_after(self, fault: Fault) -> list[str]:
         """Return what is wrong once the program has run with a fault, and again without one.
 
-        A fault that hits another file is not judged: the calls of an interpreter's imports are counted, too.
+        A fault that hits no call on the log is not judged: the calls of an interpreter's imports are counted, too.
         """
         with self._prepared() as stdin:
             runs = [self._run(stdin, f"trace={fault.call}", fault.injected)]
-            if self._has_strayed():
+            if not self._has_hit(fault):
                 return []
+            self.hits += 1
             runs.append(self._run(stdin))
         after = left(self._place)
         wrong = []
@@ -207,8 +216,8 @@ class Disturbed:
         line, trace = list(self.program.line(self._log)), self._base / "trace"
         if expressions:
             trace.unlink(missing_ok=True)
-            detached = ["-D"] if self.program.retries else ["--seccomp-bpf"]  # a filter would outlive strace
-            tracing = [strace(), *detached, "-f", "-yy", "-e", "signal=none", "-o", os.fspath(trace)]
+            detached = ["-D"] if self.program.retries else []
+            tracing = [strace(), *detached, "-f", "-yy", "-o", os.fspath(trace)]
             line = [*tracing, *(f"-e{each}" for each in expressions), *line]
         process = subprocess.Popen(
             line, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -291,7 +300,7 @@ def _documented() -> set[int]:
     kinds = [WaldError]
     for kind in kinds:
         kinds += kind.__subclasses__()
-    return {0, -signal.SIGKILL, 128 + signal.SIGKILL} | {kind.exit_code for kind in kinds[1:]}
+    return {0, -signal.SIGKILL, 128 + signal.SIGKILL} | {kind.exit_code for kind in kinds}
 
 
 def some_of(faults: Sequence[Fault], count: int, chance: random.Random) -> list[Fault]:

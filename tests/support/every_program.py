@@ -21,6 +21,13 @@ from wald.work.group import WorkGroup
 
 RECORDS = 17
 LINES = b"".join(b"new %d\n" % number for number in range(200))
+REQUEST = b"%b %b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n%b\r\n%b"
+ASKED = (
+    (b"POST", b"/v1/routes/a/records", b"Content-Type: text/plain\r\nIdempotency-Key: one\r\n", LINES),
+    (b"GET", b"/v1/routes/b/records", b"", b""),
+    (b"PUT", b"/v1/routes/a/cursors/other", b"Content-Type: application/json\r\n", b'{"sequence": 15}'),
+    (b"POST", b"/v1/routes/b/records", b"Content-Type: text/plain\r\nIdempotency-Key: two\r\n", b"of b\n"),
+)
 
 
 def log_of_two_routes(root: Path) -> None:
@@ -83,6 +90,16 @@ def log_with_a_fifo(root: Path) -> None:
     assert run(command("route", "add", "a", "--fifo", "--root", root)).returncode == 0
 
 
+def log_with_dead_letters(root: Path) -> None:
+    log_of_two_routes(root)
+    with Daemon(root) as daemon:
+        failing = sidecar(
+            *("drain", "feed", "a", "--root", root, "--batch-records", 1, "--tries", 1, "--exit-at-end", "--", "false")
+        )
+        assert run(failing).returncode == 10
+        assert daemon.stop() == 0
+
+
 def log_with_an_archive(root: Path) -> None:
     log_of_two_routes(root)
     assert run(archive(root, "a")).returncode == 0
@@ -113,12 +130,30 @@ def stop_once_durable(root: Path, process: subprocess.Popen[bytes]) -> None:
         head = wald.open(root).head()
         return head is not None and head.sequence >= RECORDS + LINES.count(b"\n")
 
-    def answers() -> bool:
-        with suppress(OSError), Client(root / "wald.sock") as client:
-            return bool(client.ask(b"PING\n"))
-        return False
+    eventually(lambda: process.poll() is not None or (durable() and answer(root / "wald.sock", b"PING\n")))
+    terminate(process)
 
-    eventually(lambda: process.poll() is not None or (durable() and answers()))
+
+def stop_once_asked(root: Path, process: subprocess.Popen[bytes]) -> None:
+    """Ask a gate for what it can do twice, up to the first failure, and stop it."""
+    path = root / "gate.sock"
+    eventually(lambda: process.poll() is not None or answer(path, REQUEST % (b"GET", b"/healthz", b"", b"")))
+    for method, target, header, body in ASKED:
+        said = answer(path, REQUEST % (method, target, b"Content-Length: %d\r\n%b" % (len(body), header), body))
+        if not said.startswith(b"HTTP/1.1 20"):
+            break
+    terminate(process)
+
+
+def answer(path: Path, request: bytes) -> bytes:
+    """Return the first line that a socket answers; nothing if it hangs up, or nobody listens."""
+    with suppress(OSError), Client(path) as client:
+        return client.ask(request).encode()
+    return b""
+
+
+def terminate(process: subprocess.Popen[bytes]) -> None:
+    """Stop a program that strace may have started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
 
@@ -167,7 +202,7 @@ PROGRAMS = {
     ),
     "cursor set": Program(log_of_two_routes, lambda root: command("cursor", "set", "a", 11, "--root", root)),
     "cursor skip": Program(
-        log_of_two_routes, lambda root: command("cursor", "skip", "a", 9, "--root", root), again=(2,)
+        log_of_two_routes, lambda root: command("cursor", "skip", "a", 9, "--root", root), again=(3,)
     ),
     "cursor remove": Program(
         log_of_two_routes, lambda root: command("cursor", "remove", "a", "--group", "other", "--root", root), again=(3,)
@@ -196,6 +231,19 @@ PROGRAMS = {
         lambda root: command("run", "--root", root),
         beside=written_to_fifo,
         assist=stop_once_durable,
+        layout=False,
+    ),
+    "gate": Program(
+        log_of_two_routes,
+        lambda root: sidecar("gate", "--root", root, "--listen", "", "--uds", root / "gate.sock"),
+        beside=daemon_of,
+        assist=stop_once_asked,
+        layout=False,
+    ),
+    "drain redrive": Program(
+        log_with_dead_letters,
+        lambda root: sidecar("drain", "redrive", "--root", root),
+        beside=daemon_of,
         layout=False,
     ),
     "append": Program(
