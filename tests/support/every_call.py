@@ -158,11 +158,9 @@ class Disturbed:
         hits = []
         for line in (self._base / "trace").read_text().splitlines():
             pid, _, text = line.partition(" ")
-            if fault.kind == KILL and "killed by SIGKILL" in text:
-                hits.append(begun[pid])
             if "resumed>" not in text and "(" in text:
                 begun[pid] = text
-            if "(INJECTED)" in text:
+            if "(INJECTED)" in text or (fault.kind == KILL and text.endswith("= ?")):
                 hits.append(begun[pid])
         return bool(hits) and all(f"{self._place}/" in each for each in hits)
 

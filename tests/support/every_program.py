@@ -176,10 +176,14 @@ def in_python(script: str, root: Path) -> list[str]:
 
 WORK = """
 import sys, wald
-with wald.WorkGroup(sys.argv[1], "a", "workers") as group:
-    while leased := [delivery.record.sequence for delivery in group.lease("w", 3)]:
-        group.nack("w", leased[1:2])
-        group.ack("w", leased[:1] + leased[2:])
+from wald.errors import WaldError
+try:
+    with wald.WorkGroup(sys.argv[1], "a", "workers") as group:
+        while leased := [delivery.record.sequence for delivery in group.lease("w", 3)]:
+            group.nack("w", leased[1:2])
+            group.ack("w", leased[:1] + leased[2:])
+except (OSError, WaldError) as error:
+    sys.exit(str(error))
 """
 
 PROGRAMS = {
