@@ -9,10 +9,9 @@ import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
-from asking import stat
+from asking import events, stat
 from contents import assert_sound, records, text, values
 from running import Client, Daemon, eventually
 from tracing import traced
@@ -20,12 +19,6 @@ from tracing import traced
 from wald.daemon.lifecycle import open_journal
 
 Start = Callable[..., Daemon]
-
-
-def events(daemon: Daemon, name: str) -> list[dict[str, Any]]:
-    """What the daemon has logged under ``name``; a field's type is its own."""
-    logged = [json.loads(line) for line in daemon.log.splitlines() if line.startswith("{") and line.endswith("}")]
-    return [event for event in logged if event["event"] == name]
 
 
 def publish(daemon: Daemon, route: str, payload: bytes) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from asking import stat
+from asking import events, stat
 from contents import assert_sound, values
 from full_disk import fill, small_file_system
 from running import Client, Daemon, eventually, readable
@@ -65,6 +65,49 @@ def test_a_connection_that_leaves_has_its_records_stored(start: Start, root: Pat
     eventually(lambda: values(root) == [b"x"])
     with Client(daemon.socket_path) as client:
         assert client.ask(b"PUB a 2\ny\n") == "OK 2 2"
+    assert daemon.stop() == 0
+    assert_sound(root)
+
+
+def test_sighup_takes_settings_while_the_disk_refuses_a_turn(start: Start, root: Path, tmp_path: Path) -> None:
+    """Routes need the disk, so they wait until it has taken the turn."""
+    config = tmp_path / "wald.toml"
+    config.write_text("[routes.a]\n")
+    daemon = start("--config", config)
+    with Client(daemon.socket_path) as client:
+        with traced(daemon.process.pid, tmp_path / "trace", "inject=/pwritev:error=ENOSPC"):
+            client.publish("a", b"x\n")
+            eventually(lambda: refuses(daemon))
+            config.write_text('segment_max_bytes = "128KiB"\n[routes.a]\n[routes.b]\n')
+            daemon.process.send_signal(signal.SIGHUP)
+            eventually(lambda: events(daemon, "reloaded"))
+            assert [event["taken"] for event in events(daemon, "reloaded")] == [["segment_max_bytes"]]
+            assert len(events(daemon, "reload waits")) == 1
+            assert daemon.ask("PING") == "OK pong"
+            assert refuses(daemon)
+            assert not (root / "routes/b").exists()
+        assert client.reply() == "OK 1 1"
+    eventually(lambda: len(events(daemon, "reloaded")) == 2)
+    assert events(daemon, "reloaded")[1]["taken"] == ["routes"]
+    with Client(daemon.socket_path) as client:
+        assert client.ask(b"PUB b 2\ny\n") == "OK 2 2"
+    assert daemon.stop() == 0
+    assert_sound(root)
+
+
+def test_sighup_ends_the_wait_for_a_disk_that_refuses_a_turn(start: Start, root: Path, tmp_path: Path) -> None:
+    config = tmp_path / "wald.toml"
+    config.write_text("[routes.a]\n")
+    daemon = start("--config", config)
+    with Client(daemon.socket_path) as client:
+        with traced(daemon.process.pid, tmp_path / "trace", "inject=/pwritev:error=ENOSPC"):
+            client.publish("a", b"x\n")
+            eventually(lambda: refuses(daemon))
+            config.write_text('on_full = "reject"\n[routes.a]\n')
+            daemon.process.send_signal(signal.SIGHUP)
+            assert client.reply() == "ERR full the disk is full"
+        eventually(lambda: client.ask(b"PUB a 2\ny\n") == "OK 1 1")
+    assert values(root) == [b"y"]
     assert daemon.stop() == 0
     assert_sound(root)
 

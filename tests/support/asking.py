@@ -51,3 +51,9 @@ def entering(daemon: Daemon) -> Iterator[Client]:
             if answer == "OK pong":
                 yield client
                 return
+
+
+def events(daemon: Daemon, name: str) -> list[dict[str, Any]]:
+    """Return the fields of each event that the daemon has logged under ``name``; ``Any``: it is JSON."""
+    logged = [json.loads(line) for line in daemon.log.splitlines() if line.startswith("{") and line.endswith("}")]
+    return [event for event in logged if event["event"] == name]

@@ -10,6 +10,7 @@ import contextlib
 import select
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from wald.config import Config
@@ -87,6 +88,7 @@ class Service:
         self._held_turn: Turn | None = None
         self._newcomers = False  # whether connections can be accepted
         self._sealer_woken_for = 0  # the base of the segment that was active then
+        self._reload_waits = False  # some settings need the disk, which refuses a turn
         self._swept_at = self._alive_at = time.monotonic()
         self._alive_turns = 0  # that had committed something then
 
@@ -222,6 +224,7 @@ class Service:
         self._accept(now)
         self._connections.carry_out(now, held=True)
         self._metrics.held_requests = self._connections.held_requests
+        self._check_reload(held=True)
         self._sweep(now)
         if now >= self._try_again_at:
             self._committer.has_room(wanted_bytes=None)  # the numbers that STAT reports
@@ -282,9 +285,7 @@ class Service:
         if self._signals.cut:
             self._signals.cut = False
             self._committer.cut()
-        if self._signals.reload:
-            self._signals.reload = False
-            self._reload_settings()
+        self._check_reload()
         self._sweep(now)
         self._check_paths(now)
         self._metrics.fifo_troubles = len(self._intake.fifos.troubles)
@@ -332,20 +333,40 @@ class Service:
 
     # SIGHUP.
 
-    def _reload_settings(self) -> None:
+    def _check_reload(self, *, held: bool = False) -> None:
+        """Reload the settings if SIGHUP has come.
+
+        Args:
+            held: the disk refuses a turn, so other routes and quotas wait until it has taken that turn.
+        """
+        if self._signals.reload:
+            self._signals.reload = False
+            self._reload_settings(held=held)
+        elif self._reload_waits and not held:
+            self._reload_settings()
+
+    def _reload_settings(self, *, held: bool = False) -> None:
         """Take over what can change in a running daemon, and report what cannot."""
         self._systemd.reloading()
+        self._reload_waits = False
         try:
-            self._take_over(self._reload() if self._reload is not None else self._config)
+            fresh = self._reload() if self._reload is not None else self._config
+            if held and (fresh.routes != self._config.routes or self._quotas.changes(fresh)):
+                self._reload_waits = True
+                fresh = replace(fresh, routes=self._config.routes, retention=self._config.retention)
+                self._journal.warning(
+                    "reload waits", settings=["retention", "routes"], reason="the disk refuses a write"
+                )
+            self._take_over(fresh, held=held)
         except WaldError as error:
             self._journal.error("not reloaded", reason=error.message, hint=error.hint)
         except OSError as error:
             self._journal.error("not reloaded", reason=str(error))
         self._systemd.ready()
 
-    def _take_over(self, fresh: Config) -> None:
+    def _take_over(self, fresh: Config, *, held: bool) -> None:
         root, parts = self._parts.root, self._parts
-        for name, route in wanted_routes(root, fresh, self._journal):
+        for name, route in () if held else wanted_routes(root, fresh, self._journal):
             fifo = wants_fifo(root, name, route)
             parts.commands.make_route(name, fifo=fifo, mode=route.mode, consumers=route.consumers)
         self._config, taken, waiting = self._config.taking_over(fresh)
