@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import json
 import threading
+import time
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from gating import Gate
+from logs import Built
 from running import Daemon, output_of
 
 import wald
+from wald.store.files.clock import ClockStep, add_step
 
 ORDERS = "/v1/routes/orders/records"
 
@@ -41,6 +44,37 @@ def test_positions_are_those_of_read(filled: Gate, root: Path, query: str, optio
     read = output_of("read", "orders", "--root", root, *options)
 
     assert filled.get(f"{ORDERS}?format=raw&{query}").body == read
+
+
+@pytest.mark.slow
+def test_times_on_both_sides_of_a_clock_step_are_ranges_of_their_own(root: Path) -> None:
+    """Records 1 and 2 have times of a clock that was years ahead, 3 and 4 those of the clock."""
+    now_ns = time.time_ns()
+    built = Built(root, now_ns=now_ns + 10**18)
+    built.lines("orders", [b"1"])
+    built.lines("orders", [b"2"])
+    step = ClockStep(built.last + 1, built.writer.state.append_time_ns, now_ns - 30 * 60 * 10**9)
+    add_step(built.root, built.disk, step)
+    built.now_ns = step.at_ns
+    built.writer.step_clock(now_ns=step.at_ns)
+    built.lines("orders", [b"3"])
+    built.lines("orders", [b"4"])
+    built.crash()
+    with Daemon(root), Gate(root) as gate:
+        for query, expected in (
+            ("from=1h&to=now", b"3\n4\n"),
+            ("to=now", b"3\n4\n"),
+            ("from=1h", b"1\n2\n3\n4\n"),
+            ("from=1h&to=2", b"1\n2\n"),
+            ("from=2&to=now", b"3\n4\n"),
+            ("to=1h", b""),
+            ("from=1h&to=5m&follow=1", b"3\n4\n"),
+            ("from=1h&to=5m&wait=300s", b"3\n4\n"),
+            ("from=5m&to=now", b""),
+        ):
+            assert (query, gate.get(f"{ORDERS}?format=raw&{query}").body) == (query, expected)
+        page = gate.get("/records?route=orders&from=1h").body.decode()
+        assert all(f'<tr id="r{number}">' in page for number in (1, 2, 3, 4)), page
 
 
 def test_what_is_no_text_is_in_base64(gate: Gate) -> None:
