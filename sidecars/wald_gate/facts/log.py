@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
 from typing import Any
 
 from starlette.responses import Response
@@ -11,6 +12,7 @@ from wald.answers.explain import explanation
 from wald.answers.positions import head_fields, where_fields
 from wald.answers.routes import routes_fields
 from wald.errors import InvalidInput, NotFound
+from wald.log import Log
 from wald.store.retention.backlog import Backlog
 from wald.store.retention.progress import progress
 from wald_gate.call import Call
@@ -63,12 +65,17 @@ async def where(call: Call) -> Response:
 async def explain(call: Call) -> Response:
     """Say which cursor pins which bytes, in an array or an object a line."""
     media_type, listed = listing(call)
+    found = await call.walk(explained(call.state.log))
+    return Response(await call.read(listed, found), media_type=media_type)
 
-    def read() -> bytes:
-        log = call.state.log
-        return listed(explanation(log, Backlog(log.view()), time.time_ns()))
 
-    return Response(await call.read(read), media_type=media_type)
+def explained(log: Log) -> Generator[None, None, list[dict[str, object]]]:
+    """Explain a log; yields after each object, for :meth:`Call.walk`: segments may be very many."""
+    found = []
+    for each in explanation(log, Backlog(log.view()), time.time_ns()):
+        found.append(each)
+        yield
+    return found
 
 
 async def cut(call: Call) -> Response:

@@ -9,8 +9,11 @@ from urllib.parse import quote
 
 import pytest
 from gating import Gate
+from logs import Built
+from reading import result_of
 from running import wald
 
+from wald_gate.facts.log import explained
 from wald_gate.table import VERBS
 
 CURSOR = "/v1/routes/orders/cursors/billing"
@@ -118,3 +121,15 @@ def test_a_number_is_written_in_digits(gate: Gate, limit: str) -> None:
 
     assert (answer.status, answer.json()["code"]) == (400, "invalid")
     assert "limit" in answer.json()["detail"]
+
+
+def test_a_log_of_many_segments_is_explained_in_steps(tmp_path: Path) -> None:
+    built = Built(tmp_path / "root")
+    for _ in range(20):
+        built.lines("a", [b"x"])
+        built.cut()
+    way = explained(built.log)
+    for _ in range(20):
+        next(way)
+    kinds = [each["kind"] for each in result_of(way)]
+    assert kinds == ["segment"] * 21 + ["group", "log"]
