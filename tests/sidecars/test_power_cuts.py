@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,8 @@ from every_program import (
     log_with_released_segments,
     reclaim,
 )
-from powercut import recorded
+from logs import Built
+from powercut import ACKNOWLEDGED, recorded
 from running import command, run, sidecar
 
 import wald
@@ -26,6 +29,9 @@ from wald.store.files.identity import read_identity
 from wald.store.retention.cursors import cursors_of
 
 STATES = 24  # of a program, at most, evenly chosen
+DAEMON_STATES = 200
+STEP = 5  # the promise that is the clock step
+HOUR_NS = 3_600_000_000_000
 Positions = dict[tuple[str, str], int]
 
 
@@ -111,6 +117,74 @@ def test_unread_records_outlive_a_power_cut_of(name: str, tmp_path: Path, monkey
         assert not left, state.after
 
 
+DAEMON = """
+import os, sys
+from pathlib import Path
+import wald
+from powercut import ACKNOWLEDGED
+from running import Client, Daemon, eventually
+
+def promised():
+    with open(root.parent / ACKNOWLEDGED, "a") as file:
+        file.write("1\\n")
+
+root = Path(sys.argv[1])
+with Daemon(root, env={"WALD_SEGMENT_MAX_BYTES": "64KiB"}) as daemon, Client(daemon.socket_path) as client:
+    assert daemon.ask("ROUTE ADD b fifo").startswith("OK")
+    fifo = os.open(root / "routes/b/in", os.O_WRONLY)
+    for number in range(4):
+        client.publish("a", b"%d." % number + b"a" * 900 + b"\\n")
+        assert client.reply().startswith("OK")
+        promised()
+        os.write(fifo, b"%d.b\\n" % number)
+        eventually(lambda: len(list(wald.open(root).records("b"))) == number + 1)
+        promised()
+        if number == 1:
+            assert daemon.ask("CLOCK STEP").startswith("OK stepped")
+            promised()
+        if number == 2:
+            assert daemon.ask("CUT").startswith("OK")
+    os.close(fifo)
+    assert daemon.stop() == 0
+"""
+
+
+@pytest.mark.slow
+def test_acknowledged_records_and_a_clock_step_outlive_a_power_cut_of_the_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    base = tmp_path / "run"
+    root = base / "log"
+    base.mkdir()
+    ahead_ns = time.time_ns() + HOUR_NS
+    built = Built(root, now_ns=ahead_ns)
+    built.lines("a", [b"before"])
+    built.crash()
+    (base / ACKNOWLEDGED).touch()
+    # The kernel marks in transfers what has left a pipe, and no pipe outlives a power cut.
+    line = [sys.executable, "-c", DAEMON, str(root)]
+    platter = recorded(line, base, tmp_path / "trace", mapped=["log/transfers"])
+    wanted = [b"before", *(value for n in range(4) for value in (b"%d." % n + b"a" * 900, b"%d.b" % n))]
+    assert list(numbered(root, None).values()) == wanted
+    promised = [0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 8]  # records by promises; one is the clock step
+    states = list(platter.states)
+    for number, state in enumerate(states[:: 1 + len(states) // DAEMON_STATES]):
+        shutil.rmtree(base)
+        base.mkdir()
+        state.put(base)
+        again = Built(root, epoch=9, now_ns=ahead_ns - HOUR_NS // 2)
+        again.lines("a", [b"after"])
+        again.crash()
+        found = list(numbered(root, None).values())
+        assert found == [*wanted[: len(found) - 1], b"after"], (number, state.after)
+        assert len(found) >= 2 + promised[state.acknowledged], (number, state.after)
+        assert errors(root) == [], (number, state.after)
+        assert again.report.errors == [], (number, state.after)
+        if state.acknowledged >= STEP:
+            assert again.writer.state.append_time_ns < ahead_ns, (number, state.after)
+
+
 def cursors(root: Path) -> Positions:
     log = wald.open(root)
     head = log.head()
@@ -123,7 +197,7 @@ def cursors(root: Path) -> Positions:
     }
 
 
-def numbered(root: Path, route: str) -> dict[int, bytes]:
+def numbered(root: Path, route: str | None) -> dict[int, bytes]:
     return {record.sequence: record.value for record in wald.open(root).records(route)}
 
 
