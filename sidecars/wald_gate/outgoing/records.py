@@ -29,6 +29,7 @@ from wald_gate.verbs import ANY, NDJSON
 
 _HEADERS = {"Cache-Control": "no-store"}
 _QUICK_SECONDS = 0.05  # that most reads take less than, so that nothing else needs to watch the connection
+_EARLY_SECONDS = 0.01  # by which a timer of uvloop may fire too soon, which is no time for a heartbeat
 _SEQUENCE = re.compile(r"[0-9]{1,19}")
 _PART = r"(\.[0-9]{1,6})? ?"
 _AGO = f"^([0-9]{{1,9}}{_PART}[sm]|[0-9]{{1,7}}{_PART}h|[0-9]{{1,5}}{_PART}d|[0-9]{{1,4}}{_PART}w)( ago)?$"
@@ -125,13 +126,15 @@ async def _chunks(
     if isinstance(reading.form, Events):
         yield _alive(reading.form, reading.begins_behind)
     while until is not None and not first and beat is not None and not reading.is_over:
-        if (seconds := until - time.monotonic()) <= 0:
+        if (seconds := until - time.monotonic()) <= _EARLY_SECONDS:
             break
         if first is not None:
             reading.sent = reading.last  # nothing was found up to there
         yield beat()
         first = await _first(reading, seconds, SILENT_SECONDS, first)
         call.judge()
+    if until is not None and first is None:
+        first = await reading.chunk(SILENT_SECONDS)  # no heartbeat is due because the wait ends during a read
     follow = until is None
     async with aclosing(
         reading.chunks(first, follow=follow, edition=call.edition, silent_seconds=SILENT_SECONDS)

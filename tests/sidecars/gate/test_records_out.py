@@ -167,6 +167,13 @@ def test_a_request_that_waits_gets_the_next_record(filled: Gate, root: Path) -> 
     assert filled.get(f"{ORDERS}?from=10001&wait=10ms").body == b""
 
 
+def test_a_wait_that_ends_during_a_read_ends_without_a_heartbeat(gate: Gate) -> None:
+    """The gate sees some of the records only while the next request waits, and looks for its record."""
+    for last in range(1, 101):
+        gate.post(ORDERS, b"x\n")
+        assert gate.get(f"{ORDERS}?from={last + 1}&wait={last % 10 + 1}ms").body == b""
+
+
 @pytest.mark.parametrize(
     ("query", "status"),
     [
