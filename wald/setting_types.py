@@ -8,6 +8,7 @@ from __future__ import annotations
 import grp
 import re
 from dataclasses import Field, dataclass, field
+from ipaddress import ip_network
 from itertools import pairwise
 from typing import Any, ClassVar, Protocol
 
@@ -216,6 +217,29 @@ class Names:
 
     def bounds(self) -> str:
         return f"a list of {self.form}"
+
+
+@dataclass(frozen=True, slots=True)
+class Networks:
+    """A list of IP addresses and networks."""
+
+    unit: ClassVar[str] = ""
+
+    def parse(self, value: object) -> tuple[str, ...]:
+        try:
+            if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+                raise ValueError
+            for each in value:
+                ip_network(each)
+        except ValueError:
+            raise ValueError(f"{self.bounds()}, not {value!r}") from None
+        return tuple(value)
+
+    def show(self, value: tuple[str, ...]) -> str:
+        return f"[{', '.join(f'{chr(34)}{each}{chr(34)}' for each in value)}]"
+
+    def bounds(self) -> str:
+        return 'a list of addresses and networks, as "10.0.0.0/8"'
 
 
 @dataclass(frozen=True, slots=True)

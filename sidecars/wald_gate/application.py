@@ -23,10 +23,12 @@ from wald.errors import WaldError
 from wald_gate.call import Call, payer
 from wald_gate.limits import ALLOWANCE
 from wald_gate.monitoring.counts import Answered
+from wald_gate.monitoring.requests import Sent
 from wald_gate.page.frame import HTML, failed
 from wald_gate.presence import gone
 from wald_gate.problems import HttpError, problem
 from wald_gate.rights.clients import Client, Right
+from wald_gate.rights.forwarded import TrustedProxies
 from wald_gate.rights.origins import require_own_name, require_own_page
 from wald_gate.state import State
 from wald_gate.transport.connection import BREAK_OFF
@@ -47,7 +49,8 @@ class Application:
     paths that were asked for last is kept.
     """
 
-    def __init__(self, state: State, verbs: Iterable[Verb]) -> None:
+    def __init__(self, state: State, verbs: Iterable[Verb], proxies: TrustedProxies) -> None:
+        self._proxies = proxies
         self._routes = [
             _Exact(
                 verb.path,
@@ -63,6 +66,7 @@ class Application:
         self._known = lru_cache(_KNOWN_PATHS)(self._find)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._proxies.apply(scope)
         raw_path: bytes = scope["raw_path"]
         if b"%2" in raw_path and b"%2f" in raw_path.lower():  # decoded, it would be a path separator
             scope["path"] = raw_path.decode("ascii")
@@ -138,14 +142,14 @@ class _Endpoint:
             seconds = time.perf_counter() - began
             response.headers.setdefault("cache-control", "no-store")  # true only now, and for one client
             self.answered.count(response.status_code, seconds)
-            self.state.request_log.note(scope["method"], scope["path"], scope.get(_CLIENT, ""), response, seconds)
+            sent = Sent.of(scope, scope.get(_CLIENT, ""))
+            self.state.request_log.note(sent, response, seconds)
             try:
                 await response(scope, receive, send)
             except (WaldError, OSError) as error:  # in the middle of it: an end would pass for that of the records
                 seconds = time.perf_counter() - began
                 self.state.counts.broken_answers += 1
-                name, status = scope.get(_CLIENT, ""), response.status_code
-                self.state.request_log.note_broken(scope["method"], scope["path"], name, status, seconds, str(error))
+                self.state.request_log.note_broken(sent, response.status_code, seconds, str(error))
                 scope[BREAK_OFF]()
                 await gone(request)
         except asyncio.CancelledError:  # the gate ends, and has closed the connection
@@ -188,7 +192,7 @@ async def _not_there(state: State, routes: Sequence[Route], request: Request, er
     response = _nothing(routes, request, error)
     response.headers.setdefault("cache-control", "no-store")
     state.counts.of_verb(_NO_VERB).count(response.status_code, 0.0)
-    state.request_log.note(request.method, request.scope["path"], "", response, 0.0)
+    state.request_log.note(Sent.of(request.scope), response, 0.0)
     return response
 
 

@@ -60,6 +60,13 @@ def command(ctx: click.Context, root: Path | None) -> None:
 @click.option("--authorities", type=_FILE, help="Of these a client may show a certificate in place of a token.")
 @click.option("--tokens", type=_FILE, help="Who may do what. SIGHUP reads it again.")
 @click.option("--host", "hosts", multiple=True, metavar="NAME", help="A name by which clients may ask; again for more.")
+@click.option(
+    "--trusted-proxy",
+    "trusted_proxies",
+    multiple=True,
+    metavar="ADDRESS",
+    help="A proxy whose X-Forwarded-For and X-Forwarded-Proto are believed, or a network; again for more.",
+)
 @click.option("--insecure", is_flag=True, help="Listen for other machines without TLS or tokens all the same.")
 @click.option("--log-requests", is_flag=True, help="A line about each request on stderr, and not of failures only.")
 @click.option("--check", "only_check", is_flag=True, help="Only check the settings and the files that they name.")

@@ -37,6 +37,7 @@ from wald_gate.page.watching import Watching
 from wald_gate.rights.admission import Admission
 from wald_gate.rights.allowances import Allowances
 from wald_gate.rights.clients import Rights
+from wald_gate.rights.forwarded import TrustedProxies
 from wald_gate.rights.sessions import Sessions
 from wald_gate.settings import Settings
 from wald_gate.state import State
@@ -126,7 +127,9 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
             Repeats(log, daemon),
             Processed(log, threads),
         )
-        server = Server(Application(state, (*VERBS, *PAGES)), listening, bounds)
+        server = Server(
+            Application(state, (*VERBS, *PAGES), TrustedProxies(settings.trusted_proxies)), listening, bounds
+        )
         state.counts.expiries = listening.expiries()
 
         def reload() -> None:

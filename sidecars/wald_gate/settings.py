@@ -35,6 +35,7 @@ from wald.setting_types import (
     Duration,
     Flag,
     Names,
+    Networks,
     Setting,
     SettingType,
     Size,
@@ -123,6 +124,11 @@ class Settings:
         (),
         "the names by which clients may ask; without tokens those of loopback, and addresses, are always there; with "
         "tokens [] is any",
+    )
+    trusted_proxies: tuple[str, ...] = setting(
+        Networks(),
+        (),
+        "the proxies whose X-Forwarded-For and X-Forwarded-Proto are believed; those of other clients are ignored",
     )
     log_requests: bool = setting(Flag(), False, "a line about each request on stderr, and not of failures only")
     limits: LimitSettings = field(

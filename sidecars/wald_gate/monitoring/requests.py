@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import msgspec
 from starlette.responses import Response
+from starlette.types import Scope
 
 from wald_gate.problems import MEDIA_TYPE
 
@@ -19,6 +21,25 @@ _PATH_MAX = 256
 _SERVER_ERROR = 500
 _NOT_PROCESSED = 504  # in time, as the client has asked; the gate did what it should
 _log = logging.getLogger("wald_gate.requests")
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A request, as the log names it.
+
+    Attributes:
+        client: the name of the token or the user; "" if it is not known.
+        address: of the client, or of the last proxy that is not trusted; "" on the unix socket.
+    """
+
+    method: str
+    path: str
+    client: str
+    address: str
+
+    @classmethod
+    def of(cls, scope: Scope, client: str = "") -> Sent:
+        return cls(scope["method"], scope["path"], client, str((scope["client"] or ("",))[0]))
 
 
 class RequestLog:
@@ -31,36 +52,36 @@ class RequestLog:
     def __init__(self, *, every: bool) -> None:
         self._every = every
 
-    def note(self, method: str, path: str, client: str, response: Response, seconds: float) -> None:
+    def note(self, sent: Sent, response: Response, seconds: float) -> None:
         """Write a line about a request, if one is wanted.
 
         Args:
-            client: the name of the token or the user; "" if it is not known.
             seconds: until the answer began.
         """
         failed = response.status_code >= _SERVER_ERROR and response.status_code != _NOT_PROCESSED
         if not (failed or self._every):
             return
-        line = _line(method, path, client, response.status_code, seconds)
+        line = _line(sent, response.status_code, seconds)
         if failed and response.media_type == MEDIA_TYPE:
             line["detail"] = msgspec.json.decode(response.body)["detail"]
         _write(line)
 
-    def note_broken(self, method: str, path: str, client: str, status: int, seconds: float, why: str) -> None:
+    def note_broken(self, sent: Sent, status: int, seconds: float, why: str) -> None:
         """Write a line about an answer that was broken off after it had begun.
 
         Args:
             seconds: until then.
         """
-        _write(_line(method, path, client, status, seconds) | {"detail": f"broken off: {why}"})
+        _write(_line(sent, status, seconds) | {"detail": f"broken off: {why}"})
 
 
-def _line(method: str, path: str, client: str, status: int, seconds: float) -> dict[str, object]:
+def _line(sent: Sent, status: int, seconds: float) -> dict[str, object]:
     return {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "client": client,
-        "method": method,
-        "path": path[:_PATH_MAX],
+        "client": sent.client,
+        "address": sent.address,
+        "method": sent.method,
+        "path": sent.path[:_PATH_MAX],
         "status": status,
         "seconds": round(seconds, 6),
     }

@@ -149,7 +149,8 @@ def gate(daemon: Daemon, tmp_path: Path) -> Iterator[Gate]:
     """A gate with tokens and short records."""
     (tmp_path / "tokens").write_text(entry("ann", admin=True))
     (tmp_path / "gate.toml").write_text('[limits]\nrecord_max_bytes = "64KiB"\nhead_timeout = "10m"\n')
-    with Gate(daemon.root, "--tokens", tmp_path / "tokens", "--config", tmp_path / "gate.toml") as running:
+    options = ("--tokens", tmp_path / "tokens", "--config", tmp_path / "gate.toml", "--log-requests")
+    with Gate(daemon.root, "--trusted-proxy", "127.0.0.1", *options) as running:
         yield running
 
 
@@ -236,6 +237,19 @@ def test_a_person_logs_in(proxy: Proxy) -> None:
     assert (status, headers["location"]) == (303, "/")
     cookie = {"Cookie": headers["set-cookie"].partition(";")[0]}
     assert proxy.ask("GET", "/routes/orders", None, cookie | {"Accept": "text/html"})[0] == 200
+
+
+def test_the_gate_knows_the_address_of_the_client(proxy: Proxy, gate: Gate) -> None:
+    """A client cannot choose another one."""
+    connection = HTTPConnection(own_host(), PORT, timeout=TIMEOUT_SECONDS, source_address=("127.9.9.9", 0))
+    spoofed = {"X-Forwarded-For": "127.6.6.6", "X-Forwarded-Proto": "https"}
+    connection.request("POST", "/login", b"token=ann-token", FORM | spoofed)
+    cookie = connection.getresponse().headers["set-cookie"]
+    connection.close()
+    line = next(json.loads(each) for each in gate.log.splitlines() if '"path": "/login"' in each)
+
+    assert line["address"] == "127.9.9.9"
+    assert "Secure" not in cookie
 
 
 @pytest.mark.slow

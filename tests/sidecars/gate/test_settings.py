@@ -54,6 +54,11 @@ def test_each_work_group_has_a_table_of_its_own(tmp_path: Path) -> None:
         ('[groups."a/b"]\n\nordr = "key"', "gate.toml:3: there is no setting 'ordr'", "did you mean 'order'?"),
         ('[groups."a/b"]\ndead_letter = "a"', "its own dead-letter route", "dead_letter = ROUTE"),
         ('[groups."dead_letter/b"]\nmax_tries = 2', "its own dead-letter route", "dead_letter = ROUTE"),
+        (
+            "trusted_proxies = ['10.0.0.1/8']",
+            "gate.toml:1: trusted_proxies must be a list of addresses",
+            "every setting",
+        ),
         ("hosts = 'a b'", "hosts must be a list of host names", "lists every setting"),
     ],
 )
