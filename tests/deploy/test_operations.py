@@ -111,7 +111,7 @@ def stuck(site: Site) -> Iterator[None]:
     site.until(f"fuser -s {LOG}/routes/orders/drain.drain")
     site.sh("systemctl kill --kill-who=main --signal=STOP wald-drain@orders")
     site.append(range(1000))
-    assert "T" in site.sh("ps -o stat= -p $(systemctl show -P MainPID wald-drain@orders)")
+    site.until("ps -o stat= -p $(systemctl show -P MainPID wald-drain@orders) | grep T")  # not before its disk answers
     yield
     assert "drain" not in site.wald("cursor", "list", "orders")
 

@@ -14,6 +14,7 @@ LOG = "/var/lib/wald"
 SETTINGS = "/etc/wald/wald.toml"
 OUT = "/srv/out"
 FEED = "/etc/wald/drain/orders"  # what wald-drain@orders feeds
+_RUNBOOK_SECONDS = 600
 
 
 class Site:
@@ -91,5 +92,11 @@ class Site:
         eventually(lambda: self.machine.run("bash", "-c", condition, check=False).returncode == 0)
 
     def type(self, script: str) -> str:
-        """What root's shell prints for a script of bash."""
-        return self.machine.run("bash", "-c", f"trap 'echo failed: \"$BASH_COMMAND\" >&2' ERR\n{script}").stdout
+        """Return what root's shell prints for a script of bash; its commands and their units report a failure."""
+        # A whole runbook has more time than one command, but ends before the test would hang.
+        line = ("timeout", _RUNBOOK_SECONDS, "bash", "-c", f"trap 'echo failed: \"$BASH_COMMAND\" >&2' ERR\n{script}")
+        done = self.machine.run(*line, check=False, seconds=2 * _RUNBOOK_SECONDS)
+        if done.returncode:
+            journal = self.sh("systemctl list-jobs; journalctl --no-pager -o short-precise -n 60", check=False)
+            raise AssertionError(f"exit {done.returncode}\n{done.stdout[-4000:]}{done.stderr}\n{journal}")
+        return done.stdout
