@@ -55,18 +55,25 @@ def stopped(start: Start, *descriptors: int, **options: object) -> Daemon:
     return daemon
 
 
-def test_the_listening_socket_is_used_and_left_in_its_place(start: Start, root: Path, tmp_path: Path) -> None:
-    """Connections wait in it before the start and after the stop; it keeps its inode and its mode."""
+@contextmanager
+def stopped_with_socket(start: Start) -> Iterator[tuple[Daemon, list[str]]]:
+    """Yield a daemon whose socket listens, and the command before its next start that hands the socket over."""
     with socket.socket(socket.AF_UNIX) as listener:
         daemon = stopped(start, listener.fileno())
         listener.bind(os.fspath(daemon.socket_path))
         daemon.socket_path.chmod(0o600)
         listener.listen()
+        yield daemon, giving(**{"wald.socket": listener.fileno()})
+
+
+def test_the_listening_socket_is_used_and_left_in_its_place(start: Start, root: Path, tmp_path: Path) -> None:
+    """Connections wait in it before the start and after the stop; it keeps its inode and its mode."""
+    with stopped_with_socket(start) as (daemon, prefix):
         before = daemon.socket_path.lstat()
         for turn in (b"first\n", b"second\n"):
             with Client(daemon.socket_path) as early:
                 early.publish("r", turn)
-                daemon.spawn(*giving(**{"wald.socket": listener.fileno()}))
+                daemon.spawn(*prefix)
                 assert early.reply().startswith("OK ")
             assert daemon.stop() == 0
         after = daemon.socket_path.lstat()
@@ -77,11 +84,8 @@ def test_the_listening_socket_is_used_and_left_in_its_place(start: Start, root: 
 
 
 def test_a_removed_listening_socket_is_reported_and_left_to_systemd(start: Start) -> None:
-    with socket.socket(socket.AF_UNIX) as listener:
-        daemon = stopped(start, listener.fileno())
-        listener.bind(os.fspath(daemon.socket_path))
-        listener.listen()
-        daemon.spawn(*giving(**{"wald.socket": listener.fileno()}))
+    with stopped_with_socket(start) as (daemon, prefix):
+        daemon.spawn(*prefix)
         daemon.await_ready()
         with Client(daemon.socket_path) as client:
             daemon.socket_path.unlink()
@@ -93,16 +97,13 @@ def test_a_removed_listening_socket_is_reported_and_left_to_systemd(start: Start
 
 
 def test_a_killed_daemon_leaves_its_callers_in_the_queue(start: Start, root: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as listener:
-        daemon = stopped(start, listener.fileno())
-        listener.bind(os.fspath(daemon.socket_path))
-        listener.listen()
-        daemon.spawn(*giving(**{"wald.socket": listener.fileno()}))
+    with stopped_with_socket(start) as (daemon, prefix):
+        daemon.spawn(*prefix)
         daemon.await_ready()
         daemon.kill()
         with Client(daemon.socket_path) as waiting:
             waiting.publish("r", b"one\n")
-            daemon.spawn(*giving(**{"wald.socket": listener.fileno()}))
+            daemon.spawn(*prefix)
             assert waiting.reply().startswith("OK ")
             assert daemon.stop() == 0
 

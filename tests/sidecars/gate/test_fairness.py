@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Generator
+from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
@@ -13,18 +14,25 @@ from wald_gate.outgoing import turns
 from wald_gate.outgoing.turns import ReadThreads
 
 
+@asynccontextmanager
+async def reading(client: str) -> AsyncIterator[tuple[ReadThreads, asyncio.Task[bool], threading.Event]]:
+    """Yield threads whose only one reads for a client, that read, and the event that ends it."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def read() -> bool:
+        begun.set()
+        return goes_on.wait()
+
+    with ReadThreads(1) as threads:
+        running = asyncio.create_task(threads.run(client, read))
+        await asyncio.to_thread(begun.wait)
+        yield threads, running, goes_on
+
+
 def test_a_client_that_reads_much_waits_behind_itself_alone() -> None:
     async def test() -> list[str]:
         done: list[str] = []
-        begun, goes_on = threading.Event(), threading.Event()
-
-        def first() -> None:
-            begun.set()
-            goes_on.wait()
-
-        with ReadThreads(1) as threads:
-            running = asyncio.create_task(threads.run("greedy", first))
-            await asyncio.to_thread(begun.wait)
+        async with reading("greedy") as (threads, running, goes_on):
             names = ["greedy"] * 5 + ["ann"] * 2 + ["bob"]
             calls = [asyncio.create_task(threads.run(name, partial(done.append, name))) for name in names]
             await asyncio.sleep(0)  # all wait for their turns
@@ -38,15 +46,7 @@ def test_a_client_that_reads_much_waits_behind_itself_alone() -> None:
 def test_a_client_that_gives_up_some_of_its_turns_has_the_next_one() -> None:
     async def test(*, given_up_late: bool) -> list[str]:
         done: list[str] = []
-        begun, goes_on = threading.Event(), threading.Event()
-
-        def first() -> None:
-            begun.set()
-            goes_on.wait()
-
-        with ReadThreads(1) as threads:
-            running = asyncio.create_task(threads.run("ann", first))
-            await asyncio.to_thread(begun.wait)
+        async with reading("ann") as (threads, running, goes_on):
             names = ["bob given up", "bob", "eve"]
             calls = [asyncio.create_task(threads.run(name[:3], partial(done.append, name))) for name in names]
             await asyncio.sleep(0)  # all wait for their turns
@@ -90,15 +90,7 @@ def test_a_walk_gives_its_thread_up_between_steps_and_returns_its_result(monkeyp
 
 def test_clients_that_leave_give_up_their_turns_and_keep_the_threads_that_they_are_in() -> None:
     async def test() -> None:
-        begun, goes_on = threading.Event(), threading.Event()
-
-        def first() -> None:
-            begun.set()
-            goes_on.wait()
-
-        with ReadThreads(1) as threads:
-            running = asyncio.create_task(threads.run("ann", first))
-            await asyncio.to_thread(begun.wait)
+        async with reading("ann") as (threads, running, goes_on):
             waiting = [asyncio.create_task(threads.run("bob", lambda: "read")) for _ in range(3)]
             last = asyncio.create_task(threads.run("eve", lambda: "read"))
             await asyncio.sleep(0)
