@@ -235,7 +235,11 @@ class Client:
     def __init__(self, path: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(TIMEOUT_SECONDS)
-        self.socket.connect(os.fspath(path))
+        try:
+            self.socket.connect(os.fspath(path))
+        except OSError:
+            self.socket.close()
+            raise
         self._replies = self.socket.makefile("rb")
 
     def __enter__(self) -> Self:
