@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from contents import errors
 from faults import Died
 from logs import Built, Unsynced
 from reclaiming import Reclaimer, reclaim
@@ -184,6 +185,16 @@ def test_a_file_under_a_free_name_of_another_segment_costs_no_unread_record(
     root = Path(shutil.copytree(original.path, tmp_path / "log"))
     (root / names[0]).rename(root / names[1])
     check(original, root)
+
+
+@pytest.mark.parametrize("names", [MOVES[0], MOVES[1], MOVES[3]], ids=" ".join)
+def test_verify_names_a_segment_under_the_name_of_another_that_nothing_reads(
+    original: Original, tmp_path: Path, names: tuple[str, str]
+) -> None:
+    root = Path(shutil.copytree(original.path, tmp_path / "log"))
+    assert not [each for each in errors(root) if names[1] in each]
+    (root / names[0]).rename(root / names[1])
+    assert [each for each in errors(root) if names[1] in each and "name" in each]
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from pathlib import Path
 from wald.errors import Damaged, UnsupportedFormat
 from wald.format.head import Head
 from wald.format.ledger import Decoded
-from wald.format.names import LEDGERS, PART_SUFFIX, WHOLE, Kind, parse_segment_name
+from wald.format.names import LEDGERS, PART_SUFFIX, WHOLE, Kind, SegmentName, parse_segment_name
 from wald.format.state import LogState
 from wald.store.checking.checker import Checked, SegmentToCheck, check
 from wald.store.checking.finding import Finding, Level
@@ -35,6 +35,7 @@ from wald.store.retention.cursors import CursorState, cursors_of
 from wald.store.retention.handovers import handover_pins
 from wald.store.retention.history import History, Loss
 from wald.store.segments.head import EVERYTHING, read_head
+from wald.store.segments.opened import Misplaced, require_named
 from wald.store.segments.view import SecondListing, SegmentGone, View, read_view
 
 
@@ -130,8 +131,11 @@ class Verification:
         if not self._root.segments.is_dir():
             return  # _list reports it
         for entry in sorted(os.scandir(self._root.segments), key=lambda entry: entry.name):
-            name = parse_segment_name(entry.name)
-            if name is not None and name.kind.reclaimed:
+            name = parse_segment_name(entry.name.removesuffix(WHOLE))
+            unread = name is not None and (name.kind.reclaimed or entry.name.endswith(WHOLE))
+            if name is not None and unread and (error := self._misplaced(name, Path(entry.path))):
+                yield Finding.of(Level.ERROR, Path(entry.path), f"{error.message}; {error.hint}")
+            elif name is not None and name.kind.reclaimed:
                 yield Finding(Level.INFO, Path(entry.path), 0, "reclaimed; waits out its grace period")
             elif entry.name.endswith(WHOLE):
                 yield Finding(
@@ -139,6 +143,17 @@ class Verification:
                 )
             elif name is None and not entry.name.endswith(".tmp"):
                 yield Finding(Level.INFO, Path(entry.path), 0, "not a file of the log")
+
+    def _misplaced(self, name: SegmentName, path: Path) -> Misplaced | None:
+        """Return the error for a file that is not the segment that its name promises; None if it is."""
+        try:
+            if self._log_id is not None:
+                require_named(Segment(name.base_sequence, name.kind, path), self._log_id)
+        except Misplaced as error:
+            return error
+        except OSError:  # it was removed in the meantime, or cannot be read, and no reader needs it
+            pass
+        return None
 
     def _list(self) -> Iterator[Finding]:
         try:
