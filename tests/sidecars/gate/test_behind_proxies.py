@@ -221,6 +221,15 @@ def test_records_arrive_through_nginx_with_its_default_settings(gate: Gate, tmp_
         require_delivery(proxy)
 
 
+def test_the_api_works_below_a_path_that_the_proxy_removes(gate: Gate, tmp_path: Path) -> None:
+    found = re.search(r"`(location /log/ .*)`", PAGE.read_text())
+    assert found
+    with Proxy("nginx", gate, tmp_path, found[1]) as proxy:
+        status, _, answer = proxy.ask("GET", f"/log{ORDERS}?from=end&wait=1ms", None, TOKEN)
+
+    assert (status, answer.strip()) == (200, b"")
+
+
 def test_bodies_and_errors_pass(proxy: Proxy) -> None:
     large = b"x" * 1023 + b"\n"
     status, answer = append(proxy, large * 8192)
