@@ -34,6 +34,7 @@ and what they share::
     verbs        what a verb is
     openapi      the document that describes them
     call         one request: its route, query, body
+    compression  answers in gzip
     presence     clients that leave before they have their answer
     state        what all requests share
     settings     what the command line and the file say

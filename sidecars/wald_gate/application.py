@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from wald.errors import WaldError
 from wald_gate.call import Call, payer
+from wald_gate.compression import compressed
 from wald_gate.limits import ALLOWANCE
 from wald_gate.monitoring.counts import Answered
 from wald_gate.monitoring.requests import Sent
@@ -138,7 +139,7 @@ class _Endpoint:
         began = time.perf_counter()
         request = _Request(scope, receive)
         try:
-            response = await self._answer(request)
+            response = await compressed(request, await self._answer(request), self.state)
             seconds = time.perf_counter() - began
             response.headers.setdefault("cache-control", "no-store")  # true only now, and for one client
             self.answered.count(response.status_code, seconds)

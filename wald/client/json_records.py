@@ -57,12 +57,13 @@ class _Fields(NamedTuple):
     headers: bytes | None
 
 
-def json_payloads(lines: bytes, name: str, number: int, due_ns: int | None) -> Iterator[bytes]:
+def json_payloads(lines: bytes, name: str, number: int, due_ns: int | None, *, bare: bool = False) -> Iterator[bytes]:
     """Whole lines as payloads, in order; lines of white space alone are passed over.
 
     Args:
         name: of the source of the lines; ``number`` of the first of them in it.
         due_ns: when those that say nothing of it are due, in ns since 1970; None: at once.
+        bare: whether a line is the value of a record alone, of any type.
 
     Raises:
         InvalidInput: a line is no JSON object, or has a wrong field; the message has its number. The lines before it
@@ -74,7 +75,7 @@ def json_payloads(lines: bytes, name: str, number: int, due_ns: int | None) -> I
         if not line or line.isspace():
             continue
         try:
-            parsed.append(_fields(line, due_ns))
+            parsed.append(_bare(line, due_ns) if bare else _fields(line, due_ns))
         except ValueError as error:
             wrong = f"{name}:{position}: {error}"
             break
@@ -88,17 +89,30 @@ def json_payloads(lines: bytes, name: str, number: int, due_ns: int | None) -> I
             headers=headers if any(header is not None for header in headers) else None,
         )
     if wrong:
-        raise InvalidInput(wrong, hint='a line is like {"key": "a", "value": "b"}')
+        raise InvalidInput(
+            wrong, hint="a line is a JSON value" if bare else 'a line is like {"key": "a", "value": "b"}'
+        )
 
 
-def _fields(line: bytes, due_ns: int | None) -> _Fields:
+def _decoded(line: bytes) -> tuple[str, Any]:
+    """Return a line as text, and its decoded JSON."""
     try:
         text = line.removeprefix(codecs.BOM_UTF8).decode()
-        fields = _DECODER.decode(text)
+        return text, _DECODER.decode(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON ({error.msg}: column {error.colno})") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON ({error})") from None
+
+
+def _bare(line: bytes, due_ns: int | None) -> _Fields:
+    text, found = _decoded(line)
+    value = found if isinstance(found, str) else text.strip()
+    return _Fields(_bytes({"value": value}, "value") or b"", None, None, _headers(None, None, due_ns))
+
+
+def _fields(line: bytes, due_ns: int | None) -> _Fields:
+    text, fields = _decoded(line)
     if not isinstance(fields, dict):
         raise ValueError("not a JSON object")
     if isinstance(fields, _Twice) or isinstance(fields.get("headers"), _Twice):

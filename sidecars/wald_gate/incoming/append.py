@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
@@ -13,25 +14,27 @@ from wald.errors import InvalidInput, WaldError
 from wald.work.processed import Unprocessed
 from wald_gate.call import Call, wait_seconds
 from wald_gate.incoming import keys
-from wald_gate.incoming.bodies import BODIES, Payload, Sizes, expanded
+from wald_gate.incoming.bodies import BARE_BODIES, BODIES, Payload, Sizes, expanded
 from wald_gate.incoming.repeats import parts_of
 from wald_gate.limits import ALLOWANCE
 from wald_gate.problems import HttpError, problem
 from wald_gate.shapes import GroupName, Shape, Stored, WaitTime, encoded
-from wald_gate.verbs import JSON
+from wald_gate.verbs import JSON, NDJSON
 
 _WAIT = "30s"
 _CHARSETS = ("", "utf-8", "utf8", "us-ascii", "ascii")
 
 
-class Query(Shape):
-    """Whether the answer waits until a group has processed the records.
+class Query(Shape, rename={"as_": "as"}):
+    """The form of the records, and whether the answer waits until a group has processed them.
 
     Attributes:
+        as_: ``value`` if each JSON value of the body is the value of a record, and not an object that has one.
         wait_processed: that group.
         wait: for how long, once the records are durable; 30 s if it is not said.
     """
 
+    as_: Literal["value"] | UnsetType = UNSET
     wait_processed: GroupName | UnsetType = UNSET
     wait: WaitTime | UnsetType = UNSET
 
@@ -68,7 +71,7 @@ async def append(call: Call) -> Response:
     storing = _Storing(None if group is UNSET else await processed.expected(call.route, group))
     try:
         with call.state.limits.keeping() as kept:
-            headers = await _store(call, storing, kept.keep)
+            headers = await _store(call, storing, _payloads(call, kept.keep, bare=query.as_ is not UNSET))
         if storing.unprocessed is not None:
             await processed.wait(call.request, storing.unprocessed, seconds)
     except WaldError as error:
@@ -76,9 +79,8 @@ async def append(call: Call) -> Response:
     return Response(encoded(storing.stored), headers=headers, media_type=JSON)
 
 
-async def _store(call: Call, storing: _Storing, keep: Callable[[int], None]) -> dict[str, str]:
+async def _store(call: Call, storing: _Storing, payloads: AsyncIterator[Payload]) -> dict[str, str]:
     """Store the records; returns headers of the answer."""
-    payloads = _payloads(call, keep)
     key = keys.key_of(call.request.headers.getlist(keys.HEADER), call.client.name, call.route)
     if key is None:
         await _take(call, storing, _stored(call, payloads))
@@ -96,13 +98,18 @@ async def _store(call: Call, storing: _Storing, keep: Callable[[int], None]) -> 
         return {keys.REPLAYED: "true"} if request.is_replay else {}
 
 
-def _payloads(call: Call, keep: Callable[[int], None]) -> AsyncIterator[Payload]:
-    cut = BODIES.get(call.media_type)
+def _payloads(call: Call, keep: Callable[[int], None], *, bare: bool) -> AsyncIterator[Payload]:
+    bodies = BARE_BODIES if bare else BODIES
+    if bare and call.media_type in BODIES and call.media_type not in bodies:
+        raise InvalidInput(
+            f"as=value is not for {call.media_type}", hint=f"Content-Type: {NDJSON}, or the request without as=value"
+        )
+    cut = bodies.get(call.media_type)
     if cut is None:
         raise HttpError(
             415,
             "media-type",
-            f"{call.media_type or 'no media type'}: {' or '.join(BODIES)} is taken here",
+            f"{call.media_type or 'no media type'}: {' or '.join(bodies)} is taken here",
             hint="curl -H 'Content-Type: text/plain' --data-binary @FILE",
         )
     if (charset := call.charset) not in _CHARSETS:

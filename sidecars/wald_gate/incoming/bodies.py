@@ -14,6 +14,7 @@ import asyncio
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -105,8 +106,10 @@ async def text_payloads(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncItera
         yield Payload(lines, columns=False)
 
 
-async def json_object_payloads(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncIterator[Payload]:
-    """Each line is an object.
+async def json_object_payloads(
+    parts: AsyncIterator[bytes], sizes: Sizes, *, bare: bool = False
+) -> AsyncIterator[Payload]:
+    """Each line is an object; if ``bare``, the value of a record.
 
     Raises:
         HttpError: 413, a line is too long.
@@ -114,7 +117,7 @@ async def json_object_payloads(parts: AsyncIterator[bytes], sizes: Sizes) -> Asy
     """
     number = 1
     async for lines in _lines(parts, sizes):
-        payloads: Iterable[bytes] = json_payloads(lines, "the body", number, None)
+        payloads: Iterable[bytes] = json_payloads(lines, "the body", number, None, bare=bare)
         if len(lines) > FRAME_MAX_BYTES:  # a single one; others are answered as far as json releases the GIL
             payloads = await asyncio.get_running_loop().run_in_executor(sizes.threads, list, payloads)
         for payload in payloads:
@@ -122,8 +125,10 @@ async def json_object_payloads(parts: AsyncIterator[bytes], sizes: Sizes) -> Asy
         number += lines.count(b"\n")
 
 
-async def json_document_payloads(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncIterator[Payload]:
-    """Yield the payloads of a body that is an object or an array of objects.
+async def json_document_payloads(
+    parts: AsyncIterator[bytes], sizes: Sizes, *, bare: bool = False
+) -> AsyncIterator[Payload]:
+    """Yield the payloads of a body that is an object or an array of objects; if ``bare``, values of records.
 
     Raises:
         HttpError: 413, it is too large.
@@ -141,7 +146,7 @@ async def json_document_payloads(parts: AsyncIterator[bytes], sizes: Sizes) -> A
     async def once() -> AsyncIterator[bytes]:
         yield lines
 
-    async for payload in json_object_payloads(once(), sizes):
+    async for payload in json_object_payloads(once(), sizes, bare=bare):
         yield payload
 
 
@@ -184,6 +189,12 @@ BODIES: Mapping[str, Callable[[AsyncIterator[bytes], Sizes], AsyncIterator[Paylo
     "application/octet-stream": single_payload,
 }
 """How a body is cut up, by its media type."""
+BARE_BODIES: Mapping[str, Callable[[AsyncIterator[bytes], Sizes], AsyncIterator[Payload]]] = {
+    media_type: partial(cut, bare=True)
+    for media_type, cut in BODIES.items()
+    if cut in (json_object_payloads, json_document_payloads)
+}
+"""The same for bodies of JSON values that become the values of records."""
 
 
 async def _lines(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncIterator[bytes]:

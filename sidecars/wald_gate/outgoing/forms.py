@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from wald.store.reading.batches import Batch
+from wald_gate.compression import LEVEL
 from wald_gate.problems import HttpError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_GZIP = 31  # zlib: a gzip header, and a window of 32 KiB
 
 
 class Form(Protocol):
@@ -119,6 +123,23 @@ class Arrow:
     def end(self) -> bytes:
         self._writer.close()
         return self._sink.take()
+
+
+class Gzipped:
+    """Another form in gzip. A client can decompress each part when it arrives."""
+
+    heartbeat = b""
+
+    def __init__(self, form: Form) -> None:
+        self.media_type = form.media_type
+        self._form = form
+        self._gzip = zlib.compressobj(LEVEL, wbits=_GZIP)
+
+    def write(self, batches: Sequence[Batch]) -> bytes:
+        return self._gzip.compress(self._form.write(batches)) + self._gzip.flush(zlib.Z_SYNC_FLUSH)
+
+    def end(self) -> bytes:
+        return self._gzip.compress(self._form.end()) + self._gzip.flush()
 
 
 class _Sink:

@@ -19,8 +19,9 @@ from wald.format.positions import position
 from wald.format.times import names_its_day, nanoseconds
 from wald.store.reading.selection import Start
 from wald_gate.call import Call, wait_seconds
+from wald_gate.compression import wants_gzip
 from wald_gate.groups.making import require_group
-from wald_gate.outgoing.forms import BY_MEDIA_TYPE, FORMS, Events, Form, Raw
+from wald_gate.outgoing.forms import BY_MEDIA_TYPE, FORMS, Events, Form, Gzipped, Raw
 from wald_gate.outgoing.reading import Reading, Wanted
 from wald_gate.presence import SILENT_SECONDS, UNBUFFERED, Stream, while_there
 from wald_gate.problems import HttpError
@@ -73,13 +74,16 @@ class Query(Shape, rename={"from_": "from"}):
 async def records(call: Call) -> Response:
     """The records of a route."""
     query = call.query(Query)
-    form = FORMS[query.format or _accepted(call)]()
+    form: Form = FORMS[query.format or _accepted(call)]()
     follow = query.follow == "1" or (isinstance(form, Events) and query.to is UNSET and query.limit is UNSET)
     wanted = _wanted(call, query, is_events=isinstance(form, Events))
     if wanted.start == "cursor":
         instead = "; ?from=earliest reads without one"  # not all records without being asked for them
         await call.state.in_thread(require_group, call.state.log, wanted.route, wanted.group, more=instead)
     seconds = wait_seconds(query.wait)
+    headers = _HEADERS | (UNBUFFERED if follow or seconds else {"Vary": "Accept, Accept-Encoding"})
+    if not (follow or seconds or isinstance(form, Events)) and wants_gzip(call.request):
+        form, headers = Gzipped(form), headers | {"Content-Encoding": "gzip"}
     with ExitStack() as ending:
         watch = ending.enter_context(call.state.following.watching(wanted.route)) if follow or seconds else None
         reading = Reading(call.state, call.payer, wanted, form, watch)
@@ -97,7 +101,6 @@ async def records(call: Call) -> Response:
             first = await while_there(call.request, _first(reading, seconds, silent))
             call.judge()
         chunks = _chunks(call, reading, first, None if follow else until, beat)
-        headers = _HEADERS | UNBUFFERED if follow or seconds else _HEADERS
         return Stream(chunks, form.media_type, headers, ending.pop_all().close)
 
 

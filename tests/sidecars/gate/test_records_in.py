@@ -104,6 +104,51 @@ def test_json_is_stored_as_it_was_sent_and_lines_of_white_space_are_passed_over(
     assert (nothing.status, nothing.json()["detail"]) == (400, "the body has no record")
 
 
+VALUES = [b'{"price": 1.10, "id":12345678901234567890123}', b"[1, 2]", b"null", b"1E5", b'{"value": "a"}']
+
+
+@pytest.mark.parametrize(
+    ("media_type", "body"),
+    [
+        (NDJSON, b"\n".join([*VALUES, b' "text"\r', b" ", b""])),
+        ("application/json", b"[" + b",\n".join([*VALUES, b'"text"']) + b"]"),
+    ],
+)
+def test_with_as_value_each_json_value_is_that_of_a_record(
+    gate: Gate, root: Path, media_type: str, body: bytes
+) -> None:
+    assert gate.post(f"{ORDERS}?as=value", body, media_type).json()["count"] == 6
+
+    assert values(root) == [*VALUES, b"text"]
+    records = gate.get(ORDERS).lines()
+    assert not any({"key", "headers", "event_time_ns"} & record.keys() for record in records)
+
+
+@pytest.mark.parametrize(
+    ("line", "detail"),
+    [
+        (b'1, "key": "x"', "the body:2: not JSON (Extra data: column 2)"),
+        (b'{"a": 1}} ', "the body:2: not JSON (Extra data: column 9)"),
+        (b"NaN", "the body:2: not JSON (it has NaN)"),
+        (b"text", "the body:2: not JSON (Expecting value: column 1)"),
+        (b'"\\ud800"', "the body:2: value has half of a surrogate pair"),
+    ],
+)
+def test_with_as_value_a_line_of_anything_else_is_refused(gate: Gate, root: Path, line: bytes, detail: str) -> None:
+    answer = gate.post(f"{ORDERS}?as=value", b"1\n%b\n3\n" % line, NDJSON)
+
+    assert (answer.status, answer.json()["detail"]) == (400, detail)
+    assert values(root) == [b"1"]
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "application/octet-stream"])
+def test_as_value_is_for_json(gate: Gate, root: Path, media_type: str) -> None:
+    answer = gate.post(f"{ORDERS}?as=value", b"1\n", media_type)
+
+    assert (answer.status, answer.json()["detail"]) == (400, f"as=value is not for {media_type}")
+    assert values(root) == []
+
+
 def test_what_is_no_json_is_said_with_its_line(gate: Gate, root: Path) -> None:
     answer = gate.post(ORDERS, b'{"value": "a"}\n{"value": [Infinity]}\n', NDJSON)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import threading
@@ -90,6 +91,49 @@ def test_an_array_has_the_objects_of_the_lines(filled: Gate, query: str) -> None
 
     assert answer.headers["content-type"] == "application/json"
     assert answer.json() == filled.get(f"{ORDERS}?{query}").lines()
+
+
+@pytest.mark.parametrize(
+    ("path", "lines"), [("records", 10_000), ("records?from=end", 0), ("records?format=raw", 10_000), ("groups", 1)]
+)
+def test_a_long_answer_is_compressed_for_a_client_that_accepts_it(filled: Gate, path: str, lines: int) -> None:
+    for number in range(30 if path == "groups" else 0):
+        filled.make_group(f"group-{number}")
+    plain = filled.get(f"/v1/routes/orders/{path}")
+    packed = filled.get(f"/v1/routes/orders/{path}", accept_encoding="br, gzip;q=0.5")
+
+    assert packed.headers["content-encoding"] == "gzip"
+    assert gzip.decompress(packed.body) == plain.body
+    assert len(plain.body.splitlines()) == lines
+    assert len(packed.body) < len(plain.body) / 2 or not lines
+    for answer in (plain, packed):
+        assert "Accept-Encoding" in answer.headers["vary"]
+        assert answer.headers["content-type"] == plain.headers["content-type"]
+
+
+@pytest.mark.parametrize(
+    ("path", "accepted"),
+    [
+        ("records", "identity"),
+        ("records", "gzip; q=0"),
+        ("records?wait=1ms", "gzip"),
+        ("records?format=events&limit=3", "gzip"),
+        ("cursors/g", "gzip"),
+    ],
+)
+def test_other_answers_are_not_compressed(filled: Gate, path: str, accepted: str) -> None:
+    filled.make_group("g")
+    answer = filled.get(f"/v1/routes/orders/{path}", accept_encoding=accepted)
+
+    assert answer.status == 200
+    assert "content-encoding" not in answer.headers
+    assert answer.body == filled.get(f"/v1/routes/orders/{path}").body
+
+
+def test_an_answer_that_follows_is_not_compressed(filled: Gate) -> None:
+    with filled.asked("GET", f"{ORDERS}?follow=1&limit=1", headers={"Accept-Encoding": "gzip"}) as answer:
+        assert answer.getheader("content-encoding") is None
+        assert json.loads(answer.readline())["value"] == "1"
 
 
 def test_an_array_that_follows_comes_record_by_record(gate: Gate) -> None:
