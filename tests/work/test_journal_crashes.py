@@ -218,16 +218,20 @@ def test_another_byte_is_damage_and_takes_no_line_away(
             assert at in (begin, end - 1) or (at, byte) == (end, 0)
 
 
-def test_a_whole_line_behind_a_lost_one_does_not_count(built: Built) -> None:
+@pytest.mark.parametrize("writes", [1, 2])
+def test_a_whole_line_behind_a_lost_one_does_not_count(built: Built, writes: int) -> None:
+    """Written with it, or after it and before the next sync."""
     built.lines("a", [b"x"])
     journal = opened(built, [])
     journal.sync()
     begin = len(journal.path.read_bytes().rstrip(b"\n")) + 1
     reason = "x" * (SECTOR_BYTES - begin - len(encode_work(Commit(why=[Why("", 1, [])]), begin)))
     lost = Commit(why=[Why(reason, 1, [])])
-    journal.append([lost, Commit(done=[(2, 2)])])
+    both = [lost, Commit(done=[(2, 2)])]
+    for turn in [both] if writes == 1 else [[each] for each in both]:
+        journal.append(turn)
     journal.close()
-    assert lines(built) == [lost, Commit(done=[(2, 2)])]
+    assert lines(built) == both
     data = journal.path.read_bytes()
     journal.path.write_bytes(data[:begin] + b"\n" * (SECTOR_BYTES - begin) + data[SECTOR_BYTES:])
     assert lines(built) == []
