@@ -148,7 +148,7 @@ def _schema(shape: Any) -> Any:
 def _for_clients(schema: Any) -> Any:
     """Return a schema without what generated clients misread.
 
-    Without a width, integers would have 32 bits. Of a tagged union, TypeScript would merge the alternatives. A default
+    Without a width, integers would have 32 bits. TypeScript would merge the alternatives of a tagged union. A default
     of a choice has no type.
     """
     if isinstance(schema, list):

@@ -162,7 +162,7 @@ def test_acknowledged_records_and_a_clock_step_outlive_a_power_cut_of_the_daemon
     built.lines("a", [b"before"])
     built.crash()
     (base / ACKNOWLEDGED).touch()
-    # The kernel marks in transfers what has left a pipe, and no pipe outlives a power cut.
+    # The kernel marks in transfers the bytes that have left a pipe, and no pipe outlives a power cut.
     line = [sys.executable, "-c", DAEMON, str(root)]
     platter = recorded(line, base, tmp_path / "trace", mapped=["log/transfers"])
     wanted = [b"before", *(value for n in range(4) for value in (b"%d." % n + b"a" * 900, b"%d.b" % n))]

@@ -1,8 +1,8 @@
 """A fault at a system call of a whole program, then the same command again, compared with runs without a fault.
 
 A program first runs under strace, which lists the calls that touch its log, by path or by descriptor. A fault is one of
-these calls and what it does: it kills the program, or fails. What the two runs leave has to be what one run, or two
-runs, leave without a fault.
+these calls that kills the program, or fails. The two runs have to leave the same as one run, or two runs, without a
+fault.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class Disturbed:
         self._expected.append(left(self._place))
 
     def wrong_after(self, fault: Fault) -> list[str]:
-        """Return what is wrong once the program has run with a fault, and again without one.
+        """Return the differences once the program has run with a fault, and again without one.
 
         A fault that hits no call on the log is not judged: the calls of an interpreter's imports are counted, too.
         """
@@ -239,7 +239,7 @@ class Disturbed:
         return Run(process.returncode, out, err.decode(errors="replace"))
 
     def _output(self, process: subprocess.Popen[bytes], trace: Path | None) -> tuple[bytes, bytes]:
-        """Return what a program prints until it ends; let go of it at the first fault that ``trace`` shows."""
+        """Return the output of a program until it ends; let go of it at the first fault that ``trace`` shows."""
         while trace is not None:
             try:
                 return process.communicate(timeout=_LOOK_SECONDS)
@@ -251,7 +251,7 @@ class Disturbed:
 
 
 def left(place: Path) -> dict[str, object]:
-    """Return what is left below a directory, as its readers, groups and operators see it."""
+    """Return the contents of a directory, as its readers, groups and operators see it."""
     root = place / "log"
     for path in root.rglob("*.tmp"):
         os.utime(path, (0, 0))  # as if a minute had passed

@@ -135,7 +135,7 @@ def stop_once_durable(root: Path, process: subprocess.Popen[bytes]) -> None:
 
 
 def stop_once_asked(root: Path, process: subprocess.Popen[bytes]) -> None:
-    """Ask a gate for what it can do twice, up to the first failure, and stop it."""
+    """Send the requests of ``ASKED`` to a gate, up to the first failure, and stop it."""
     path = root / "gate.sock"
     eventually(lambda: process.poll() is not None or answer(path, REQUEST % (b"GET", b"/healthz", b"", b"")))
     for method, target, header, body in ASKED:
@@ -146,7 +146,7 @@ def stop_once_asked(root: Path, process: subprocess.Popen[bytes]) -> None:
 
 
 def answer(path: Path, request: bytes) -> bytes:
-    """Return the first line that a socket answers; nothing if it hangs up, or nobody listens."""
+    """Return the first line that a socket answers; nothing if it hangs up, or no process listens."""
     with suppress(OSError), Client(path) as client:
         return client.ask(request).encode()
     return b""

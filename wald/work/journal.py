@@ -104,7 +104,7 @@ class Journal:
         """Check that the path still has the file that is open; a log that was copied back has another one there.
 
         Raises:
-            Replaced: it has another file, or none. What would be written is not what the next owner reads.
+            Replaced: it has another file, or none. The next owner would not read the lines.
             OSError: as of stat(2), if that cannot be seen.
         """
         try:

@@ -92,7 +92,7 @@ async def release(call: Call) -> Response:
 
 
 async def pending(call: Call) -> Response:
-    """What is with consumers, waits or is being given up; also of a group of another process."""
+    """Return records that consumers have, that wait, or that are given up, of any owner."""
     media_type, listed = listing(call)
     query = call.query(shapes.PendingQuery)
 

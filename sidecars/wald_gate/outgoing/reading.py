@@ -34,7 +34,7 @@ _LATE_NS = 2_000_000_000  # from the append time of a record until it is durable
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which records; positions as ``wald read`` takes them.
+    """The records that a request asks for; positions have the forms of ``wald read``.
 
     Attributes:
         since_ns: only records appended then or later; None: any.

@@ -30,7 +30,7 @@ from wald_gate.verbs import ANY, NDJSON
 
 _HEADERS = {"Cache-Control": "no-store"}
 _QUICK_SECONDS = 0.05  # that most reads take less than, so that nothing else needs to watch the connection
-_EARLY_SECONDS = 0.01  # by which a timer of uvloop may fire too soon, which is no time for a heartbeat
+_EARLY_SECONDS = 0.01  # a timer of uvloop may fire this early, before a heartbeat is due
 _SEQUENCE = re.compile(r"[0-9]{1,19}")
 _PART = r"(\.[0-9]{1,6})? ?"
 _AGO = f"^([0-9]{{1,9}}{_PART}[sm]|[0-9]{{1,7}}{_PART}h|[0-9]{{1,5}}{_PART}d|[0-9]{{1,4}}{_PART}w)( ago)?$"
@@ -91,7 +91,7 @@ async def records(call: Call) -> Response:
         beat = _heartbeat(query, reading, form) if follow or seconds else None
         silent = None if beat is None else SILENT_SECONDS
         try:
-            first = await reading.chunk(_QUICK_SECONDS)  # so that what is wrong with the request is its answer
+            first = await reading.chunk(_QUICK_SECONDS)  # so that an error of the request becomes its answer
             if first is None:
                 first = await while_there(call.request, reading.chunk(silent))
         except NotFound as error:
@@ -155,7 +155,7 @@ async def _first(reading: Reading, seconds: float, silent: float | None, first: 
     """
     end = time.monotonic() + (seconds if silent is None else min(seconds, silent))
     while first is None or (first == b"" and await reading.more(end - time.monotonic())):
-        # What has moved the head may be another route's.
+        # Records of another route may have moved the head.
         first = await reading.chunk(None if silent is None else max(end - time.monotonic(), 0))
         if first is None:
             break

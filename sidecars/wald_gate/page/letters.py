@@ -66,7 +66,7 @@ def letters(call: Call, route: str, walk: Walk, rows: Sequence[Row]) -> Iterator
 
 
 def _goals(call: Call, walk: Walk, row: Row) -> set[str]:
-    """Where a group's dead letters may be; nowhere if only a cursor is known of it."""
+    """Return the routes that may have dead letters of a group; none if it is only a cursor."""
     key = row.route, row.group
     if work := walk.work.get(key):
         return {call.state.groups.dead_letter(*key), *work.giving_up_to}

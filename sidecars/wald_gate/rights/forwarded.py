@@ -25,7 +25,7 @@ class TrustedProxies:
         """Set the address and the scheme of a request to the client's if a trusted proxy has sent it.
 
         The last address in X-Forwarded-For that does not belong to a trusted proxy is the client's: a client can write
-        what it likes in front of it.
+        anything in front of it.
         """
         peer = _address(scope["client"][0]) if self._networks and scope["client"] else None
         if peer is None or not self._is_trusted(peer):

@@ -216,7 +216,7 @@ def test_records_arrive_while_the_answer_has_no_end(proxy: Proxy) -> None:
 
 
 def test_records_arrive_through_nginx_with_its_default_settings(gate: Gate, tmp_path: Path) -> None:
-    """It speaks HTTP/1.0 then, and buffers what it may."""
+    """It then speaks HTTP/1.0, and buffers answers unless told otherwise."""
     with Proxy("nginx", gate, tmp_path, "location / { proxy_pass http://127.0.0.1:7700; }") as proxy:
         require_delivery(proxy)
 

@@ -1,4 +1,4 @@
-"""Clients that openapi-generator makes from the OpenAPI document compile, and get what the gate has."""
+"""Clients that openapi-generator makes from the OpenAPI document compile, and receive its records and errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ require gopkg.in/validator.v2 v2.0.1
 
 replace gopkg.in/validator.v2 => ./validator
 """
-NO_RULES = "package validator\n\nfunc Validate(any) error { return nil }\n"  # the client asks it for none of its own
+NO_RULES = (
+    "package validator\n\nfunc Validate(any) error { return nil }\n"  # the client needs none of the module's rules
+)
 ANSWERS = {
     "stored": [1, 2, 2],
     "records": [[1, "one", "ann"], [2, "[2]", None]],

@@ -80,7 +80,7 @@ def triggers(root: Path) -> Triggers:
 
 
 def kept(offsets: Offsets) -> Offsets:
-    """As Spark keeps them in a checkpoint."""
+    """Encode and decode offsets, as Spark does in a checkpoint."""
     return decode_offsets(json.loads(json.dumps(encode_offsets(offsets))))
 
 
@@ -95,7 +95,7 @@ def values(pieces: list[LogPiece]) -> list[bytes]:
 
 
 def job(root: Path, before: Progress | None) -> NewRecords:
-    """What a job reads behind ``before``; it passes over all damage and loss."""
+    """Return the new records behind ``before`` for a job that passes over all damage and loss."""
     return new_records(find_logs([str(root)], None)[0], before, None, Tolerance(damage=True, loss=True))
 
 
@@ -171,7 +171,7 @@ def test_a_job_compares_what_its_last_run_has_kept(
 
 
 def keep(out: Path, new: NewRecords) -> None:
-    """Write what an export and a compaction keep after a run."""
+    """Write the files of an export and a compaction after a run."""
     log = new.location.log
     private(out / "export").mkdir(parents=True)
     entry = ExportedLog(log, Shape(), 1, 0)
@@ -201,7 +201,7 @@ def test_the_commands_end_with_the_code_of_a_replaced_log(
 
 
 def test_a_cursor_does_not_follow_a_stream_of_the_log_before(built: Built, root: Path, copy: Path) -> None:
-    """Records of the copy that nobody has read would count as processed."""
+    """Unread records of the copy would count as processed."""
     checkpoint = root.with_name("checkpoint")
     for folder, text in (("offsets", json.dumps(encode_offsets(read_all(built.root.path)))), ("commits", "{}")):
         (checkpoint / folder).mkdir(parents=True)

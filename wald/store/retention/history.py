@@ -183,7 +183,7 @@ class History:
         return next((line.entry for line in _of(self._segments.about(sequence, sequence), "skipped")), None)
 
     def is_given_up(self, sequence: int) -> bool:
-        """Whether a line says that ``sequence`` is lost, reclaimed since or not."""
+        """Return True if a line says that ``sequence`` is lost, even if it was reclaimed since."""
         return any(_of(self._segments.about(sequence, sequence), "lost"))
 
     def losses(self, first: int, last: int) -> list[Loss]:

@@ -310,7 +310,7 @@ class _Recovery:
         if head.segment == newest.base_sequence and newest.kind is Kind.SEALED:
             return
         if report.fate == Fate.QUARANTINE.value or head.segment > newest.base_sequence:
-            end = FIRST_BATCH + padded(OUTSIDE_BYTES + len(encode_state(state)))  # its control batch is no loss
+            end = FIRST_BATCH + padded(OUTSIDE_BYTES + len(encode_state(state)))  # a lost control batch costs no record
         else:
             end = report.scanned_bytes
         if head.position <= end:

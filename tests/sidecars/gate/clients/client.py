@@ -1,4 +1,4 @@
-"""Say what a client that openapi-generator makes for Python gets from a gate."""
+"""Use a gate with the client that openapi-generator makes for Python, and print its answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A line in pieces on the page: shown once it has ended, and nobody waits for those who look for its end."""
+"""A line in pieces on the page: shown once it has ended; a look for its end delays no other reader."""
 
 from __future__ import annotations
 
