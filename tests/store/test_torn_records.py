@@ -195,6 +195,24 @@ class TestAGapThatNoLedgerExplains:
         assert numbered(built.log.records("a", stop=1, on_damage=damage.append)) == []
         assert [each.last for each in damage] == [1]
 
+    def test_it_is_dropped_if_a_ledger_explains_all_of_the_gap_but_its_last_record(self, built: Built) -> None:
+        built.piece("a", b"be", begins=True, ends=False)
+        built.cut()
+        built.lines("b", [b"x"] * 3)
+        built.cut()
+        built.lines("b", [b"x"])
+        built.piece("a", b"-", begins=False, ends=False)
+        built.cut()
+        built.piece("a", b"gun\nnext\n", begins=False, ends=True)
+        built.cut()
+        built.seal()
+        delete_middle(built)
+        built.path(5, Kind.SEALED).unlink()
+        damage: list[Damaged] = []
+        assert numbered(built.log.records("a", on_damage=damage.append)) == [(6, b"next")]
+        assert len(damage) == 1
+        assert damage[0].message.endswith("record 5 is missing, and no ledger explains why; record 1 cannot be read")
+
     def test_it_is_named_behind_sequences_that_were_never_given_out(self, built: Built) -> None:
         """A start passes over the numbers of a segment that is lost; pieces may be lost with it."""
         built.piece("a", b"be", begins=True, ends=False)
