@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from wald.errors import DiskFailure, InvalidInput, WaldError
@@ -17,6 +18,7 @@ from wald.store.files.disk import Disk
 from wald_archive.destination import READ_BYTES, Destination, Directory, Listing, Sink, differs, first_difference
 
 _FILE = "file://"
+_REASON_MAX = 200  # characters; without Java, pyarrow names every place where it looked for a library
 
 
 def open_destination(address: str, disk: Disk) -> Destination:
@@ -44,7 +46,7 @@ class ObjectStore:
             # No cache of listings: other processes may write there.
             self._files, self._prefix = fsspec.core.url_to_fs(self.address, use_listings_cache=False)
         except Exception as error:  # ImportError, ValueError, or whatever a store raises without its library
-            text = " ".join(str(error).split()) or type(error).__name__
+            text = shorten(str(error), _REASON_MAX, placeholder=" …") or type(error).__name__
             raise InvalidInput(f"{address}: {text}", hint=_how_to_reach(self.address, error)) from error
 
     def full_name(self, name: str) -> str:
