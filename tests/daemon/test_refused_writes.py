@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -69,15 +70,22 @@ def test_a_connection_that_leaves_has_its_records_stored(start: Start, root: Pat
     assert_sound(root)
 
 
+@contextmanager
+def refusing(daemon: Daemon, client: Client, tmp_path: Path) -> Iterator[None]:
+    """Let the disk refuse the turn with a record of route a, until the block ends."""
+    with traced(daemon.process.pid, tmp_path / "trace", "inject=/pwritev:error=ENOSPC"):
+        client.publish("a", b"x\n")
+        eventually(lambda: refuses(daemon))
+        yield
+
+
 def test_sighup_takes_settings_while_the_disk_refuses_a_turn(start: Start, root: Path, tmp_path: Path) -> None:
     """Routes need the disk, so they wait until it has taken the turn."""
     config = tmp_path / "wald.toml"
     config.write_text("[routes.a]\n")
     daemon = start("--config", config)
     with Client(daemon.socket_path) as client:
-        with traced(daemon.process.pid, tmp_path / "trace", "inject=/pwritev:error=ENOSPC"):
-            client.publish("a", b"x\n")
-            eventually(lambda: refuses(daemon))
+        with refusing(daemon, client, tmp_path):
             config.write_text('segment_max_bytes = "128KiB"\n[routes.a]\n[routes.b]\n')
             daemon.process.send_signal(signal.SIGHUP)
             eventually(lambda: events(daemon, "reloaded"))
@@ -100,9 +108,7 @@ def test_sighup_ends_the_wait_for_a_disk_that_refuses_a_turn(start: Start, root:
     config.write_text("[routes.a]\n")
     daemon = start("--config", config)
     with Client(daemon.socket_path) as client:
-        with traced(daemon.process.pid, tmp_path / "trace", "inject=/pwritev:error=ENOSPC"):
-            client.publish("a", b"x\n")
-            eventually(lambda: refuses(daemon))
+        with refusing(daemon, client, tmp_path):
             config.write_text('on_full = "reject"\n[routes.a]\n')
             daemon.process.send_signal(signal.SIGHUP)
             assert client.reply() == "ERR full the disk is full"
