@@ -83,7 +83,7 @@ def test_it_is_made_before_the_sync_is_over_and_given_out_after_it(built: Built,
             disk = hold()
             leasing = asyncio.create_task(work.lease_as(maker, "x", 1, done=[1, 3]))
             await made(maker)
-            assert disk.is_busy.is_set()
+            assert await asyncio.to_thread(disk.is_busy.wait, TIMEOUT_SECONDS)  # its thread may come later
             await asyncio.sleep(0)
             assert not leasing.done()
             disk.go_on()
