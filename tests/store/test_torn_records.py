@@ -344,3 +344,57 @@ class TestAFollowerThatIsPaused:
         built.piece("a", b"ends\n", begins=False, ends=True)
         built.lines("a", [b"next"])
         assert steps(follower) == [(2, b"begins ends"), (3, b"next")]
+
+    @pytest.mark.parametrize("named", [True, False])
+    def test_it_gets_no_record_whose_middle_was_deleted_with_the_other_file(
+        self, tmp_path: Path, *, named: bool
+    ) -> None:
+        built, follower = paused_in_a_copy(tmp_path)
+        built.piece("a", b"unseen ", begins=False, ends=False)
+        delete_paused(built, named=named)
+        assert steps(follower) == [(4, b"next")]
+
+    def test_it_gets_damage_if_no_ledger_says_that_the_other_file_was_deleted(self, tmp_path: Path) -> None:
+        damage: list[Damaged] = []
+        built, follower = paused_in_a_copy(tmp_path, on_damage=damage.append)
+        built.piece("a", b"unseen ", begins=False, ends=False)
+        delete_paused(built)
+        (built.root.ledger / "reclaim.jsonl").unlink()
+        assert steps(follower) == [(4, b"next")]
+        assert ["record 2 cannot be read" in each.message for each in damage] == [True]
+
+    def test_it_gets_the_record_if_the_other_file_had_no_piece_of_it(self, tmp_path: Path) -> None:
+        built, follower = paused_in_a_copy(tmp_path, seen=b"")
+        built.lines("b", [b"unseen"])
+        delete_paused(built)
+        assert steps(follower) == [(2, b"begins ends"), (5, b"next")]
+
+    def test_it_gets_the_record_if_its_file_of_the_deleted_segment_was_complete(self, tmp_path: Path) -> None:
+        built, follower = paused_in_a_copy(tmp_path)
+        delete_paused(built)
+        assert steps(follower) == [(2, b"begins seen ends"), (4, b"next")]
+
+
+def paused_in_a_copy(
+    place: Path, *, seen: bytes = b"seen ", on_damage: Callable[[Damaged], None] | None = None
+) -> tuple[Built, Iterator[Batch | int | None]]:
+    """Return a log, and a follower with record 2 open in a file of segment 3 that the writer has left."""
+    built = Built(place / "root")
+    built.lines("a", [b"first"])
+    built.piece("a", b"begins ", begins=True, ends=False)
+    built.cut()
+    built.lines("b", [b"of another route"])
+    if seen:
+        built.piece("a", seen, begins=False, ends=False)
+    follower = read_onward(built.view, route="a", start="earliest", stop=None, group="g", on_damage=on_damage)
+    assert steps(follower) == [(1, b"first")]
+    return removed_and_named_again(built), follower
+
+
+def delete_paused(built: Built, *, named: bool = True) -> None:
+    """Let RECLAIM delete segment 3, and append the end of record 2 and the next one."""
+    built.cut()
+    built.piece("a", b"ends\nnext\n", begins=False, ends=True)
+    built.cut()
+    built.seal()
+    built.reclaim(3, named=named)

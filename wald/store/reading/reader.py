@@ -26,7 +26,7 @@ from wald.store.files.clock import read_steps
 from wald.store.files.runs import Spans
 from wald.store.reading.batches import Batch, Begun, Joiner
 from wald.store.reading.selection import NO_SEQUENCE, Selection, Start, Stop, select
-from wald.store.reading.walk import DamagedRange, DroppedRange, MissingRange, Walk
+from wald.store.reading.walk import DamagedRange, DeletedSegment, DroppedRange, MissingRange, Walk
 from wald.store.retention.cursors import read_cursor
 from wald.store.retention.history import History
 from wald.store.retention.missing import Missing, OnMissing, ReclaimedSegment, RouteRange, Wanted, count, policy
@@ -303,6 +303,8 @@ class _Reading:
             elif isinstance(met, DroppedRange):
                 self._report_dropped(met)
                 self._complete = met.last >= self._selection.last and not self._joiner.waits
+            elif isinstance(met, DeletedSegment):
+                self._report_deleted(met)
             elif self._report_missing(met, walk):
                 return True
             if self._complete:
@@ -463,6 +465,25 @@ class _Reading:
         latest_ns = dropped.latest_ns if everything else None
         gone = _without_pieces(ReclaimedSegment(begin, end, tuple(held), latest_ns=latest_ns), torn)
         self._report_gone([gone], first, last, "")
+
+    def _report_deleted(self, deleted: DeletedSegment) -> None:
+        """Report the begun records of which a deleted segment had pieces after the end of the copy that was read."""
+        base = deleted.segment
+        try:
+            sealed = self._history.sealed(base)
+            if not self._joiner.waits or (sealed is not None and sealed.get("raw_bytes") == deleted.position):
+                return
+            gone = next(self._history.gone(base, base), None)
+        except Damaged as error:  # of the ledger
+            self._joiner.drop()
+            self._report(error)
+            return
+        torn = self._joiner.drop(None if gone is None else gone.routes)
+        if gone is None:
+            self._report_unexplained(base, base, [], torn)
+        elif torn:
+            sequences = [each.sequence for each in torn]
+            self._report_gone(map(_as_reclaimed, torn), min(sequences), max(sequences), "")
 
     def _report_gone(self, gone: Iterable[ReclaimedSegment], first: int, last: int, lost: str) -> None:
         missing = self._missing(gone, first, last, lost)

@@ -68,7 +68,15 @@ class DroppedRange:
     routes: tuple[RouteRange, ...] | None
 
 
-Found = StoredBatch | SkippedBatches | DamagedRange | MissingRange | DroppedRange
+@dataclass(frozen=True, slots=True)
+class DeletedSegment:
+    """A segment was deleted while an earlier copy of its file was open; the batches of the copy end at ``position``."""
+
+    segment: int
+    position: int
+
+
+Found = StoredBatch | SkippedBatches | DamagedRange | MissingRange | DroppedRange | DeletedSegment
 
 
 class Walk:
@@ -176,10 +184,13 @@ class Walk:
 
     def _through(self, segment: OpenSegment, view: View) -> Iterator[Found]:
         """The rest of one segment, or as much of it as may be read."""
-        limit = view.bound.limit(segment.base_sequence)
-        # The writer may have continued in a copy until it cut the segment, which may now be sealed.
+        limit, deleted = view.bound.limit(segment.base_sequence), False
+        # The writer may have continued in a copy until it cut the segment, which may now be sealed, or deleted.
         if (limit is not None or self._was_active) and segment.replaced(removed=limit is None):
-            segment = self._reopen(segment, view)
+            try:
+                segment = self._reopen(segment, view)
+            except SegmentGone:
+                deleted = limit is None
         for found in segment.batches(self._position, limit, self._routes, self._passable):
             if isinstance(found, DamagedBytes):
                 self._pending = self._pending or found
@@ -202,6 +213,8 @@ class Walk:
                 if not header.is_control:
                     yield found
         yield from self._at_end(segment, view)
+        if deleted:
+            yield DeletedSegment(segment.base_sequence, self._position)
 
     def _dropped(self, segment: OpenSegment, found: DroppedBatches) -> Iterator[DamagedRange | DroppedRange]:
         yield from self._report_gap(segment, found.first_sequence, self._position)
@@ -246,11 +259,12 @@ class Walk:
             self._position = bound.position
 
     def _reopen(self, segment: OpenSegment, view: View) -> OpenSegment:
-        """Open the file in which the segment continues: batches have the same positions in every copy and form."""
-        try:
-            self._current = view.open(Segment(segment.base_sequence, Kind.RAW, segment.path))
-        except SegmentGone:
-            return segment
+        """Open the file in which the segment continues: batches have the same positions in every copy and form.
+
+        Raises:
+            SegmentGone: it was deleted.
+        """
+        self._current = view.open(Segment(segment.base_sequence, Kind.RAW, segment.path))
         if self._only_control:
             self._position = FIRST_BATCH
         segment.close()
