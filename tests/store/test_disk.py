@@ -237,3 +237,43 @@ def test_a_full_disk_is_reported_with_the_file_that_found_no_room(tmp_path: Path
             Disk().replace(disk / "file", bytes(1 << 20))
         assert caught.value.filename == f"{disk}/file"
         assert [path.name for path in disk.iterdir()] == ["filler"]
+
+
+@pytest.mark.parametrize(
+    ("call", "step"),
+    [
+        ("/pwritev", "disk.write(descriptor, [b'x'], 0)"),
+        ("pwrite64", "disk.update(descriptor, b'x', 0)"),
+        ("sendfile", "disk.copy(descriptor, source, 1, 0)"),
+        ("fallocate", "disk.allocate(descriptor, 1)"),
+        ("fdatasync", "disk.sync(descriptor)"),
+        ("ftruncate", "disk.truncate(descriptor, 0)"),
+        ("close", "disk.close(descriptor)"),
+        ("fsync", "disk.sync_directory(path)"),
+    ],
+)
+def test_the_error_of_a_call_that_takes_a_descriptor_names_the_file(tmp_path: Path, call: str, step: str) -> None:
+    script = f"""
+import pathlib
+from wald.store.files.disk import Disk
+disk, path = Disk(), pathlib.Path({os.fspath(tmp_path)!r})
+descriptor, source = disk.create(path / "file"), disk.create(path / "source")
+try:
+    {step}
+except OSError as error:
+    print(error.errno, error.filename)
+"""
+    named = tmp_path if call == "fsync" else tmp_path / "file"
+    injected = ["-P", os.fspath(named), "-e", f"trace={call}", "-e", f"inject={call}:error=EIO"]
+    done = run([strace(), "-qq", "-o", os.devnull, *injected, sys.executable, "-c", script])
+
+    assert (done.stdout.decode().strip(), done.stderr) == (f"5 {named}", b"")
+
+
+def test_a_source_that_is_too_short_is_named(disk: Disk, tmp_path: Path) -> None:
+    target, source = disk.create(tmp_path / "target"), disk.create(tmp_path / "source")
+    with pytest.raises(OSError, match="shorter") as caught:
+        disk.copy(target, source, 1, 0)
+    assert caught.value.filename == f"{tmp_path}/source"
+    disk.close(target)
+    disk.close(source)

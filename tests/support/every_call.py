@@ -26,7 +26,7 @@ from running import TIMEOUT_SECONDS
 from tracing import strace
 
 import wald
-from wald.errors import WaldError
+from wald.errors import DiskFailure, WaldError
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.identity import read_identity
@@ -193,6 +193,8 @@ class Disturbed:
         for each, codes in zip(runs, (_documented(), {self._once.code, *self.program.again}), strict=True):
             if each.code not in codes or "Traceback" in each.err:
                 wrong.append(f"ended with {each.code}: {each.err[-3000:]}")
+        if runs[0].code == DiskFailure.exit_code and not (f"{self._place}/" in runs[0].err and "hint: " in runs[0].err):
+            wrong.append(f"named no file, or no hint: {runs[0].err[-3000:]}")
         if self.program.prints == "all" and runs[1].out != self._once.out:
             wrong.append(f"printed {runs[1].out[:500]!r} and not {self._once.out[:500]!r}")
         if self.program.prints == "rest":

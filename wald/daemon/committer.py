@@ -333,10 +333,12 @@ class Committer:
 
     def _failure(self, path: Path, error: OSError) -> DiskFailure:
         """Return the error for a turn that the disk refused: :class:`Full` if the turn is retried."""
+        where = error.filename or path
         if error.errno in DISK_FULL:
-            return self._refuse(f"{path}: {error}", self._hint(error))
+            return self._refuse(f"{where}: {error.strerror}", self._hint(error))
         return DiskFailure(
-            f"{path}: {error}; nothing unacknowledged was kept, nothing acknowledged is lost", hint=self._hint(error)
+            f"{where}: {error.strerror}; nothing unacknowledged was kept, nothing acknowledged is lost",
+            hint=self._hint(error),
         )
 
     def _hint(self, error: OSError) -> str:

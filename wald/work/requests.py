@@ -176,7 +176,7 @@ def _append_only(descriptor: int) -> None:
 
 
 def _append(descriptor: int, fields: Mapping[str, object]) -> None:
-    os.write(descriptor, encode_line(fields))
+    Disk().write(descriptor, [encode_line(fields)], 0)  # the file is open to append
 
 
 def _find(descriptor: int, word: str, number: str | None = None) -> dict[str, Any] | None:

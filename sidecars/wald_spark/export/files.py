@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
+from wald.store.files.disk import Disk
 from wald_spark.export.output import ExportedFile, staged_name
 from wald_spark.progress import Chunk
 from wald_spark.rows import CORRUPT, Rows
@@ -202,7 +203,7 @@ class _Files:
         self._buffered -= file.write()
         file.writer.close()
         with file.path.open("rb") as finished:
-            os.fsync(finished.fileno())
+            Disk().sync(finished.fileno())
             size = os.fstat(finished.fileno()).st_size
         date = (_UNIX_EPOCH + timedelta(days=day)).date()
         name = f"route={route}/date={date}/{self._log}-{file.first:020d}-{file.last:020d}.parquet"

@@ -3,7 +3,7 @@
 What has to survive a crash is written through a :class:`Disk`, so a test can pass one that fails, stops or forgets at
 the n-th step. No other module of ``wald`` syncs, allocates or truncates a file. Some write or remove what may be lost:
 ``indexes`` its hint, ``recovery`` and ``sealer`` a temporary file that is left over, ``fifos`` a FIFO. Errors are the
-operating system's own, with the path where there is one.
+operating system's own, with the path of the file, even if the call takes a descriptor.
 """
 
 from __future__ import annotations
@@ -81,7 +81,12 @@ class Disk:
             make_directory(path, DIRECTORY_MODE)
 
     def close(self, descriptor: int) -> None:
-        os.close(descriptor)
+        path = _path_of(descriptor)  # a failed close(2) frees the descriptor too
+        try:
+            os.close(descriptor)
+        except OSError as error:
+            error.filename = path
+            raise
 
     def allocate(self, descriptor: int, length: int) -> bool:
         """Reserve ``length`` bytes that read as zeros; return False if the file system cannot.
@@ -93,7 +98,7 @@ class Disk:
             if number in _UNSUPPORTED:
                 return False
             if number != errno.EINTR:
-                raise OSError(number, os.strerror(number))
+                raise OSError(number, os.strerror(number), _path_of(descriptor))
         return True
 
     def reserve(self, descriptor: int, offset: int, length: int) -> None:
@@ -106,42 +111,47 @@ class Disk:
     def write(self, descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
         """Write all of ``buffers`` at ``offset``; returns how many bytes."""
         total = sum(map(len, buffers))
-        done = taken = os.pwritev(descriptor, buffers[:_IOV_MAX], offset) if total else 0
-        first, pending = 0, list(buffers)
-        while done < total:
-            while taken >= len(pending[first]):
-                taken -= len(pending[first])
-                first += 1
-            if taken:
-                pending[first] = memoryview(pending[first])[taken:]
-            taken = os.pwritev(descriptor, pending[first : first + _IOV_MAX], offset + done)
-            done += taken
+        with _Named(descriptor):
+            done = taken = os.pwritev(descriptor, buffers[:_IOV_MAX], offset) if total else 0
+            first, pending = 0, list(buffers)
+            while done < total:
+                while taken >= len(pending[first]):
+                    taken -= len(pending[first])
+                    first += 1
+                if taken:
+                    pending[first] = memoryview(pending[first])[taken:]
+                taken = os.pwritev(descriptor, pending[first : first + _IOV_MAX], offset + done)
+                done += taken
         return total
 
     def update(self, descriptor: int, data: bytes, offset: int) -> None:
         """Write a few bytes in place."""
-        if os.pwrite(descriptor, data, offset) != len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with _Named(descriptor):
+            if os.pwrite(descriptor, data, offset) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def copy(self, descriptor: int, source: int, length: int, offset: int, *, source_offset: int = 0) -> None:
         """Copy ``length`` bytes of ``source`` to ``offset``, inside the kernel."""
-        os.lseek(descriptor, offset, os.SEEK_SET)
         done = 0
-        while done < length:
-            count = os.sendfile(descriptor, source, source_offset + done, length - done)
-            if count == 0:
-                raise OSError(errno.EIO, "the file to copy is shorter than it was")
-            done += count
+        with _Named(descriptor):
+            os.lseek(descriptor, offset, os.SEEK_SET)
+            while done < length:
+                count = os.sendfile(descriptor, source, source_offset + done, length - done)
+                if count == 0:
+                    raise OSError(errno.EIO, "the file to copy is shorter than it was", _path_of(source))
+                done += count
 
     def sync(self, descriptor: int) -> None:
         """Return when the file's bytes are on disk."""
-        os.fdatasync(descriptor)
+        with _Named(descriptor):
+            os.fdatasync(descriptor)
 
     def sync_directory(self, path: Path) -> None:
         """Return when the names in a directory are on disk."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(descriptor)
+            with _Named(descriptor):
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
@@ -160,7 +170,8 @@ class Disk:
                 self.sync_directory(above)
 
     def truncate(self, descriptor: int, length: int) -> None:
-        os.ftruncate(descriptor, length)
+        with _Named(descriptor):
+            os.ftruncate(descriptor, length)
 
     def rename(self, source: Path, target: Path) -> None:
         os.rename(source, target)
@@ -255,7 +266,7 @@ class Disk:
         except OSError as error:
             with contextlib.suppress(OSError):  # what kept it from being made may keep it from being removed
                 temporary.unlink()  # on a full disk it would take the room that is missing
-            error.filename, error.filename2 = os.fspath(path), None  # write(2) and fdatasync(2) know none
+            error.filename, error.filename2 = os.fspath(path), None  # not the temporary file
             raise
         finally:
             self.close(descriptor)
@@ -292,6 +303,31 @@ class Disk:
         except BlockingIOError:
             return False
         return True
+
+
+class _Named:
+    """Gives an error of a system call the path of its descriptor, which the operating system does not name."""
+
+    __slots__ = ("_descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = _path_of(self._descriptor)
+
+
+def _path_of(descriptor: int) -> str | None:
+    """Return the path of an open file; None without one."""
+    try:
+        path = os.readlink(f"/proc/self/fd/{descriptor}").removesuffix(" (deleted)")
+    except OSError:
+        return None
+    return path if path.startswith("/") else None
 
 
 def _require_own(path: Path, status: os.stat_result) -> None:
