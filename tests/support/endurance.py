@@ -117,10 +117,9 @@ def endure(
     seconds: float,
     seed: int,
     round_seconds: float = 90.0,
-    enough: Callable[[Tally], bool] = lambda _: False,
     tell: Callable[[Tally], None] = lambda _: None,
 ) -> Tally:
-    """Rounds of ``storm`` until ``seconds`` are over, or it is ``enough``, or something is wrong.
+    """Rounds of ``storm`` until ``seconds`` are over, or something is wrong.
 
     Args:
         scratch: a directory; a round that goes wrong leaves its log there.
@@ -128,7 +127,7 @@ def endure(
         tell: called after each round.
     """
     tally, chance, began = Tally(), random.Random(seed), time.monotonic()
-    while (left := seconds - tally.seconds) > 0 and not tally.wrong and not enough(tally):
+    while (left := seconds - tally.seconds) > 0 and not tally.wrong:
         _Round(scratch / f"round-{tally.rounds}", storm, chance, tally).go(min(left, round_seconds))
         tally.rounds += 1
         tally.seconds = time.monotonic() - began
