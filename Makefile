@@ -35,7 +35,7 @@ check: $(READY) ## format, lint, types, who imports whom, links and words of the
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/test_layers.py tests/test_tidy.py tests/docs/test_pages.py
 
-fix: $(READY) ## mend what a tool can mend, and write the generated parts of docs/
+fix: $(READY) ## fix formatting, and write the generated parts of docs/
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/python scripts/make-docs

@@ -170,9 +170,9 @@ def pack(
 @json_option
 @click.pass_context
 def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None, as_json: bool) -> int:
-    """Read every byte at each DEST, prove it against the manifests, and change nothing.
+    """Read every byte at each DEST, verify it against the manifests, and change nothing.
 
-    Several DESTs are proven together: a bundle may follow one at another DEST. With --root, every bundle that the
+    Several DESTs are verified together: a bundle may follow one at another DEST. With --root, every bundle that the
     log's ledger records must be there, too. One line for each finding; the exit code is 4 if anything is wrong.
     """
     root = root or ctx.find_object(Path)
@@ -205,7 +205,7 @@ def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None,
     "--into",
     type=click.Path(path_type=Path, readable=False),
     metavar="ROOT",
-    help="Make a new log there, of every ROUTE; without ROUTE, of all in the archive.",
+    help="Create a new log there from every ROUTE; without ROUTE, from the whole archive.",
 )
 @click.option("--from", "first", type=SequenceNumber(), default=1, metavar="SEQ", help="The first record.")
 @click.option("--to", "last", type=SequenceNumber(), metavar="SEQ", help="The last record.")
@@ -236,8 +236,8 @@ def restore(
     --to or, without --to, before the last record in the ledger of --root, the records that exist are written, and the
     exit code is 3.
 
-    With --into the records become a new log, with the sequences and times that they had. It has an id of its own; the
-    cursors of groups and who sent a record are not in an archive. `wald where N` says which sequences are in no bundle.
+    With --into the records become a new log, with the sequences and times that they had. It has a new id; cursors and
+    the senders of records are not in an archive. `wald where N` shows which sequences are in no bundle.
     """
     if last is not None and first > last:
         message = f"--from {first} --to {last}: the end is before the start"

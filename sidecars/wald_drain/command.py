@@ -56,7 +56,7 @@ _BATCH_RECORDS = 1000
 @click.version_option(wald.__version__, message="%(prog)s %(version)s")
 @click.pass_context
 def command(ctx: click.Context, root: Path | None) -> None:
-    """Feed a route to a command, batch by batch; put back what it could not process.
+    """Feed a route to a command, batch by batch; redrive records that it could not process.
 
     `wald-drain ROUTE -- COMMAND...` is short for `wald-drain feed ROUTE -- COMMAND...`; see `wald-drain feed --help`.
     """
@@ -71,21 +71,21 @@ def command(ctx: click.Context, root: Path | None) -> None:
 @count_option(
     "--batch-records",
     count_max=1_000_000,
-    help_text="At most so many records for one run of the command.  [default: 1000; with --workers: 1]",
+    help_text="The maximum number of records for one run of the command.  [default: 1000; with --workers: 1]",
 )
-@count_option("--workers", count_max=1000, help_text="Run so many commands at a time, each with records of its own.")
+@count_option("--workers", count_max=1000, help_text="The number of commands at a time, each with different records.")
 @click.option(
     "--order",
     type=click.Choice(["log", "key"]),
-    help="With --workers: key: records of one key one after the other.  [default: log]",
+    help="With --workers: key: process the records of a key in order.  [default: log]",
 )
 @count_option(
-    "--tries", count_max=1000, help_text="Give up a single record after so many tries; without this option: never."
+    "--tries", count_max=1000, help_text="Give up a single record after this number of tries; without it: never."
 )
 @duration_option(
     "--time-limit",
     None,
-    "End a run of the command that takes longer, which is a failed try.",
+    "End a run of the command that takes longer; counts as a failed try.",
     seconds_min=0.001,
     days_max=30,
 )
@@ -129,24 +129,24 @@ def feed(
     COMMAND gets a batch on its stdin, which is a file with all of it. If it exits 0, the cursor moves past the batch.
     If not, it gets the same batch again after 0.1 s and 0.2 s, and then in halves, until the record that fails is
     alone. It gets that record after 0.1 s, 0.2 s, 0.4 s and so on up to 30 s, until it succeeds. With --tries N, the
-    record goes to the dead-letter route after N tries, with headers that say where it comes from and why, and the
-    cursor moves. Exit code 75 (EX_TEMPFAIL) does not count as a try: COMMAND gets the same records again later.
+    record goes to the dead-letter route after N tries, with headers that name its origin and the reason, and the cursor
+    moves. Exit code 75 (EX_TEMPFAIL) does not count as a try: COMMAND gets the same records again later.
 
-    With --time-limit 5m, a COMMAND that runs longer gets SIGTERM, and SIGKILL 10 s later, with all that it has started
-    in its process group; that is a failed try, whatever its exit code.
+    With --time-limit 5m, a COMMAND that runs longer gets SIGTERM, and SIGKILL 10 s later, together with its process
+    group; that counts as a failed try, regardless of its exit code.
 
     The environment of COMMAND has WALD_ROUTE, WALD_GROUP, WALD_FIRST, WALD_LAST (sequences), WALD_COUNT (of records)
-    and WALD_TRY. COMMAND may get a batch again that it has processed, if the machine stops before the cursor has moved.
-    If only drain is killed, COMMAND goes on, and the next start waits for it and uses its exit code.
+    and WALD_TRY. If the machine stops before the cursor has moved, COMMAND may get a processed batch again. If only
+    drain is killed, COMMAND continues, and the next start waits for it and uses its exit code.
 
-    With --workers N, COMMAND runs up to N times at once, each time with records of its own, and with WALD_WORKER, which
-    is from 1 to N. Each record is acknowledged by itself, so one that fails stops no other. They are processed in any
-    order; with --order key, records of one key are with one COMMAND at a time, in their order.
+    With --workers N, up to N instances of COMMAND run at once, each with different records, and with WALD_WORKER from 1
+    to N. Each record is acknowledged individually, so one that fails stops no other. Records are processed in any
+    order; with --order key, one COMMAND at a time has the records of a key, in their order.
 
-    SIGTERM, SIGHUP or Ctrl-C lets a running COMMAND finish and starts no other; Ctrl-C again ends drain at once (exit
-    code 130) and leaves COMMAND running for the next start, which waits for it. If records are damaged or missing,
-    drain ends with the cursor before them and exit code 4 or 3; otherwise the exit code is 10 if a record was given up.
-    While the disk is full, drain waits for room; if it fails, drain ends with exit code 7.
+    SIGTERM, SIGHUP or Ctrl-C lets a running COMMAND finish and starts no other; a second Ctrl-C ends drain at once
+    (exit code 130) and leaves COMMAND running for the next start, which waits for it. If records are damaged or
+    missing, drain ends with the cursor before them and exit code 4 or 3; otherwise the exit code is 10 if a record was
+    given up. While the disk is full, drain waits for space; if the disk fails, drain ends with exit code 7.
     """
     if check_route(dead_letter) == route and tries is not None:
         raise InvalidInput(
@@ -191,7 +191,7 @@ def feed(
 @socket_option
 @stdout_is_a_report
 def redrive(root: Path, route: str, group: str, socket: Path | None) -> int:
-    """Put the dead letters of ROUTE (dead_letter) after the group's cursor back to the routes they came from.
+    """Append the dead letters of ROUTE (dead_letter) after the group's cursor to their original routes again.
 
     Each is appended once to the route that its headers name, with its value, key, event time and headers as before. It
     is a new record there, which every group of that route gets. Then the cursor moves.

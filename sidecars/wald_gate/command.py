@@ -43,7 +43,7 @@ def _tables() -> Iterator[tuple[str, list[Setting]]]:
 @click.version_option(wald.__version__, message="%(prog)s %(version)s")
 @click.pass_context
 def command(ctx: click.Context, root: Path | None) -> None:
-    """Serve a log over HTTP; name those who may use it.
+    """Serve a log over HTTP; manage its clients.
 
     `wald-gate --root DIR` is short for `wald-gate serve --root DIR`; see `wald-gate serve --help`.
     """
@@ -52,29 +52,29 @@ def command(ctx: click.Context, root: Path | None) -> None:
 
 @command.command(cls=CommandWithSettings, tables=_tables)
 @root_option
-@click.option("--config", type=click.Path(path_type=Path), help="A TOML file of settings; options come before it.")
+@click.option("--config", type=click.Path(path_type=Path), help="A TOML file of settings; options override it.")
 @click.option("--listen", metavar="HOST:PORT", help="Listen on TCP; '' for nowhere.  [default: 127.0.0.1:7700]")
-@click.option("--uds", type=_FILE, help="Listen on a unix socket, too.")
-@click.option("--certificate", type=_FILE, help="For TLS: a file in PEM. SIGHUP reads it again.")
-@click.option("--key", type=_FILE, help="Its key, if it is in another file.")
-@click.option("--authorities", type=_FILE, help="Of these a client may show a certificate in place of a token.")
-@click.option("--tokens", type=_FILE, help="Who may do what. SIGHUP reads it again.")
-@click.option("--host", "hosts", multiple=True, metavar="NAME", help="A name by which clients may ask; again for more.")
+@click.option("--uds", type=_FILE, help="Also listen on a unix socket.")
+@click.option("--certificate", type=_FILE, help="A PEM file, for TLS. SIGHUP reloads it.")
+@click.option("--key", type=_FILE, help="The key of the certificate, if it is in another file.")
+@click.option("--authorities", type=_FILE, help="CA file for client certificates, which replace tokens.")
+@click.option("--tokens", type=_FILE, help="The token file: clients and their rights. SIGHUP reloads it.")
+@click.option("--host", "hosts", multiple=True, metavar="NAME", help="A host name that clients may use. Repeatable.")
 @click.option(
     "--trusted-proxy",
     "trusted_proxies",
     multiple=True,
     metavar="ADDRESS",
-    help="A proxy whose X-Forwarded-For and X-Forwarded-Proto are believed, or a network; again for more.",
+    help="A proxy or network whose X-Forwarded-For and X-Forwarded-Proto are trusted. Repeatable.",
 )
-@click.option("--insecure", is_flag=True, help="Listen for other machines without TLS or tokens all the same.")
-@click.option("--log-requests", is_flag=True, help="A line about each request on stderr, and not of failures only.")
+@click.option("--insecure", is_flag=True, help="Allow other machines to connect without TLS or tokens.")
+@click.option("--log-requests", is_flag=True, help="Log every request to stderr, not only failures.")
 @click.option("--check", "only_check", is_flag=True, help="Only check the settings and the files that they name.")
 def serve(root: Path, config: Path | None, only_check: bool, **options: Any) -> None:
     """Serve a log over HTTP until SIGTERM.
 
-    SIGHUP reads the certificates, the file of tokens and, of the config file, the limits and the hosts again. What is
-    wrong is reported, and what was there stays.
+    SIGHUP reloads the certificates, the token file, and the limits and hosts of the config file. If one of them is
+    invalid, that is reported, and the previous one remains effective.
     """
     from wald_gate.settings import load
 
@@ -99,9 +99,9 @@ def serve(root: Path, config: Path | None, only_check: bool, **options: Any) -> 
 
 @command.group()
 def token() -> None:
-    """Say who may use the gate: the lines of its file of tokens.
+    """Manage the clients of the gate in its token file.
 
-    A running gate reads the file again at SIGHUP.
+    A running gate reloads the file at SIGHUP.
     """
 
 
@@ -116,18 +116,18 @@ def _tokens_option(function: F) -> F:
     "--read",
     multiple=True,
     metavar="ROUTE",
-    help="A route that it may read, or app.* for more; again.",
+    help="A route that it may read, or a pattern such as app.*. Repeatable.",
 )
-@click.option("--write", multiple=True, metavar="ROUTE", help="A route that it may store records in; again for more.")
+@click.option("--write", multiple=True, metavar="ROUTE", help="A route that it may write to. Repeatable.")
 @click.option(
     "--work",
     multiple=True,
     metavar="ROUTE[/GROUP]",
-    help="A group that it may work for, and whose cursor it may move; without GROUP all groups of the route; again.",
+    help="A group that it may work for, and whose cursor it may move; without GROUP: all of the route. Repeatable.",
 )
 @click.option("--admin", is_flag=True, help="It may do everything.")
-@click.option("--user", default="", help="Not by a token, but as this user on the unix socket.")
-@click.option("--certificate", default="", metavar="NAME", help="Not by a token, but by a certificate of this name.")
+@click.option("--user", default="", help="Identify it as this user on the unix socket.")
+@click.option("--certificate", default="", metavar="NAME", help="Identify it by a certificate with this name.")
 def add_token(
     name: str,
     tokens: Path,
@@ -138,14 +138,13 @@ def add_token(
     user: str,
     certificate: str,
 ) -> None:
-    """Add a client, and print its token, which is kept nowhere: the file has its SHA-256.
+    """Add a client, and print its token, which is stored nowhere: the file has only its SHA-256.
 
-    Who may work for a group leases its records, acknowledges them and moves its cursor. What every group has passed,
-    wald-reclaim may delete. Without --read, --write, --work and --admin a client may ask for /metrics, and for the head
-    and the routes of the log, of which it sees none.
+    A client that works for a group leases its records, acknowledges them and moves its cursor. wald-reclaim may delete
+    records that every group has passed. Without --read, --write, --work and --admin a client may read /metrics, the
+    head, and an empty list of routes.
 
-    A new file has the mode 0600; one that is there keeps owner, group and mode, so that the user that the gate runs as
-    can read it.
+    A new file has mode 0600; an existing one keeps owner, group and mode, so that the gate's user can read it.
     """
     from wald_gate.rights.tokens import add, is_user
 
@@ -164,7 +163,7 @@ def add_token(
 @token.command("list")
 @_tokens_option
 def list_tokens(tokens: Path) -> None:
-    """Say who may do what."""
+    """List the clients and their rights."""
     from wald_gate.rights.tokens import entries
 
     for each in entries(tokens):

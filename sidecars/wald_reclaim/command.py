@@ -59,17 +59,17 @@ _CENTURY = 36_600  # days
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @root_option
-@config_option("The daemon's file of settings: its [retention], and limits of routes. An option here goes before it.")
+@config_option("The daemon's config file: its [retention], and limits of routes. Options override it.")
 @click.option("--once", is_flag=True, help="Make one pass, then exit; the default.")
 @click.option("--watch", is_flag=True, help="Make a pass when a cursor moves or a segment is sealed, until SIGTERM.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
 @duration_option("--min-age", None, "Keep segments that have been complete for less than this.", days_max=_CENTURY)
-@size_option("--keep-bytes", None, "Keep at least so many bytes, the newest.")
+@size_option("--keep-bytes", None, "Keep at least this amount, the newest.")
 @click.option("--require-archived", is_flag=True, help="Keep records that wald-archive has not put into a bundle.")
 @duration_option(
     "--max-age",
     None,
-    "Delete older read segments, whatever --min-age and --keep-bytes say; log_max_age in the file. 0: no limit.",
+    "Delete older read segments, regardless of --min-age and --keep-bytes; log_max_age in the file. 0: no limit.",
     days_max=_CENTURY,
 )
 @size_option(
@@ -81,8 +81,8 @@ _CENTURY = 36_600  # days
 @click.option(
     "--unread",
     type=click.Choice(["keep", "expire"]),
-    help="expire: delete what is beyond a limit even if unread, but of routes that say keep. LOSES DATA. "
-    "keep: delete nothing that is unread, whatever the file says.  [default: the file, else keep]",
+    help="expire: delete records beyond a limit even if unread, except of routes with keep. LOSES DATA. "
+    "keep: delete no unread record, regardless of the file.  [default: the file, else keep]",
 )
 @click.option(
     "--verify",
@@ -91,12 +91,12 @@ _CENTURY = 36_600  # days
     "Without this option, damage after sealing is not noticed.",
 )
 @duration_option(
-    "--grace", None, "How long a released segment stays, for readers about to open it.  [default: 60s]", days_max=366
+    "--grace", None, "How long a released segment is kept for readers about to open it.  [default: 60s]", days_max=366
 )
 @click.option(
     "--compact-pinned",
     is_flag=True,
-    help="Rewrite a sealed segment that stays for its unread records to these, if at least half of it goes.",
+    help="Rewrite a sealed segment that is kept only for its unread records to these, if that frees at least half.",
 )
 @metrics_option
 @json_option
@@ -124,7 +124,7 @@ def command(
 
     A complete segment, sealed or not, is deleted when, for every route that has records in it and is not retired, every
     cursor has reached the route's last record in it. `wald explain` shows which group holds back which segments. Each
-    deletion is recorded in ledger/reclaim.jsonl before it happens, with the cursors that made it legal. Only one
+    deletion is recorded in ledger/reclaim.jsonl before it happens, with the cursors that allowed it. Only one
     wald-reclaim works on a root at a time.
     """
     if watch and (once or dry_run):

@@ -40,7 +40,7 @@ _VERSIONS = ("v1", "v2", "v3")  # the last one of commits only
 @group_option
 @stdout_is_a_report
 def from_checkpoint(root: Path, checkpoint: Path, route: str, group: str) -> None:
-    """Move it to what a Spark stream has committed of ROUTE, by the directory of its CHECKPOINT."""
+    """Move the cursor to the position in ROUTE that a Spark stream has committed in its CHECKPOINT directory."""
     log = wald.open(root)
     current = log.cursor(route, group)
     sequence = processed_by_stream(checkpoint, log.root, current, log_id=log.identity.log_id)

@@ -57,7 +57,7 @@ def partial_option(function: F) -> F:
         "--partial",
         "is_partial",
         is_flag=True,
-        help="Begin with the oldest record of a copy without older segments, which are damage otherwise.",
+        help="Allow a copy without the oldest segments, which is damage otherwise; begin with its oldest record.",
     )(function)
 
 

@@ -21,30 +21,30 @@ if TYPE_CHECKING:
 # name → (module, function, what it does)
 _COMMANDS = {
     "run": ("service", "run", "Run the daemon: take records, make them durable, cut, seal."),
-    "init": ("service", "init", "Make a log, for a daemon that must not make one."),
+    "init": ("service", "init", "Create a log for a daemon that must not create one."),
     "append": ("append", "append", "Send lines from stdin or files; print FIRST LAST once they are durable."),
-    "read": ("read", "read", "Write records to stdout, from a position on."),
+    "read": ("read", "read", "Write records to stdout, starting at a position."),
     "grep": ("grep", "grep", "Print the records in which a pattern is found."),
     "status": ("status", "status", "Report whether the daemon is alive and what is wrong; for monitoring too."),
     "head": ("positions", "head", "Show how far the log is durable."),
-    "where": ("positions", "where", "Show where a sequence is, or what became of it."),
-    "show": ("show", "show", "Show a record, wherever it is: in the log or in an archive."),
+    "where": ("positions", "where", "Show where a record is, or why it is gone."),
+    "show": ("show", "show", "Show a record from the log or from an archive."),
     "routes": ("routes", "routes", "List routes, their cursors and their lag."),
     "route": ("routes", "route", "Add or retire a route."),
     "cursor": ("unprocessed", "cursor", "Show or move a consumer group's cursor."),
-    "group": ("group_changes", "group", "Show the work groups, and help one that does not come on."),
-    "explain": ("explain", "explain", "Show which groups hold back which segments, and when the disk is full."),
+    "group": ("group_changes", "group", "Inspect work groups, and unblock a stuck one."),
+    "explain": ("explain", "explain", "Show which groups pin which segments, and when the disk will be full."),
     "latency": ("latency", "latency", "Show why producers wait: commits, syncs, the disk, who sends most."),
     "top": ("top", "top", "Watch the log live: segments, routes, rates, lag, disk."),
-    "metrics": ("metrics", "metrics", "Print what the directory shows, as metrics of Prometheus."),
+    "metrics": ("metrics", "metrics", "Print Prometheus metrics from the directory."),
     "doctor": ("doctor.command", "doctor", "Report which promises hold on this directory and this host."),
     "hold": ("hold", "hold", "Keep FIFOs readable while the daemon restarts."),
     "cut": ("service", "cut", "Ask the daemon to cut the active segment."),
-    "clock": ("clock", "clock", "Have append times begin again after the clock was far ahead."),
-    "dump": ("inspect", "dump", "Print the content of a file of the log, and what is damaged in it."),
+    "clock": ("clock", "clock", "Restart append times after the clock was far ahead."),
+    "dump": ("inspect", "dump", "Print the contents of a file of the log, with any damage."),
     "file": ("file", "file", "Show what a file is, which version wrote it, and whether it may be deleted."),
-    "history": ("history", "history", "Show what happened to the log, and whether every deletion was legal."),
-    "repair": ("repair", "repair", "Make a damaged log good again, and record what is lost."),
+    "history": ("history", "history", "Show the events of the log, and check every deletion."),
+    "repair": ("repair", "repair", "Repair a damaged log, and record what is lost."),
     "verify": ("inspect", "verify", "Read everything, change nothing, report damage."),
 }
 
@@ -82,7 +82,7 @@ class Commands(click.Group):
 @click.version_option(wald.__version__, message="%(prog)s %(version)s")
 @click.pass_context
 def cli(ctx: click.Context, root: Path | None) -> None:
-    """A durable spool for one machine: pipe in, append-only log, readers at their own pace."""
+    """A durable append-only log for one machine: pipe records in, read them at any pace."""
     ctx.obj = root
 
 

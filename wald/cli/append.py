@@ -45,8 +45,8 @@ _STDIN_PATHS = ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 @duration_option(
     "--retry-for", "30s", "How long to wait for a daemon; at the start only if given, else 2s if none runs."
 )
-@click.option("--wait-processed", "group", metavar="GROUP", help="Wait until this group has processed all of it.")
-@duration_option("--processed-within", "30s", "With --wait-processed: for how long, once all is durable.")
+@click.option("--wait-processed", "group", metavar="GROUP", help="Wait until this group has processed all records.")
+@duration_option("--processed-within", "30s", "With --wait-processed: the time limit, once all records are durable.")
 @stdout_is_a_report
 def append(
     root: Path,
@@ -64,22 +64,21 @@ def append(
     """Send the lines of stdin, or of each FILE, to ROUTE; each line is a record, the last one even without a newline.
 
     Prints FIRST LAST, the sequences of the records that became durable, or nothing if there are none. Records of other
-    producers may lie between them. The exit code is 0 only if every record is durable. Lines before one that cannot be
+    producers may be between them. The exit code is 0 only if every record is durable. Lines before one that cannot be
     sent become durable, and none after it is sent (2). If the daemon does not come back, stderr says how many records
     are durable, and how many may be (6, or 7 if its disk is full).
 
-    With --jsonl, value is a string (or any other JSON, also null, whose text is stored as it stands in the line) or
-    value_hex, key a string or key_hex, time is like 2026-11-21T10:00:00Z or ns since 1970, headers an object of
-    strings; what `wald read --format json` writes fits. Without a value the record is empty. Lines of white space are
-    passed over.
+    With --jsonl, value is a string (or any other JSON, even null, whose text is stored unchanged) or value_hex, key is
+    a string or key_hex, time is like 2026-11-21T10:00:00Z or ns since 1970, headers is an object of strings; the output
+    of `wald read --format json` is accepted. Without a value the record is empty. Blank lines are ignored.
 
-    --delay and --at are for work groups (`wald.WorkGroup`), which deliver a record once it is due; all else reads it at
-    once. The time is kept as the header wald.not-before. With --jsonl, not_before is that of one object, written like
-    time, and counts instead of the option; if the object has the header already, the later one counts.
+    --delay and --at are for work groups (`wald.WorkGroup`), which deliver a record once it is due; other readers get it
+    at once. The time is stored in the header wald.not-before. With --jsonl, not_before of an object, written like time,
+    overrides the option; if the object already has the header, the later time applies.
 
-    With --wait-processed the command ends once the group has processed all of it: its cursor has passed it, or its
-    workers have acknowledged it; what became a dead letter is processed, too. If that does not happen in time, all of
-    it is durable all the same, and the exit code is 15. If the route has no such group, nothing is sent (3).
+    With --wait-processed the command ends once the group has processed all records: its cursor has passed them, or its
+    workers have acknowledged them; dead letters count as processed. If that does not happen in time, the records are
+    durable nevertheless, and the exit code is 15. If the route has no such group, nothing is sent (3).
     """
     if jsonl and key_separator is not None:
         raise InvalidInput("--jsonl and --key-separator exclude each other", hint="wald append --help")

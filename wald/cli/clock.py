@@ -13,7 +13,7 @@ from wald.cli.streams import stdout_is_a_report
 
 @click.group()
 def clock() -> None:
-    """Have append times begin again after the clock was far ahead."""
+    """Restart append times after the clock was far ahead."""
 
 
 @clock.command()
@@ -25,8 +25,8 @@ def step(root: Path, socket: Path | None, as_json: bool) -> None:
     """Record a clock step: the next records get their append times from the clock again.
 
     While the clock was far ahead, records got append times in the future, and all later records get the last of them
-    until the clock has caught up. Set the clock right first. Sequences and records do not change; look-ups by time
-    take the records before and behind the step as two ranges. Only the log's owner may do it, and it needs the daemon.
+    until the clock has caught up. Correct the clock first. Sequences and records do not change; look-ups by time treat
+    the records before and after the step as separate ranges. Only the log's owner may use it. Needs the daemon.
     """
     from wald.cli.connect import daemon_at
 

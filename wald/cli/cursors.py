@@ -77,7 +77,7 @@ def get(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) ->
 @json_option
 @stdout_is_a_report
 def set_(root: Path, route: str, position: str, group: str, of_consumer: bool, rewind: bool, as_json: bool) -> None:
-    """Record that the group has processed ROUTE up to POSITION: a sequence, or all that is older than a time."""
+    """Record that the group has processed ROUTE up to POSITION: a sequence, or all records older than a time."""
     log = wald.open(root)
     number = _sequence(log, position, route, group)
     require_no_remains(log.root, log.cursor(route, group, of_consumer=of_consumer))
@@ -107,7 +107,7 @@ def _sequence(log: Log, given: str, route: str, group: str) -> int:
 @root_option
 @json_option
 def list_(root: Path, route: str | None, as_json: bool) -> None:
-    """List the cursors of ROUTE, or of every route: each holds back what its group has not processed."""
+    """List the cursors of ROUTE, or of every route: each keeps the records that its group has not processed."""
     log = wald.open(root)
     routes = [route] if route else log.routes()
     found = [
@@ -132,7 +132,7 @@ def list_(root: Path, route: str | None, as_json: bool) -> None:
     "--group",
     required=True,
     callback=lambda _ctx, _parameter, name: check_group(name),
-    help="The consumer group. There is no default, because removing the wrong cursor frees what it holds back.",
+    help="The consumer group. There is no default, because the removal of a wrong cursor allows deletions.",
 )
 @of_consumer_option
 @json_option

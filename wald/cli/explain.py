@@ -41,9 +41,9 @@ _DAY = 86400
 def explain(root: Path, as_json: bool) -> None:
     """Show what keeps each segment from being reclaimed, sealed or not, and what each route costs.
 
-    LAG is counted in records of the route; OLDEST is how long the first of them has been waiting. FREES is what could
-    be deleted if this one cursor reached the head. The limits of wald-reclaim are not known here; its `--dry-run`
-    applies them. A running daemon is asked which routes are over their quota. With --json, one object per line: every
+    LAG is counted in records of the route; OLDEST is how long the first of them has been waiting. FREES is the amount
+    that could be deleted if only this cursor reached the head. The limits of wald-reclaim are not applied; use its
+    `--dry-run`. A running daemon is asked which routes are over their quota. With --json, one object per line: every
     FIFO with a problem, every route over its quota, every segment, every group, then the log.
     """
     log = wald.open(root)

@@ -44,9 +44,9 @@ _SEGMENTS = {FileKind.RAW, FileKind.SEALED, FileKind.RELEASED, FileKind.DELETING
 @click.argument("path", type=click.Path(path_type=Path, readable=False))
 @json_option
 def file(path: Path, as_json: bool) -> int:
-    """Show what PATH is, by its place in a log or in an archive: what wrote it, whether it is whole, what may happen.
+    """Show what PATH is in a log or an archive: what wrote it, whether it is intact, whether it may be deleted.
 
-    A segment is read to its end. Nothing is changed, and nothing is deleted. The exit code is 4 if the file is damaged.
+    A segment is read completely. Nothing is changed or deleted. The exit code is 4 if the file is damaged.
     """
     path = Path(os.path.abspath(path))
     if not os.path.lexists(path):

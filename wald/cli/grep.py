@@ -39,15 +39,15 @@ _JOBS_MAX = 64
 @click.option("--to", "stop", metavar="POSITION", help="The last sequence, or a time, which ends before it.")
 @click.option("--since", metavar="TIME", help="Records appended then or later: 5m, 14:00, yesterday, 2026-11-21.")
 @click.option("--until", metavar="TIME", help="Records appended before then.")
-@click.option("-i", "--ignore-case", is_flag=True, help="Ignore the case of the letters of ASCII.")
-@click.option("-F", "--fixed-strings", "fixed", is_flag=True, help="PATTERN is a string, and no regular expression.")
+@click.option("-i", "--ignore-case", is_flag=True, help="Ignore the case of ASCII letters.")
+@click.option("-F", "--fixed-strings", "fixed", is_flag=True, help="PATTERN is a string, not a regular expression.")
 @click.option("-v", "--invert-match", "invert", is_flag=True, help="Find the records that do not match.")
-@click.option("-c", "--count", "only_count", is_flag=True, help="Print only how many records there are.")
-@click.option("--times", is_flag=True, help="Print the time, too, when the daemon took the record.")
+@click.option("-c", "--count", "only_count", is_flag=True, help="Print only the number of records.")
+@click.option("--times", is_flag=True, help="Also print the append time of each record.")
 @count_option(
     "--jobs",
     count_max=_JOBS_MAX,
-    help_text="Search with so many processes; without it: as many as there are processors.",
+    help_text="The number of processes; without it: one per processor.",
 )
 @json_option
 def grep(
@@ -68,12 +68,12 @@ def grep(
 ) -> int:
     """Print the records of ROUTE, or of every route, in which PATTERN is found: sequence, route, and the record.
 
-    PATTERN is a regular expression of Python, for bytes. It is looked for in the value of each record, so ^ and $ are
-    its ends; of keyed records, in the value alone. Records come in the order of the log, byte for byte.
+    PATTERN is a Python regular expression for bytes. Only the value of each record is searched, not its key, and ^ and
+    $ match its ends. Records are printed in the order of the log, byte for byte.
 
-    The exit code is 0 if a record was found and 1 if none was. Damaged records are reported, the search goes on, and
-    the exit code is 4. If records of the range were reclaimed, it is 12, or 3, before all else, if --from or --since
-    names a place before them.
+    The exit code is 0 if a record was found and 1 if none was. Damaged records are reported, the search continues, and
+    the exit code is 4. If records of the range were reclaimed, the exit code is 12; if --from or --since names a
+    position before them, it is 3, which takes precedence.
     """
     log = wald.open(root)
     matcher = matcher_of(root, pattern, fixed=fixed, ignore_case=ignore_case, invert=invert)

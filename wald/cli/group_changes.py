@@ -37,18 +37,19 @@ timeout_option = duration_option("--timeout", "10s", "How long to wait for the o
 @group_argument
 @click.argument("consumer")
 @root_option
-@click.option("--while-it-runs", is_flag=True, help="Also beside a command of wald-drain that has the records.")
+@click.option("--while-it-runs", is_flag=True, help="Even if a command of wald-drain still has the records.")
 @timeout_option
 @json_option
 @stdout_is_a_report
 def release(
     root: Path, route: str, group: str, consumer: str, while_it_runs: bool, timeout: float, as_json: bool
 ) -> None:
-    """Take back all records that CONSUMER, a worker, has: they are delivered again at once, to any worker.
+    """Release all records that CONSUMER, a worker, has leased: they are redelivered at once, to any worker.
 
-    For a worker that hangs, if its leases are long. It is not stopped, so it may go on beside the one that gets its
-    records. What it acknowledges afterwards counts as long as no other worker has the record. While a command of
-    wald-drain runs for the worker, this is refused, and what ends the command is named: then its records come again.
+    For a worker that hangs, if its leases are long. The worker is not stopped, so it may continue alongside the one
+    that gets its records. Its later acknowledgements count as long as no other worker has the record. This is refused
+    while a command of wald-drain runs for the worker; the error says how to end the command, after which its records
+    are redelivered.
     """
     log = wald.open(root)
     seen = _changeable(log, route, group)
@@ -82,10 +83,10 @@ def release(
 @json_option
 @stdout_is_a_report
 def skip(root: Path, route: str, group: str, records: str, why: str, timeout: float, as_json: bool) -> None:
-    """Take records of ROUTE as done that no worker can process, and record that in ledger/skips.jsonl.
+    """Mark records of ROUTE that no worker can process as done, and record that in ledger/skips.jsonl.
 
-    They are done for this group only, and stay in the log as long as others need them. FIRST must be behind what is
-    done already. The log's owner and root may skip.
+    They are done for this group only, and stay in the log as long as others need them. FIRST must be after the records
+    that are already done. The log's owner and root may skip.
     """
     first, last = _range(records)
     log = wald.open(root)
@@ -120,7 +121,7 @@ def skip(root: Path, route: str, group: str, records: str, why: str, timeout: fl
 def remove(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) -> None:
     """Remove a work group from ROUTE: its cursor, its journal, and its other files.
 
-    It is refused while a process owns the group, and while a command runs that a killed wald-drain has left.
+    Refused while a process owns the group, and while a command of a killed wald-drain still runs.
 
     The records that it has not done are no longer kept for it. Records that other groups of the route have not
     processed are kept; if there is no other group, all are.

@@ -35,9 +35,9 @@ _NUMERIC = tuple(range(2, len(_COLUMNS)))
 
 @click.group()
 def group() -> None:
-    """Look at the work groups of a log, and help one that does not come on.
+    """Inspect work groups, and unblock a stuck one.
 
-    In a work group many workers share a route, and each record is leased to one of them and acknowledged by itself.
+    In a work group many workers share a route: each record is leased to one of them and acknowledged individually.
     """
 
 
@@ -51,12 +51,12 @@ def group_argument(function: click.decorators.FC) -> click.decorators.FC:
 @root_option
 @json_option
 def list_(root: Path, route: str | None, as_json: bool) -> int:
-    """List the work groups of ROUTE, or of every route: who works for each, and how far it is.
+    """List the work groups of ROUTE, or of every route, with their owners and positions.
 
-    DONE TO is the ack floor: everything up to it is done. Of the records up to READ TO, OPEN are not done: OUT are
-    with workers, WAITING are not due, and GIVING UP become dead letters. BEHIND were not read yet. OLDEST is how long
-    the first record that is not done has been in the log. OWNER is the process that the workers are part of, or
-    connected to. The exit code is 4 if a journal is damaged.
+    DONE TO is the ack floor: all records up to it are done. Of the records up to READ TO, OPEN are not done: OUT are
+    leased, WAITING are not due, and GIVING UP become dead letters. BEHIND were not read yet. OLDEST is the time that
+    the first open record has been in the log. OWNER is the process that the workers are part of, or connected to. The
+    exit code is 4 if a journal is damaged.
     """
     log = wald.open(root)
     now_ns = time.time_ns()
@@ -93,9 +93,9 @@ def _row(log: Log, found: FoundGroup, now_ns: int) -> tuple[str, ...]:
 @of_consumer_option
 @json_option
 def show(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) -> int:
-    """Show how far a work group is: who works for it, what is open, what the oldest open record waits for.
+    """Show a work group: its position, its owner, its open records, and what the oldest of them waits for.
 
-    Of a damaged journal, where the damage is, what is known, and what can be done; the exit code is 4 then.
+    If its journal is damaged, show where, what is known, and what can be done; the exit code is then 4.
     """
     log = wald.open(root)
     now_ns = time.time_ns()
@@ -267,16 +267,16 @@ def _only_waits(found: FoundGroup) -> str:
 @group_argument
 @root_option
 @of_consumer_option
-@click.option("--consumer", metavar="NAME", help="Only what this worker has.")
-@count_option("-n", "count", help_text=f"How many lines of each kind; without it: {SHOWN}, with --json all.")
+@click.option("--consumer", metavar="NAME", help="Only the records of this worker.")
+@count_option("-n", "count", help_text=f"Lines of each kind at most; without it: {SHOWN}, with --json all.")
 @json_option
 def pending(
     root: Path, route: str, group: str, of_consumer: bool, consumer: str | None, count: int | None, as_json: bool
 ) -> None:
-    """Show which records of a work group are with which worker, which wait until when, and which are given up.
+    """Show the leased records of a work group with their workers, the delayed ones, and those that are being given up.
 
-    What a worker did not acknowledge before UNTIL is ready again, and not shown. TRIES is how often each record was
-    delivered, REASON why it came back the last time. With --json, one object per line.
+    A record that was not acknowledged before UNTIL is ready again, and not shown. TRIES is the number of deliveries of
+    each record, REASON why it was last returned. With --json, one object per line.
     """
     log = wald.open(root)
     now_ns = time.time_ns()

@@ -24,20 +24,20 @@ _LINES = 500  # that are written at once
 
 @click.command()
 @root_option
-@time_option("--since", "Begin with this time; without it, with the first line there is.")
+@time_option("--since", "Begin with this time; without it, with the first line.")
 @time_option("--until", "End before this time.")
-@click.option("--route", help="Only what is about records of this route.")
+@click.option("--route", help="Only events about records of this route.")
 @json_option
 def history(root: Path, since: datetime | None, until: datetime | None, route: str | None, as_json: bool) -> int:
     """Show what happened to a log: cuts, seals, deletions, losses, archives, crashes, clock steps.
 
-    A deletion is judged by its line in ledger/reclaim.jsonl: for each route the cursors had reached its last record, or
-    the route was retired, or a limit let unread records expire, which are counted. The line must agree with the one
-    that was written when the segment was sealed. The chain of the ledgers is checked over all that is read.
+    Each deletion is checked by its line in ledger/reclaim.jsonl: for each route the cursors had reached its last
+    record, or the route was retired, or a limit let unread records expire, which are counted. The line must agree with
+    the one that was written when the segment was sealed. The chain of the ledgers is checked for all lines read.
 
-    Exit code 4: a deletion was not legal or that cannot be proven, or a ledger is damaged. A segment that is gone
-    without a line is not looked for; `wald verify` reports it. Exit code 3: there is no such route, and no line of
-    the time asked for names it.
+    Exit code 4: a deletion was not allowed or cannot be verified, or a ledger is damaged. Segments that are missing
+    without a line are not detected; `wald verify` reports them. Exit code 3: the route does not exist, and no line of
+    the requested time names it.
     """
     check_span(since, until)
     here = Root(root)

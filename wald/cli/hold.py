@@ -24,13 +24,13 @@ _ENDING = (signal.SIGTERM, signal.SIGINT)
 @click.command()
 @click.argument("routes", nargs=-1, metavar="[ROUTE...]")
 @root_option
-@click.option("--all", "every", is_flag=True, help="Every FIFO, also those that are made later.")
+@click.option("--all", "every", is_flag=True, help="Every FIFO, including those that are created later.")
 @stdout_is_a_report
 def hold(root: Path, routes: tuple[str, ...], every: bool) -> None:
     """Hold FIFOs open, without reading, until SIGTERM or SIGINT; SIGHUP is ignored.
 
     If only producers hold a FIFO open, their writes fail while the daemon restarts (EPIPE, SIGPIPE). If this command
-    holds it too, they wait, and the bytes in the pipe survive, also half a line. Prints one line when all are held.
+    holds it too, they wait, and the bytes in the pipe survive, even part of a line. Prints one line when all are held.
     """
     here = Root(root)
     read_identity(here)

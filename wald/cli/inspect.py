@@ -34,7 +34,7 @@ from wald.work.checking import check_journals
 def dump(path: Path, records: bool, as_json: bool) -> int:
     """Print the content of the file PATH: a segment, an index, a ledger, a cursor, head, transfers or log.json.
 
-    Damage is shown where it is, and the exit code is 4 then. With --json, one object per line.
+    If there is damage, its position is shown, and the exit code is 4. With --json, one object per line.
     """
     damaged = False
     for item in items_of(path, records=records):
@@ -50,7 +50,7 @@ def dump(path: Path, records: bool, as_json: bool) -> int:
 def verify(root: Path, record: bool, as_json: bool) -> int:
     """Read every byte of the log, check it against its checksums, digests and neighbours, and change nothing.
 
-    One line for each file and each finding; the exit code is 4 if anything is wrong. A daemon may run meanwhile.
+    One line for each file and each finding; the exit code is 4 if anything is wrong. A daemon may be running.
     """
     here = Root(root)
     log_id = read_identity(here).log_id

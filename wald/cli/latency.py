@@ -19,10 +19,9 @@ from wald.cli.output import aligned, json_line
 @json_option
 @duration_option("--during", None, "Measure for this long.  [default: since the daemon has started]")
 def latency(root: Path, socket: Path | None, as_json: bool, during: float | None) -> None:
-    """Show why producers wait: how long commits and syncs take, what input waits for, and who sends most.
+    """Show why producers wait: the time of commits and syncs, what input waits for, and who sends most.
 
-    The numbers are the daemon's own; nothing is measured for this command. A quantile is the upper end of the range
-    that it lies in. Needs the daemon.
+    The numbers come from the daemon's histograms. A quantile is the upper bound of its bucket. Needs the daemon.
     """
     from wald.cli.connect import daemon_at
 

@@ -36,12 +36,12 @@ _ROUTE_GROUP = ("route", "group")
 
 @click.command()
 @root_option
-@size_option("--needed-bytes", "0", "Count down to so much free space; with less the daemon takes no input.")
+@size_option("--needed-bytes", "0", "Predict when free space falls to this size; below it, the daemon takes no input.")
 def metrics(root: Path, needed_bytes: int) -> None:
-    """Print what the directory shows as metrics of Prometheus: segments, groups, lag, growth, what ran when.
+    """Print Prometheus metrics from the directory: segments, groups, lag, growth, times of the last runs.
 
-    The daemon has the same under /metrics, with what it counts itself. This command needs no daemon; its output can be
-    a file for the textfile collector of node_exporter. Retired routes are left out.
+    The daemon's /metrics has the same and its own counters. This command needs no daemon; its output can be a file for
+    the textfile collector of node_exporter. Retired routes are left out.
     """
     found = measure(wald.open(root))
     click.echo(render(of_directory(found, needed_bytes=needed_bytes, now_ns=time.time_ns())), nl=False)

@@ -48,7 +48,7 @@ COMMIT_SECONDS = 0.2  # between two moves of the cursor, because each is two syn
     type=click.Choice(POLICIES),
     help="What to do about reclaimed records; without it: an error if --from names a sequence or a time.",
 )
-@click.option("--times", is_flag=True, help="Put the time before each record when the daemon took it.")
+@click.option("--times", is_flag=True, help="Print the append time before each record.")
 @click.option(
     "--format",
     "form",
@@ -62,12 +62,12 @@ def read(root: Path, route: str | None, on_missing: str | None, **options: Any) 
 
     Without --from, reading starts at the earliest record; with --group or --commit, after the group's cursor. A time
     (2026-11-21T10:00:00Z, 14:00, yesterday, 5m) is compared with the append time of records. `wald read R -n 20 -f`
-    shows the last 20 records and then those that come.
+    shows the last 20 records and then new ones.
 
-    Damaged records are reported, reading goes on, and the exit code is 4; with --commit, reading ends there, with the
-    cursor before them. If records were reclaimed, and --from names a sequence or a time, or the cursor is before them,
-    reading ends with exit code 3; otherwise it goes on, and the exit code is 12. --on-missing error always ends it;
-    --on-missing skip passes over missing records with exit code 0.
+    Damaged records are reported and skipped, and the exit code is 4; with --commit, reading ends there, with the cursor
+    before them. If records were reclaimed, and --from names a sequence or a time, or the cursor is before them, reading
+    ends with exit code 3; otherwise it continues, and the exit code is 12. --on-missing error always ends it;
+    --on-missing skip skips missing records with exit code 0.
     """
     asked = Asked(root, route if route is None else check_route(route), **options)
     asked.check()

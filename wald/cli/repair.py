@@ -42,20 +42,20 @@ _OWNERS = {
 @click.command()
 @root_option
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing.")
-@click.option("--accept-loss", is_flag=True, help="Also give up what cannot be read any more.")
+@click.option("--accept-loss", is_flag=True, help="Also give up records that are unreadable.")
 @json_option
 def repair(root: Path, dry_run: bool, accept_loss: bool, as_json: bool) -> int:
-    """Make a log good again that `wald verify` calls damaged. The daemon and wald-reclaim must be stopped.
+    """Repair a log that `wald verify` reports as damaged. The daemon and wald-reclaim must be stopped.
 
-    What can be made again without a loss is made again: indexes, the head, ledgers, log.json. What is bad is cut out
-    with --accept-loss only: the bytes stay in quarantine/, and a line in ledger/segments.jsonl gives the records up.
-    Every act is printed first.
+    Indexes, the head, ledgers and log.json are rebuilt if that loses nothing. Bad bytes are cut out only with
+    --accept-loss: they are kept in quarantine/, and a line in ledger/segments.jsonl gives the records up. Every action
+    is printed first.
 
-    Each repair takes an epoch, as a start of the daemon does; --dry-run takes none.
+    Each repair uses an epoch, as a start of the daemon does; --dry-run uses none.
 
-    Exit code 0: all of it is good. 9: records would be given up, and --accept-loss was not given: a line begins with
-    `refuse:`; also with --dry-run. 4, without such a line: with --dry-run, there is damage, as for `wald verify`; else
-    something is left that this command does not repair.
+    Exit code 0: the log is good. 9: records would be given up without --accept-loss: a line begins with `refuse:`; also
+    with --dry-run. 4, without such a line: with --dry-run, there is damage, as for `wald verify`; otherwise some damage
+    is left that this command does not repair.
     """
     here = Root(root)
     lost_identity(here)  # before anything is written: whether there is a log, and which

@@ -34,7 +34,7 @@ _COLUMNS = ("ROUTE", "LAST", "GROUP", "CURSOR", "LAG", "")
 def routes(root: Path, as_json: bool) -> None:
     """List routes with their last sequence, and for each group its cursor and its lag.
 
-    LAG is the number of records of the route that the group has not processed, as far as the log holds them.
+    LAG is the number of records of the route that the log has and the group has not processed.
     """
     log = wald.open(root)
     every = progress(log.view())
@@ -60,14 +60,14 @@ def route() -> None:
 @click.option(
     "--consumers",
     metavar="GROUP",
-    help="Let the members of a group of users leave cursors; the root's own is 'group', none is ''.",
+    help="An OS group whose members may leave cursors; 'group': that of the root; '': none.",
 )
 @json_option
 @stdout_is_a_report
 def add(
     root: Path, socket: Path | None, route: str, fifo: bool, mode: str | None, consumers: str | None, as_json: bool
 ) -> None:
-    """Make a route, or reactivate a retired one; through the daemon if one runs."""
+    """Create a route, or reactivate a retired one; through the daemon if one runs."""
     bits = None if mode is None else _bits(mode)
     group = None if consumers is None else _group_id(consumers)
     if mode is not None and not fifo:
@@ -92,7 +92,7 @@ def add(
 @json_option
 @stdout_is_a_report
 def retire(root: Path, socket: Path | None, route: str, as_json: bool) -> None:
-    """Accept no more records for a route; it no longer holds back what RECLAIM may delete."""
+    """Accept no more records for a route; its cursors no longer keep RECLAIM from deleting."""
     here = Root(root)
     read_identity(here)
     here.require_route(route)

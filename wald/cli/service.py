@@ -36,10 +36,10 @@ def _tables() -> Iterator[tuple[str, list[Setting]]]:
 )
 @stdout_is_a_report
 def run(root: Path, config_path: Path | None, stdin_route: str | None, only_check: bool) -> int:
-    """Run the daemon on a root, which is made if it is missing or empty.
+    """Run the daemon on a root; create the root if it is missing or empty.
 
-    SIGTERM and SIGINT stop it, SIGHUP reads the settings again, SIGUSR1 cuts the active segment. With --stdin, the end
-    of stdin stops it too; ROUTE is made if it is missing, and reactivated if it is retired. It must not have a FIFO.
+    SIGTERM and SIGINT stop it, SIGHUP reloads the settings, SIGUSR1 cuts the active segment. With --stdin, the end of
+    stdin also stops it; ROUTE is created if it is missing, and reactivated if it is retired. It must not have a FIFO.
     """
     from wald.config import Config, load
     from wald.daemon import service
@@ -61,7 +61,7 @@ def run(root: Path, config_path: Path | None, stdin_route: str | None, only_chec
 @click.command()
 @root_option
 def init(root: Path) -> None:
-    """Make a log in a directory that is missing or empty; an existing log stays as it is.
+    """Create a log in a directory that is missing or empty; leave an existing log unchanged.
 
     The daemon does the same, unless on_missing_root = "refuse".
     """

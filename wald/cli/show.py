@@ -33,16 +33,16 @@ Finder = Callable[[str, str | None, int], Record | None]
 @click.option(
     "--archive",
     metavar="DIR|URL",
-    help="Where the archive is now, if it is not where the ledger says; it is also searched if no ledger knows.",
+    help="The archive's destination if it is not the one in the ledger; also searched if no ledger lists the record.",
 )
-@click.option("--raw", is_flag=True, help="Print the value only, its bytes as they were sent, without a newline.")
+@click.option("--raw", is_flag=True, help="Print only the value, byte for byte, without a newline.")
 @json_option
 def show(root: Path, sequence: int, archive: str | None, raw: bool, as_json: bool) -> int:
     """Show record SEQUENCE: value, key, headers, times, route, and where it is.
 
-    It is read from the segment that holds it, raw or sealed, active or reclaimed in its grace period; if the log has it
-    no more, from its bundle, whose digest is checked. Of a record that is nowhere, what became of it is an error: the
-    exit code is 3 if it was deleted or never issued, and 4 if it is damaged.
+    It is read from its segment, raw or sealed, active or reclaimed in its grace period; if the log no longer has it,
+    from its bundle, whose digest is checked. If the record is nowhere, the error says why: the exit code is 3 if it was
+    deleted or never issued, and 4 if it is damaged.
     """
     if raw and as_json:
         raise InvalidInput("--raw and --json exclude each other", hint="wald show --help")

@@ -29,9 +29,7 @@ _GOOD = "good"
 @socket_option
 @duration_option("--timeout", "5s", "How long the daemon may take to answer.", seconds_min=0.001)
 @duration_option("--lag-max", None, "Warn if a record has waited longer than this for a group.", days_max=366)
-@click.option(
-    "--settings", "with_settings", is_flag=True, help="Only the settings in force, and where each comes from."
-)
+@click.option("--settings", "with_settings", is_flag=True, help="Print only the effective settings and their sources.")
 @json_option
 def status(
     root: Path, socket: Path | None, timeout: float, lag_max: float | None, with_settings: bool, as_json: bool
@@ -39,8 +37,8 @@ def status(
     """Report whether the daemon is alive, what is wrong, how far groups are behind, and when the disk is full.
 
     The exit code is 0 if all is good, 14 if there are warnings, 13 if something fails (the disk is full, a segment
-    cannot be read), and 6 if the daemon is dead, frozen or silent. The settings are those of the running daemon, or
-    of its last life.
+    cannot be read), and 6 if the daemon is dead, frozen or silent. The settings are those of the running daemon, or of
+    its last run.
     """
     now_ns = time.time_ns()
     facts = read_facts(wald.open(root), socket=socket, seconds=timeout, now_ns=now_ns)

@@ -42,13 +42,13 @@ _SAMPLED = b"\0"
 @click.command()
 @root_option
 @duration_option("--interval", "1s", "The time between two samples of the head.")
-@click.option("--once", is_flag=True, help="Print one screen as plain text; the default where stdout is no terminal.")
+@click.option("--once", is_flag=True, help="Print one screen as plain text; the default if stdout is not a terminal.")
 def top(root: Path, interval: float, once: bool) -> None:
     """Watch the log: its segments, its routes, which group holds back which segments, and when the disk is full.
 
     IN/S and OUT/S are the records per second that a route receives and a group processes. LAG is counted in records of
-    the route; OLDEST is how long the first of them has been waiting. Reading every segment takes time: if there are
-    very many, it is done less often, and the screen says how old the numbers are. Press q to quit.
+    the route; OLDEST is how long the first of them has been waiting. If there are very many segments, they are read
+    less often, and the screen shows the age of the numbers. Press q to quit.
     """
     if interval < _INTERVAL_MIN_SECONDS:
         raise InvalidInput(

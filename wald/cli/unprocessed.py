@@ -96,9 +96,9 @@ def _lost_behind(log: Log, route: str, sequence: int) -> int:
 @of_consumer_option
 @json_option
 def show(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) -> None:
-    """Show what the group has not processed of ROUTE: how many records, from where to where, since when.
+    """Show the records of ROUTE that the group has not processed: their number, range and age.
 
-    The cursor is a consumer's if that is the only one of the group, and with --of-consumer.
+    A consumer's cursor is shown if it is the group's only one, and with --of-consumer.
     """
     log = wald.open(root)
     found = unprocessed(log, cursor_of(log, route, group, of_consumer=of_consumer))
@@ -171,11 +171,11 @@ def skip(
 ) -> None:
     """Move the group past record SEQUENCE of ROUTE, which it cannot process, and record that in ledger/skips.jsonl.
 
-    SEQUENCE must be the next record that the group would process, so that nothing else is skipped: neither a record
-    that is there nor one that was removed, or is damaged, before the group processed it. A wald-drain that tries the
-    record again follows at its next try. The record stays in the log as long as others need it.
+    SEQUENCE must be the next record that the group would process, so that no other record is skipped, not even one that
+    was removed or is damaged. A wald-drain that retries the record continues after it at its next try. The record stays
+    in the log as long as others need it.
 
-    The log's owner and root may skip, also for a consumer, whose cursor is meant if the group has no other.
+    The log's owner and root may skip, also for a consumer if the group has no other cursor.
     """
     log = wald.open(root)
     log.root.require_route(route)

@@ -28,7 +28,7 @@ from wald_spark.session import session
     "destinations",
     multiple=True,
     metavar="DIR|URL",
-    help="An archive besides those in the ledgers of the logs. Repeatable.",
+    help="An archive in addition to those in the logs' ledgers. Repeatable.",
 )
 @click.option(
     "--from",
@@ -47,8 +47,8 @@ def command(roots: tuple[str, ...], destinations: tuple[str, ...], first: int, m
     It checks the checksums of all frames, the sha256 of all segments, that sequences have no gaps, that every deletion
     was allowed by the cursors recorded before it, and every bundle against its manifest. Daemons may keep running.
 
-    The exit code is 4 if anything is wrong. It is 6 if nothing is, but an archive could not be read: credentials are
-    missing, or the store does not answer.
+    The exit code is 4 if anything is wrong. It is 6 if nothing else is wrong but an archive could not be read:
+    credentials are missing, or the store does not answer.
     """
     planned = plan(list(expanded(roots)), destinations, first=first)
     total = sum(work.stored_bytes for work in planned.work)

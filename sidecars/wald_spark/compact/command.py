@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 @roots_option
 @out_option
 @routes_option
-@click.option("--permissive", is_flag=True, help="Pass over what is damaged or was reclaimed too early, and report it.")
+@click.option("--permissive", is_flag=True, help="Skip and report records that are damaged or reclaimed too early.")
 @partial_option
 @master_option
 @json_option
@@ -58,8 +58,8 @@ def command(
 ) -> None:
     """Keep the latest value of each key as Parquet in OUT/latest.
 
-    A run reads the records that have come since the last run, and the result of that run. An empty value deletes its
-    key: the row stays, and its value is null. Records without a key are counted and left out.
+    A run reads the records since the last run, and the result of that run. An empty value deletes its key: the row
+    stays, and its value is null. Records without a key are counted and left out.
     """
     require_spark()  # before the modules that need it
     from wald_spark.compact.job import Compactor

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 @routes_option
 @click.option("--json-schema", default="", metavar="DDL", help="Parse values: 'status INT, host STRING, at TIMESTAMP'.")
 @click.option("--columns", default="", metavar="NAMES", help="The same, with types inferred: status,host.")
-@size_option("--bytes-per-file", "128MiB", "About how many bytes of records go into a file, before compression.")
-@click.option("--permissive", is_flag=True, help="Pass over what is damaged or was reclaimed too early, and report it.")
+@size_option("--bytes-per-file", "128MiB", "The approximate size of the records in a file, before compression.")
+@click.option("--permissive", is_flag=True, help="Skip and report records that are damaged or reclaimed too early.")
 @partial_option
 @master_option
 @json_option
@@ -65,9 +65,9 @@ def command(
 ) -> None:
     """Export logs to Parquet: OUT/route=ROUTE/date=DATE/*.parquet, for Spark, DuckDB and pandas.
 
-    A run exports the complete records behind those that are exported already, each exactly once, even if an earlier
-    run was interrupted. With --json-schema or --columns, values that are JSON objects become a column `json` with these
-    fields; any other value is in `_corrupt_record`.
+    A run exports the complete records after those already exported, each exactly once, even if an earlier run was
+    interrupted. With --json-schema or --columns, values that are JSON objects become a column `json` with these fields;
+    any other value is in `_corrupt_record`.
     """
     if json_schema and columns:
         raise InvalidInput("--json-schema and --columns exclude each other", hint="wald-export --help")

@@ -57,7 +57,7 @@ def test_add_says_what_the_client_may(tmp_path: Path) -> None:
 
     assert b"wald-gate: shop may: read orders; write app.*; work orders/billing app.*\n" in added.stderr
     assert json.loads((tmp_path / "tokens").read_bytes())["work"] == ["orders/billing", "app.*"]
-    assert "acknowledges them and moves its cursor. What every group has passed, wald-reclaim may delete." in " ".join(
+    assert "moves its cursor. wald-reclaim may delete records that every group has passed." in " ".join(
         token("add", "--help").stdout.decode().split()
     )
 

@@ -40,12 +40,12 @@ _CANARY_SECONDS = 10.0
 def doctor(
     root: Path, config_path: Path | None, socket: Path | None, canary: bool, timeout: float | None, as_json: bool
 ) -> int:
-    """Report which promises hold on this directory and this host, and what to type where one does not.
+    """Report which promises hold on this directory and this host, and what to type if one does not.
 
-    The directory may be a log, with or without a running daemon, or one that does not exist yet. It is tried out in a
+    The directory may be a log, with or without a running daemon, or one that does not exist yet. The checks run in a
     scratch directory inside it, which is removed. The exit code is 0 if nothing is wrong, 13 if a check failed, 14 if
-    there are only warnings. With --canary a record is sent to the running daemon, read back and acknowledged; the
-    exit code is 0 if it arrived in time.
+    there are only warnings. With --canary a record is sent to the running daemon, read back and acknowledged; the exit
+    code is 0 if it arrived in time.
     """
     if timeout == 0:
         raise InvalidInput("--timeout 0: there is no time for anything", hint="--timeout 5s")
