@@ -123,6 +123,27 @@ def written_to_fifo(root: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+@contextmanager
+def leased_from(root: Path) -> Iterator[None]:
+    """Own the group of workers, and lease records to worker w."""
+    with WorkGroup(root, "a", "workers") as group:
+        assert group.lease("w", 3)
+        yield
+
+
+def stop_once_held(root: Path, process: subprocess.Popen[bytes]) -> None:
+    """Stop ``wald hold`` once it has the FIFO of route a open."""
+
+    def held() -> bool:
+        with suppress(OSError):  # no reader
+            os.close(os.open(root / "routes" / "a" / "in", os.O_WRONLY | os.O_NONBLOCK))
+            return True
+        return False
+
+    eventually(lambda: process.poll() is not None or held())
+    terminate(process)
+
+
 def stop_once_durable(root: Path, process: subprocess.Popen[bytes]) -> None:
     """Stop a daemon once all lines of the FIFO are durable."""
 
@@ -186,6 +207,18 @@ except (OSError, WaldError) as error:
     sys.exit(str(error))
 """
 
+PRODUCE = """
+import sys, wald
+from wald.errors import WaldError
+try:
+    with wald.Producer(sys.argv[1]) as producer:
+        producer.send("a", [f"new {number}" for number in range(200)])
+        (span,) = producer.flush()
+    assert wald.open(sys.argv[1]).head().sequence >= span[1]
+except (OSError, WaldError) as error:
+    sys.exit(str(error))
+"""
+
 PROGRAMS = {
     "reclaim": Program(log_of_two_routes, lambda root: reclaim(root, "--grace", "0")),
     "reclaim releases": Program(log_of_two_routes, lambda root: reclaim(root, "--grace", "300d")),
@@ -225,6 +258,12 @@ PROGRAMS = {
     "group remove": Program(
         log_with_a_work_group, lambda root: command("group", "remove", "a", "workers", "--root", root), again=(3,)
     ),
+    "group release": Program(
+        log_with_a_work_group,
+        lambda root: command("group", "release", "a", "workers", "w", "--root", root),
+        beside=leased_from,
+        again=(3,),
+    ),
     "group list": Program(log_with_a_work_group, lambda root: command("group", "list", "--root", root)),
     "work": Program(log_with_a_work_group, lambda root: in_python(WORK, root)),
     "run --stdin": Program(
@@ -250,6 +289,8 @@ PROGRAMS = {
         beside=daemon_of,
         layout=False,
     ),
+    "producer": Program(log_of_two_routes, lambda root: in_python(PRODUCE, root), beside=daemon_of, layout=False),
+    "hold": Program(log_with_a_fifo, lambda root: command("hold", "--root", root), assist=stop_once_held),
     "append": Program(
         log_of_two_routes,
         lambda root: command("append", "a", "--root", root),
