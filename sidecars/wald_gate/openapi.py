@@ -65,7 +65,7 @@ def document(verbs: Sequence[Verb]) -> dict[str, Any]:
             "version": wald.__version__,
             "summary": "A durable spool: records in, an append-only log, readers at their own pace.",
         },
-        "servers": [{"url": "/"}],
+        "servers": [{"url": "."}],
         "security": _SECURITY,
         "paths": paths,
         "components": {

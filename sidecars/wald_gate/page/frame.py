@@ -54,7 +54,7 @@ async def page(call: Call, template: str, facts: Facts, *, status: int = 200) ->
     """
     picture = await call.state.watching.picture()
     found = _ENVIRONMENT.get_template(template)
-    return _html(found.render(_of_frame(call, picture, live="/live") | dict(facts)), status)
+    return _html(found.render(_of_frame(call, picture, live=base_of(call.request) + "live") | dict(facts)), status)
 
 
 async def live_page(call: Call, template: str, facts: Callable[[Picture], Facts]) -> Response:
@@ -73,8 +73,7 @@ async def live_page(call: Call, template: str, facts: Callable[[Picture], Facts]
         return Stream(_changes(call, found, facts), EVENTS, headers)
 
     def render() -> str:
-        address = call.request.url
-        live = address.path + ("?" + address.query if address.query else "")
+        live = "?" + call.request.url.query  # the page itself
         return found.render(_of_frame(call, picture, live=live) | dict(facts(picture)))
 
     return _html(await call.read(render))
@@ -89,17 +88,26 @@ def failed(request: Request, error: Exception) -> Response:
     """A page that says what went wrong; who is not known is shown where a token can be typed."""
     answer = problem(error)
     if answer.status_code == 401 and request.method in ("GET", "HEAD"):
-        return RedirectResponse("/login", 303, HEADERS)
+        return RedirectResponse(base_of(request) + "login", 303, HEADERS)
     found = msgspec.json.decode(answer.body, type=Problem)
-    html = _ENVIRONMENT.get_template("problem.html").render(problem=found, build=BUILD)
+    html = _ENVIRONMENT.get_template("problem.html").render(problem=found, build=BUILD, base=base_of(request))
     response = _html(html, answer.status_code)
     response.headers.update({name: value for name, value in answer.headers.items() if name in _OF_PROBLEMS})
     return response
 
 
-def bare(template: str, facts: Facts, *, status: int = 200) -> Response:
+def bare(call: Call, template: str, facts: Facts, *, status: int = 200) -> Response:
     """A page outside of the frame: it says nothing of the log."""
-    return _html(_ENVIRONMENT.get_template(template).render(build=BUILD, **facts), status)
+    base = base_of(call.request)
+    return _html(_ENVIRONMENT.get_template(template).render(build=BUILD, base=base, **facts), status)
+
+
+def base_of(request: Request) -> str:
+    """Return the relative address of the overview, which all links begin with.
+
+    A proxy may have removed a prefix from the path, so the gate does not know any absolute address.
+    """
+    return "../" * (request.scope["path"].count("/") - 1) or "./"
 
 
 async def _changes(call: Call, template: Template, facts: Callable[[Picture], Facts]) -> AsyncGenerator[bytes]:
@@ -154,6 +162,7 @@ def _of_frame(call: Call, picture: Picture | None, *, live: str) -> dict[str, An
     """What the frame shows itself."""
     client: Client = call.client
     return {
+        "base": base_of(call.request),
         "build": BUILD,
         "client": client,
         "has_session": call.has_session,

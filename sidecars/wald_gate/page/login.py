@@ -8,16 +8,16 @@ from starlette.responses import RedirectResponse, Response
 
 from wald.errors import InvalidInput
 from wald_gate.call import Call
-from wald_gate.page.frame import HEADERS, bare
+from wald_gate.page.frame import HEADERS, bare, base_of
 from wald_gate.problems import HttpError
 
 _FORM = "application/x-www-form-urlencoded"
 _FORM_BYTES, _FORM_FIELDS = 4 << 10, 8
 
 
-async def form(_: Call) -> Response:
+async def form(call: Call) -> Response:
     """The form."""
-    return bare("login.html", {"wrong": False})
+    return bare(call, "login.html", {"wrong": False})
 
 
 async def log_in(call: Call) -> Response:
@@ -30,18 +30,18 @@ async def log_in(call: Call) -> Response:
     except ValueError:
         raise InvalidInput("the form has too many fields", hint="token=…") from None
     token = fields.get("token", [""])[0].strip()
-    response = RedirectResponse("/", 303, HEADERS)
+    response = RedirectResponse(base_of(call.request), 303, HEADERS)
     try:
         call.state.sessions.begin(call.request, response, token)
     except HttpError as error:
         if error.status != 401:
             raise
-        return bare("login.html", {"wrong": True}, status=401)
+        return bare(call, "login.html", {"wrong": True}, status=401)
     return response
 
 
 async def log_out(call: Call) -> Response:
     """The end of the session."""
-    response = RedirectResponse("/login", 303, HEADERS)
+    response = RedirectResponse(base_of(call.request) + "login", 303, HEADERS)
     call.state.sessions.end(call.request, response)
     return response

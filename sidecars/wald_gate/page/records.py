@@ -26,7 +26,7 @@ from wald.store.reading.selection import Start
 from wald.store.segments.seeking import end_of, sequence_since
 from wald.store.segments.view import View
 from wald_gate.call import Call
-from wald_gate.page.frame import HEADERS, Facts, live_page, page
+from wald_gate.page.frame import HEADERS, Facts, base_of, live_page, page
 from wald_gate.page.picture import Picture
 from wald_gate.page.values import line
 from wald_gate.problems import HttpError, problem, without_path
@@ -85,7 +85,7 @@ async def records(call: Call) -> Response:
 
 async def find(call: Call) -> Response:
     """From the number that was typed to the page of that record."""
-    return RedirectResponse(f"/records/{call.query(Find).sequence}", 303, HEADERS)
+    return RedirectResponse(f"{base_of(call.request)}records/{call.query(Find).sequence}", 303, HEADERS)
 
 
 class Find(Shape):

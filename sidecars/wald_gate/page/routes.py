@@ -295,4 +295,4 @@ def _address(query: Query, changed: Mapping[str, object]) -> str:
     parameters = {"find": query.find, "sort": query.sort, "page": query.page, **changed}
     defaults = {"find": "", "sort": Query().sort, "page": 1}
     kept = {name: value for name, value in parameters.items() if value != defaults[name]}
-    return f"/routes?{urlencode(kept)}" if kept else "/routes"
+    return f"?{urlencode(kept)}"

@@ -3,145 +3,71 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import socket
-import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
-from typing import Self
+from urllib.parse import urlencode, urljoin
 
 import pytest
 from gating import Gate, entry
 from group_requests import GROUP
-from programs import program
-from running import TIMEOUT_SECONDS, Daemon, eventually
+from proxying import COMMANDS, PORT, PREFIX, Proxy, documented, own_host
+from running import TIMEOUT_SECONDS, Daemon
 
 ORDERS = "/v1/routes/orders/records"
-PAGE = Path(__file__).parents[3] / "docs" / "http.md"
-PORT = 18080
 TOKEN = {"Authorization": "Bearer ann-token"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
-
-NGINX = """
-daemon off;
-master_process off;
-pid {directory}/nginx.pid;
-error_log stderr;
-events {{}}
-http {{
-    access_log off;
-    client_body_temp_path {directory}/body;
-    proxy_temp_path {directory}/proxy;
-    fastcgi_temp_path {directory}/fastcgi;
-    uwsgi_temp_path {directory}/uwsgi;
-    scgi_temp_path {directory}/scgi;
-    proxy_read_timeout {timeout}s;
-    send_timeout {timeout}s;
-    server {{
-        listen {address};
-        {documented}
-    }}
-}}
-"""
-HAPROXY = """
-defaults
-    mode http
-    timeout connect 60s
-    timeout client {timeout}s
-frontend public
-    bind {address}
-    default_backend wald
-{documented}
-"""
-CADDY = """
-{{
-    admin off
-    auto_https off
-    default_bind {host}
-}}
-{documented}
-"""
-SETTINGS = {"nginx": NGINX, "haproxy": HAPROXY, "caddy": CADDY}
-COMMANDS = {
-    "nginx": ["-e", "stderr", "-c"],
-    "haproxy": ["-db", "-f"],
-    "caddy": ["run", "--adapter", "caddyfile", "--config"],
-}
+HTML = {"Accept": "text/html"}
+OTHERS = sorted(COMMANDS.keys() - {"nginx"})
+TYPED = {"sequence": "1"}  # into the fields of forms that are empty
 
 
-def documented(name: str) -> str:
-    """Return the configuration that the page has for a proxy."""
-    pattern = rf"^{name}\b[^\n]*:\n\n```text\n(.*?)```"
-    found = re.search(pattern, PAGE.read_text(), re.DOTALL | re.MULTILINE | re.IGNORECASE)
-    assert found, name
-    return found[1]
+@dataclass
+class Form:
+    """A form with the values that a browser would send."""
+
+    method: str
+    action: str
+    fields: dict[str, str] = field(default_factory=dict)
 
 
-def own_host() -> str:
-    """Return an address of loopback that no other process uses."""
-    return "127." + ".".join(str(each) for each in (os.getpid() + (1 << 20)).to_bytes(3, "big"))
+class Addresses(HTMLParser):
+    """The relative addresses in a page: those that a browser loads or can follow, and its forms.
 
+    Args:
+        base: the address of the page.
+    """
 
-class Proxy:
-    """A proxy in front of a gate; in a ``with`` block it is killed at the end."""
+    def __init__(self, source: str, base: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.live = ""
+        self.forms: list[Form] = []
+        self._base = base
+        self._select = ""
+        self.feed(source)
 
-    def __init__(self, name: str, gate: Gate, directory: Path, given: str = "", timeout: int = 60) -> None:
-        """
-        Args:
-            given: the configuration; "" for the documented one.
-        """
-        self._path = program(name)
-        self.address = f"{own_host()}:{PORT}"
-        given = (given or documented(name)).replace("127.0.0.1:7700", f"127.0.0.1:{gate.port}")
-        given = given.replace("log.example", f"http://{self.address}").replace("60s", f"{timeout}s")
-        settings = directory / f"{name}.conf"
-        settings.write_text(
-            SETTINGS[name].format(
-                directory=directory, host=own_host(), address=self.address, documented=given, timeout=timeout
-            )
-        )
-        self._log = directory / f"{name}.log"
-        environment = {**os.environ, "HOME": str(directory)}
-        with self._log.open("ab") as log:
-            line = [self._path, *COMMANDS[name], str(settings)]
-            self._process = subprocess.Popen(line, stdout=log, stderr=log, env=environment)
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.links += [self._absolute(given[name]) for name in ("href", "src") if name in given]
+        if "data-live" in given:
+            self.live = self._absolute(given["data-live"])
+        if tag == "form":
+            self.forms.append(Form(given.get("method", "get"), self._absolute(given["action"])))
+        elif tag == "input":
+            self.forms[-1].fields[given["name"]] = given.get("value", "") or TYPED.get(given["name"], "")
+        elif tag == "select":
+            self._select = given["name"]
+        elif tag == "option" and "value" in given:
+            fields = self.forms[-1].fields
+            if "selected" in given or self._select not in fields:
+                fields[self._select] = given["value"]
 
-    def __enter__(self) -> Self:
-        try:
-            eventually(self._answers)
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def _answers(self) -> bool:
-        assert self._process.poll() is None, self._log.read_text()
-        try:
-            socket.create_connection((own_host(), PORT)).close()
-        except ConnectionRefusedError:
-            return False
-        return True
-
-    def connect(self) -> HTTPConnection:
-        return HTTPConnection(own_host(), PORT, timeout=TIMEOUT_SECONDS)
-
-    def ask(
-        self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
-    ) -> tuple[int, dict[str, str], bytes]:
-        """Return the status, the headers and the body of an answer."""
-        connection = self.connect()
-        try:
-            connection.request(method, path, body, headers or {})
-            answer = connection.getresponse()
-            return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
-        finally:
-            connection.close()
+    def _absolute(self, address: str) -> str:
+        return urljoin(self._base, address).partition("#")[0]
 
 
 @pytest.fixture
@@ -221,15 +147,6 @@ def test_records_arrive_through_nginx_with_its_default_settings(gate: Gate, tmp_
         require_delivery(proxy)
 
 
-def test_the_api_works_below_a_path_that_the_proxy_removes(gate: Gate, tmp_path: Path) -> None:
-    found = re.search(r"`(location /log/ .*)`", PAGE.read_text())
-    assert found
-    with Proxy("nginx", gate, tmp_path, found[1]) as proxy:
-        status, _, answer = proxy.ask("GET", f"/log{ORDERS}?from=end&wait=1ms", None, TOKEN)
-
-    assert (status, answer.strip()) == (200, b"")
-
-
 def test_bodies_and_errors_pass(proxy: Proxy) -> None:
     large = b"x" * 1023 + b"\n"
     status, answer = append(proxy, large * 8192)
@@ -240,10 +157,10 @@ def test_bodies_and_errors_pass(proxy: Proxy) -> None:
 
 
 def test_a_person_logs_in(proxy: Proxy) -> None:
-    origin = {"Origin": f"http://{proxy.address}"}
+    origin = {"Origin": proxy.origin}
     assert proxy.ask("POST", "/login", b"token=ann-token", FORM | {"Origin": "http://evil.example"})[0] == 403
     status, headers, _ = proxy.ask("POST", "/login", b"token=ann-token", FORM | origin)
-    assert (status, headers["location"]) == (303, "/")
+    assert (status, headers["location"]) == (303, "./")
     cookie = {"Cookie": headers["set-cookie"].partition(";")[0]}
     assert proxy.ask("GET", "/routes/orders", None, cookie | {"Accept": "text/html"})[0] == 200
 
@@ -259,6 +176,69 @@ def test_the_gate_knows_the_address_of_the_client(proxy: Proxy, gate: Gate) -> N
 
     assert line["address"] == "127.9.9.9"
     assert "Secure" not in cookie
+
+
+@pytest.mark.parametrize("name", ["nginx", *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)])
+def test_every_link_and_form_of_the_page_works_below_a_path(name: str, gate: Gate, tmp_path: Path) -> None:
+    gate.ask("POST", ORDERS, b"first\nsecond\n", TOKEN | {"Content-Type": "text/plain"})
+    with Proxy(name, gate, tmp_path, documented(name, below=True)) as proxy:
+
+        def ask(method: str, path: str, headers: dict[str, str]) -> tuple[str, bytes]:
+            """Return the page that a browser would show, after redirects, preceded by its address."""
+            assert path.startswith(f"{PREFIX}/"), path
+            status, found, page = proxy.ask(method, path, None, HTML | headers)
+            if status in (301, 302, 303):
+                return ask("GET", urljoin(path, found["location"]), headers)
+            assert status == (404 if path.endswith("/nowhere") else 200), (path, page)
+            return path, page
+
+        for path in ("/", "/routes/orders"):
+            address, page = ask("GET", PREFIX + path, {})
+            assert address == f"{PREFIX}/login"
+        [login] = Addresses(page.decode(), address).forms
+        origin = {"Origin": proxy.origin}
+        _, headers, _ = proxy.ask("POST", login.action, b"token=ann-token", FORM | origin)
+        assert urljoin(login.action, headers["location"]) == f"{PREFIX}/"
+        cookie = {"Cookie": headers["set-cookie"].partition(";")[0]}
+
+        waiting = [f"{PREFIX}/", f"{PREFIX}/routes/nowhere"]
+        seen, logout = set[str](), set[str]()
+        while waiting:
+            path = waiting.pop()
+            alike = re.sub("[0-9]+", "1", path)  # each record has a page with a link to the next one
+            if alike in seen:
+                continue
+            seen.add(alike)
+            address, page = ask("GET", path, cookie)
+            if not page.startswith(b"<!doctype html>"):
+                continue
+            found = Addresses(page.decode(), address)
+            waiting += found.links
+            waiting += [f"{each.action}?{urlencode(each.fields)}" for each in found.forms if each.method == "get"]
+            logout |= {each.action for each in found.forms if each.method == "post"}
+            if found.live:
+                connection = proxy.connect()
+                connection.request("GET", found.live, None, cookie | {"Accept": "text/event-stream"})
+                read_to(connection.getresponse(), b"event: parts", address)
+                connection.close()
+
+        pages = ("", "routes", "routes/orders", "records", "records/1", "records/1/value", "history", "openapi.json")
+        assert {f"{PREFIX}/{each}" for each in pages} <= {each.partition("?")[0] for each in seen}
+        servers = json.loads(ask("GET", f"{PREFIX}/openapi.json", {})[1])["servers"]
+        assert [urljoin(f"{PREFIX}/openapi.json", each["url"]) for each in servers] == [f"{PREFIX}/"]
+        assert logout == {f"{PREFIX}/logout"}
+        assert ask("POST", logout.pop(), cookie | origin)[0] == f"{PREFIX}/login"
+        assert ask("GET", f"{PREFIX}/", cookie)[0] == f"{PREFIX}/login"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_api_works_below_a_path_and_its_name_leads_to_the_page(name: str, gate: Gate, tmp_path: Path) -> None:
+    with Proxy(name, gate, tmp_path, documented(name, below=True)) as proxy:
+        status, headers, _ = proxy.ask("GET", PREFIX)
+        assert status in (301, 302)
+        assert urljoin(proxy.origin + PREFIX, headers["location"]) == f"{proxy.origin}{PREFIX}/"
+        status, _, answer = proxy.ask("GET", f"{PREFIX}{ORDERS}?from=end&wait=1ms", None, TOKEN)
+        assert (status, answer.strip()) == (200, b"")
 
 
 @pytest.mark.slow

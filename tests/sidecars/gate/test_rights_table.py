@@ -160,7 +160,8 @@ def ask(gate: Gate, client: Asking, method: str, path: str, body: Any) -> Answer
 
 
 def outcome(method: str, answer: Answer) -> str:
-    if answer.status == 401 or (answer.status, answer.headers.get("location"), method) == (303, "/login", "GET"):
+    to_login = answer.headers.get("location", "").endswith("/login")
+    if answer.status == 401 or (answer.status, to_login, method) == (303, True, "GET"):
         return "who?"
     return "no" if answer.status == 403 else "yes"
 

@@ -6,6 +6,7 @@ import html
 import re
 import time
 from collections.abc import Iterator
+from urllib.parse import urljoin
 
 import pytest
 from gating import Answer, Gate
@@ -49,7 +50,7 @@ def pages(gate: Gate, query: str = "") -> list[Answer]:
     """The pages that follow each other by the link to older events."""
     found = [gate.get(f"/history?{query}")]
     while older := re.search(r'<a href="([^"]*)" rel="next">Older</a>', found[-1].body.decode()):
-        found.append(gate.get(html.unescape(older[1])))
+        found.append(gate.get(urljoin("/history", html.unescape(older[1]))))
     return found
 
 

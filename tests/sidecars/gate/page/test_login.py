@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from browsing import Chromium, Visit
 from gating import Gate, entry
+from proxying import PREFIX, Proxy, documented
 from running import Daemon
 
 _REFUSED = "status of 401"
@@ -45,6 +46,33 @@ def test_a_person_logs_in_looks_and_logs_out(chromium: Chromium, guarded: Gate, 
         visit.page.wait_for_url("**/login")
         visit.page.goto("/")
         visit.page.wait_for_url("**/login")
+
+
+@pytest.mark.slow
+def test_a_person_logs_in_and_follows_records_below_a_path_of_a_proxy(
+    chromium: Chromium, daemon: Daemon, guarded: Gate, tmp_path: Path
+) -> None:
+    with (
+        Proxy("nginx", guarded, tmp_path, documented("nginx", below=True)) as proxy,
+        chromium.visit(proxy.origin + PREFIX, allowed=_REFUSED) as visit,
+    ):
+        page = visit.page
+        page.goto(f"{PREFIX}/records/1")
+        page.wait_for_url(f"**{PREFIX}/login")
+        submit(visit, "guess")
+        page.get_by_role("alert").wait_for()
+        submit(visit, "ann-token")
+        page.wait_for_url(f"**{PREFIX}/")
+        page.get_by_role("link", name="Routes").click()
+        page.get_by_role("link", name="orders", exact=True).first.click()
+        page.get_by_role("link", name="Follow them").click()
+        page.get_by_text("following").wait_for()
+        assert daemon.ask("PUB orders 6\nlater\n").startswith("OK")
+        page.get_by_text("later").wait_for()
+        page.get_by_role("link", name="1", exact=True).click()
+        page.wait_for_url(f"**{PREFIX}/records/1")
+        page.get_by_role("button", name="Log out").click()
+        page.wait_for_url(f"**{PREFIX}/login")
 
 
 def test_the_form_of_a_page_without_an_origin_cannot_log_in(chromium: Chromium, guarded: Gate) -> None:

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urljoin
 
 import pytest
 from gating import Answer, Gate
@@ -46,7 +46,7 @@ def link(answer: Answer, text: str) -> str:
     """Where a link of the page leads."""
     found = re.search(rf'<a href="([^"]*)"[^>]*>{text}</a>', answer.body.decode())
     assert found, text
-    return html.unescape(found[1])
+    return urljoin("/records", html.unescape(found[1]))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_every_number_has_an_answer_and_what_is_none_is_an_error(filled: Gate) -
     for none in ("0", "-1", "x", "1.5", str(1 << 63), "9" * 400, "%00"):
         assert filled.get(f"/records/{none}").status == 400, none
     found = filled.get("/record?sequence=152")
-    assert (found.status, found.headers["location"]) == (303, "/records/152")
+    assert (found.status, found.headers["location"]) == (303, "./records/152")
 
 
 def test_what_was_reclaimed_says_when_and_by_which_rule(daemon: Daemon, gate: Gate) -> None:

@@ -84,6 +84,6 @@ def test_a_route_leads_to_its_records_and_says_once_what_its_groups_are(gate: Ga
 
     eventually(lambda: bool(chips()))
     assert chips() == ["work group"]
-    link = re.search(r'<a href="(/records[^"]*)">Its records</a>', shown(gate))
+    link = re.search(r'<a href="\.\.(/records[^"]*)">Its records</a>', shown(gate))
     assert link
     assert "Records of <code>orders</code>" in gate.get(html.unescape(link[1])).body.decode()

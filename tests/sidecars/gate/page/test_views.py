@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
 from gating import Answer, Gate
@@ -183,7 +184,7 @@ def test_hostile_text_is_shown_and_does_nothing(gate: Gate, daemon: Daemon, root
 def test_without_a_session_a_page_leads_to_the_form(guarded: Gate) -> None:
     for path in ("/", "/routes", "/routes/orders", "/live"):
         answer = guarded.get(path)
-        assert (answer.status, answer.headers["location"]) == (303, "/login")
+        assert (answer.status, urljoin(path, answer.headers["location"])) == (303, "/login")
     assert guarded.get("/v1/routes").status == 401
 
 
@@ -225,7 +226,7 @@ def test_logging_out_ends_the_session(guarded: Gate) -> None:
     chief = session(guarded, "chief")
     answer = guarded.ask("POST", "/logout", headers=chief)
 
-    assert (answer.status, answer.headers["location"]) == (303, "/login")
+    assert (answer.status, answer.headers["location"]) == (303, "./login")
     assert guarded.ask("GET", "/", headers=chief).status == 303
 
 
