@@ -15,9 +15,11 @@ from wald.format.state import (
     PRODUCERS_MAX,
     WINDOW,
     BadControl,
+    Ending,
     LogState,
     Producers,
     Written,
+    decode_previous,
     decode_state,
     encode_state,
     fingerprint,
@@ -27,7 +29,9 @@ U64 = st.integers(0, (1 << 64) - 1)
 U32 = st.integers(0, (1 << 32) - 1)
 ROUTES = st.dictionaries(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,9}", fullmatch=True), U64, max_size=4)
 WINDOWS = st.lists(st.builds(Written, U64, U64, U32, U32), max_size=WINDOW).map(lambda w: deque(w, WINDOW))
-STATES = st.builds(LogState, U64, U64, ROUTES, ROUTES, st.dictionaries(U64, WINDOWS, max_size=4).map(Producers))
+ENDINGS = st.none() | st.builds(Ending, U32, U64)
+PRODUCERS = st.dictionaries(U64, WINDOWS, max_size=4).map(Producers)
+STATES = st.builds(LogState, U64, U64, ROUTES, ROUTES, PRODUCERS, ENDINGS)
 ENCODED = encode_state(STATE)
 
 
@@ -37,7 +41,21 @@ def test_state_comes_back(state: LogState) -> None:
     decoded = decode_state(encode_state(state))
 
     assert decoded == state
+    assert decode_previous(encode_state(state)) == state.previous
     assert list(decoded.producers.table) == list(state.producers.table)  # the order says who is forgotten first
+
+
+def test_the_end_of_the_segment_before_takes_the_same_room_whatever_its_salt() -> None:
+    lengths = {len(encode_state(LogState(previous=Ending(salt, 4096)))) for salt in (0, 9, (1 << 32) - 1)}
+    assert len(lengths) == 1
+    assert b"previous" not in encode_state(LogState())
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]\n", b"null\n", b'{"version":2,"previous":["0",1]}\n', b'{"version":1,"previous":[]}\n']
+)
+def test_an_end_that_cannot_be_read_is_not_known(data: bytes) -> None:
+    assert decode_previous(data) is None
 
 
 def test_every_truncation_is_refused() -> None:

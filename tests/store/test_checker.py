@@ -111,7 +111,7 @@ def test_a_good_log_is_read_once(tmp_path: Path) -> None:
 
 
 def spliced(tmp_path: Path, write: Write, write_other: Write, *, late_s: int = 0) -> Root:
-    """The log that ``write`` makes, ``late_s`` late, but its last segment is that of ``write_other``."""
+    """The log that ``write`` makes, ``late_s`` late, but its last segment and its head are those of ``write_other``."""
     Built(tmp_path / "one").crash()
     shutil.copytree(tmp_path / "one", tmp_path / "other")
     for name, write_this, at_s in (("one", write, late_s), ("other", write_other, 0)):
@@ -119,7 +119,8 @@ def spliced(tmp_path: Path, write: Write, write_other: Write, *, late_s: int = 0
         write_this(built)
         built.crash()
     last = list_segments(built.root).segments[-1].path
-    shutil.copy(last, tmp_path / "one" / "segments" / last.name)
+    for path in (last, built.root.head):
+        shutil.copy(path, tmp_path / "one" / path.relative_to(built.root.path))
     return Root(tmp_path / "one")
 
 

@@ -227,7 +227,7 @@ class TestALongRecordAcrossSegments:
 
     def test_pieces_behind_a_broken_record_do_not_take_the_name_of_the_next_segment(self, tmp_path: Path) -> None:
         log = Built(tmp_path / "log")
-        log.piece("c", b"whole ", begins=True, ends=False)
+        log.piece("c", b"other ", begins=True, ends=False)
         log.piece("a", b"to be broken ", begins=True, ends=False)
         log.piece("c", b"record ", begins=False, ends=False)
         log.cut()
@@ -280,6 +280,26 @@ class TestALongRecordAcrossSegments:
         log.crash()
         in_the_state = partial(flip, 64 + 70)
         assert check(log, tmp_path / "damaged", log.path(3, Kind.RAW), in_the_state, named=False) == 1
+
+    @pytest.mark.parametrize("pieces", [1, 2])
+    def test_it_is_broken_if_another_program_truncates_a_complete_segment(self, tmp_path: Path, pieces: int) -> None:
+        """So is each other record that is open there, because the pieces that are lost may be its own."""
+        log = Built(tmp_path / "log")
+        log.piece("a", b"begins ", begins=True, ends=False)
+        log.piece("c", b"other ", begins=True, ends=False)
+        log.cut()
+        log.lines("b", [b"in between"] * 3)
+        for _ in range(3):
+            log.piece("a", b"goes on ", begins=False, ends=False)
+        log.cut()
+        log.piece("a", b"ends\n", begins=False, ends=True)
+        log.piece("c", b"record\n", begins=False, ends=True)
+        log.lines("b", [b"last"])
+        path = log.path(3, Kind.RAW)
+        with open(path, "rb") as file:
+            batches = [met for met in RawFile(file.fileno()).scan() if isinstance(met, ScannedBatch)]
+        log.crash()
+        assert check(log, tmp_path / "damaged", path, partial(cut, batches[-pieces].offset), named=False) == 2
 
     def test_it_is_not_given_up_if_its_end_was_reclaimed(self, tmp_path: Path) -> None:
         log = Built(tmp_path / "log")

@@ -10,6 +10,9 @@ to read older segments for. The payload, little-endian:
         routes     object: route → its last sequence; 0: none yet
         open       object: route → sequence of the record that has begun and not ended
         producers  how many producers follow
+        previous   [salt, position] of the segment before: the salt as 8 hexadecimal digits, so that the length does not
+                   depend on it, and the position at which the last batch ended; absent if not known, or if an older
+                   wald wrote the segment. Older versions ignore it
     for each producer, the least recently active first:
         u64  producer id
         u64  n, at most 16
@@ -25,8 +28,9 @@ from __future__ import annotations
 import json
 import struct
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from crc32c import crc32c
 
@@ -44,6 +48,13 @@ _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, R
 
 class BadControl(ValueError):
     """The payload is not the state of a log, or a newer version wrote it."""
+
+
+class Ending(NamedTuple):
+    """The end of a complete segment: its salt, and the position at which its last batch ends."""
+
+    salt: int
+    position: int
 
 
 class Written(NamedTuple):
@@ -121,6 +132,8 @@ class LogState:
         routes: route → its last sequence (0: none yet).
         open_records: route → sequence of the record that has begun and not ended. If the next batch of the route does
             not continue it, its end is lost.
+        previous: the end of the segment before the one that begins with this state; None if it is not known. It is
+            about files and not about records, so equal states may differ in it.
     """
 
     next_sequence: int = 1
@@ -128,6 +141,7 @@ class LogState:
     routes: dict[str, int] = field(default_factory=dict)
     open_records: dict[str, int] = field(default_factory=dict)
     producers: Producers = field(default_factory=Producers)
+    previous: Ending | None = field(default=None, compare=False)
 
     def apply(self, header: Fields, route: str) -> None:
         """Add the next batch of the log. A control batch adds only its append time: its payload is a state.
@@ -165,6 +179,8 @@ def encode_state(state: LogState) -> bytes:
         "open": state.open_records,
         "producers": len(state.producers.table),
     }
+    if state.previous is not None:
+        line["previous"] = [f"{state.previous.salt:08x}", state.previous.position]
     parts = [json.dumps(line, separators=(",", ":")).encode(), b"\n"]
     for producer_id, window in state.producers.table.items():
         parts.append(_PAIR.pack(producer_id, len(window)))
@@ -185,6 +201,7 @@ def decode_state(payload: bytes | memoryview) -> LogState:
         if line["version"] != VERSION or not newline:
             raise BadControl(f"control state of version {line['version']}")
         state = LogState(int(line["next"]), int(line["at"]), _numbers(line["routes"]), _numbers(line["open"]))
+        state.previous = _ending(line)
         position = 0
         for _ in range(int(line["producers"])):
             producer_id, count = _PAIR.unpack_from(rest, position)
@@ -199,6 +216,22 @@ def decode_state(payload: bytes | memoryview) -> LogState:
     except _UNREADABLE as error:
         raise BadControl(str(error)) from error
     return state
+
+
+def decode_previous(payload: bytes | memoryview) -> Ending | None:
+    """Return the end of the segment before, without the rest of the state; None if it is not known."""
+    try:
+        line = json.loads(bytes(payload).partition(b"\n")[0])
+        return _ending(line) if line["version"] == VERSION else None
+    except _UNREADABLE:
+        return None
+
+
+def _ending(line: Mapping[str, Any]) -> Ending | None:
+    if line.get("previous") is None:
+        return None
+    salt, position = line["previous"]
+    return Ending(int(salt, 16), int(position))
 
 
 def _numbers(numbers: dict[str, int]) -> dict[str, int]:

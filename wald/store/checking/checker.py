@@ -29,6 +29,7 @@ from wald.store.files.listing import Segment
 from wald.store.files.regular import open_file
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.contents import Contents
+from wald.store.segments.endings import truncated
 from wald.store.segments.indexes import read_index
 from wald.store.segments.opened import SkippedBatches
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
@@ -45,6 +46,7 @@ class SegmentToCheck:
         open_ended: whether it is not known where the segment must end: it is the newest, and there is no head.
         sha256: of its raw bytes as they were sealed, by the ledger; None if the ledger does not have it.
         relieved: of its raw bytes after each relief, by the ledger.
+        end: the position at which a raw one ended when it was cut; 0: not known.
     """
 
     segment: Segment
@@ -53,6 +55,7 @@ class SegmentToCheck:
     open_ended: bool = False
     sha256: str | None = None
     relieved: frozenset[str] = frozenset()
+    end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +166,12 @@ class _Check:
         elif end.garbage_bytes:
             message = f"{end.garbage_bytes} bytes behind the last batch of a complete segment ({end.reason})"
             yield self._error(end.offset, message)
+        elif end.offset < self._target.end:
+            self._state.open_records.clear()
+            self._opening.lost = True
+            error = truncated(self._path, end.offset, self._target.end)
+            found = self._damaged(error)
+            yield replace(found, message=f"{found.message}; {error.hint}")
 
     def _behind(self, found: ScannedBatch | DamagedBytes | SegmentEnd) -> Iterator[Finding]:
         """What stands behind the durable bytes: a running daemon is writing it, or the last one left it unfinished."""

@@ -170,6 +170,8 @@ def _batch(offset: int, header: BatchHeader, route: str, payload: memoryview, *,
     if state is not None:
         item |= {"kind": "control", "next_sequence": state.next_sequence, "routes": state.routes}
         item |= {"open_records": state.open_records, "producers": len(state.producers.table)}
+        if state.previous is not None:
+            item["previous_end"] = state.previous.position
     if header.is_dropped:
         item |= {"kind": "dropped"}
     yield item

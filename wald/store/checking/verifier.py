@@ -34,6 +34,7 @@ from wald.store.files.moved import moved_marks
 from wald.store.retention.cursors import CursorState, cursors_of
 from wald.store.retention.handovers import handover_pins
 from wald.store.retention.history import History, Loss
+from wald.store.segments.endings import recorded_end
 from wald.store.segments.head import EVERYTHING, read_head
 from wald.store.segments.opened import Misplaced, require_named
 from wald.store.segments.view import SecondListing, SegmentGone, View, read_view
@@ -213,7 +214,7 @@ class Verification:
             before = replace(before, append_time_ns=NOTHING.append_time_ns)
         target = self.target(segment)
         done = ahead(target) or check(target)
-        checked = done.following(before) or self._without_lost(target, done, before)
+        checked = done.following(before) or self._without_given_up(target, done, before)
         self._state, self._last_base = checked.after, segment.base_sequence
         self.segments += 1
         self.records += checked.records
@@ -223,19 +224,13 @@ class Verification:
         wrong = any(each.level is Level.ERROR and each.path == segment.path for each in found)
         return [each for each in found if not (wrong and each.level is Level.OK)]
 
-    def _without_lost(self, target: SegmentToCheck, done: Checked, before: LogState) -> Checked:
-        """Check a segment in which a record is no longer open.
-
-        A repair leaves out pieces of a record that it has given up, or whose beginning RECLAIM has deleted.
-        """
+    def _without_given_up(self, target: SegmentToCheck, done: Checked, before: LogState) -> Checked:
+        """Check a segment in which a record is not open any more: a repair may have given up its last piece."""
         with contextlib.suppress(Damaged):  # the check of the ledgers reports it
             open_records = before.open_records.items()
-            still = {route: at for route, at in open_records if not self._is_lost(at)}
+            still = {route: at for route, at in open_records if not self.history.is_given_up(at)}
             before = replace(before, open_records=still)
         return done.following(before) or check(target, before)
-
-    def _is_lost(self, sequence: int) -> bool:
-        return self.history.is_given_up(sequence) or self.history.reclaimed(sequence) is not None
 
     def _unrecorded(self, segment: Segment) -> Iterator[Finding]:
         """A sealed segment that the ledger does not list: lines are lost. While the raw form is there it may yet."""
@@ -309,11 +304,10 @@ class Verification:
                 relieved = frozenset(str(relief.get("sha256")) for relief in self.history.reliefs(base))
             sha256 = None if sealed is None else str(sealed.get("sha256"))
             return SegmentToCheck(segment, log_id, sha256=sha256, relieved=relieved)
-        if head is None:
-            return SegmentToCheck(
-                segment, log_id, open_ended=segment.base_sequence == self._view.segments[-1].base_sequence
-            )
-        return SegmentToCheck(segment, log_id, durable=head.position if head.segment == segment.base_sequence else None)
+        if head is not None and head.segment == segment.base_sequence:
+            return SegmentToCheck(segment, log_id, durable=head.position)
+        open_ended = head is None and segment.base_sequence == self._view.segments[-1].base_sequence
+        return SegmentToCheck(segment, log_id, open_ended=open_ended, end=recorded_end(self._view, segment))
 
     def _head_agrees(self) -> Iterator[Finding]:
         head, last = self._head, max(self._state.next_sequence - 1, 0)

@@ -16,11 +16,13 @@ from wald.format.names import Kind
 from wald.format.parsing import StoredBatch
 from wald.store.files.listing import Segment
 from wald.store.retention.missing import RouteRange
+from wald.store.segments.endings import recorded_end, truncated
 from wald.store.segments.opened import (
     DroppedBatches,
     Misplaced,
     OpenSegment,
     Passable,
+    RawSegment,
     SealedSegment,
     SkippedBatches,
 )
@@ -251,12 +253,20 @@ class Walk:
         elif tail is not None and (tail.garbage_bytes or (due and segment.base_sequence == bound.segment)):
             message = _message(segment, tail.offset, tail.reason or "the file ends before the head")
             yield DamagedRange(message, self._due, (due or 0) - 1)
+        elif tail is not None and (end := self._recorded_end(segment, view)) > tail.offset:
+            yield DamagedRange(truncated(segment.path, tail.offset, end).message, self._due, (due or 0) - 1)
         else:
             return
         if due is not None:
             self._expected = max(due, self._expected or 0)
         if segment.base_sequence == bound.segment:
             self._position = bound.position
+
+    def _recorded_end(self, segment: OpenSegment, view: View) -> int:
+        """Return the position at which a complete raw segment ended when it was cut; 0 if that is not known."""
+        if segment.base_sequence == view.bound.segment or not isinstance(segment, RawSegment):
+            return 0
+        return recorded_end(view, Segment(segment.base_sequence, Kind.RAW, segment.path))
 
     def _reopen(self, segment: OpenSegment, view: View) -> OpenSegment:
         """Open the file in which the segment continues: batches have the same positions in every copy and form.

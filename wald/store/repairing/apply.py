@@ -288,6 +288,7 @@ def _source(act: Act, found: SegmentFacts, facts: Facts, history: History) -> So
         min(following, default=1 << 64),
         broken,
         whole=survey is not None and not survey.reason and not any(found.holds(each) for each in act.broken),
+        cut=found.cut,
     )
 
 

@@ -44,6 +44,7 @@ class SegmentFacts:
         foreign: whether it is another log's.
         recorded: whether a line of the ledger says that it was sealed, and what it held.
         durable: where the head stands in it.
+        cut: the position at which a raw one ended when it was cut; 0: not known.
         dropped: of a damaged one, what relief had dropped by its index; None if that cannot be read.
         stray: whether it stands behind the head with nothing whole in it: no record of the log was ever in it.
         open_records: those that have begun and not ended at its end, by route; only of one in front of a hole.
@@ -59,6 +60,7 @@ class SegmentFacts:
     foreign: bool = False
     recorded: bool = True
     durable: int | None = None
+    cut: int = 0
     dropped: tuple[Span, ...] | None = None
     stray: bool = False
     open_records: Mapping[str, int] = field(default_factory=dict)
@@ -235,7 +237,7 @@ class _Examination:
         target = replace(self.verification.target(segment), durable=durable, open_ended=True)
         known = None if found.misnamed else self.checked.get(segment.path)
         checked = known or check(target)
-        found = replace(found, durable=durable, recorded=recorded or segment.kind is Kind.RAW)
+        found = replace(found, durable=durable, cut=target.end, recorded=recorded or segment.kind is Kind.RAW)
         wrong = [each.message for each in checked.findings if each.level is Level.ERROR]
         if not wrong:
             last = checked.after.next_sequence - 1
@@ -253,7 +255,7 @@ class _Examination:
         with suppress(Damaged, OSError):
             routes = _dropped_routes(segment, self.history)
             end = self._end(number)
-            met = survey(segment, self.log_id, before, dropped=routes, durable=found.durable, end=end)
+            met = survey(segment, self.log_id, before, dropped=routes, durable=found.durable, end=end, cut=found.cut)
         stray = self.head is not None and segment.base_sequence > self.head.segment and not (met.spans or met.pieces)
         if stray:
             met.broken.clear()

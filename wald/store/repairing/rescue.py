@@ -115,6 +115,7 @@ def survey(
     dropped: Sequence[RouteRange] | None,
     durable: int | None,
     end: int,
+    cut: int = 0,
 ) -> Survey:
     """What is whole in a segment.
 
@@ -123,12 +124,13 @@ def survey(
         dropped: the records of each route that relief dropped; None if unknown.
         durable: as in :func:`batches`.
         end: the sequence at which the next segment begins; what is behind that is not taken from this one.
+        cut: as in :func:`batches`.
 
     Raises:
         Damaged: nothing in it can be read.
     """
     found = Survey(open_records=dict(before))
-    for met in batches(segment, log_id, durable=durable, end=end):
+    for met in batches(segment, log_id, durable=durable, end=end, cut=cut):
         if isinstance(met, str):
             found.gap(met)
         elif met.header.is_dropped:
@@ -142,21 +144,25 @@ def survey(
     return found
 
 
-def batches(segment: Segment, log_id: bytes, *, durable: int | None = None, end: int) -> Iterator[Whole | str]:
+def batches(
+    segment: Segment, log_id: bytes, *, durable: int | None = None, end: int, cut: int = 0
+) -> Iterator[Whole | str]:
     """Every whole batch in order, control batches included; and why there is damage, where there is.
 
     Args:
         durable: where the head stands in it; behind that are only the batches that follow each other.
+        cut: the position at which a raw segment ended when it was cut; 0: not known.
 
     Raises:
         Damaged: nothing in it can be read.
     """
-    expected = segment.base_sequence
+    expected, position = segment.base_sequence, 0
     for met in _stored(segment, log_id, durable):
         if isinstance(met, DamagedBytes):
+            position = met.offset + met.length
             yield met.reason or "zeros between batches"
             continue
-        header = met.header
+        header, position = met.header, met.end
         if header.base_sequence < expected or header.end_sequence > end:
             yield "its sequences were given out before"
         elif not header.is_control and (wrong := next(payload_wrong(header, met.payload), "")):
@@ -164,6 +170,8 @@ def batches(segment: Segment, log_id: bytes, *, durable: int | None = None, end:
         else:
             expected = header.end_sequence
             yield Whole(header, met.route, met.position, met.payload)
+    if position < cut:
+        yield "another program truncated it"
 
 
 def without(whole: Whole, broken: Callable[[int], bool]) -> Whole | None:

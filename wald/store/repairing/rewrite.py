@@ -39,7 +39,7 @@ class Source:
     """A segment to be made again.
 
     Attributes:
-        durable, end: as of :func:`wald.store.repairing.rescue.batches`.
+        durable, end, cut: as of :func:`wald.store.repairing.rescue.batches`.
         broken: whether a record is left out, because a piece of it is lost.
         whole: whether all of its batches are whole, and none is to be left out.
     """
@@ -50,6 +50,7 @@ class Source:
     end: int
     broken: Callable[[int], bool]
     whole: bool
+    cut: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def _own_header(segment: Segment, log_id: bytes) -> SegmentHeader | None:
 
 
 def _batches(source: Source) -> Iterator[Whole | str]:
-    return batches(source.segment, source.log_id, durable=source.durable, end=source.end)
+    return batches(source.segment, source.log_id, durable=source.durable, end=source.end, cut=source.cut)
 
 
 def _same(root: Root, disk: Disk, source: Source) -> Iterator[tuple[Path, int]]:

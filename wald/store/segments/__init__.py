@@ -3,6 +3,7 @@
 compression the sealed form, written and read
 continuity  detection of another log, or an older copy, at the path of a log
 contents    what the batches of a segment hold
+endings     the end of a complete raw segment, as the next segment records it
 frames      the frames of a sealed segment, written
 head        how far the log may be read
 indexes     the sparse index beside a raw segment

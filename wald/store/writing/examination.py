@@ -50,6 +50,7 @@ class Facts:
         state: of the log at the end of the segment.
         batches: how many good ones there are.
         durable_bytes: its length by the head; 0: the head stands in another segment.
+        salt: of its checksums.
     """
 
     segment: Segment
@@ -61,6 +62,7 @@ class Facts:
     gaps: list[DamagedBytes]
     tail: SegmentEnd
     durable_bytes: int
+    salt: int
 
 
 def examine(root: Root, listing: Listing, log_id: bytes, durable_bytes: int, errors: list[str]) -> Facts:
@@ -120,6 +122,7 @@ def _scan(
     with open_file(segment.path) as file:
         index = partial(_index, segment, log_id)
         raw = RawFile(file.fileno(), limit=limit, durable=durable_bytes, index=index)
+        salt = raw.salt
         header, reason = _header_fact(raw, log_id, segment.base_sequence)
         for found in raw.scan():
             if isinstance(found, SegmentEnd):
@@ -134,7 +137,7 @@ def _scan(
                 replay.state = state_before(root, segment, older, log_id, errors)
     assert end is not None, "a scan ends with its tail"
     content = _content(replay, segment.base_sequence)
-    return Facts(segment, header, reason, content, replay.state, replay.batches, gaps, end, durable_bytes)
+    return Facts(segment, header, reason, content, replay.state, replay.batches, gaps, end, durable_bytes, salt)
 
 
 def _index(segment: Segment, log_id: bytes) -> SparseIndex | None:

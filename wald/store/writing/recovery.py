@@ -28,7 +28,7 @@ from wald.errors import Damaged, UnsupportedFormat
 from wald.format.batch import OUTSIDE_BYTES, padded
 from wald.format.head import Head, decode_head
 from wald.format.names import Kind, segment_name
-from wald.format.state import LogState, encode_state
+from wald.format.state import Ending, LogState, encode_state
 from wald.store.files.directory import TEMPORARY, Root
 from wald.store.files.disk import Disk
 from wald.store.files.listing import Listing, Segment, list_segments
@@ -171,6 +171,7 @@ class _Recovery:
         self._report = report
         self._listing = list_segments(root)
         self._head = _head(root)
+        self._ending: Ending | None = None  # of the newest segment, if it is a raw one
 
     def run(self) -> Recovered:
         self._require_mounted()
@@ -191,6 +192,7 @@ class _Recovery:
         if name_is_needed and newest is not None and state.next_sequence > newest.base_sequence:
             # The next segment begins behind the sequences that are passed over, so it has another name.
             recovered, report.fate = replace(recovered, carry=None), Fate.CUT.value
+            state.previous = self._ending
         return recovered
 
     def _examined(self, newest: Segment) -> Facts:
@@ -236,6 +238,9 @@ class _Recovery:
             older = Listing(self._listing.segments[:-1])
             return Recovered(state_after(older, self._log_id, report.errors), None, report)
         self._make_durable(path, end)
+        self._ending = Ending(facts.salt, end)
+        if decided.fate is Fate.CUT:
+            facts.state.previous = self._ending
         return Recovered(facts.state, (path, end) if decided.fate is Fate.CARRY else None, report)
 
     def _quarantine(self, path: Path) -> None:

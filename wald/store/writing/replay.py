@@ -8,13 +8,13 @@ from wald.errors import Damaged
 from wald.format.batch import BatchHeader
 from wald.format.names import Kind
 from wald.format.parsing import Batches, StoredBatch
-from wald.format.state import BadControl, LogState, decode_state
+from wald.format.state import BadControl, Ending, LogState, decode_state
 from wald.store.files.clock import read_steps, step_between
 from wald.store.files.directory import Root
 from wald.store.files.listing import Listing, Segment
 from wald.store.files.regular import open_file
 from wald.store.segments.compression import SealedFile
-from wald.store.segments.raw import FIRST_BATCH, RawFile, ScannedBatch
+from wald.store.segments.raw import FIRST_BATCH, RawFile, ScannedBatch, SegmentEnd
 from wald.store.segments.salvage import SalvagedSegment
 
 
@@ -99,6 +99,8 @@ def _replay_raw(segment: Segment, replay: Replay) -> None:
         for met in raw.scan():
             if isinstance(met, ScannedBatch):
                 replay.add_scanned(raw, met)
+            elif isinstance(met, SegmentEnd):
+                replay.state.previous = Ending(raw.salt, met.offset)
 
 
 def _replay_sealed(sealed: SealedFile, replay: Replay, errors: list[str]) -> None:
@@ -114,6 +116,7 @@ def _replay_sealed(sealed: SealedFile, replay: Replay, errors: list[str]) -> Non
         for batch in Batches(data, first, position=frame.raw_offset, salt=sealed.index.salt):
             replay.add(batch.header, batch.route, batch.payload)
     replay.state.next_sequence = max(replay.state.next_sequence, sealed.index.next_sequence)
+    replay.state.previous = Ending(sealed.index.salt, sealed.index.raw_bytes)
 
 
 def _replay_salvaged(segment: Segment, log_id: bytes, replay: Replay, error: Damaged) -> None:
@@ -122,3 +125,4 @@ def _replay_salvaged(segment: Segment, log_id: bytes, replay: Replay, error: Dam
         for met in salvaged.batches(FIRST_BATCH, None):
             if isinstance(met, StoredBatch):
                 replay.add(met.header, met.route, met.payload)
+    replay.state.previous = None

@@ -33,6 +33,7 @@ from wald.store.files.listing import Segment
 from wald.store.files.regular import open_file
 from wald.store.files.uptime import Moment
 from wald.store.segments.compression import Compressed, SealedFile, compress_segment
+from wald.store.segments.endings import recorded_end, truncated, view_behind
 from wald.store.segments.frames import LEVEL
 from wald.store.segments.indexes import remove_index
 from wald.store.segments.raw import DamagedBytes
@@ -88,7 +89,8 @@ def seal(
         moment: the time by a clock that cannot be set.
 
     Raises:
-        Damaged: the raw file has no valid header, or the sealed one does not read back as it. The raw file is kept.
+        Damaged: the raw file has no valid header or was truncated after the cut, or the sealed one does not read back
+            as it. The raw file is kept.
         UnsupportedFormat: the raw file was written by a newer wald.
         FileNotFoundError: the segment was reclaimed.
         OSError: a step failed. The raw file is kept.
@@ -96,7 +98,7 @@ def seal(
     target = root.segment(segment.base_sequence, Kind.SEALED)
     cut_ns = segment.path.stat().st_mtime_ns  # the cut was the last change of the file
     both = target.exists()
-    compressed = _publish(segment, target, disk, level, reserve=reserve, both=both)
+    compressed = _publish(root, segment, target, disk, level, reserve=reserve, both=both)
     disk.sync_directory(root.segments)  # before the unlink: else a power cut could leave neither name
     sealed_bytes = target.stat().st_size
     known: list[dict[str, Any]] = []
@@ -115,12 +117,17 @@ def seal(
     return Sealed(index.base_sequence, last, index.raw_bytes, sealed_bytes, digest, gaps)
 
 
-def _publish(segment: Segment, target: Path, disk: Disk, level: int, *, reserve: bool, both: bool) -> Compressed:
+def _publish(
+    root: Root, segment: Segment, target: Path, disk: Disk, level: int, *, reserve: bool, both: bool
+) -> Compressed:
     """Give the sealed form its name, if the file of that name (``both``) is not the sealed form already."""
     temporary = target.with_name(target.name + _OURS)
     try:
         compressed = _compress(segment, temporary, disk, level, reserve=reserve)
-        digest = compressed.index.sha256
+        index, digest = compressed.index, compressed.index.sha256
+        end = recorded_end(view_behind(root, index.log_id, segment.base_sequence), segment)
+        if index.raw_bytes < end:
+            raise truncated(segment.path, index.raw_bytes, end)
         if _digest(temporary) != digest:
             raise _damaged(temporary, f"does not read back as {segment.path.name}")
         if both and _holds(target, digest):

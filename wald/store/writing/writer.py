@@ -34,7 +34,7 @@ from wald.format.batch import (
 from wald.format.names import Kind
 from wald.format.peers import FIFO, NOT_KNOWN, POSITION_MAX, STDIN, Peer, number_of
 from wald.format.segment import SegmentHeader, encode_header
-from wald.format.state import LogState, encode_state
+from wald.format.state import Ending, LogState, encode_state
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.inodes import Name
@@ -362,6 +362,7 @@ class Writer:
         salt = secrets.randbits(32) if carry is None else _salt_of(carry[0])
         header = SegmentHeader(self._log_id, state.next_sequence, self.epoch, now_ns, salt, writer=self._version)
         blank = self._blanks.take(self.segment_max_bytes)
+        before, state.previous = state.previous, self._previous()
         try:
             end = self._begin(blank.descriptor, header, carry)
             self._disk.sync(blank.descriptor)
@@ -369,12 +370,19 @@ class Writer:
                 self._complete()
             self._blanks.name(blank, self.root.segment(state.next_sequence, Kind.RAW))
         except OSError:
+            state.previous = before
             self._blanks.discard(blank)
             raise
         if carry is None:
             self._control_end = end
         self._enter(blank.descriptor, header, end)
         self._sync_names()
+
+    def _previous(self) -> Ending | None:
+        """Return the end of the segment before the next one."""
+        if self._descriptor < 0 or not self.advanced:
+            return self.state.previous  # of the segment that the next one replaces
+        return None if self._truncated else Ending(self._salt, self.position)
 
     def _begin(self, descriptor: int, header: SegmentHeader, carry: tuple[Path, int] | None) -> int:
         """Write what a segment begins with; returns its length."""
