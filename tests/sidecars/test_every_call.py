@@ -20,7 +20,7 @@ def test_a_fault_is_made_up_for_by_the_same_command(name: str, tmp_path: Path) -
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_faults_are_made_up_for_by_the_same_command(name: str, tmp_path: Path) -> None:
-    assert_made_up_for(name, tmp_path, faults=6)
+    assert_made_up_for(name, tmp_path, faults=2)
 
 
 def assert_made_up_for(name: str, base: Path, *, faults: int) -> None:

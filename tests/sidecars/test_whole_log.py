@@ -11,9 +11,3 @@ from whole_log import whole_log
 @pytest.mark.parametrize("seed", range(12))
 def test_every_reader_is_given_what_it_has_to_read(tmp_path: Path, seed: int) -> None:
     whole_log(tmp_path, seed=seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 116))
-def test_a_long_life_of_a_log(tmp_path: Path, seed: int) -> None:
-    whole_log(tmp_path, seed=seed, operations=250)
