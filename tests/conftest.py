@@ -11,7 +11,7 @@ from pathlib import Path
 import programs
 import pytest
 from hypothesis import HealthCheck, settings
-from sharing import ByFixtures
+from sharing import ByFixtures, begins_elsewhere
 from users import lack
 from xdist.remote import Producer
 
@@ -24,8 +24,19 @@ settings.load_profile("any machine")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if isinstance(collector, pytest.Directory):
+        report.result = begins_elsewhere(report.result, collector.config)
+    return report
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by our marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path)  # the same in all workers
     for item in items:
         if _NEED_JAVA.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("spark")

@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
+import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
 _TESTS = Path(__file__).parents[1]
@@ -23,6 +25,16 @@ class ByFixtures(LoadScopeScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
         return file if shares(_TESTS.parent / file) else nodeid
+
+
+Node = TypeVar("Node")
+
+
+def begins_elsewhere(nodes: list[Node], config: pytest.Config) -> list[Node]:
+    """Return ``nodes`` with others in front in each worker of a run, so that each file is compiled by one of them."""
+    worker = getattr(config, "workerinput", None)
+    begin = int(worker["workerid"].removeprefix("gw")) * len(nodes) // worker["workercount"] if worker else 0
+    return nodes[begin:] + nodes[:begin]
 
 
 @cache
