@@ -55,6 +55,11 @@ def event(ledger: str = "segments.jsonl", **entry: Any) -> Event:
             "web/g skipped 1,000 to 2,000 by ann, past 1,001 records",
         ),
         (
+            event(event="skip-failed", route="web", group="g", first=1000, sequence=2000, why="no owner"),
+            "web/g failed to skip 1000 to 2000; no owner",
+            "web/g failed to skip 1,000 to 2,000; no owner",
+        ),
+        (
             event(event="lost", base=1000, last=2000, why="gone"),
             "records 1000 to 2000; gone",
             "records 1,000 to 2,000; gone",

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
+import signal
 import subprocess
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from logs import Built
 from relieving import relieve
-from running import Daemon, eventually, launched, output_of, reclaim, refusal_of, sidecar, wald
+from running import Daemon, command, eventually, launched, output_of, reclaim, refusal_of, run, sidecar, wald
+from tracing import strace
 
 from wald.store.files.lines import entries_of
 
@@ -95,7 +101,7 @@ def test_removed_records_in_front_are_passed_over_only_if_that_is_meant_and_on_r
 
     done = json.loads(output_of("cursor", "skip", "a", 6, "--through", "--json", "--root", robbed))
     assert (done["records"], done["missing_records"]) == (1, 4)
-    assert [(entry["records"], entry["missing"]) for entry in skips(robbed)] == [(1, 4)]
+    assert [(entry["records"], entry["missing"]) for entry in skips(robbed)] == [(1, 4)] * 2
 
 
 def test_what_relief_has_dropped_is_missing_though_nothing_is_left(tmp_path: Path) -> None:
@@ -120,13 +126,60 @@ def test_what_relief_has_dropped_is_missing_though_nothing_is_left(tmp_path: Pat
 
 def test_the_next_record_is_skipped_and_that_is_on_record(filled: Path) -> None:
     output_of("cursor", "skip", "a", 2, "--why", "not UTF-8", "--root", filled)
-    (entry,) = skips(filled)
 
     assert shown(filled)["first"] == 3
-    assert (entry["event"], entry["sequence"]) == ("skipped-record", 2)
-    assert (entry["route"], entry["group"]) == ("a", "processed")
-    assert (entry["after"], entry["records"], entry["why"]) == (1, 1, "not UTF-8")
+    assert [entry["event"] for entry in skips(filled)] == ["skipping-record", "skipped-record"]
+    for entry in skips(filled):
+        assert (entry["route"], entry["group"], entry["sequence"]) == ("a", "processed", 2)
+        assert (entry["after"], entry["records"], entry["why"]) == (1, 1, "not UTF-8")
     assert wald("verify", "--root", filled).returncode == 0
+
+
+def skip_killed_at(filled: Path, expression: str) -> int:
+    """Return the exit code of a skip of record 2 under strace."""
+    line = command("cursor", "skip", "a", 2, "--root", filled)
+    tracing = [strace(), "-f", "-qq", "-o", os.devnull, "-e", expression]
+    return run([*tracing, *line], env={"PYTHONDONTWRITEBYTECODE": "1"}).returncode  # compiling renames files, too
+
+
+def events(root: Path) -> list[str]:
+    path = root / "ledger/skips.jsonl"
+    return [entry["event"] for entry in entries_of(path)] if path.exists() else []
+
+
+def test_a_skip_that_was_killed_before_the_cursor_moved_is_not_on_record_as_done(filled: Path) -> None:
+    assert skip_killed_at(filled, "inject=rename:signal=SIGKILL") == -signal.SIGKILL
+
+    assert (events(filled), shown(filled)["sequence"]) == (["skipping-record"], 1)
+    assert "a/processed is about to move from 1 to 2 by " in output_of("history", "--root", filled).decode()
+
+
+def test_a_skip_that_the_disk_refuses_is_on_record_as_failed(filled: Path) -> None:
+    assert skip_killed_at(filled, "inject=rename:error=EIO") == 7
+
+    assert (events(filled), shown(filled)["sequence"]) == (["skipping-record", "skip-failed"], 1)
+    failed = output_of("history", "--root", filled).decode()
+    assert re.search(r"a/processed failed to move from 1 to 2 by .*processed\.cursor", failed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", ["/pwritev", "fdatasync", "fsync", "rename"])
+def test_a_skip_that_was_killed_anywhere_is_on_record_if_it_was_made_and_as_done_only_then(
+    filled: Path, tmp_path: Path, call: str
+) -> None:
+    for number in count(1):
+        copy = tmp_path / f"copy-{number}"
+        shutil.copytree(filled, copy, ignore=shutil.ignore_patterns("*.sock"))
+        code = skip_killed_at(copy, f"inject={call}:signal=SIGKILL:when={number}")
+        moved = shown(copy)["sequence"] == 2
+        assert moved or "skipped-record" not in events(copy)
+        assert not moved or "skipping-record" in events(copy)
+        again = run(command("cursor", "skip", "a", 2, "--root", copy))
+        assert (again.returncode, shown(copy)["sequence"]) == (3 if moved else 0, 2), again.stderr
+        assert wald("verify", "--root", copy).returncode == 0
+        if code == 0:
+            break
+    assert number > 1
 
 
 def test_no_other_record_is_skipped_unless_all_up_to_it_are_meant(filled: Path) -> None:
@@ -138,7 +191,7 @@ def test_no_other_record_is_skipped_unless_all_up_to_it_are_meant(filled: Path) 
     assert (skips(filled), shown(filled)["sequence"]) == ([], 1)
 
     output_of("cursor", "skip", "a", 5, "--through", "--root", filled)
-    assert [(entry["sequence"], entry["records"]) for entry in skips(filled)] == [(5, 3)]
+    assert [(entry["sequence"], entry["records"]) for entry in skips(filled)] == [(5, 3)] * 2
 
 
 def test_a_drain_that_fails_at_the_record_goes_on_behind_it(filled: Path, tmp_path: Path) -> None:

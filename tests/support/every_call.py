@@ -38,6 +38,7 @@ KILL = "KILL"
 _LOOK_SECONDS = 0.2
 _RANDOM = re.compile(r"[0-9a-f]{8}(-?[0-9a-f]{4}){2,}[0-9a-f]*")
 _TELLING = ("event", "route", "group", "base", "first", "last", "sequence", "rule", "verdict")
+_OUTCOME = "event=skipped-record "  # not on record if the program was killed just before
 _NUMBER = re.compile(r"^\d+")
 _PASSING = re.compile(r"\.(tmp|whole|deleting|pin|ask)$")  # names that only a running program needs
 _WRITES = "write,pwrite64,writev,pwritev,pwritev2,fallocate,ftruncate,copy_file_range,sendfile,splice,tee"
@@ -275,7 +276,8 @@ def left(place: Path) -> dict[str, object]:
         state = there.state if there.state is not State.SEALED else State.CUT  # a daemon may not have sealed it yet
         found[f"where {number} is"] = (state, there.durable, there.route, there.processed, there.member)
     for path in sorted(log.root.ledger.glob("*.jsonl")):
-        found[f"events in {path.name}"] = {_event(json.loads(line)) for line in path.read_text().splitlines()}
+        events = {_event(json.loads(line)) for line in path.read_text().splitlines()}
+        found[f"events in {path.name}"] = {each for each in events if not each.startswith(_OUTCOME)}
     names = {_RANDOM.sub("…", os.path.relpath(path, place)) for path in place.rglob("*")}
     found["files"] = {name for name in names if not re.match(r"log/(segments|recovery|quarantine)/", name)}
     found["segments"] = {name for name in names if name.startswith("log/segments/")}

@@ -23,6 +23,12 @@ LIVES = "lives"
 CLOCK = "clock.jsonl"
 CLOCK_STEP = "clock-step"
 
+_WAYS = {
+    "skipping-record": ("is about to move from", "is about to skip"),
+    "skipped-record": ("moved from", "skipped"),
+    "skip-failed": ("failed to move from", "failed to skip"),
+}
+
 
 @dataclass(frozen=True)
 class Figures:
@@ -173,12 +179,8 @@ def deed(event: Event, figures: Figures = EXACT) -> str:
             return f"append times begin again with record {number(entry['sequence'])}: {now}, and they at {before}"
         case {"event": "started" | "ended"} if event.ledger == LIVES:
             return _life(entry, figures)
-        case {"event": "skipped-record"}:
+        case {"event": "skipping-record" | "skipped-record" | "skip-failed"}:
             return _skip(entry, figures)
-        case {"event": "skip-failed"}:
-            group = f"{entry.get('route')}/{entry.get('group')}"
-            span = f"{number(entry.get('first'))} to {number(entry.get('sequence'))}"
-            return f"{group} did not skip {span}: {entry.get('why')}"
         case {"base": int(), "last": int()}:
             why = entry.get("why")
             return f"{_records(entry, figures)}{_of_routes(entry, figures)}{f'; {why}' if why else ''}"
@@ -219,13 +221,15 @@ def _repair(entry: dict[str, Any], figures: Figures) -> str:
 
 def _skip(entry: dict[str, Any], figures: Figures) -> str:
     number = figures.number
-    way = "moved from" if "after" in entry else "skipped"  # of a work group, records above its cursor
+    moving, skipping = _WAYS[entry["event"]]
+    way = moving if "after" in entry else skipping  # of a work group, records above its cursor
     begin = entry.get("after", entry.get("first"))
     moved = f"{entry.get('route')}/{entry.get('group')} {way} {number(begin)} to {number(entry.get('sequence'))}"
     records = f"{number(entry.get('records'))} record{'s' * (entry.get('records') != 1)}"
     missing = f" and up to {number(entry['missing'])} that were removed" if entry.get("missing") else ""
     why = f"; {entry['why']}" if entry.get("why") else ""
-    return f"{moved} by {entry.get('by')}, past {records}{missing}{why}"
+    who = f" by {entry['by']}, past {records}{missing}" if "by" in entry else ""  # older lines of failures have none
+    return f"{moved}{who}{why}"
 
 
 def _legality(event: Event) -> str:

@@ -15,11 +15,10 @@ from wald.cli.groups import group, group_argument, group_line
 from wald.cli.options import duration_option, json_option, of_consumer_option, root_option, route_argument
 from wald.cli.output import json_line
 from wald.cli.streams import stdout_is_a_report
-from wald.cli.unprocessed import skips
+from wald.cli.unprocessed import on_record, skips
 from wald.errors import Damaged, InvalidInput, Locked, NotFound, NotPermitted, Refused, command_line, user_name
 from wald.log import Log
 from wald.store.files.disk import Disk
-from wald.store.files.uptime import now as uptime_now
 from wald.store.retention.cursors import CursorState
 from wald.store.retention.missing import unless_lost
 from wald.work.commands import commands_of, worker_name
@@ -94,16 +93,12 @@ def skip(root: Path, route: str, group: str, records: str, why: str, timeout: fl
     expected = _skippable(log, seen, first, last)
     again = f"group skip {route} {group} {records}"
     with skips(log, again) as ledger:
-        entry = {"event": "skipped-record", "route": route, "group": group, "first": first, "sequence": last}
+        entry: dict[str, object] = {"route": route, "group": group, "first": first, "sequence": last}
         entry |= {"records": expected, "by": user_name(os.geteuid()), "why": why}
-        ledger.append(entry | {"at": time.time_ns()} | uptime_now().as_entry())
-        try:
+        with on_record(ledger, entry):
             asked = {"do": "skip", "first": first, "last": last}
             skipped = _carried_out(log, seen, asked, lambda work: work.skip(first, last), timeout)
-        except BaseException as error:
-            failed = {"event": "skip-failed", "route": route, "group": group, "first": first, "sequence": last}
-            ledger.append(failed | {"why": str(error), "at": time.time_ns()} | uptime_now().as_entry())
-            raise
+            entry["records"] = skipped
     if as_json:
         fields: dict[str, object] = {"route": route, "group": group, "first": first, "last": last}
         click.echo(json_line("group.skip", fields | {"records": skipped, "why": why}))

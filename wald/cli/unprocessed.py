@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -185,11 +186,10 @@ def skip(
         records, missing = _skippable(log, before, sequence, through=through)
         of_consumer = before.path.parent.name == CONSUMERS
         news = newcomer(log.root, route, group, of_consumer=of_consumer)
-        entry = {"event": "skipped-record", "route": route, "group": group, "after": before.effective}
-        entry |= {"sequence": sequence, "records": records, "missing": missing}
-        entry |= {"by": user_name(os.geteuid()), "why": why}
-        ledger.append(entry | {"at": time.time_ns()} | uptime_now().as_entry())
-        moved = log.set_cursor(route, sequence, group, of_consumer=of_consumer)
+        entry = {"route": route, "group": group, "after": before.effective, "sequence": sequence}
+        entry |= {"records": records, "missing": missing, "by": user_name(os.geteuid()), "why": why}
+        with on_record(ledger, entry):
+            moved = log.set_cursor(route, sequence, group, of_consumer=of_consumer)
     if as_json:
         fields = {"route": route, "group": group, "sequence": moved.sequence, "after": before.effective}
         click.echo(json_line("cursor.skip", fields | {"records": records, "missing_records": missing, "why": why}))
@@ -216,6 +216,23 @@ def skips(log: Log, again: str) -> Iterator[Ledger]:
         raise NotPermitted(f"{error.filename or path}: permission denied", hint=hint) from error
     with closing(ledger):
         yield ledger
+
+
+@contextmanager
+def on_record(ledger: Ledger, entry: dict[str, Any]) -> Iterator[None]:
+    """Record a skip before it is made, and its outcome after it; a killed command leaves the first line alone."""
+
+    def append(event: str, **more: object) -> None:
+        ledger.append({"event": event} | entry | more | {"at": time.time_ns()} | uptime_now().as_entry())
+
+    append("skipping-record")
+    try:
+        yield
+    except BaseException as error:
+        with suppress(OSError):  # of a full disk, which must not hide the error
+            append("skip-failed", why=str(error))
+        raise
+    append("skipped-record")
 
 
 def _skippable(log: Log, found: Cursor, sequence: int, *, through: bool) -> tuple[int, int]:
