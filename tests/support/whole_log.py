@@ -234,7 +234,8 @@ class WholeLog:
         """No reader of a damaged copy is given a torn record, and a repair gives up only what none could read."""
         root = self.place / f"copy-{len(self.done)}"
         shutil.copytree(self.built.root.path, root)
-        spoil(self.rng.choice(list_segments(Root(root)).segments).path, self.rng)
+        segments = list_segments(Root(root)).segments
+        spoil(self.rng.choice(segments).path, self.rng, keep=len(segments) == 1)  # without any, nothing is mounted
         before, _ = self._readable(root)
         lost = {each for act in repair(root).acts for span in act.lost for each in range(span[0], span[1] + 1)}
         after, damage = self._readable(root)
@@ -400,8 +401,8 @@ def numbered(records: Iterator[Record]) -> list[Numbered]:
     return [(record.sequence, record.value) for record in records]
 
 
-def spoil(path: Path, rng: random.Random) -> None:
-    """Damage a file, cut it short, or remove it."""
+def spoil(path: Path, rng: random.Random, *, keep: bool) -> None:
+    """Damage a file, cut it short, or remove it unless it is to ``keep`` its name."""
     data = bytearray(path.read_bytes())
     at = rng.randrange(min(len(data), 1 << 16))
     match rng.choice(["flip", "flip", "zero", "cut", "gone"]):
@@ -411,7 +412,7 @@ def spoil(path: Path, rng: random.Random) -> None:
             data[at : at + 50] = bytes(len(data[at : at + 50]))
         case "cut":
             del data[at:]
-        case _:
+        case _ if not keep:
             path.unlink()
             return
     path.write_bytes(data)
