@@ -33,6 +33,13 @@ def last_batch_cut(path: Path) -> None:
         file.truncate(max(file.seek(0, 2) // 2, 70) if path.suffix == ".zst" else _end(path) - 5)
 
 
+def first_batch_damaged(path: Path) -> None:
+    """Damage the control batch; of a sealed segment the first frame."""
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+
+
 def without_index(path: Path) -> None:
     """Damage the index of a sealed segment; all batches stay whole."""
     data = bytearray(path.read_bytes())
@@ -44,8 +51,12 @@ def _end(path: Path) -> int:
     return len(path.read_bytes().rstrip(b"\0"))
 
 
-def build(path: Path, *, sealed: bool) -> Built:
-    """Return a log of five segments: p's record has pieces in three of them, q's in each, r's in the first three."""
+def build(path: Path, *, sealed: bool, reclaimed: bool = False) -> Built:
+    """Return a log of five segments: p's record has pieces in three of them, q's in each, r's in the first three.
+
+    Args:
+        reclaimed: whether RECLAIM has deleted the first segment.
+    """
     built = Built(path, segment_max_bytes=1 << 20)
     built.lines("a", [b"first"])
     for route in "qr":
@@ -66,8 +77,10 @@ def build(path: Path, *, sealed: bool) -> Built:
     built.cut()
     built.piece("q", b"and ends\n", begins=False, ends=True)
     built.lines("p", [b"last"])
-    if sealed:
-        built.seal()
+    if sealed or reclaimed:
+        built.seal(keep=0 if sealed else 3)
+    if reclaimed:
+        built.reclaim(1, named=True)
     built.crash()
     return built
 
@@ -76,30 +89,39 @@ def readable(root: Path) -> set[tuple[int, bytes]]:
     """Return the records that a reader of all routes or of one route gets."""
     log = wald.open(root)
     found = set[tuple[int, bytes]]()
-    for route in (None, *"apqr"):
+    for route in (None, *(each.name for each in Root(root).routes.iterdir())):
         records = log.records(route, start=1, on_damage=lambda _: None, on_missing="skip")
         found |= {(record.sequence, record.value) for record in records}
     return found
 
 
+RAW = [whole, gone, last_batch_cut, first_batch_damaged]
 SEALED = [whole, gone, without_index, last_batch_cut]
 
 
 @pytest.mark.parametrize(
-    ("sealed", "fates"),
-    [(False, [whole, gone, last_batch_cut]), (True, SEALED[:3]), pytest.param(True, SEALED, marks=pytest.mark.slow)],
-    ids=["raw", "sealed", "sealed, all"],
+    ("sealed", "reclaimed", "fates"),
+    [
+        (False, False, RAW[:3]),
+        (False, True, RAW),
+        (True, False, SEALED[:3]),
+        pytest.param(False, False, RAW, marks=pytest.mark.slow),
+        pytest.param(True, False, SEALED, marks=pytest.mark.slow),
+        pytest.param(True, True, [*SEALED, first_batch_damaged], marks=pytest.mark.slow),
+    ],
+    ids=["raw", "raw, reclaimed", "sealed", "raw, all", "sealed, all", "sealed, reclaimed"],
 )
 def test_a_repair_loses_no_record_that_was_readable_and_leaves_no_error(
-    tmp_path: Path, sealed: bool, fates: list[Fate]
+    tmp_path: Path, sealed: bool, reclaimed: bool, fates: list[Fate]
 ) -> None:
-    log = build(tmp_path / "log", sealed=sealed)
+    log = build(tmp_path / "log", sealed=sealed, reclaimed=reclaimed)
     written = readable(log.root.path)
-    assert len(written) == 7
-    for number, fated in enumerate(product(fates, repeat=4)):
+    assert len(written) == (4 if reclaimed else 7)
+    damaged = 3 if reclaimed else 4  # the last segment is whole
+    for number, fated in enumerate(product(fates, repeat=damaged)):
         root = tmp_path / str(number)
         shutil.copytree(log.root.path, root)
-        segments = list_segments(Root(root)).segments[:4]
+        segments = list_segments(Root(root)).segments[:damaged]
         for fate, segment in zip(fated, segments, strict=True):
             fate(segment.path)
         before = readable(root)

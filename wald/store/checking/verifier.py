@@ -214,7 +214,7 @@ class Verification:
             before = replace(before, append_time_ns=NOTHING.append_time_ns)
         target = self.target(segment)
         done = ahead(target) or check(target)
-        checked = done.following(before) or self._without_given_up(target, done, before)
+        checked = done.following(before) or self._without_lost(target, done, before)
         self._state, self._last_base = checked.after, segment.base_sequence
         self.segments += 1
         self.records += checked.records
@@ -224,13 +224,19 @@ class Verification:
         wrong = any(each.level is Level.ERROR and each.path == segment.path for each in found)
         return [each for each in found if not (wrong and each.level is Level.OK)]
 
-    def _without_given_up(self, target: SegmentToCheck, done: Checked, before: LogState) -> Checked:
-        """Check a segment in which a record is not open any more: a repair may have given up its last piece."""
+    def _without_lost(self, target: SegmentToCheck, done: Checked, before: LogState) -> Checked:
+        """Check a segment in which a record is no longer open.
+
+        A repair leaves out pieces of a record that it has given up, or whose beginning RECLAIM has deleted.
+        """
         with contextlib.suppress(Damaged):  # the check of the ledgers reports it
             open_records = before.open_records.items()
-            still = {route: at for route, at in open_records if not self.history.is_given_up(at)}
+            still = {route: at for route, at in open_records if not self._is_lost(at)}
             before = replace(before, open_records=still)
         return done.following(before) or check(target, before)
+
+    def _is_lost(self, sequence: int) -> bool:
+        return self.history.is_given_up(sequence) or self.history.reclaimed(sequence) is not None
 
     def _unrecorded(self, segment: Segment) -> Iterator[Finding]:
         """A sealed segment that the ledger does not list: lines are lost. While the raw form is there it may yet."""
