@@ -105,7 +105,9 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
         socket = socket_of(log.root)
         daemon = Daemon(log.root.path, socket, patience=_PATIENCE_SECONDS, require=log.require_continuity)
         following = Following(log)
-        limits, bounds, rights = Limits(settings.limits, settings.hosts), Bounds(settings.limits), _rights(settings)
+        proxies = TrustedProxies(settings.trusted_proxies)
+        bounds = Bounds(settings.limits, is_proxy=proxies.has)
+        limits, rights = Limits(settings.limits, settings.hosts), _rights(settings)
         sessions = Sessions(rights, log.identity.log_id)
         state = State(
             log,
@@ -127,9 +129,7 @@ async def _serve(log: Log, load: Callable[[], Settings], systemd: Systemd) -> No
             Repeats(log, daemon),
             Processed(log, threads),
         )
-        server = Server(
-            Application(state, (*VERBS, *PAGES), TrustedProxies(settings.trusted_proxies)), listening, bounds
-        )
+        server = Server(Application(state, (*VERBS, *PAGES), proxies), listening, bounds)
         state.counts.expiries = listening.expiries()
 
         def reload() -> None:

@@ -61,7 +61,7 @@ class LimitSettings:
     connections_per_address: int = setting(
         Count(0, 65536),
         2048,
-        "the most connections of one address, or of one user on the unix socket; 0: as many as there may be",
+        "the most connections of one address, except a trusted proxy's, or of one user on the unix socket; 0: no limit",
     )
     requests_at_once: int = setting(
         Count(1, 65536), 1024, "the most requests of one client that are under way, those that wait included"

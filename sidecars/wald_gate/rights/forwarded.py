@@ -44,6 +44,11 @@ class TrustedProxies:
         if scheme in _SCHEMES:
             scope["scheme"] = scheme
 
+    def has(self, address: str) -> bool:
+        """Return True if the address of a peer is that of a trusted proxy."""
+        peer = _address(address) if self._networks else None
+        return peer is not None and self._is_trusted(peer)
+
     def _is_trusted(self, address: IPv4Address | IPv6Address) -> bool:
         return any(address in each for each in self._networks)
 

@@ -71,6 +71,7 @@ class Bounds:
         count: of all, handshakes included.
         open_from: how many of them are of which address, or of which user on the unix socket.
         ended: how many connections were ended for which reason.
+        is_proxy: whether an address is that of a proxy, whose connections are those of many clients.
     """
 
     limits: LimitSettings
@@ -79,13 +80,15 @@ class Bounds:
     count: int = 0
     open_from: Counter[str] = field(default_factory=Counter)
     ended: Counter[Ended] = field(default_factory=Counter)
+    is_proxy: Callable[[str], bool] = lambda _: False
 
     def enter(self, client: str) -> bool:
         """Count a connection that has come; :meth:`leave` has to follow, also if there is no place for it: False."""
         self.count += 1
         self.open_from[client] += 1
         limits = self.limits
-        if self.open_from[client] > (limits.connections_per_address or limits.connections_max):
+        bound = limits.connections_per_address or limits.connections_max
+        if self.open_from[client] > bound and not self.is_proxy(client):
             self.ended[Ended.NO_PLACE] += 1
             return False
         if self.count > limits.connections_max:

@@ -128,6 +128,17 @@ def test_idle_connections_make_way_and_an_address_has_a_bound(daemon: Daemon) ->
         assert kept[0].recv(12) == b"HTTP/1.1 200"
 
 
+@pytest.mark.parametrize("limits", ["connections_per_address = 10", "connections_max = 10"])
+def test_all_clients_of_a_trusted_proxy_have_places(daemon: Daemon, limits: str) -> None:
+    """The bound of all connections holds for a proxy, too: the idle ones make way."""
+    with limited(daemon, limits, "--trusted-proxy", "127.0.0.0/8") as gate, ExitStack() as stack:
+        for _ in range(20):
+            proxied = stack.enter_context(connected(gate))
+            proxied.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert proxied.recv(12) == b"HTTP/1.1 200"
+        assert endings(gate, "no place") == 0
+
+
 def ended(connection: socket.socket) -> bool:
     try:
         return connection.recv(1) == b""
