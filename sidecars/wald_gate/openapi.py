@@ -64,6 +64,7 @@ def document(verbs: Sequence[Verb]) -> dict[str, Any]:
             "title": "wald",
             "version": wald.__version__,
             "summary": "A durable spool: records in, an append-only log, readers at their own pace.",
+            "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "."}],
         "security": _SECURITY,

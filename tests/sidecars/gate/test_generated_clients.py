@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from wald_gate.table import VERBS
 CLIENTS = Path(__file__).with_name("clients")
 JAR = Path(openapi_generator_cli.__file__).with_name("openapi-generator.jar")
 PACKAGE = "openapi_client"
+PROJECT = Path(__file__).parents[3] / "pyproject.toml"
 GO_MODULE = """module generated
 
 go 1.18
@@ -126,4 +128,5 @@ def test_the_document_is_one_of_openapi() -> None:
 
     assert list(OpenAPIV31SpecValidator(found).iter_errors()) == []
     assert found["servers"]
+    assert found["info"]["license"]["identifier"] == tomllib.loads(PROJECT.read_text())["project"]["license"]
     assert found["security"]
