@@ -249,3 +249,69 @@ def test_no_start_overwrites_another_file_under_the_name_of_one_of_its_own(
     assert f"{root / name}: offset 0: " in message
     back = f"mv {root / name} {root / stray}; then start again"
     assert (back if stray.startswith("segments") else "move it to where it belongs; then start again") in message
+
+
+REFUSED = {
+    "the active segment and a sealed one": ([(25, ".wal"), (17, ".wal.zst")], 25, ".wal"),
+    "the active segment and a raw one": ([(25, ".wal"), (23, ".wal")], 25, ".wal"),
+    "a sealed segment behind the active one": ([(17, ".wal.zst"), (99, ".wal.zst")], 99, ".wal.zst"),
+    "a raw segment behind the active one": ([(21, ".wal"), (99, ".wal")], 99, ".wal"),
+}
+
+
+@pytest.mark.parametrize(("pair", "base", "suffix"), REFUSED.values(), ids=REFUSED)
+def test_a_start_is_refused_if_the_newest_name_is_that_of_another_segment(
+    original: Original, tmp_path: Path, pair: list[tuple[int, str]], base: int, suffix: str
+) -> None:
+    root = Path(shutil.copytree(original.path, tmp_path / "log"))
+    exchange(*(root / segment(*each) for each in pair))
+    before = {path: path.read_bytes() for path in root.glob("segments/*")}
+    with pytest.raises(Damaged) as refused:
+        Built(root, epoch=2, now_ns=LATER_NS)
+    assert str(root / segment(base, suffix)) in refused.value.message
+    assert "start again" in refused.value.hint
+    assert {path: path.read_bytes() for path in root.glob("segments/*")} == before
+
+    repair(root, accept_loss=False)
+    built = Built(root, epoch=2, now_ns=LATER_NS)
+    assert built.lines("kept", [b"next"]) == max(original.unread) + 1
+    assert built.report.errors == []
+    built.crash()
+
+
+REPORTED = {
+    "a sealed one and a raw one": ([(17, ".wal.zst"), (21, ".wal")], 1),
+    "two raw": ([(21, ".wal"), (23, ".wal")], 2),
+    "the active one under an older name": ([(25, ".wal"), (18, ".wal")], 1),
+}
+
+
+@pytest.mark.parametrize(("pair", "named"), REPORTED.values(), ids=REPORTED)
+def test_a_start_reports_older_raw_files_that_are_other_segments_and_gives_out_no_number_twice(
+    original: Original, tmp_path: Path, pair: list[tuple[int, str]], named: int
+) -> None:
+    root = Path(shutil.copytree(original.path, tmp_path / "log"))
+    paths = [root / segment(*each) for each in pair]
+    exchange(*paths)
+    built = Built(root, epoch=2, now_ns=LATER_NS)
+    misplaced = [error for error in built.report.errors if "wald --root" in error and "repair" in error]
+    assert len(misplaced) == named
+    assert all(any(str(path) in error for error in misplaced) for path in paths[-named:])
+    assert built.lines("kept", [b"next"]) == max(original.unread) + 1
+    built.crash()
+
+
+def exchange(one: Path, other: Path) -> None:
+    if other.exists():
+        swap(one, other)
+    else:
+        one.rename(other)
+
+
+def test_a_refused_start_ends_with_the_exit_code_of_damage_and_a_hint(original: Original, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(original.path, tmp_path / "log"))
+    (root / segment(17, ".wal.zst")).rename(root / segment(99, ".wal.zst"))
+    started = wald("run", "--root", root)
+    assert started.returncode == Damaged.exit_code
+    assert f"{root / segment(99, '.wal.zst')}: offset" in started.stderr.decode()
+    assert f"wald --root {root} repair" in started.stderr.decode()

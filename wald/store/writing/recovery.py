@@ -24,7 +24,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from wald.errors import Damaged, UnsupportedFormat
+from wald.errors import Damaged, UnsupportedFormat, command_line
 from wald.format.batch import OUTSIDE_BYTES, padded
 from wald.format.head import Head, decode_head
 from wald.format.names import Kind, segment_name
@@ -34,6 +34,7 @@ from wald.store.files.disk import Disk
 from wald.store.files.listing import Listing, Segment, list_segments
 from wald.store.files.regular import open_file, read_regular
 from wald.store.files.uptime import boot_id
+from wald.store.segments.opened import Misplaced, identify, require_named
 from wald.store.segments.raw import FIRST_BATCH, SegmentEnd
 from wald.store.segments.view import no_segment
 from wald.store.writing.examination import Content, Facts, Header, examine
@@ -176,6 +177,9 @@ class _Recovery:
     def run(self) -> Recovered:
         self._require_mounted()
         report, newest = self._report, self._listing.segments[-1] if self._listing.segments else None
+        if newest is not None:
+            self._require_newest(newest)
+            report.errors += self._misplaced()
         if newest is not None and newest.kind is Kind.RAW:
             recovered = self._repair(self._examined(newest))
         else:
@@ -210,6 +214,39 @@ class _Recovery:
             return
         if not given_up(root, head.sequence, head.sequence) and not self._was_set_aside(head):
             raise no_segment(root, head.sequence, ", then start again")
+
+    def _require_newest(self, newest: Segment) -> None:
+        """
+        Raises:
+            Damaged: the newest name is that of another segment, so the start would take a wrong place for the end of
+                the log. If both are raw segments, :func:`_refuse` raises this.
+        """
+        try:
+            require_named(newest, self._log_id)
+        except Misplaced as error:
+            form, _ = identify(newest.path) or (Kind.RAW, None)
+            if newest.kind is Kind.SEALED or form is Kind.SEALED:
+                raise Damaged(error.message, hint=f"{self._repairing()}; then start again") from error
+        except OSError:  # what opens it next reports it
+            pass
+
+    def _misplaced(self) -> Iterator[str]:
+        """Yield an error for each older raw file that is another segment.
+
+        A start opens no sealed segments, because there may be very many. Readers and ``wald verify`` report those.
+        """
+        for segment in self._listing.segments[:-1]:
+            if segment.kind is not Kind.RAW:
+                continue
+            try:
+                require_named(segment, self._log_id)
+            except Misplaced as error:
+                yield f"{error.message}; {self._repairing()}"
+            except OSError:  # readers report it
+                continue
+
+    def _repairing(self) -> str:
+        return f"{command_line(self._root.path, 'repair')} moves each file to its place"
 
     def _was_set_aside(self, head: Head) -> bool:
         """Return whether a start after the one that wrote ``head`` moved its segment away and was then killed."""
