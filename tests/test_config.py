@@ -94,7 +94,7 @@ def test_without_limits_a_route_keeps_everything() -> None:
         ("[routes.a]\nfifo = true\nmod = 1", 3, "there is no setting 'mod' in [routes.a]", "mode"),
         ("[routes.a]\nfifo = true\nsync = 'never'", 3, "'sync' stands inside [routes.a]", "above the first table"),
         ("[routes.a]\ngrace = 1", 2, "'grace' stands inside [routes.a]", "move grace to [retention]"),
-        ("max_age = 1", 1, "'max_age' stands above all tables", "[retention]"),
+        ("max_age = 1", 1, "'max_age' is above all tables", "[retention]"),
         ("[retention]\nsync = 'never'", 2, "'sync' stands inside [retention]", "above the first table"),
         ("[retention]\nmax_byte = 3", 2, "there is no setting 'max_byte' in [retention]", "max_bytes"),
         ("[retention]\nunread = 'lose'", 2, 'retention.unread must be "keep" or "expire"', "--help"),

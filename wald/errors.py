@@ -72,7 +72,7 @@ def wrong_type(error: OSError) -> Damaged | None:
         at = next((each for each in (at, *at.parents) if each.exists() and not each.is_dir()), at)
     return Damaged(
         f"{at}: {_WRONG_TYPES[error.errno]}",
-        hint=f"ls -ld {at}; move it away, and restore what belongs there",
+        hint=f"ls -ld {at}; move it away, and restore the original",
     )
 
 

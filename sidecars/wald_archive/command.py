@@ -291,7 +291,7 @@ def _restore_to_stdout(
         asking = command_line("ROOT" if root is None else root, f"where {end + 1}")
         raise NotFound(
             f"{address}: no bundle holds what of route {route} follows record {end}, up to {due}",
-            hint=f"{asking} shows what became of it in the log",
+            hint=f"{asking} shows what happened to it in the log",
         )
 
 
@@ -306,7 +306,7 @@ def _size(records: int | None, size_bytes: int | None) -> Size:
             "--records-per-bundle and --bytes-per-bundle exclude each other", hint="wald-archive pack --help"
         )
     if size_bytes == 0:
-        raise InvalidInput("a bundle of 0 bytes holds nothing", hint="--bytes-per-bundle 256MiB")
+        raise InvalidInput("a bundle of 0 bytes cannot have any records", hint="--bytes-per-bundle 256MiB")
     return Records(records) if records is not None else Bytes(size_bytes or BUNDLE_BYTES)
 
 

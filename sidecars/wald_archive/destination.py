@@ -196,6 +196,6 @@ def first_difference(one: Buffer, other: Buffer) -> int | None:
 def differs(name: str, offset: int) -> Refused:
     """The error for a file that is there, and is another one."""
     return Refused(
-        f"{name}: offset {offset}: a file of this name is there, with other content; it is not overwritten",
+        f"{name}: offset {offset}: a file of this name exists with different content; it is not overwritten",
         hint=f"archive to another place: --dest DIR; or, if a crash has left it, rm {name}",
     )

@@ -128,7 +128,7 @@ def _extents(destination: Destination, routes: Sequence[str]) -> list[Extent]:
     if len(logs_of) > 1:
         pairs = ", ".join(f"log {log}: {route}" for log, route in logs_of.items())
         raise InvalidInput(
-            f"{destination.address}: the bundles are those of several logs, whose sequences overlap ({pairs})",
+            f"{destination.address}: the bundles are from several logs whose sequences overlap ({pairs})",
             hint="name the routes of one log: wald-archive restore DEST ROUTE... --into ROOT",
         )
     return extents

@@ -183,7 +183,7 @@ def _parse(begun: Entry, log: str) -> Run:
     except (KeyError, TypeError, ValueError) as error:
         raise Damaged(
             f"ledger/archive.jsonl: the line about bag {begun.get('bag')} cannot be used ({error!r})",
-            hint="restore the ledger from a backup; archive to another --dest meanwhile",
+            hint="restore the ledger from a backup; until then, archive to another --dest",
         ) from error
 
 

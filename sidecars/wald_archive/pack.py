@@ -160,7 +160,7 @@ class Packer:
             start = "earliest"  # records that were reclaimed before this group existed are not missing
         elif cursor.state is not CursorState.VALID:
             raise Damaged(
-                f"{cursor.message}; what was processed is not known",
+                f"{cursor.message}; the processed records are unknown",
                 hint=self._setting_cursor(request, f"{self._archived(request)} --rewind"),
             )
         with closing(self._batches(request.route, start, None)) as batches:
@@ -220,7 +220,7 @@ class Packer:
             begun = end_of(self.log.view()) - 1
         if not begun:
             raise Damaged(
-                f"{self.log.root.path}: which record of {request.route} is the last is not known",
+                f"{self.log.root.path}: the last record of {request.route} is unknown",
                 hint=f"{command_line(self.log.root.path, 'verify')} lists it",
             )
         end = begun if request.to is None else min(begun, request.to)
@@ -289,8 +289,8 @@ class Packer:
         if not entries or (entries[0].bundle.contents.first, after) != (run.first, run.last):
             self._abandon(run)
             raise Damaged(
-                f"{self.log.root.path}: records {run.first} to {run.last} of {run.origin.route} do not begin and end "
-                "any more where they did; nothing was acknowledged",
+                f"{self.log.root.path}: records {run.first} to {run.last} of {run.origin.route} no longer begin "
+                "and end where they did; nothing was acknowledged",
                 hint=f"{command_line(self.log.root.path, 'verify')}; then the same command again",
             )
         manifest = Manifest(run.origin, run.codec, tuple(entries))
@@ -322,13 +322,13 @@ def check_lineage(
             )
         if (manifest.first, manifest.last) == (first, last) and manifest.origin.group != group:
             raise Refused(
-                f"{place}: a bag of the same records is here, of group {manifest.origin.group}",
+                f"{place}: group {manifest.origin.group} already has a bag of these records here",
                 hint="archive to another place: --dest DIR",
             )
         if manifest.origin.group == group and manifest.first <= last and first <= manifest.last:
             setting = command_line(root, f"cursor set {manifest.origin.route} {manifest.last} --group {group}")
             raise Refused(
-                f"{place}: this bag of the same group holds records {manifest.first} to {manifest.last} already, "
-                "though the ledger and the cursor do not say so",
+                f"{place}: this bag of the same group already has records {manifest.first} to {manifest.last}, "
+                "but neither the ledger nor the cursor lists them",
                 hint=f"{setting}, or another --dest",
             )

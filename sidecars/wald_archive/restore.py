@@ -67,8 +67,8 @@ def runs_of(destination: Destination, route: str, first: int, last: int | None) 
         if contents.after > known and (at or entry.previous):
             name = destination.full_name(f"{manifest.bag}/{PAYLOAD}/{entry.bundle.name}")
             raise Damaged(
-                f"{name}: begins after record {contents.after}, and no bundle holds what follows record {known}",
-                hint=f"wald-archive verify {destination.address}; --from {contents.after + 1} leaves out what is lost",
+                f"{name}: begins after record {contents.after}, and no bundle has those after {known}",
+                hint=f"wald-archive verify {destination.address}; --from {contents.after + 1} leaves out lost records",
             )
         if contents.last <= known:
             at = max(at, contents.last)
@@ -126,8 +126,8 @@ def require_bundles(destination: Destination, route: str) -> list[tuple[Manifest
     found = bundles_of(destination, route)
     if not found:
         raise NotFound(
-            f"{destination.address}: there is nothing of a route {route!r} here",
-            hint=f"wald-archive restore DEST ROUTE; here are: {', '.join(destination.listing('').folders) or 'none'}",
+            f"{destination.address}: there is no route {route!r} here",
+            hint=f"wald-archive restore DEST ROUTE; here: {', '.join(destination.listing('').folders) or 'none'}",
         )
     return found
 

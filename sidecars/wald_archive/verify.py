@@ -69,7 +69,7 @@ def survey(destination: Destination, recorded: Recorded) -> Iterator[Finding | B
     if not top.folders and not top.files:
         raise NotFound(
             f"{address}: there is nothing here",
-            hint="wald-archive verify DEST, with what --dest was when it was packed",
+            hint="wald-archive verify DEST, with the --dest of wald-archive pack",
         )
     if recorded.elsewhere:
         yield _unknown(address, recorded)

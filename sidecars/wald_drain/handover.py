@@ -229,7 +229,7 @@ class Handovers:
         set_ = command_line(consumer.log.root.path, f"cursor set {consumer.route} {sequence} --group {consumer.group}")
         return InvalidInput(
             f"{consumer.named(sequence, sequence)}: cannot be a dead letter: {why}",
-            hint=f"{remedy}, or pass over this record: {set_}; then start wald-drain again",
+            hint=f"{remedy}, or skip this record: {set_}; then start wald-drain again",
         )
 
 

@@ -273,7 +273,7 @@ class Worker:
             raise InvalidInput(
                 f"{self._drain.consumer.named(record.sequence, record.sequence)}: cannot be a dead letter: more than "
                 f"{self._drain.job.letter_max_bytes} bytes",
-                hint="mend the command, or start wald-drain without --tries",
+                hint="fix the command, or start wald-drain without --tries",
             )
         self._failures = 0
         why = reason(trouble.last, trouble.tries)

@@ -29,7 +29,7 @@ _WHOLE = re.compile(r"-?[0-9]{1,40}", re.ASCII)
 _WAIT = Duration(0, 300)
 _SOME_ROOT = "ROOT"
 _CHARSET = re.compile(r';[ \t]*charset="?([^";,\s]*)', re.IGNORECASE)
-_SHAPES = "/openapi.json says what may be there"
+_SHAPES = "see /openapi.json"
 
 
 @dataclass
@@ -138,7 +138,7 @@ class Call:
         """
         if self.request.scope["query_string"]:
             name = next(iter(self.request.query_params), "")
-            raise InvalidInput(f"the query: there is no {name[:40]!r}, nor any other", hint=_SHAPES)
+            raise InvalidInput(f"the query: unknown parameter {name[:40]!r}; there are none", hint=_SHAPES)
 
     def query(self, shape: type[S]) -> S:
         """The parameters behind the ``?``; UNSET is what is not there, as None could be sent: "null".
@@ -150,15 +150,13 @@ class Call:
         has_query = bool(self.request.scope["query_string"])
         for name, value in self.request.query_params.multi_items() if has_query else ():
             if name in given:
-                raise InvalidInput(f"{name} is there twice in the query", hint=f"?{name}={value}")
+                raise InvalidInput(f"{name} occurs twice in the query", hint=f"?{name}={value}")
             # Not 1e3, nor null.
             given[name] = "no number" if name in _numbers(shape) and not _WHOLE.fullmatch(value) else value
         try:
             return msgspec.convert(given, shape, strict=False)
         except msgspec.ValidationError as error:
-            raise InvalidInput(
-                f"the query: {in_words(error, shape)}", hint="/openapi.json says what may be there"
-            ) from None
+            raise InvalidInput(f"the query: {in_words(error, shape)}", hint="see /openapi.json") from None
 
     async def body(self, shape: type[T]) -> T:
         """The body, which is JSON.
@@ -175,9 +173,7 @@ class Call:
         try:
             return msgspec.json.decode(data, type=shape)
         except msgspec.ValidationError as error:
-            raise InvalidInput(
-                f"the body: {in_words(error, shape)}", hint="/openapi.json says what may be there"
-            ) from None
+            raise InvalidInput(f"the body: {in_words(error, shape)}", hint="see /openapi.json") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidInput(f"the body: {error}", hint=_SHAPES) from None
 

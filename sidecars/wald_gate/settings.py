@@ -191,7 +191,7 @@ def _groups(tables: object, file: SettingFile) -> Iterable[tuple[str, GroupSetti
     for name, keys in tables.items():
         route, slash, group = name.partition("/")
         if not slash:
-            raise InvalidInput(f"{file.place(name)}: groups.{name} names no route and group", hint=hint)
+            raise InvalidInput(f"{file.place(name)}: groups.{name} is not a route and a group", hint=hint)
         try:
             check_route(route)
             check_group(group)
@@ -232,7 +232,7 @@ def _misplaced(key: str, known: Iterable[str], place: str, table: str) -> Invali
     """The error for a key that ``table`` ("": none) does not have; it may be one that stands elsewhere."""
     for home, where in ((LimitSettings, "[limits]"), (GroupSettings, 'a table [groups."ROUTE/GROUP"]')):
         if not table and key in _types(home):
-            return InvalidInput(f"{place}: {key!r} stands above all tables", hint=f"move {key} to {where}")
+            return InvalidInput(f"{place}: {key!r} is above all tables", hint=f"move {key} to {where}")
     if table and key in _types(Settings):
         return InvalidInput(f"{place}: {key!r} stands inside [{table}]", hint=f"move {key} above the first table")
     return unknown_setting(key, known, place, table=f" in [{table}]" if table else "", help_command=_HELP)

@@ -166,7 +166,7 @@ def command(
         if (misplaced := wrong_type(error)) is not None:
             raise misplaced from error
         raise DiskFailure(
-            f"{error.filename or log.root.ledger}: {error.strerror}; nothing is lost, and the next pass goes on",
+            f"{error.filename or log.root.ledger}: {error.strerror}; nothing is lost, and the next pass continues",
             hint=f"{room_commands(log.root.path, error=error)}; then "
             f"{command_line(log.root.path, '--once', program='wald-reclaim')}",
         ) from error

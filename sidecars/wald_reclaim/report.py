@@ -125,7 +125,7 @@ class Report:
     def end(self, troubles: Sequence[str]) -> None:
         """Report the end of a pass."""
         for message in troubles:
-            self.trouble(f"{message}; it counts as nothing processed")
+            self.trouble(f"{message}; no record counts as processed")
         if self.as_json:
             fields = {
                 "dry_run": self.intended,

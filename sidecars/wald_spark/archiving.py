@@ -181,7 +181,7 @@ class SparkEngine:
             found = None
         if found != made.bytes:
             raise Unavailable(
-                f"{self._destination.full_name(name)}: an executor has written it, and it is not here; nothing was "
+                f"{self._destination.full_name(name)}: an executor has written it, but it is not here; nothing was "
                 "acknowledged",
                 hint="--dest has to name the same directory on every machine, or a URL",
             )

@@ -169,7 +169,7 @@ def _beginning(location: ArchiveLocation, bag: BagName, entry: BundleEntry) -> D
 
 def _gap(location: ArchiveLocation, bag: BagName, known: int, after: int) -> Damaged:
     return Damaged(
-        f"{location.address}/{bag}: begins after record {after}, and no bundle holds what follows record {known}",
+        f"{location.address}/{bag}: begins after record {after}, and no bundle has the records after record {known}",
         hint=f"wald-archive verify {location.address}",
     )
 

@@ -96,7 +96,7 @@ def _require_nothing_skipped(path: Path, root: Root, cursor: Cursor, position: P
         setting = command_line(root.path, f"cursor set {cursor.route} {position.began} --group {cursor.group}")
         raise Refused(
             f"{path}: the stream began behind record {position.began}, and group {cursor.group} has processed "
-            f"{cursor.route} up to {cursor.effective}: what lies between was read by neither",
+            f"{cursor.route} up to {cursor.effective}: neither has read the records in between",
             hint=f"{setting} says that it is done",
         )
 
@@ -114,7 +114,7 @@ def _last_commit(checkpoint: Path) -> tuple[Path, list[Offsets]]:
         if _complete_lines(commits / str(number)) and (lines := _complete_lines(path)):
             return path, [_decoded(path, line) for line in lines if is_offsets(_json(line))]
     raise Damaged(
-        f"{commits / str(numbers[0])}: neither of this batch nor of an older one there are whole offsets and a commit",
+        f"{commits / str(numbers[0])}: neither this batch nor an older one has complete offsets and a commit",
         hint=f"ls -l {commits} {offsets}",
     )
 

@@ -76,7 +76,7 @@ def arrow_fields(fields: StructType) -> list[pa.Field]:
     names = [field.name.lower() for field in fields]  # Spark ignores the case of names
     for field in fields:
         if names.count(field.name.lower()) > 1:
-            raise InvalidInput(f"two fields of JSON are called {field.name}", hint="each field once")
+            raise InvalidInput(f"duplicate JSON field {field.name}", hint="each field once")
         if not field.nullable:
             raise InvalidInput(
                 f"{field.name} is NOT NULL, but a bad value has no fields at all", hint="leave out NOT NULL"

@@ -155,7 +155,7 @@ def _location(path: Path) -> Location:
         return ArchiveLocation(str(path))
     raise NotFound(
         f"{path}: neither a log, nor segments of one, nor an archive",
-        hint=f"ls {path}; on a cluster it has to be there under the same path on every machine",
+        hint=f"ls {path}; on a cluster it must have the same path on every machine",
     )
 
 
@@ -197,7 +197,7 @@ def require_bags(address: str) -> None:
         return
     segments = [name for name in top.files if parse_segment_name(name) is not None]
     raise NotFound(
-        f"{address}: no bags of wald-archive are there"
+        f"{address}: no bags of wald-archive found"
         + (", but segments, which are read from a directory" * bool(segments)),
         hint="copy the segments to a directory, and name that" if segments else "wald-archive makes them",
     )
@@ -214,7 +214,7 @@ def _log_id_of_segments(directory: Path) -> bytes:
                 return RawFile(file.fileno()).header().log_id
         except (Damaged, BadHeader):
             continue
-    raise Damaged(f"{directory}: no segment here says which log it belongs to", hint=f"wald dump {directory}/*.wal.zst")
+    raise Damaged(f"{directory}: no segment here names its log", hint=f"wald dump {directory}/*.wal.zst")
 
 
 def _joined(parts: Sequence[LogLocation]) -> LogLocation:
@@ -286,7 +286,7 @@ def local_path(address: str, *, hint: str) -> str:
     if match is None:
         return address
     if not _is_file(match):
-        raise InvalidInput(f"{address}: a URL, and this has to be a directory", hint=hint)
+        raise InvalidInput(f"{address}: a URL, but a directory is needed", hint=hint)
     return address[match.end() :]
 
 

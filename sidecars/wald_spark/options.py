@@ -145,9 +145,9 @@ def parse_options(given: Mapping[str, str], *, also: tuple[str, ...] = ()) -> Op
         given=asked.options,
     )
     if (options.first or 1) > options.last:
-        raise InvalidInput(f"records {options.first} to {options.last} are none", hint="startingSequence is the lower")
+        raise InvalidInput(f"{options.first} to {options.last} is empty", hint="startingSequence is the lower one")
     if options.from_ns is not None and options.until_ns is not None and options.from_ns >= options.until_ns:
-        raise InvalidInput("no time is between startingTimestamp and endingTimestamp", hint="the first is the earlier")
+        raise InvalidInput("endingTimestamp is not after startingTimestamp", hint="the first must be the earlier one")
     return options
 
 
@@ -291,7 +291,7 @@ def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
     for name in _QUERIES_ONLY:
         if name.lower() in given:
             raise InvalidInput(
-                f"a stream has no {name}: it begins where startingOffsets says, and has no end", hint=_STARTS_HINT
+                f"a stream has no {name}: it begins at startingOffsets, and has no end", hint=_STARTS_HINT
             )
     limits = Limits(
         records=_number(given, "maxRecordsPerTrigger", _RECORDS), raw_bytes=_number(given, "maxBytesPerTrigger", _BYTES)

@@ -95,9 +95,7 @@ def require_routes(locations: Sequence[Location], routes: frozenset[str]) -> Non
         else:
             known |= {*location.root.route_names()}
     if unknown := sorted(routes - known):
-        raise NotFound(
-            f"there is no route {unknown[0]!r} in what is read", hint=f"there are {', '.join(sorted(known))}"
-        )
+        raise NotFound(f"there is no route {unknown[0]!r} in the data", hint=f"there are {', '.join(sorted(known))}")
 
 
 def _log_pieces(location: LogLocation, options: Options) -> list[LogPiece]:

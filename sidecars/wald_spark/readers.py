@@ -153,4 +153,4 @@ def _decoded(decoded: Mapping[str, object]) -> Offsets:
     try:
         return decode_offsets(decoded)
     except BadOffsets as error:
-        raise Damaged(f"the checkpoint holds other offsets: {error}", hint="a checkpointLocation of its own") from error
+        raise Damaged(f"the checkpoint has other offsets: {error}", hint="use a separate checkpointLocation") from error

@@ -107,9 +107,9 @@ class StreamLog:
         root = self.location.root
         if isinstance(root, Shipped):
             if not root.path.is_dir():
-                raise NotFound(f"{root.path}: log {self.location.log} is not there any more", hint=f"ls {root.path}")
+                raise NotFound(f"{root.path}: log {self.location.log} is no longer there", hint=f"ls {root.path}")
         elif read_identity(root).log_id != self.location.log_id:
-            raise NotFound(f"{root.path}: log {self.location.log} is not there any more", hint=f"cat {root.identity}")
+            raise NotFound(f"{root.path}: log {self.location.log} is no longer there", hint=f"cat {root.identity}")
 
 
 class StreamLogs:

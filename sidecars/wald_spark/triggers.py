@@ -148,7 +148,7 @@ class Triggers:
     def _require_known(self, logs: Mapping[str, StreamLog]) -> None:
         if unknown := sorted(self._stream.first.keys() - logs.keys()):
             raise InvalidInput(
-                f"startingOffsets names log {unknown[0]}, which is not there", hint=f"there are {', '.join(logs)}"
+                f"startingOffsets names log {unknown[0]}, which is missing", hint=f"there are {', '.join(logs)}"
             )
 
     def _require_same_routes(self, offsets: Offsets) -> None:
@@ -157,14 +157,14 @@ class Triggers:
             before, now = _named(offsets.routes), _named(self._options.routes)
             raise Refused(
                 f"the checkpoint is that of a stream of {before}, and this one reads {now}",
-                hint="a checkpointLocation of its own, with startingOffsets where the other one stands",
+                hint="use a separate checkpointLocation, with startingOffsets at the other one's position",
             )
 
     def _require_loss_tolerated(self, log: str, position: Position) -> None:
         if not self._options.tolerance.loss:
             raise NotFound(
-                f"{', '.join(self._options.paths)}: log {log}, read up to record {position.last}, is not there",
-                hint='bring it back; .option("failOnDataLoss", "false") goes on without it',
+                f"{', '.join(self._options.paths)}: log {log}, read up to record {position.last}, is missing",
+                hint='restore it; .option("failOnDataLoss", "false") continues without it',
             )
 
 

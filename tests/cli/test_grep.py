@@ -53,7 +53,7 @@ def test_the_hint_on_what_is_no_regular_expression_finds_it_as_it_is(built: Buil
     built.lines("a", [f"<{pattern}>".encode()])
     _, _, hint = refusal_of("grep", "--root", built.root.path, "--", pattern)
 
-    assert output_of(*typed(hint, " finds it as it is")) == f"6 a <{pattern}>\n".encode()
+    assert output_of(*typed(hint, " finds it literally")) == f"6 a <{pattern}>\n".encode()
 
 
 def test_json_has_what_wald_read_has_of_the_record(built: Built) -> None:

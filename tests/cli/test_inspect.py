@@ -112,6 +112,6 @@ def test_dump_of_a_sealed_segment_that_is_cut_short(log: Path) -> None:
 def test_a_directory_is_called_one(root: Path) -> None:
     output_of("init", "--root", root)
     for path in (root, root / "segments"):
-        assert refusal_of("dump", path)[:2] == (2, f"{path}: a directory, and dump takes one file")
+        assert refusal_of("dump", path)[:2] == (2, f"{path}: a directory, but dump takes one file")
     os.mkfifo(root / "head")
     assert refusal_of("dump", root / "head")[:2] == (2, f"{root}/head: not a regular file")

@@ -105,7 +105,7 @@ def test_a_directory_of_the_log_that_is_a_link_is_refused(tmp_path: Path, folder
     for line in lines:
         done = run(line)
         assert done.returncode == Damaged.exit_code, (line, done.stderr)
-        assert f"{root / folder}: a symbolic link; nothing is written through one" in done.stderr.decode()
+        assert f"{root / folder}: a symbolic link; wald does not write through links" in done.stderr.decode()
     assert state(tmp_path / "outside") == before
 
 
@@ -134,7 +134,7 @@ def test_the_mode_of_a_fifo_elsewhere_is_not_changed(tmp_path: Path) -> None:
     settings = tmp_path / "wald.toml"
     settings.write_text('[routes.r]\nfifo = true\nmode = "0620"\n')
     code, message, hint = refusal_of("run", "--root", root, "--config", settings)
-    assert (code, "the mode of what it leads to is not 0620" in message) == (InvalidInput.exit_code, True)
+    assert (code, "the mode of its target is not 0620" in message) == (InvalidInput.exit_code, True)
     assert hint == f"chmod 0620 {outside}"
     assert stat.S_IMODE(outside.stat().st_mode) == 0o640
 

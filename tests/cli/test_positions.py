@@ -38,7 +38,7 @@ def test_a_log_that_has_lost_its_head_does_not_say_that_nothing_was_durable(tmp_
     code, message, hint = refusal_of("head", "--root", root)
 
     assert code == Damaged.exit_code
-    assert message.startswith(f"{built.root.head}: there is no readable head, so what is durable behind record ")
+    assert message.startswith(f"{built.root.head}: there is no readable head, so it is unknown which ")
     assert hint.endswith(f"wald --root {root} run")
     assert "nothing is durable" not in output_of("top", "--once", "--root", root).decode()
     (route,) = json.loads(wald("routes", "--json", "--root", root).stdout)["routes"]
@@ -51,7 +51,7 @@ def test_a_log_without_records_has_had_nothing_durable(tmp_path: Path) -> None:
     built.root.head.unlink()
     code, message, _ = refusal_of("head", "--root", built.root.path)
 
-    assert (code, message) == (NotFound.exit_code, f"{built.root.head}: nothing has been durable yet")
+    assert (code, message) == (NotFound.exit_code, f"{built.root.head}: no record is durable yet")
 
 
 def test_where_has_an_answer_for_every_number(daemon: Daemon, root: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_directory_is_no_cursor(daemon: Daemon, root: Path, line: list[object]
     path.mkdir()
 
     code, message, hint = refusal_of("cursor", *line, "--root", root)
-    assert (code, message) == (Refused.exit_code, f"{path}: a directory, which is no cursor")
+    assert (code, message) == (Refused.exit_code, f"{path}: a directory, not a cursor")
     assert hint == f"ls -lR {path}; rm -r {path}, as root"
 
 

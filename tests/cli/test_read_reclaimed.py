@@ -1,4 +1,4 @@
-"""``wald read`` over a range that is not there any more says so: an error, or a line and an exit code of its own."""
+"""``wald read`` over a range that is no longer there says so: an error, or a line and an exit code of its own."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ def test_a_head_that_cannot_be_read_fails(root: Path, daemon: Daemon, left: byte
     assert (code, found["head"]) == (DOWN, None)
     wrong = next(each for each in found["findings"] if each["severity"] == "failing")
     assert wrong["message"].startswith(f"{root}/head: ")
-    assert b"nothing has been durable yet" not in wald("status", "--root", root).stdout
+    assert b"no record is durable yet" not in wald("status", "--root", root).stdout
 
 
 def test_routes_that_are_gone_with_their_cursors_are_a_warning(root: Path, daemon: Daemon) -> None:

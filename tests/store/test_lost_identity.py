@@ -160,7 +160,7 @@ def test_where_files_disagree_nothing_is_made_and_all_are_named(built: Built, ot
     ]
     if identity == "of the other":
         said.insert(0, f"log.json says {other.log_id.hex()}")
-    assert caught.value.message == f"{root.path}: which log it is, is not certain: {'; '.join(said)}"
+    assert caught.value.message == f"{root.path}: the identity of the log is uncertain: {'; '.join(said)}"
     assert caught.value.hint.endswith(f"wald --root {root.path} repair")
     assert snapshot(root.path) == as_found
 

@@ -160,7 +160,7 @@ def test_a_planted_cursor_frees_nothing_and_is_not_replaced_unasked(built: Built
         assert log.set_cursor("a", 6, of_consumer=of_consumer).effective == 6
         assert (path.parents[1] / "number").read_text() == "6\n"
         return
-    with pytest.raises(Refused, match="not replaced unasked"):
+    with pytest.raises(Refused, match="only replaced on request"):
         log.set_cursor("a", 6, of_consumer=of_consumer)
     if what != "directory":
         assert log.set_cursor("a", 6, rewind=True, of_consumer=of_consumer).effective == 6

@@ -110,7 +110,7 @@ class TestUnderItsFeet:
 
 
 class TestReclaimed:
-    """What is not there any more."""
+    """What is no longer there."""
 
     def reclaimed(self, built: Built) -> None:
         """Records 1 and 2 of 6 are reclaimed."""

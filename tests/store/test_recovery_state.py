@@ -217,7 +217,7 @@ class TestHead:
         assert_sound(path)
 
     def test_one_that_is_ahead_is_believed(self, tmp_path: Path) -> None:
-        """Somebody may hold an acknowledgement of what is not there any more."""
+        """Somebody may hold an acknowledgement of what is no longer there."""
         path = tmp_path / "log"
         built = story(path)
         position = offsets(path)[-2]

@@ -99,7 +99,7 @@ def test_a_segment_that_is_listed_and_has_no_file_is_damage(built: Built) -> Non
     """As on a file system whose directories are damaged."""
     view = built.view
 
-    with pytest.raises(Damaged, match="its directory lists it, and there is no such file"):
+    with pytest.raises(Damaged, match="its directory lists it, but the file does not exist"):
         view.without(SegmentGone("gone", hint=""), view.segments[0])
 
 

@@ -261,7 +261,7 @@ def test_work_groups_are_those_with_a_journal(built: Built) -> None:
     with WorkGroup(built.root.path, "a", "g"):
         pass
     assert [each.group for each in work_files(built.root, "a")] == ["g"]
-    with pytest.raises(NotFound, match="has a cursor alone"):
+    with pytest.raises(NotFound, match="has only a cursor"):
         work_file(built.root, "a", "stream")
     with pytest.raises(NotFound, match="has no work group"):
         work_file(built.root, "a", "none")

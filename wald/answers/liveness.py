@@ -87,7 +87,7 @@ def frozen(root: Root) -> Liveness | None:
     pid, wrote = next(iter(holding_processes(root)), None), signed(root)
     if pid is None or not is_stopped(pid):
         return None
-    message = f"{_who(pid, wrote)} is frozen: a signal or a debugger has stopped its process, and it takes nothing in"
+    message = f"{_who(pid, wrote)} is frozen: a signal or a debugger has stopped its process, and it accepts nothing"
     return Liveness(Life.FROZEN, message, f"kill -CONT {pid}", pid, wrote)
 
 

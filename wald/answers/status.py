@@ -255,14 +255,14 @@ def _of_log(facts: Facts, now_ns: int, lag_max: float | None) -> Iterator[Findin
         yield Finding(Severity.WARNING, message, AHEAD_HINT)
     if facts.lost_routes:
         adding = command_line(facts.root, f"route add {facts.lost_routes[0]}")
-        message = f"{named(facts.lost_routes)}: {DIRECTORY_GONE}; it counts as nothing processed"
+        message = f"{named(facts.lost_routes)}: {DIRECTORY_GONE}; no record counts as processed"
         yield Finding(Severity.WARNING, message, adding)
     yield from (Finding(Severity.WARNING, message) for message in facts.fifos)
     for group in facts.groups:
         cursor = group.cursor
         if not group.retired and cursor.state not in (CursorState.VALID, CursorState.ABSENT):
             setting = command_line(facts.root, f"cursor set {cursor.route} SEQUENCE {cursor.options} --rewind")
-            yield Finding(Severity.WARNING, f"{cursor.message}; it counts as nothing processed", setting)
+            yield Finding(Severity.WARNING, f"{cursor.message}; no record counts as processed", setting)
     yield from (Finding(Severity.WARNING, message, showing) for message, showing in facts.journals)
     for group in facts.waiting if lag_max is not None else ():
         waited = group.lag.seconds(now_ns)

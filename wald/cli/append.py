@@ -270,7 +270,7 @@ def whole_lines(read: Callable[[], bytes], name: str) -> Iterator[bytes]:
         if pending_bytes > REQUEST_MAX_BYTES:
             raise InvalidInput(
                 f"{name}: offset {offset}: a line of more than {REQUEST_MAX_BYTES} bytes",
-                hint="write it to the route's FIFO, which takes a line in pieces",
+                hint="write it to the route's FIFO, which accepts a line in pieces",
             )
     if pending:
         yield b"".join([*pending, b"\n"])

@@ -62,7 +62,7 @@ def get(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) ->
     if found.state is CursorState.ABSENT:
         raise NotFound(found.message, hint=again)
     if found.state is not CursorState.VALID:
-        raise Damaged(f"{found.message}; it counts as nothing processed", hint=f"{again} --rewind")
+        raise Damaged(f"{found.message}; no record counts as processed", hint=f"{again} --rewind")
 
 
 @cursor.command("set")

@@ -58,8 +58,8 @@ def release(
         )
     if seen.owner is None:
         raise Refused(
-            f"no process works for {route}/{group}, so worker {consumer} has nothing any more",
-            hint="start its workers: all that is open is delivered again",
+            f"no process works for {route}/{group}, so worker {consumer} has no records",
+            hint="start its workers: all open records are redelivered",
         )
     if not while_it_runs:
         _require_no_command(log, seen, consumer)
@@ -147,8 +147,8 @@ def _require_no_command(log: Log, seen: Seen, consumer: str) -> None:
             again = group_line(log, "release", seen.file, f"{consumer} --while-it-runs")
             raise Refused(
                 f"{consumer} of {seen.file.route}/{seen.file.group} runs process {each.process}, with its records: "
-                f"it would go on beside a second one: {each.words}",
-                hint=f"kill -- -{each.process_group} ends it, and its records come again; {again} starts a second one",
+                f"it would continue alongside a second one: {each.words}",
+                hint=f"kill -- -{each.process_group} ends it, its records are redelivered; {again} starts a second",
             )
 
 
@@ -227,7 +227,7 @@ def _skippable(log: Log, seen: Seen, first: int, last: int) -> int:
         known += sum(batch.count for batch in log.batches(route, max(first, picture.end), last, on_missing=unless_lost))
     if not known:
         raise NotFound(
-            f"{first} to {last} are no records of route {route} that group {group} has still to do",
+            f"records {first} to {last} of route {route} are not pending for group {group}",
             hint=group_line(log, "show", seen.file),
         )
     return known

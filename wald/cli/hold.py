@@ -35,7 +35,7 @@ def hold(root: Path, routes: tuple[str, ...], every: bool) -> None:
     here = Root(root)
     read_identity(here)
     if bool(routes) == every:
-        raise InvalidInput("which FIFOs? name routes, or --all of them", hint=command_line(root, "hold --all"))
+        raise InvalidInput("no FIFO given: name routes, or use --all", hint=command_line(root, "hold --all"))
     for route in map(check_route, routes):
         here.require_route(route)
         if not has_fifo(here, route):

@@ -1,4 +1,4 @@
-"""A pattern as it was typed, and what to type instead of one that is no regular expression."""
+"""A pattern as it was typed, and what to type instead of one that is not a regular expression."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ def matcher_of(
 ) -> Matcher:
     """
     Raises:
-        InvalidInput: the pattern is no regular expression.
+        InvalidInput: the pattern is not a regular expression.
     """
     try:
         return Matcher(os.fsencode(pattern), fixed=fixed, ignore_case=ignore_case, invert=invert)
     except BadPattern as error:
         shown = os.fsencode(pattern).decode(errors="backslashreplace")
         raise InvalidInput(
-            f"{shown!r} is no regular expression: {error}",
-            hint=f"{command_line(root, f'grep -F {operand(pattern)}')} finds it as it is",
+            f"{shown!r} is not a regular expression: {error}",
+            hint=f"{command_line(root, f'grep -F {operand(pattern)}')} finds it literally",
         ) from error
 
 

@@ -39,7 +39,7 @@ def head(root: Path, as_json: bool) -> None:
     found = log.head()
     if found is None:
         raise NotFound(
-            f"{log.root.head}: nothing has been durable yet",
+            f"{log.root.head}: no record is durable yet",
             hint=f"{command_line(root, 'run')}, or send it a record if it runs",
         )
     if as_json:

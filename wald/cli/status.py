@@ -91,7 +91,7 @@ def _head(facts: Facts, now_ns: int) -> str:
     if facts.head_damage is not None:
         return "not known"
     if facts.head is None or not facts.head.at_ns:
-        return "nothing has been durable yet"
+        return "no record is durable yet"
     if seconds_ahead(facts.head.at_ns, now_ns):
         return f"record {facts.head.sequence} was the last to become durable; its append time is in the future"
     age = format_seconds(max(0.0, (now_ns - facts.head.at_ns) / 1e9))

@@ -136,7 +136,7 @@ def _as_bytes(value: object) -> bytes:
     try:
         return value.encode()
     except UnicodeEncodeError as error:
-        raise InvalidInput(f"text that UTF-8 cannot hold: {error.reason}", hint="give bytes") from None
+        raise InvalidInput(f"text that UTF-8 cannot encode: {error.reason}", hint="give bytes") from None
 
 
 def _time_ns(time: object) -> int:

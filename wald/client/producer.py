@@ -249,7 +249,7 @@ class Producer:
                 if self._given_id:
                     raise Refused(
                         f"{self._path}: producer id {self._given_id:x} was given to the process before the fork",
-                        hint="make another Producer in the child, with another id",
+                        hint="create another Producer in the child, with another id",
                     )
                 self._is_inherited = False
                 self._session.connect(self._connect_for)

@@ -77,13 +77,13 @@ def _silent(root: Path | None, socket: Path) -> WaldError:
     state = status(socket)
     if state.get("degraded"):
         numbers = f"{state.get('free_bytes')} bytes are free of {state.get('needed_bytes')} that are needed"
-        return DiskFailure(f"{socket}: the disk is full: {numbers}; the daemon waits for room", hint=hint)
+        return DiskFailure(f"{socket}: the disk is full: {numbers}; the daemon waits for space", hint=hint)
     if state.get("held_requests"):
-        return DiskFailure(f"{socket}: the disk has no room for a request as large as this", hint=hint)
+        return DiskFailure(f"{socket}: the disk has no space for a request of this size", hint=hint)
     over = state.get("over_quota")
     if isinstance(over, list) and over:
         hint = _explaining(root, socket)
-        return Unavailable(f"{socket}: the daemon takes nothing of it now: {over[0].get('message')}", hint=hint)
+        return Unavailable(f"{socket}: the daemon does not accept it now: {over[0].get('message')}", hint=hint)
     if not state:  # it is stopped by a signal, or hangs
         held = shlex.quote(os.fspath(socket if root is None else root / "lock"))
         hint = f"ps -o pid,stat,wchan,args -p $(fuser {held} 2>&-)"

@@ -203,7 +203,7 @@ class Session:
         if self._ended:
             raise Refused(
                 f"the producer has ended: {self._ended}",
-                hint="make another Producer; acknowledged() and unanswered report what became of this one's records",
+                hint="create another Producer; acknowledged() and unanswered report the state of its records",
             )
         return time.monotonic() + self._retry_for if self._deadline is None else self._deadline
 

@@ -55,7 +55,7 @@ def take_stdin(root: Root, config: Config, route: str) -> OpenPipe:
     """
     if has_fifo(root, route) or (route in config.routes and config.routes[route].fifo):
         raise InvalidInput(
-            f"{root.fifo(route)}: the route has a FIFO, and stdin would come between its lines",
+            f"{root.fifo(route)}: the route has a FIFO, and lines from stdin would be mixed with its lines",
             hint=f"--stdin with another route, or write to the FIFO: producer > {shlex.quote(str(root.fifo(route)))}",
         )
     descriptor, held, relay = open_stdin(

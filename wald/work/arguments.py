@@ -34,8 +34,7 @@ def named_by(consumer: object, sequences: Collection[int]) -> list[int]:
     """The records that a consumer names."""
     if not (isinstance(consumer, str) and 0 < len(consumer) <= CONSUMER_MAX and consumer.isprintable()):
         raise InvalidInput(
-            f"consumer {str(consumer)[:40]!r}: must be text of 1 to {CONSUMER_MAX} letters that can be printed, on one "
-            f"line",
+            f"consumer {str(consumer)[:40]!r}: must be text of 1 to {CONSUMER_MAX} printable characters, on one line",
             hint='consumer "worker-1"',
         )
     return sorted(map(index, sequences))

@@ -268,7 +268,7 @@ class WorkGroup:
         found = [(batch.first_sequence, batch.last_sequence) for batch in self._unfinished(first, last)]
         if not found:
             raise NotFound(
-                f"{first} to {last} are no records of route {self.route} that group {self.group} has still to do",
+                f"records {first} to {last} of route {self.route} are not pending for group {self.group}",
                 hint=command_line(self.log.root.path, f"group show {self.route} {self.group}"),
             )
         run = Run(found[0][0], found[-1][1])
@@ -276,8 +276,8 @@ class WorkGroup:
         while (skipped := self._turns.ask(self.calls.skip(run))) is None:
             if time.monotonic() > until:
                 raise Refused(
-                    f"record {run.last} of route {self.route} is further from {self.floor}, up to where all is done, "
-                    f"than the window of the group reaches",
+                    f"record {run.last} of route {self.route} is beyond the window of the group, which begins at "
+                    f"the ack floor {self.floor}",
                     hint=command_line(self.log.root.path, f"group show {self.route} {self.group}"),
                 )
             time.sleep(_AGAIN_SECONDS)
@@ -358,7 +358,7 @@ class WorkGroup:
                 return self.skip(first, last)
             case {"do": "release", "consumer": str(consumer)}:
                 return self.release(consumer)
-        raise InvalidInput("the owner of the group does not know what is asked", hint="it may be of an older wald")
+        raise InvalidInput("the owner of the group does not know this request", hint="it may run an older wald")
 
     def _sort(self, deliveries: Deliveries) -> None:
         """Give an order by key to the records that the journal knows, which says nothing of keys."""

@@ -316,6 +316,6 @@ def _same(line: Line, start: Start) -> bool:
 def _damaged(path: Path, root: Root, offset: int, why: str) -> Damaged:
     route = path.relative_to(root.routes).parts[0]
     return Damaged(
-        f"{path}: offset {offset}: {why}; what it says of records above the cursor is not known",
+        f"{path}: offset {offset}: {why}; the state of records above the cursor is unknown",
         hint=f"{command_line(root.path, f'group show {route} {path.stem}')} says what can be done",
     )

@@ -35,7 +35,7 @@ class Ownership(GroupFile):
                     continue
                 raise self._taken(route, group)
             if not os.fstat(self.descriptor).st_nlink:
-                raise Locked(f"{self.path}: the group was removed at this moment", hint="type the same command again")
+                raise Locked(f"{self.path}: the group was removed at this moment", hint="run the same command again")
             disk.sync_directory(self.path.parent)
         except (Locked, OSError):
             self.close()
@@ -53,7 +53,7 @@ class Ownership(GroupFile):
             command = command_of(found[0]) or name_of(found[0])
             return Locked(
                 f"{self.path}: another process works on route {route} for group {group}: process {found[0]}, {command}",
-                hint="wait for its end; a wald-gate lets go 30 s after the last request if no worker has a record",
+                hint="wait for its end; an idle wald-gate releases the group after 30 s if no worker has a record",
             )
         return Locked(
             f"{self.path}: another process works on route {route} for group {group}",

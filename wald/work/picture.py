@@ -264,7 +264,7 @@ def work_file(root: Root, route: str, group: str, *, of_consumer: bool = False) 
             return each
     if group in root.groups(route):
         raise NotFound(
-            f"group {group} of route {route} is no work group: it has a cursor alone",
+            f"group {group} of route {route} is not a work group: it has only a cursor",
             hint=command_line(root.path, f"cursor show {route} --group {group}"),
         )
     raise NotFound(f"route {route} has no work group {group}", hint=command_line(root.path, f"group list {route}"))

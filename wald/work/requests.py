@@ -136,7 +136,7 @@ def _locked(root: Root, disk: Disk, route: str, group: str, until: float) -> Ite
         _append_only(descriptor)
         while not disk.lock(descriptor):
             if time.monotonic() > until:
-                raise Locked(f"{path}: another command asks the owner for something", hint=f"fuser -v {path} names it")
+                raise Locked(f"{path}: another command is waiting for the owner", hint=f"fuser -v {path} names it")
             time.sleep(_POLL_SECONDS)
         yield path, descriptor
     finally:
@@ -154,12 +154,12 @@ def _withdraw(root: Root, path: Path, descriptor: int, number: str, seconds: flo
     looking = f"ps -o pid,stat,wchan,args -p {process}" if process else f"fuser -v {lock}"
     if _find(descriptor, "withdrawn", number) is None and _is_first(descriptor, "withdrawn", number):
         raise Unavailable(
-            f"{path}: the owner of the group took no request for {seconds:g} s; nothing was changed", hint=looking
+            f"{path}: the owner of the group accepted no request for {seconds:g} s; nothing was changed", hint=looking
         )
     if _find(descriptor, "withdrawn", number) is not None:
         showing = command_line(root.path, f"group show {path.relative_to(root.routes).parts[0]} {path.stem}")
         raise Unavailable(
-            f"{path}: the owner has taken the request, and has not answered for {seconds:g} s",
+            f"{path}: the owner has accepted the request, but has not answered for {seconds:g} s",
             hint=f"{showing} says whether it is done; {looking}",
         )
 

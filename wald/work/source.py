@@ -120,7 +120,7 @@ class Source:
             raise Lost(Run(first, lost[-1].last))
         if batch is None or batch.first_sequence > first:  # the log is older than the journal, or shorter
             raise Damaged(
-                f"{self._log.root.segments}: record {first} of route {self._route} was read before, and is not there",
+                f"{self._log.root.segments}: record {first} of route {self._route} was read before, but is missing now",
                 hint=f"{command_line(self._log.root.path, 'verify')} checks the log",
             )
         self._kept.add(Decoded.of(batch, is_again=True))

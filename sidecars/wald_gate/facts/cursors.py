@@ -21,7 +21,7 @@ async def get(call: Call) -> Response:
     await call.state.in_thread(require_group, call.state.log, call.route, call.group)
     cursor = await call.state.in_thread(call.state.log.cursor, call.route, call.group)
     if cursor.state is not CursorState.VALID:
-        raise Damaged(f"{cursor.message}; it counts as nothing processed", hint='PUT it with "rewind": true')
+        raise Damaged(f"{cursor.message}; no record counts as processed", hint='PUT it with "rewind": true')
     return _answer(cursor)
 
 

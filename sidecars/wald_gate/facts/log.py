@@ -45,7 +45,7 @@ async def head(call: Call) -> Response:
         log = call.state.log
         found = log.head()
         if found is None:
-            raise NotFound(f"{log.root.head}: nothing has been durable yet", hint="POST a record")
+            raise NotFound(f"{log.root.head}: no record is durable yet", hint="POST a record")
         return head_fields(log.root, found)
 
     return _answer(call.seen(await call.state.in_thread(read)))
@@ -55,9 +55,9 @@ async def where(call: Call) -> Response:
     """What became of a record."""
     given = call.request.path_params["sequence"]
     if not (given.isascii() and given.isdecimal() and len(given) < 20):
-        raise InvalidInput(f"{given[:40]!r} is no sequence", hint="/v1/where/250")
+        raise InvalidInput(f"{given[:40]!r} is not a sequence", hint="/v1/where/250")
     if int(given) > SEQUENCE_MAX:
-        raise InvalidInput(f"{given} is above {SEQUENCE_MAX}, the last sequence there can be", hint="/v1/where/250")
+        raise InvalidInput(f"{given} is above {SEQUENCE_MAX}, the highest possible sequence", hint="/v1/where/250")
     found = await call.read(call.state.log.where, int(given))
     return _answer(where_fields(found))
 

@@ -155,7 +155,7 @@ class GroupsOfRoute(Struct):
 
 
 class Removed(Struct):
-    """A group that is not there any more."""
+    """A group that is no longer there."""
 
     route: str
     group: str

@@ -158,7 +158,7 @@ def _on_lines(document: bytes) -> bytes:
         else:
             found = [msgspec.json.decode(document, type=msgspec.Raw)]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(f"the body: {error}", hint="Content-Type: application/x-ndjson, if it is lines") from None
+        raise InvalidInput(f"the body: {error}", hint="Content-Type: application/x-ndjson, for lines") from None
     return b"".join(bytes(each).translate(_ON_ONE_LINE) + b"\n" for each in found)
 
 
@@ -250,13 +250,13 @@ def _gzip() -> Expand:
     def expand(chunk: bytes) -> Iterator[bytes]:
         nonlocal member, has_begun
         if not chunk and has_begun:
-            raise InvalidInput("the gzip body ends too early", hint="send it again")
+            raise InvalidInput("the gzip body is truncated", hint="send it again")
         while chunk:
             has_begun = True
             try:
                 part = member.decompress(chunk, _STEP_BYTES)
             except zlib.error as error:
-                raise InvalidInput(f"the body is no gzip: {error}", hint="Content-Encoding: gzip") from None
+                raise InvalidInput(f"the body is not gzip: {error}", hint="Content-Encoding: gzip") from None
             chunk = member.unconsumed_tail
             if member.eof:
                 chunk, member, has_begun = member.unused_data, zlib.decompressobj(_GZIP), False
@@ -275,7 +275,7 @@ def _zstd() -> Expand:
     def expand(chunk: bytes) -> Iterator[bytes]:
         nonlocal frame, has_begun
         if not chunk and has_begun:
-            raise InvalidInput("the zstd body ends too early", hint="send it again")
+            raise InvalidInput("the zstd body is truncated", hint="send it again")
         for start in range(0, len(chunk), _ZSTD_STEP_BYTES):
             step = chunk[start : start + _ZSTD_STEP_BYTES]
             while step:
@@ -283,7 +283,7 @@ def _zstd() -> Expand:
                 try:
                     part = frame.decompress(step)
                 except zstandard.ZstdError as error:
-                    raise InvalidInput(f"the body is no zstd: {error}", hint="Content-Encoding: zstd") from None
+                    raise InvalidInput(f"the body is not zstd: {error}", hint="Content-Encoding: zstd") from None
                 step = b""
                 if frame.eof:
                     step, frame, has_begun = frame.unused_data, decompressor.decompressobj(), False

@@ -33,12 +33,12 @@ def key_of(fields: Sequence[str], client: str, route: str) -> bytes | None:
     if not fields:
         return None
     if len(fields) > 1:
-        raise InvalidInput("Idempotency-Key is there twice", hint=_HINT)
+        raise InvalidInput("duplicate Idempotency-Key header", hint=_HINT)
     field = fields[0].strip()
     quoted = _STRING.fullmatch(field)
     text = re.sub(r"\\(.)", r"\1", quoted[1]) if quoted else field
     if not text or len(text) > _MAX_LENGTH:
-        raise InvalidInput(f"Idempotency-Key has {len(text)} characters, and not 1 to {_MAX_LENGTH}", hint=_HINT)
+        raise InvalidInput(f"Idempotency-Key has {len(text)} characters; 1 to {_MAX_LENGTH} are allowed", hint=_HINT)
     if not (quoted or _PLAIN.fullmatch(field)):
         shown = field[:40].encode("latin-1").decode(errors="replace")
         wrong = "has a space, and no quotes around it" if _SPACED.fullmatch(field) else "has more than plain ASCII"

@@ -130,7 +130,7 @@ class Remembered:
             Unavailable: the gate ends.
         """
         if self._ends.is_set():
-            raise Unavailable("the gate ends", hint="send it again")
+            raise Unavailable("the gate is stopping", hint="send it again")
         view = self._log.view()
         if view.bound.lost:
             raise lost_head(self._log.root, view.bound)

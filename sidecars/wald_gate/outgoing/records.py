@@ -168,7 +168,7 @@ def _alive(form: Events, sequence: int | None) -> bytes:
 
 def _wanted(call: Call, query: Query, *, is_events: bool) -> Wanted:
     if query.group is not UNSET and query.from_ != "cursor":
-        raise InvalidInput("group is that of from=cursor", hint=f"?from=cursor&group={query.group}")
+        raise InvalidInput("group is only for from=cursor", hint=f"?from=cursor&group={query.group}")
     last = call.request.headers.get("last-event-id", "")
     resumed = _sequence(last) + 1 if last else 0
     now = local_now()
@@ -191,7 +191,7 @@ def _sequence(last_event_id: str) -> int:
     """The sequence of the event that came last; 0 before the first one."""
     if not _SEQUENCE.fullmatch(last_event_id):
         raise InvalidInput(
-            f"Last-Event-ID {last_event_id[:40]!r} is no sequence", hint="the id of the last event that came, or none"
+            f"Last-Event-ID {last_event_id[:40]!r} is not a sequence", hint="the id of the last event received, or none"
         )
     return int(last_event_id)
 

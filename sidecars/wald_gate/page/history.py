@@ -164,7 +164,7 @@ def _places(given: str) -> dict[str, int]:
     for part in filter(None, given.split(",")):
         match = _PLACE.fullmatch(part)
         if match is None or match[1] not in names:
-            raise InvalidInput(f"before={part[:40]}: is no place in the history", hint="/history")
+            raise InvalidInput(f"before={part[:40]}: is not a position in the history", hint="/history")
         places[names[match[1]]] = int(match[2])
     return places
 

@@ -86,7 +86,7 @@ def _sequence(call: Call) -> int:
     try:
         return msgspec.convert(given, _Sequence, strict=False)
     except msgspec.ValidationError:
-        raise InvalidInput(f"{given[:40]!r} is no sequence", hint="/records/250") from None
+        raise InvalidInput(f"{given[:40]!r} is not a sequence", hint="/records/250") from None
 
 
 async def _found(call: Call, sequence: int) -> Found:

@@ -153,7 +153,7 @@ async def route(call: Call) -> Response:
     """One route, with its groups."""
     name, log = call.route, call.state.log
     if not await call.read(log.root.has_route, name):
-        raise NotFound(f"there is no route {name}", hint="/routes shows those that there are")
+        raise NotFound(f"there is no route {name}", hint="/routes lists them")
 
     def facts(picture: Picture) -> Facts:
         walk = picture.walk

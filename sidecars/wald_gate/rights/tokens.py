@@ -82,7 +82,7 @@ def entries(path: Path) -> list[Entry]:
         data = read_guarded(path)
     except FileNotFoundError:
         hint = f"wald-gate token add NAME --tokens {path} --read ROUTE makes it"
-        raise NotFound(f"{path}: there is no such file of tokens", hint=hint) from None
+        raise NotFound(f"{path}: no such token file", hint=hint) from None
     return _parsed(path, data)
 
 
@@ -116,7 +116,7 @@ def add(
     with _changing(path) as found:
         if any(each.name == name for each in found):
             raise InvalidInput(
-                f"{path}: there is a client {name!r} already", hint=f"wald-gate token remove {name} --tokens {path}"
+                f"{path}: client {name!r} already exists", hint=f"wald-gate token remove {name} --tokens {path}"
             )
         data = b"".join(each.line().encode() for each in (*found, added))
         _parsed(path, data)
@@ -185,7 +185,7 @@ def _parsed(path: Path, data: bytes) -> list[Entry]:
                     raise ValueError(f"{key[0]} {key[1]!r} is there already")
                 seen.add(key)
         except ValueError as error:
-            raise InvalidInput(f"{path}:{number}: no token of wald-gate: {error}", hint=_EXAMPLE) from None
+            raise InvalidInput(f"{path}:{number}: not a token of wald-gate: {error}", hint=_EXAMPLE) from None
         found.append(entry)
     return found
 

@@ -70,4 +70,4 @@ def _has_password(key: Path) -> str:
     Raises:
         InvalidInput: always.
     """
-    raise InvalidInput(f"{key}: the key has a password", hint=f"openssl pkey -in {key} -out NEW takes it off")
+    raise InvalidInput(f"{key}: the key has a password", hint=f"openssl pkey -in {key} -out NEW removes it")

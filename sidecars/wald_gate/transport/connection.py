@@ -101,7 +101,7 @@ class Bounds:
         return True
 
     def leave(self, client: str) -> None:
-        """Take in that a connection is not there any more."""
+        """Take in that a connection is no longer there."""
         self.count -= 1
         self.open_from[client] -= 1
         if not self.open_from[client]:

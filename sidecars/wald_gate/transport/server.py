@@ -82,12 +82,12 @@ class Listening:
                 hint='--certificate FILE --tokens FILE, with lines as {"name": "shop", "certificate": "shop.example"}',
             )
         if not (found.host or found.path or inherited):
-            raise InvalidInput("there is nothing to listen on", hint="--listen 127.0.0.1:7700, or --uds PATH")
+            raise InvalidInput("no address to listen on", hint="--listen 127.0.0.1:7700, or --uds PATH")
         missing = [name for name, there in (("TLS", found.certificate), ("tokens", settings.tokens)) if not there]
         if missing and not settings.insecure and not all(map(_is_loopback, found.hosts)):
             raise InvalidInput(
                 f"{' and '.join(found.hosts)}: other machines can connect there, without {' and '.join(missing)}",
-                hint="--certificate FILE --key FILE --tokens FILE; --insecure, if something in front does both",
+                hint="--certificate FILE --key FILE --tokens FILE; --insecure, if a proxy in front provides both",
             )
         return found
 
@@ -224,7 +224,7 @@ class Server:
         for each in sockets:
             if not each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 raise InvalidInput(
-                    f"systemd handed over {each.getsockname()}, which takes no connections",
+                    f"systemd handed over {each.getsockname()}, which accepts no connections",
                     hint="ListenStream=, and no Accept=yes",
                 )
             self.addresses.append(self._address(each))

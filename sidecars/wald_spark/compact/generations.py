@@ -79,8 +79,8 @@ class Generations:
             return Generation(None if routes is None else tuple(routes), logs, **content)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise Damaged(
-                f"{path}: not what a compaction has written ({error})",
-                hint="another --out begins anew",
+                f"{path}: not written by a compaction ({error})",
+                hint="another --out starts from scratch",
             ) from error
 
     def begin(self) -> Path:
@@ -121,5 +121,5 @@ class Generations:
 def _number(directory: Path) -> int:
     match = _NAME.fullmatch(directory.name)
     if match is None:
-        raise Damaged(f"{directory}: no generation of wald-compact", hint=f"mv {directory} to another place")
+        raise Damaged(f"{directory}: not a generation of wald-compact", hint=f"mv {directory} to another place")
     return int(match[1])

@@ -146,8 +146,8 @@ class Catalog:
             return _exported(content)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise Damaged(
-                f"{path}: not what an export has written ({error})",
-                hint=f"put it back from a backup, or remove it and all files of {path.stem} to export that log anew",
+                f"{path}: not written by an export ({error})",
+                hint=f"put it back from a backup, or remove it and all files of {path.stem} to export that log again",
             ) from error
 
 
@@ -231,8 +231,8 @@ class Output:
             except FileNotFoundError:
                 if not output.exists():
                     raise Damaged(
-                        f"{output}: was to be moved here from {staging}, and is in neither place",
-                        hint=f"remove {private(self._out)}/{entry.log}.json and all files of this log to do it anew",
+                        f"{output}: was to be moved here from {staging}, but is in neither place",
+                        hint=f"remove {private(self._out)}/{entry.log}.json and all files of this log to redo it",
                     ) from None
         for directory in sorted(made, reverse=True):
             self._disk.sync_directory(directory)

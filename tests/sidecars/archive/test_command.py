@@ -83,7 +83,7 @@ def test_what_is_asked_for_and_not_there_is_reported(mixed: Built, dest: Path) -
     assert done.stdout == everything
     code, message, hint = refused(done)
     assert (code, message) == (3, f"{dest}: no bundle holds what of route a follows record 17, up to 20")
-    assert hint == "wald --root ROOT where 18 shows what became of it in the log"
+    assert hint == "wald --root ROOT where 18 shows what happened to it in the log"
     assert wald_archive("restore", dest, "a", "--from", 18).returncode == 3
     shutil.rmtree(bags(dest)[-1])
     assert wald_archive("restore", dest, "a").returncode == 0  # what it was nobody has said
@@ -340,7 +340,7 @@ class TestRefusals:
     def test_nothing_to_restore(self, root: Path, dest: Path) -> None:
         output_of("a", "--root", root, "--dest", dest)
         code, message, hint = refusal_of("restore", dest, "none")
-        assert (code, "'none'" in message, hint.endswith("here are: a")) == (3, True, True)
+        assert (code, "'none'" in message, hint.endswith("here: a")) == (3, True, True)
 
     def test_a_damaged_bundle_to_restore(self, root: Path, dest: Path) -> None:
         output_of("a", "--root", root, "--dest", dest)

@@ -120,7 +120,7 @@ def test_a_gap_inside_the_range_is_reported(three: Path, built: Built, first: in
     archive(built, three)
     shutil.rmtree(bags(three)[1])
 
-    with pytest.raises(Damaged, match="begins after record 9, and no bundle holds what follows record") as damaged:
+    with pytest.raises(Damaged, match="begins after record 9, and no bundle has the records after record") as damaged:
         restored(three, first=first, last=last)
     assert "--from 10" in damaged.value.hint
 
@@ -142,7 +142,7 @@ def test_a_missing_beginning_is_reported(three: Path) -> None:
     """The first bundle that is left follows one that is not here."""
     shutil.rmtree(bags(three)[0])
 
-    with pytest.raises(Damaged, match="begins after record 6, and no bundle holds what follows record 0"):
+    with pytest.raises(Damaged, match="begins after record 6, and no bundle has the records after record 0"):
         restored(three)
     assert restored(three, first=7) == b"7\n8\n9\n"
 

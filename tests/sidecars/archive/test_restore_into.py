@@ -167,7 +167,7 @@ def test_only_a_new_or_an_empty_directory_is_taken(mixed: Built, dest: Path, new
     output_of("restore", dest, "--into", new)
     assert refusal_of("restore", dest, "--into", new)[:2] == (
         2,
-        f"{new}: a log already; records are restored into a new log only",
+        f"{new}: a log already; records can only be restored into a new log",
     )
     (new.parent / "other").mkdir()
     (new.parent / "other/file").touch()
@@ -204,7 +204,7 @@ def test_a_damaged_bundle_leaves_no_log_and_a_hint_that_can_be_typed(mixed: Buil
 
     bundle.write_bytes(whole)
     code, message, hint = refusal_of("restore", dest, "--into", new)
-    assert (code, message) == (2, f"{new}: holds a restore that was not finished, and is no log")
+    assert (code, message) == (2, f"{new}: has an unfinished restore, and is not a log")
     subprocess.run(["sh", "-c", hint.partition(";")[0]], check=True)
     output_of("restore", dest, "--into", new)
     require_good(new)

@@ -255,7 +255,7 @@ def test_a_cursor_that_cannot_be_trusted_stops_it(built: Built, tmp_path: Path) 
     path = built.root.cursor("a", "processed")
     path.write_text("not a number\n")
     command = Keeping(tmp_path)
-    with pytest.raises(Damaged, match="what was processed is not known"):
+    with pytest.raises(Damaged, match="the processed records are unknown"):
         InProcess(built.root.path).run(*command.words)
 
     assert command.runs == []

@@ -67,7 +67,7 @@ def test_a_second_gate_and_a_drain_are_refused_while_a_gate_owns_the_group(daemo
         drain = sidecar("drain", "--root", gate.root, "orders", "--group", "billing", "--workers", "1", "--exit-at-end")
         code, message, hint = refused_command(run([*drain, "--", "true"]))
         assert (code, f"process {gate.process.pid}, " in message, "wald_gate" in message) == (5, True, True), message
-        assert "a wald-gate lets go 30 s after the last request" in hint
+        assert "a wald-gate releases the group 30 s after the last request" in hint
         assert [each["consumer"] for each in other.get(f"{GROUP}/pending").lines()] == ["w1"]
         gate.kill()
         assert leased(other) == [1]

@@ -159,8 +159,8 @@ def test_so_is_a_wrong_field(gate_of_two: Gate, body: dict[str, Any], detail: st
     [
         ("a b", "Idempotency-Key 'a b' has a space, and no quotes around it"),
         ("\xc3\xbc", "Idempotency-Key 'ü' has more than plain ASCII"),
-        ("a" * 256, "Idempotency-Key has 256 characters, and not 1 to 255"),
-        ('""', "Idempotency-Key has 0 characters, and not 1 to 255"),
+        ("a" * 256, "Idempotency-Key has 256 characters; 1 to 255 are allowed"),
+        ('""', "Idempotency-Key has 0 characters; 1 to 255 are allowed"),
     ],
 )
 def test_a_wrong_key_is_told_what_is_wrong_with_it(gate_of_two: Gate, key: str, detail: str) -> None:

@@ -71,9 +71,9 @@ def test_sighup_reads_the_tokens_again_and_a_wrong_file_changes_nothing(guarded:
 
     tokens.write_text("{}\n")
     guarded.process.send_signal(signal.SIGHUP)
-    eventually(lambda: "no token of wald-gate" in guarded.log)
+    eventually(lambda: "not a token of wald-gate" in guarded.log)
     assert status(guarded, "new-token", "GET", ORDERS) == 200
-    [line] = [line for line in guarded.log.splitlines() if "no token of wald-gate" in line]
+    [line] = [line for line in guarded.log.splitlines() if "not a token of wald-gate" in line]
     assert line.startswith("wald-gate: SIGHUP: ")
     assert line.endswith("; what was there stays")
 

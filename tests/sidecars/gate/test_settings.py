@@ -45,11 +45,11 @@ def test_each_work_group_has_a_table_of_its_own(tmp_path: Path) -> None:
     [
         ("\nlistn = 'a'", "gate.toml:2: there is no setting 'listn'", "did you mean 'listen'?"),
         ("listen = 7700", "listen must be HOST:PORT", "wald-gate serve --help lists every setting"),
-        ("body_max_bytes = 1", "stands above all tables", "move body_max_bytes to [limits]"),
+        ("body_max_bytes = 1", "is above all tables", "move body_max_bytes to [limits]"),
         ("[limits]\ntokens = 'a'", "gate.toml:2: 'tokens' stands inside [limits]", "above the first table"),
         ("[limits]\nhead_timeout = '2d'", "gate.toml:2: limits.head_timeout must be", "lists every setting"),
         ("limits = 1", "limits must be a table", "write [limits]"),
-        ('[groups."orders"]', "names no route and group", "ROUTE/GROUP"),
+        ('[groups."orders"]', "is not a route and a group", "ROUTE/GROUP"),
         ('[groups."../billing"]', "gate.toml:1: ", "letters"),
         ('[groups."a/b"]\n\nordr = "key"', "gate.toml:3: there is no setting 'ordr'", "did you mean 'order'?"),
         ('[groups."a/b"]\ndead_letter = "a"', "its own dead-letter route", "dead_letter = ROUTE"),

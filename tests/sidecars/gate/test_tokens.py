@@ -98,7 +98,7 @@ def test_owner_group_and_mode_of_a_file_stay(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("add", "shop", "--admin"), InvalidInput.exit_code, "there is a client 'shop' already"),
+        (("add", "shop", "--admin"), InvalidInput.exit_code, "client 'shop' already exists"),
         (("add", "a b", "--admin"), InvalidInput.exit_code, "the name is 'a b'"),
         (("add", "new", "--read", "../x"), InvalidInput.exit_code, "read is a list of routes"),
         (("add", "new", "--read", "orders/billing"), InvalidInput.exit_code, "read is a list of routes"),
@@ -137,7 +137,7 @@ def test_a_line_that_could_be_misread_is_refused(tmp_path: Path, line: str) -> N
     path = tmp_path / "tokens"
     path.write_text(line)
 
-    with pytest.raises(InvalidInput, match="no token of wald-gate"):
+    with pytest.raises(InvalidInput, match="not a token of wald-gate"):
         entries(path)
 
 

@@ -37,7 +37,7 @@ def test_a_url_of_something_else_is_refused_and_makes_nothing(tmp_path: Path, na
     done = command(name, *(word for pair in given.items() for word in pair), cwd=here)
 
     assert done.returncode == InvalidInput.exit_code
-    assert "s3://lake/tables: a URL, and this has to be a directory" in done.stderr
+    assert "s3://lake/tables: a URL, but a directory is needed" in done.stderr
     assert list(here.iterdir()) == []
     assert not (tmp_path / "out" / "_wald").exists()
 

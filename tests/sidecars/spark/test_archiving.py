@@ -218,7 +218,7 @@ class TestErrors:
         """As the memory of a process is: what executors have written, the driver does not see."""
         built.lines("a", [b"x"])
 
-        with pytest.raises(Unavailable, match="an executor has written it, and it is not here"):
+        with pytest.raises(Unavailable, match="an executor has written it, but it is not here"):
             pack(built.root.path, "memory://bags")
 
         assert [line["event"] for line in ledger_lines(built.root)] == ["begun"]

@@ -148,7 +148,7 @@ def test_what_cannot_be_read_is_damage(checkpoint: Checkpoint, built: Built) -> 
     checkpoint.batch(3, checkpoint.source(9).replace('"version": 1', '"version": 2'))
     assert "version 2" in refusal(checkpoint, built, Damaged)
     checkpoint.write("offsets", 3, "")
-    assert "commits/3: neither of this batch nor of an older one" in refusal(checkpoint, built, Damaged)
+    assert "commits/3: neither this batch nor an older one" in refusal(checkpoint, built, Damaged)
     checkpoint.batch(3, checkpoint.source(9), version="v9")
     assert "version 'v9' of Spark's format" in refusal(checkpoint, built, UnsupportedFormat)
 

@@ -53,5 +53,5 @@ def test_it_refuses_what_would_lose_something(built: Built) -> None:
     nowhere = ["cursor", "from-checkpoint", built.root.path / "nowhere", "a", "--root", built.root.path]
     assert refusal_of(*nowhere)[0] == NotFound.exit_code
     code, message, hint = refusal_of("cursor", "from-checkpoint", "s3://lake/ck", "a", "--root", built.root.path)
-    assert (code, message) == (InvalidInput.exit_code, "s3://lake/ck: a URL, and this has to be a directory")
+    assert (code, message) == (InvalidInput.exit_code, "s3://lake/ck: a URL, but a directory is needed")
     assert "copy the checkpoint" in hint

@@ -321,7 +321,7 @@ def test_ddl_becomes_arrow(spark: Any, ddl: str, kinds: list[Any]) -> None:
         ("a MAP<STRING, INT>", "a: JSON is not parsed as map<string,int>"),
         ("a ARRAY<BINARY>", "a: JSON is not parsed as binary"),
         ("a INT NOT NULL", "a is NOT NULL"),
-        ("a INT, A STRING", "two fields of JSON are called a"),
+        ("a INT, A STRING", "duplicate JSON field a"),
     ],
 )
 def test_ddl_that_cannot_be_parsed_is_refused(spark: Any, ddl: str, words: str) -> None:

@@ -93,7 +93,7 @@ def test_a_damaged_segment_leaves_it_to_the_next(built: Built, tmp_path: Path) -
     (directory / built.path(1, Kind.SEALED).name).write_bytes(b"nothing")
     assert find_locations([str(directory)]) == [LogLocation(Shipped(directory), built.log_id)]
     (directory / built.path(2, Kind.SEALED).name).write_bytes(b"nothing")
-    with pytest.raises(Damaged, match="which log it belongs to"):
+    with pytest.raises(Damaged, match="no segment here names its log"):
         find_locations([str(directory)])
 
 

@@ -106,9 +106,9 @@ def test_spark_hands_back_the_limits_or_asks_for_all(
 
 def test_the_checkpoint_of_another_source_is_refused_in_words(tmp_path: Path) -> None:
     built = Built(tmp_path / "log")
-    with pytest.raises(Damaged, match="the checkpoint holds other offsets") as refused:
+    with pytest.raises(Damaged, match="the checkpoint has other offsets") as refused:
         reader(built.root.path).latestOffset({"logOffset": 3}, ReadAllAvailable())
-    assert "hint: a checkpointLocation of its own" in refused.value.message
+    assert "hint: use a separate checkpointLocation" in refused.value.message
 
 
 def test_every_record_comes_once_over_restarts(spark: SparkSession, write: Write, tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_places_to_start_that_do_not_exist_are_refused(built: Built) -> None:
     log = built.log_id.hex()
     with pytest.raises(NotFound, match="record 32, which startingOffsets names, was never issued"):
         Stream(built.root.path, startingoffsets=f'{{"{log}": 32}}').trigger()
-    with pytest.raises(InvalidInput, match="which is not there") as caught:
+    with pytest.raises(InvalidInput, match="which is missing") as caught:
         Stream(built.root.path, startingoffsets=f'{{"{"00" * 16}": 1}}').trigger()
     assert log in caught.value.hint
     stream = Stream(built.root.path, startingoffsets=f'{{"{log}": 31}}')
@@ -249,7 +249,7 @@ def test_another_log_in_its_place_is_loud_unless_loss_is_tolerated(built: Built)
     shutil.rmtree(built.root.path)
     other = Built(built.root.path)
     other.lines("a", [b"other"] * 40)
-    with pytest.raises(NotFound, match=f"log {built.log_id.hex()} is not there any more"):
+    with pytest.raises(NotFound, match=f"log {built.log_id.hex()} is no longer there"):
         strict.trigger()
     tolerant.trigger()
     tolerant.trigger()

@@ -125,7 +125,7 @@ def _time_limit(seconds: float, log: Log) -> Iterator[None]:
 
     def over(_number: int, _frame: FrameType | None) -> None:
         raise Unavailable(
-            f"{log.root.path}: the canary had not done its way after {seconds:g} s",
+            f"{log.root.path}: the canary did not arrive within {seconds:g} s",
             hint=f"{command_line(log.root.path, 'head')}; {command_line(log.root.path, 'explain')}; --timeout 60s",
         )
 

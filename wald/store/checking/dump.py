@@ -80,7 +80,7 @@ def _require_file(path: Path) -> None:
     if not path.exists():
         raise NotFound(f"{path}: no such file", hint=f"ls {path.parent}")
     if path.is_dir():
-        raise InvalidInput(f"{path}: a directory, and dump takes one file", hint=f"ls {path}; wald dump {path}/FILE")
+        raise InvalidInput(f"{path}: a directory, but dump takes one file", hint=f"ls {path}; wald dump {path}/FILE")
     if not path.is_file():
         raise InvalidInput(f"{path}: not a regular file", hint=f"ls -l {path}")
 

@@ -37,5 +37,5 @@ def damaged(path: Path, number: int, reason: str) -> Damaged:
     repairing = command_line(path.parents[1], "repair")
     return Damaged(
         f"{path}: line {number}: {reason}; nothing is decided by this ledger",
-        hint=f"restore it from a backup; or, without a daemon, {repairing} begins it again with what is whole",
+        hint=f"restore it from a backup; or, without a daemon, {repairing} restarts it with its intact lines",
     )

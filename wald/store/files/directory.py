@@ -266,7 +266,7 @@ def require_no_link(directory: Path) -> None:
     """
     if directory.is_symlink():
         raise Damaged(
-            f"{directory}: a symbolic link; nothing is written through one",
-            hint=f"rm {directory}, and move what it leads to there, or mount it there: "
+            f"{directory}: a symbolic link; wald does not write through links",
+            hint=f"rm {directory}, and move its target there, or mount it there: "
             f"mount --bind {directory.resolve()} {directory}",
         )

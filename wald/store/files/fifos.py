@@ -60,7 +60,7 @@ def make_fifo(root: Root, route: str, mode: int | None) -> Path | None:
     elif mode is not None and stat.S_IMODE(path.stat().st_mode) != mode:
         if path.is_symlink():
             raise InvalidInput(
-                f"{path}: a symbolic link, and the mode of what it leads to is not {mode:04o}",
+                f"{path}: a symbolic link, and the mode of its target is not {mode:04o}",
                 hint=f"chmod {mode:04o} {path.resolve()}",
             )
         path.chmod(mode)

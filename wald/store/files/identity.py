@@ -151,7 +151,7 @@ def require_root(path: Path) -> None:
     root = Root(path)
     if not (root.identity.exists() or root.segments.exists()):
         raise NotFound(
-            f'{path}: there is no log here, and on_missing_root = "refuse" says to make none',
+            f'{path}: there is no log here, and on_missing_root = "refuse" forbids creating one',
             hint=f"findmnt -T {path} shows whether its file system is mounted; {command_line(path, 'init')} makes one",
         )
 

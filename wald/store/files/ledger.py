@@ -189,7 +189,7 @@ def lock_ledger(path: Path, disk: Disk, owner: str) -> int:
     if not disk.lock(descriptor):
         disk.close(descriptor)
         raise Locked(
-            f"{path}: another {owner} is at work on this root",
+            f"{path}: another {owner} is running on this root",
             hint=f"fuser -v {path} names it; if that is a service: systemctl stop {owner}",
         )
     return descriptor

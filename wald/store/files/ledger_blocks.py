@@ -156,7 +156,7 @@ class SealedBlocks:
         """
         lines, tip, more = self.lines, self.tip, list[PartSummary]()
         for part, summary in zip(parts, summaries([*self.parts, *parts], self._known), strict=True):
-            if not (self.parts or more) and part.line > 1:  # what was before it is not there any more
+            if not (self.parts or more) and part.line > 1:  # what was before it is no longer there
                 lines, tip = part.line - 1, summary.prev
             if summary.prev != tip or part.line != lines + 1:
                 raise damaged(part.path, 1, "does not follow the line before it")

@@ -114,7 +114,7 @@ def _in_segment(view: View, sequence: int, segment: Segment) -> Whereabouts | Dr
 
     Raises:
         Misplaced: it is not the segment that its name says.
-        SegmentGone: it is not there any more.
+        SegmentGone: it is no longer there.
     """
     limit = view.limit(segment)
     try:

@@ -27,7 +27,7 @@ _LINES_SEARCHED = 8  # in the time in which a line is found by its place in the 
 
 
 class BadPattern(ValueError):
-    """A pattern is no regular expression."""
+    """A pattern is not a regular expression."""
 
 
 class Matcher:
@@ -38,7 +38,7 @@ class Matcher:
         ignore_case: of the letters of ASCII.
 
     Raises:
-        BadPattern: it is no regular expression.
+        BadPattern: it is not a regular expression.
     """
 
     def __init__(self, pattern: bytes, *, fixed: bool = False, ignore_case: bool = False, invert: bool = False) -> None:

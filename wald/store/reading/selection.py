@@ -105,7 +105,7 @@ def _begin(view: View, routes: frozenset[str] | None, start: Start, group: str) 
     if start == "cursor":
         return _after_cursors(view, routes, group)
     if not isinstance(start, int):
-        raise InvalidInput(f"no such start: {start!r}", hint="earliest, end, cursor, a sequence or a time")
+        raise InvalidInput(f"invalid start: {start!r}", hint="earliest, end, cursor, a sequence or a time")
     end = end_of(view)
     if _positive(start) > end:
         if view.bound.lost:
@@ -131,7 +131,7 @@ def _after_cursors(view: View, routes: frozenset[str] | None, group: str) -> Sel
             fresh.add(name)
         else:
             raise Damaged(
-                f"{cursor.message}; what was processed is not known",
+                f"{cursor.message}; the processed records are unknown",
                 hint=command_line(root.path, f"cursor set {name} SEQUENCE --group {group} --rewind"),
             )
     return Selection(routes, min(floors.values(), default=end), floors, fresh=frozenset(fresh), group=group)

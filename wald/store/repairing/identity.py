@@ -89,7 +89,7 @@ def _disagree(root: Root, own: Identity | None, found: list[_Witness]) -> Damage
         more = f" and {len(others)} more say" if others else " says"
         said.append(f"{first}{more} {log_id.hex()}")
     return Damaged(
-        f"{root.path}: which log it is, is not certain: {'; '.join(said)}",
+        f"{root.path}: the identity of the log is uncertain: {'; '.join(said)}",
         hint=f"move the files of the other log away; then {command_line(root.path, 'repair')}",
     )
 

@@ -224,10 +224,10 @@ def _require_empty(path: Path, disk: Disk) -> None:
     if Root(path).unfinished_identity.name in names:
         require_free(Root(path), disk)
         again = f"rm -r {shlex.quote(str(path))}; then the same command again"
-        raise InvalidInput(f"{path}: holds a restore that was not finished, and is no log", hint=again)
+        raise InvalidInput(f"{path}: has an unfinished restore, and is not a log", hint=again)
     if names:
         what = "a log already" if Root(path).identity.name in names else "not empty"
         raise InvalidInput(
-            f"{path}: {what}; records are restored into a new log only",
+            f"{path}: {what}; records can only be restored into a new log",
             hint="name a new or an empty directory with --into",
         )

@@ -217,7 +217,7 @@ def set_cursor(
         )
     rewinding = command_line(root.path, f"cursor set {route} {sequence} {current.options} --rewind")
     if not rewind and current.state in (CursorState.UNREADABLE, CursorState.FOREIGN, CursorState.BEYOND):
-        raise Refused(f"{current.message}; it is not replaced unasked", hint=rewinding)
+        raise Refused(f"{current.message}; it is only replaced on request", hint=rewinding)
     if not rewind and sequence < current.sequence:
         raise Refused(
             f"{current.path}: {sequence} would move the cursor backwards from {current.sequence}", hint=rewinding
@@ -225,7 +225,8 @@ def set_cursor(
     journal = current.path.with_suffix(WORK_SUFFIX)
     if rewind and sequence < current.sequence and os.path.lexists(journal):
         raise Refused(
-            f"{journal}: says what the workers of group {group} have done; with it, none of that is delivered again",
+            f"{journal}: has the records that the workers of group {group} have done; while it exists, "
+            f"none of them is redelivered",
             hint=f"rm {journal}, while they do not run; then {rewinding}",
         )
     lines = CursorLines(sequence, log_id, epoch, group, now)
@@ -241,7 +242,7 @@ def set_cursor(
 
 
 def _directory(path: Path) -> Refused:
-    return Refused(f"{path}: a directory, which is no cursor", hint=f"ls -lR {path}; rm -r {path}, as root")
+    return Refused(f"{path}: a directory, not a cursor", hint=f"ls -lR {path}; rm -r {path}, as root")
 
 
 def _owner(path: Path) -> int:
@@ -324,8 +325,8 @@ def require_no_remains(root: Root, cursor: Cursor) -> None:
     if cursor.state is CursorState.ABSENT and cursor.of_work_group:
         option = " --of-consumer" * (cursor.path.parent.name == CONSUMERS)
         raise Refused(
-            f"{cursor.path.with_suffix(WORK_SUFFIX)}: is left of a work group whose cursor was removed; what it says "
-            f"is done would not be delivered",
+            f"{cursor.path.with_suffix(WORK_SUFFIX)}: left over from a work group whose cursor was "
+            f"removed; records that it lists as done would not be delivered",
             hint=f"{command_line(root.path, f'group remove {cursor.route} {cursor.group}{option}')} removes it",
         )
 

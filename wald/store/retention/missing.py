@@ -124,7 +124,7 @@ def policy(on_missing: OnMissing) -> Callable[[Missing], None]:
     if callable(on_missing):
         return on_missing
     if on_missing is not None and on_missing not in POLICIES:
-        raise InvalidInput(f"no such thing to do: {on_missing!r}", hint=f"on_missing is one of {', '.join(POLICIES)}")
+        raise InvalidInput(f"invalid on_missing: {on_missing!r}", hint=f"on_missing is one of {', '.join(POLICIES)}")
 
     def judge(missing: Missing) -> None:
         if on_missing == "error" or (on_missing is None and missing.asked):

@@ -90,6 +90,6 @@ def lost_head(root: Root, bound: Bound) -> Damaged:
     """The error for what may be behind a bound without a head."""
     behind = "" if bound.sequence is None else f" behind record {bound.sequence}"
     return Damaged(
-        f"{root.head}: there is no readable head, so what is durable{behind} is not known",
+        f"{root.head}: there is no readable head, so it is unknown which records{behind} are durable",
         hint=f"send a record to the running daemon, or start it: {command_line(root.path, 'run')}",
     )

@@ -177,7 +177,7 @@ class View:
         listing = self.list_again()
         if any(found.base_sequence == segment.base_sequence for found in (*listing.segments, *listing.released)):
             raise Damaged(
-                f"{segment.path}: its directory lists it, and there is no such file",
+                f"{segment.path}: its directory lists it, but the file does not exist",
                 hint=f"ls -l {segment.path.parent}; restore the file from an archive or a backup",
             ) from gone
         return replace(self, listing=listing, changed_ns=None)

@@ -91,7 +91,7 @@ class Crash:
     Attributes:
         how: as a sentence.
         found_ns: when the next start found it, ns since 1970; None: no start has, so what was lost is not known yet.
-        lost: what was durable and is not there any more; nothing, unless the disk or the machine is at fault.
+        lost: what was durable and is no longer there; nothing, unless the disk or the machine is at fault.
         cut_bytes: of a write that was not finished, and so not acknowledged.
     """
 

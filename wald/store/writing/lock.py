@@ -110,7 +110,7 @@ class Lock:
         time.sleep(_SETTLE_SECONDS if self._excludes(root) else _SETTLE_UNLOCKED_SECONDS)
         if _content(root.lock).get("nonce") != nonce or not self.is_ours():
             raise Locked(
-                f"{root.lock}: two daemons were started together, and the other goes on ({holder(root)})",
+                f"{root.lock}: two daemons were started together, and the other continues ({holder(root)})",
                 hint="the file system does not lock: put the root on a local one, or start only one daemon",
             )
 
