@@ -332,5 +332,5 @@ def _misplaced(key: str, table: str, known: Iterable[str], place: str) -> Invali
     homes |= dict.fromkeys(_TYPES, f"move {key} above the first table")
     if key in homes:
         where = f"inside {table}, and is no setting of it" if table else "above all tables"
-        return InvalidInput(f"{place}: {key!r} stands {where}", hint=homes[key])
+        return InvalidInput(f"{place}: {key!r} is {where}", hint=homes[key])
     return unknown_setting(key, known, place, table=f" in {table}" if table else "", help_command=_HELP)

@@ -67,7 +67,7 @@ def runs_of(destination: Destination, route: str, first: int, last: int | None) 
         if contents.after > known and (at or entry.previous):
             name = destination.full_name(f"{manifest.bag}/{PAYLOAD}/{entry.bundle.name}")
             raise Damaged(
-                f"{name}: begins after record {contents.after}, and no bundle has those after {known}",
+                f"{name}: begins after record {contents.after}, and no bundle has the records after record {known}",
                 hint=f"wald-archive verify {destination.address}; --from {contents.after + 1} leaves out lost records",
             )
         if contents.last <= known:

@@ -234,7 +234,7 @@ def _misplaced(key: str, known: Iterable[str], place: str, table: str) -> Invali
         if not table and key in _types(home):
             return InvalidInput(f"{place}: {key!r} is above all tables", hint=f"move {key} to {where}")
     if table and key in _types(Settings):
-        return InvalidInput(f"{place}: {key!r} stands inside [{table}]", hint=f"move {key} above the first table")
+        return InvalidInput(f"{place}: {key!r} is inside [{table}]", hint=f"move {key} above the first table")
     return unknown_setting(key, known, place, table=f" in [{table}]" if table else "", help_command=_HELP)
 
 

@@ -228,7 +228,7 @@ def test_a_journal_without_a_cursor_gets_no_new_one_by_hand(log: Built, command:
     why = ("--why", "bad") if command == "skip" else ()
     moving = ("cursor", command, "a", "1", "--group", "g", *why, "--root", log.root.path)
     code, message, hint = refusal_of(*moving)
-    assert (code, "is left of a work group whose cursor was removed" in message) == (9, True)
+    assert (code, "left over from a work group whose cursor was removed" in message) == (9, True)
     assert hint == f"wald --root {log.root.path} group remove a g removes it"
     output_of("group", "remove", "a", "g", "--root", log.root.path)
     assert wald(*moving).returncode == 0

@@ -103,7 +103,7 @@ def test_options_that_say_which_records_go_together(root: Path, options: str, ex
         ("--since end", "--since end: not a time", "--since yesterday"),
         ("--until noon", "--until noon: not a time", "--until 14:00"),
         ("--since 1h --until 2h", "--since 1h --until 2h: the end is before the start", "--from 2h --to 1h"),
-        ("--grep (", "no regular expression", "grep -F '(' finds it literally"),
+        ("--grep (", "not a regular expression", "grep -F '(' finds it literally"),
     ],
 )
 def test_options_that_exclude_each_other_are_refused(root: Path, options: str, words: str, hint: str) -> None:

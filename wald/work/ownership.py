@@ -53,7 +53,8 @@ class Ownership(GroupFile):
             command = command_of(found[0]) or name_of(found[0])
             return Locked(
                 f"{self.path}: another process works on route {route} for group {group}: process {found[0]}, {command}",
-                hint="wait for its end; an idle wald-gate releases the group after 30 s if no worker has a record",
+                hint="wait for its end; a wald-gate releases the group 30 s after the last request "
+                "if no worker has a record",
             )
         return Locked(
             f"{self.path}: another process works on route {route} for group {group}",

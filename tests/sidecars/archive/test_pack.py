@@ -389,7 +389,7 @@ def test_records_are_not_archived_twice_to_one_place(mixed: Built, dest: Path) -
     mixed.log.set_cursor("a", 5, rewind=True)
     before = files(dest)
 
-    with pytest.raises(Refused, match="holds records 1 to 17 already"):
+    with pytest.raises(Refused, match="already has records 1 to 17"):
         archive(mixed, dest)
 
     assert files(dest) == before

@@ -58,7 +58,7 @@ def assert_restored(steps: list[Step], records: int, codec: Codec, bounds: tuple
             step.append(built)
         archive(built, dest, size=Records(records), codec=codec)
         if not read(built):
-            with pytest.raises(NotFound, match="nothing of a route 'a'"):
+            with pytest.raises(NotFound, match="there is no route 'a' here"):
                 restored(dest)
             return
 

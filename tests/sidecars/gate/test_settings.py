@@ -46,7 +46,7 @@ def test_each_work_group_has_a_table_of_its_own(tmp_path: Path) -> None:
         ("\nlistn = 'a'", "gate.toml:2: there is no setting 'listn'", "did you mean 'listen'?"),
         ("listen = 7700", "listen must be HOST:PORT", "wald-gate serve --help lists every setting"),
         ("body_max_bytes = 1", "is above all tables", "move body_max_bytes to [limits]"),
-        ("[limits]\ntokens = 'a'", "gate.toml:2: 'tokens' stands inside [limits]", "above the first table"),
+        ("[limits]\ntokens = 'a'", "gate.toml:2: 'tokens' is inside [limits]", "above the first table"),
         ("[limits]\nhead_timeout = '2d'", "gate.toml:2: limits.head_timeout must be", "lists every setting"),
         ("limits = 1", "limits must be a table", "write [limits]"),
         ('[groups."orders"]', "is not a route and a group", "ROUTE/GROUP"),

@@ -66,7 +66,7 @@ def test_a_file_that_is_not_there_is_not_found_and_the_hint_makes_it(tmp_path: P
     path = tmp_path / "none"
     for done in (token("list", "--tokens", path), run(sidecar("gate", "--root", root, "--check", "--tokens", path))):
         code, message, hint = refused(done)
-        assert (code, f"{path}: there is no such file" in message) == (NotFound.exit_code, True)
+        assert (code, f"{path}: no such token file" in message) == (NotFound.exit_code, True)
         assert f"wald-gate token add NAME --tokens {path}" in hint
 
 

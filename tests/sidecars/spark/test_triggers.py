@@ -233,7 +233,7 @@ def test_a_log_that_vanishes_is_loud_unless_loss_is_tolerated(built: Built) -> N
     with pytest.raises(NotFound, match="other"):
         strict.trigger()
     strict.restart()
-    with pytest.raises(NotFound, match=f"log {other.log_id.hex()}, read up to record 1, is not there"):
+    with pytest.raises(NotFound, match=f"log {other.log_id.hex()}, read up to record 1, is missing"):
         strict.trigger()
     built.lines("a", [b"31"])
     assert tolerant.trigger(crash=True)
