@@ -189,7 +189,7 @@ def test_a_group_that_is_no_work_group_is_named_as_what_it_is(log: Built, name: 
     log.log.set_cursor("a", 0, "stream")
     at = ("--root", log.root.path)
     code, message, hint = refusal_of("group", name, "a", "stream", *at)
-    assert (code, "is no work group" in message, "cursor show a --group stream" in hint) == (3, True, True)
+    assert (code, "is not a work group" in message, "cursor show a --group stream" in hint) == (3, True, True)
     code, _, hint = refusal_of("group", name, "a", "none", *at)
     assert (code, hint.endswith("group list a")) == (3, True)
     code, _, hint = refusal_of("group", name, "none", "g", *at)

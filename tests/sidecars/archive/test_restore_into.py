@@ -186,7 +186,7 @@ def test_the_bundles_of_two_logs_are_not_mixed(mixed: Built, dest: Path, new: Pa
 
     code, message, _ = refusal_of("restore", dest, "--into", new)
 
-    assert (code, "those of several logs" in message) == (2, True)
+    assert (code, "from several logs" in message) == (2, True)
     output_of("restore", dest, "b", "--into", new)
     assert [record["value"] for record in read(new)] == ["other"]
 
@@ -228,7 +228,7 @@ def test_whenever_it_dies_there_is_the_whole_log_or_none(mixed: Built, dest: Pat
             read_identity(Root(new))
         except NotFound:
             if new.exists() and (new / "log.json.restoring").exists():
-                with pytest.raises(InvalidInput, match="not finished"):
+                with pytest.raises(InvalidInput, match="unfinished restore"):
                     restored_by(mixed, dest, new)
         else:
             assert read(new, "a") == before

@@ -158,7 +158,7 @@ def test_the_end_of_a_gate_does_not_wait_until_the_log_is_read(daemon: Process) 
         go_on.set()
         await held
         await closing
-        with pytest.raises(Unavailable, match="the gate ends"):
+        with pytest.raises(Unavailable, match="the gate is stopping"):
             await storing
         read.append(True)
 

@@ -105,7 +105,7 @@ def test_modes_and_sizes() -> None:
         ({"startingTimestamp": "1700000000"}, "startingTimestamp must be a time, or milliseconds"),
         ({"startingSequence": "9", "endingSequence": "8"}, "9 to 8 is empty"),
         ({"startingTimestamp": "2026-11-21Z", "endingTimestamp": "2026-11-21Z"}, "startingTimestamp must be a time"),
-        ({"startingTimestamp": "2026-11-21T00Z", "endingTimestamp": "2026-11-21T00Z"}, "is not after startingTimestamp"),
+        ({"startingTimestamp": "2026-11-21T00Z", "endingTimestamp": "2026-11-21T00Z"}, "is not after"),
         ({"startingTimestamp": "2026-11-21", "timeZone": "Mars/Olympus"}, "timeZone must be the name"),
         ({"startingTimestamp": "2026-11-21", "timeZone": "../etc"}, "timeZone must be the name"),
         ({"startingTimestamp": "2026-11-21", "timeZone": "+24:00"}, "timeZone must be the name"),
