@@ -293,7 +293,7 @@ class _Reading:
         """Read to the end of the view or of the wanted records; return True to continue in a new view."""
         for met in walk.advance(self._view):
             if isinstance(met, StoredBatch):
-                last = self._last(met)
+                last = self._last(met, walk.segment)
                 yield from self._take(met, walk.segment, last)
                 self._complete = met.header.end_sequence > last and not self._joiner.waits
             elif isinstance(met, SkippedBatches):
@@ -312,10 +312,10 @@ class _Reading:
             yield None
         return False
 
-    def _last(self, stored: StoredBatch) -> int:
+    def _last(self, stored: StoredBatch, segment: int) -> int:
         """The last sequence wanted, as far as it is known once ``stored`` is met."""
         selection = self._selection
-        if stored.header.append_time_ns >= selection.until_ns and not self._steps_behind(stored.header.base_sequence):
+        if stored.header.append_time_ns >= selection.until_ns and not self._steps_behind(segment):
             return min(selection.last, stored.header.base_sequence - 1)
         return selection.last
 
@@ -329,12 +329,12 @@ class _Reading:
             elif selection.from_ns <= done.append_time_ns < selection.until_ns:
                 yield done
 
-    def _steps_behind(self, sequence: int) -> bool:
-        """Return True if append times restart after a record, so that later ones may be older."""
+    def _steps_behind(self, segment: int) -> bool:
+        """Return True if append times restart after a segment, so that later records may be older."""
         if self._stepped is None or self._stepped[0] is not self._view:
             last = max((step.base for step in read_steps(self._root)), default=0)
             self._stepped = self._view, last
-        return self._stepped[1] > sequence
+        return self._stepped[1] > segment
 
     def _await_change(self, cancel: threading.Event, on_wait: Callable[[], None] | None) -> bool:
         """Return when the head has moved, or nothing more is to come; False if ``cancel`` was set instead."""
