@@ -19,6 +19,7 @@ from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger
 from wald.store.files.lines import Entry, Lines
 from wald.store.reading.batches import Batch
+from wald.store.reading.reader import read_onward
 from wald.store.reading.selection import Start
 from wald.store.retention.beginning import beginning
 from wald.store.retention.cursors import CursorState
@@ -201,9 +202,13 @@ class Packer:
         )
 
     def _passing(self, request: Request, start: Start) -> str:
-        """The command that passes over what cannot be packed from ``start`` on, up to what can."""
-        following = next(self.log.batches(request.route, start, on_damage=_ignore, on_missing="skip"), None)
-        sequence = end_of(self.log.view()) - 1 if following is None else following.first_sequence - 1
+        """Return the command that skips what is missing from ``start`` on, and no record that has not ended."""
+        steps = read_onward(
+            self.log.view(), route=request.route, start=start, stop=None, on_damage=_ignore, on_missing="skip"
+        )
+        with closing(steps):
+            found = next(step for step in steps if step is not None)
+        sequence = found.first_sequence - 1 if isinstance(found, Batch) else found
         return f"{self._setting_cursor(request, sequence)} passes over it"
 
     def _setting_cursor(self, request: Request, sequence: int | str) -> str:

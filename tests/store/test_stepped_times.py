@@ -87,7 +87,7 @@ def step(built: Built, now_ns: int) -> None:
 
 
 def stepped(root: Path, seed: int, *, reclaim: bool = False) -> tuple[Built, dict[int, int]]:
-    """Return a log with some clock steps among cuts and long lines of b, and the append time in seconds of a's records."""
+    """Return a log with clock steps among cuts and long lines of b, and the append times of a's records in seconds."""
     chosen, built = random.Random(seed), Built(root)
     for number in range(1, 25):
         built.now_ns = START_NS + chosen.randrange(60) * SECOND_NS

@@ -252,6 +252,20 @@ def test_a_hole_at_the_end_is_named_as_a_whole(built: Built, dest: Path) -> None
     assert refused.value.hint.startswith(f"wald --root {built.root.path} cursor set a 101 --group processed ")
 
 
+def test_the_command_that_skips_a_hole_keeps_a_long_line_that_has_not_ended(built: Built, dest: Path) -> None:
+    for value in (b"1", b"2"):
+        built.lines("a", [value])
+        built.cut()
+    built.piece("a", b"begins ", begins=True, ends=False)
+    built.cut()
+    built.seal()
+    built.path(2, Kind.SEALED).unlink()
+    built.log.set_cursor("a", 1, "archive")
+    with pytest.raises(Damaged) as raised:
+        archive(built, dest, "a", group="archive")
+    assert "cursor set a 2 --group archive passes over it" in raised.value.hint
+
+
 def test_a_cursor_that_cannot_be_trusted_gets_a_command_with_a_number(mixed: Built, dest: Path) -> None:
     archive(mixed, dest)
     mixed.root.cursor("a", "processed").write_bytes(b"garbage")
