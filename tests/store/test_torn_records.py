@@ -374,6 +374,23 @@ class TestAFollowerThatIsPaused:
         delete_paused(built)
         assert steps(follower) == [(2, b"begins seen ends"), (4, b"next")]
 
+    @pytest.mark.parametrize("spoiled", [False, True])
+    def test_it_continues_inside_a_run_of_batches_that_relief_dropped(self, tmp_path: Path, *, spoiled: bool) -> None:
+        built, damage = Built(tmp_path / "root"), list[Damaged]()
+        built.lines("a", [b"read"])
+        built.lines("b", [b"x" * 1000] * 3)
+        follower = read_onward(built.view, route="a", start="earliest", stop=None, group="g", on_damage=damage.append)
+        assert steps(follower) == [(1, b"read")]
+        built.lines("b", [b"y" * 1000] * 3)
+        built.lines("a", [b"unread", b"too"])
+        built.cut()
+        built.seal()
+        relieve(built, 1, b=7)
+        if spoiled:
+            spoil_index(built, 1)
+        assert steps(follower) == [(8, b"unread"), (9, b"too")]
+        assert damage == []
+
 
 def paused_in_a_copy(
     place: Path, *, seen: bytes = b"seen ", on_damage: Callable[[Damaged], None] | None = None

@@ -324,15 +324,16 @@ class SealedSegment:
         except Damaged as error:
             reason = error.message.removeprefix(f"{self.path}: offset {frame.offset}: ")
             data = self._file.beginning(number)
-        at = max(position - frame.raw_offset, FIRST_BATCH if frame.raw_offset == 0 else 0)
-        whole = (
-            not reason and self.index.relieved is None and (limit is None or end <= limit)
-        )  # what was dropped, batches say
+        begin = FIRST_BATCH if frame.raw_offset == 0 else 0
+        relieved = self.index.relieved is not None
+        # A reader of the raw segment may have stopped where one batch now replaces several.
+        at = begin if relieved else max(position - frame.raw_offset, begin)
+        whole = not reason and not relieved and (limit is None or end <= limit)  # what was dropped, batches say
         if whole and passable is not None and passable(data, at):
             yield self._skipped(frame)
             return
         batches = Batches(data, at, position=frame.raw_offset, salt=self.index.salt, verified=not reason)
-        for batch in batches:
+        for batch in (each for each in batches if each.end > position) if relieved else batches:
             if limit is not None and batch.position >= limit:
                 return
             yield as_met(batch)

@@ -113,7 +113,7 @@ class SalvagedSegment:
                 return  # the index: every frame was there
             if begin + span.raw_bytes > position or not span.raw_bytes:
                 data, wrong = self._content(offset, begin, span)
-                at = max(position - begin, FIRST_BATCH if begin == 0 else 0)
+                at = FIRST_BATCH if begin == 0 else 0  # a dropped run of batches may contain the position
                 batches = Batches(data, at, position=begin, salt=self._salt_at(data, at, begin + at))
                 for batch in batches:
                     self._salt = batches.salt
@@ -122,7 +122,8 @@ class SalvagedSegment:
                     if batch.header.base_sequence < expected:
                         wrong = wrong or "its sequences were given out before"
                         break
-                    yield batch
+                    if batch.end > position:
+                        yield batch
                     at = batches.end
                     expected = max(expected, batch.header.end_sequence)
                 wrong = wrong or batches.rest.reason
