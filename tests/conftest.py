@@ -16,6 +16,7 @@ from users import lack
 from xdist.remote import Producer
 
 _NEED_JAVA = {"spark", "cluster"}  # the fixtures; who starts Spark in a process of its own is marked by hand
+_NEED_BROWSER = {"chromium"}
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
@@ -40,6 +41,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _NEED_JAVA.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("spark")
+        if _NEED_BROWSER.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("slow")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -9,24 +9,15 @@ import pytest
 from every_call import Disturbed, some_of
 from every_program import PROGRAMS
 
-SOME = ("reclaim shrinks", "repair", "archive", "group skip")
-
-
-@pytest.mark.parametrize("name", SOME)
-def test_a_fault_is_made_up_for_by_the_same_command(name: str, tmp_path: Path) -> None:
-    assert_made_up_for(name, tmp_path, faults=1)
+FAULTS = 2  # of each program; `make torture TORTURE='--mode faults'` tries more
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_faults_are_made_up_for_by_the_same_command(name: str, tmp_path: Path) -> None:
-    assert_made_up_for(name, tmp_path, faults=2)
-
-
-def assert_made_up_for(name: str, base: Path, *, faults: int) -> None:
-    disturbed = Disturbed(PROGRAMS[name], base)
-    for fault in some_of(disturbed.faults, 10 * faults, random.Random(name)):
+    disturbed = Disturbed(PROGRAMS[name], tmp_path)
+    for fault in some_of(disturbed.faults, 10 * FAULTS, random.Random(name)):
         assert disturbed.wrong_after(fault) == [], str(fault)
-        if disturbed.hits == faults:
+        if disturbed.hits == FAULTS:
             return
-    pytest.fail(f"{disturbed.hits} of {faults} faults hit the log")
+    pytest.fail(f"{disturbed.hits} of {FAULTS} faults hit the log")

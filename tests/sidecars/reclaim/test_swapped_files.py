@@ -151,7 +151,6 @@ SWAPS = [
     (segment(3, ".wal.zst.deleting"), segment(23, ".wal")),
     (segment(15, ".wal.zst"), segment(21, ".wal.idx")),
     (segment(23, ".wal"), segment(25, ".wal.idx")),
-    ("head", segment(25, ".wal")),
     ("ledger/reclaim.jsonl", "ledger/segments.jsonl"),
 ]
 

@@ -27,7 +27,7 @@ MORE = (
     "/history?what=deletions",
     "/login",
 )
-_EVERY = pytest.mark.parametrize("views", [VIEWS, pytest.param(MORE, marks=pytest.mark.slow)], ids=["one", "more"])
+_EVERY = pytest.mark.parametrize("views", [VIEWS, MORE], ids=["one", "more"])
 _GONE = "ERR_CONNECTION_REFUSED|ERR_INCOMPLETE_CHUNKED_ENCODING|ERR_CONNECTION_RESET|ERR_EMPTY_RESPONSE"
 
 
@@ -51,9 +51,9 @@ def goto(visit: Visit, path: str) -> None:
     ("size", "dark"),
     [
         pytest.param(DESK, False, id="desk light"),
-        pytest.param(PHONE, True, id="phone dark", marks=pytest.mark.slow),
-        pytest.param(DESK, True, id="desk dark", marks=pytest.mark.slow),
-        pytest.param(PHONE, False, id="phone light", marks=pytest.mark.slow),
+        pytest.param(PHONE, True, id="phone dark"),
+        pytest.param(DESK, True, id="desk dark"),
+        pytest.param(PHONE, False, id="phone light"),
     ],
 )
 @_EVERY
@@ -69,9 +69,7 @@ def test_every_view_is_for_everyone(
             assert not found, f"{path}: {json.dumps(found, indent=1)[:3000]}"
 
 
-@pytest.mark.parametrize(
-    "javascript", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["with JavaScript", "without JavaScript"]
-)
+@pytest.mark.parametrize("javascript", [True, False], ids=["with JavaScript", "without JavaScript"])
 @_EVERY
 def test_no_view_is_wider_than_a_phone(
     chromium: Chromium, gate: Gate, javascript: bool, views: tuple[str, ...]
@@ -135,7 +133,7 @@ def test_a_position_is_typed_and_a_route_chosen_by_keyboard_alone(chromium: Chro
         assert visit.page.locator("h1").inner_text() == "Records of orders"
 
 
-@pytest.mark.parametrize("path", ["/", *(pytest.param(path, marks=pytest.mark.slow) for path in (*VIEWS[1:], *MORE))])
+@pytest.mark.parametrize("path", ["/", *VIEWS[1:], *MORE])
 def test_what_has_the_focus_is_in_the_order_of_the_page_and_can_be_seen(
     chromium: Chromium, gate: Gate, path: str
 ) -> None:
@@ -176,7 +174,6 @@ def test_records_that_come_are_shown_where_they_are_followed_and_pause_keeps_the
         eventually(lambda: "too late" in visit.page.locator("table.records").inner_text())
 
 
-@pytest.mark.slow
 def test_a_flood_of_records_leaves_the_page_as_small_as_it_was(chromium: Chromium, gate: Gate) -> None:
     with chromium.visit(gate.origin) as visit:
         goto(visit, "/records?route=web.access&follow=1")
@@ -190,7 +187,6 @@ def test_a_flood_of_records_leaves_the_page_as_small_as_it_was(chromium: Chromiu
         assert visit.page.evaluate("document.querySelectorAll('*').length") <= nodes + 10
 
 
-@pytest.mark.slow
 def test_views_hold_while_records_come_and_segments_are_cut_and_deleted(chromium: Chromium, daemon: Daemon) -> None:
     daemon.ask("ROUTE ADD orders")
     with Gate(daemon.root) as own, chromium.visit(own.origin) as visit:
@@ -228,7 +224,7 @@ def test_an_open_detail_stays_open_and_the_focus_where_it_is_while_events_come(c
 
 @pytest.mark.parametrize(
     "path",
-    ["/records?route=audit&follow=1", *(pytest.param(place.path, marks=pytest.mark.slow) for place in PLACES)],
+    ["/records?route=audit&follow=1", *(place.path for place in PLACES)],
 )
 def test_a_page_says_that_the_daemon_or_the_gate_is_gone_and_goes_on_by_itself(
     chromium: Chromium, daemon: Daemon, path: str

@@ -28,9 +28,7 @@ def submit(visit: Visit, token: str) -> None:
     visit.page.get_by_role("button", name="Log in").click()
 
 
-@pytest.mark.parametrize(
-    "javascript", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["with JavaScript", "without JavaScript"]
-)
+@pytest.mark.parametrize("javascript", [True, False], ids=["with JavaScript", "without JavaScript"])
 def test_a_person_logs_in_looks_and_logs_out(chromium: Chromium, guarded: Gate, javascript: bool) -> None:
     with chromium.visit(guarded.origin, javascript=javascript, allowed=_REFUSED) as visit:
         visit.page.goto("/routes/orders")
@@ -48,7 +46,6 @@ def test_a_person_logs_in_looks_and_logs_out(chromium: Chromium, guarded: Gate, 
         visit.page.wait_for_url("**/login")
 
 
-@pytest.mark.slow
 def test_a_person_logs_in_and_follows_records_below_a_path_of_a_proxy(
     chromium: Chromium, daemon: Daemon, guarded: Gate, tmp_path: Path
 ) -> None:
