@@ -14,7 +14,7 @@ from collections.abc import Callable
 from wald_gate.transport.alerts import CLIENT
 from wald_gate.transport.connection import Bounds, Connection
 
-_AT_ONCE = 64  # are accepted before the loop goes on
+_AT_ONCE = 8  # are accepted before the loop serves open connections: each handshake takes about a millisecond of it
 _PAUSE_SECONDS = 1.0  # when there are no descriptors left, as asyncio does
 
 

@@ -413,7 +413,7 @@ def test_handshakes_that_make_way_before_they_begin_give_their_places_back(
 ) -> None:
     """They were accepted together with those that they make way for."""
 
-    with limited(daemon, authority, "head_timeout = 3600\nconnections_max = 20") as gate:
+    with limited(daemon, authority, "head_timeout = 3600\nconnections_max = 4") as gate:
 
         def handshakes() -> str:
             with closing(connected(gate, trusting(authority))) as connection:
