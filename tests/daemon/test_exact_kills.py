@@ -58,6 +58,7 @@ def test_every_call_of_a_turn_that_reads_pipes(start: Start, root: Path, tmp_pat
     assert_sound(root)
 
 
+@pytest.mark.slow
 def test_every_call_of_a_turn_inside_a_long_line(start: Start, root: Path, tmp_path: Path) -> None:
     """Its pieces are taken one by one."""
     daemon = start()

@@ -197,12 +197,10 @@ def _bytes(key: str, body: str) -> bytes:
     return "".join(f"{line}\n" for line in lines(key, body)).encode()
 
 
-@pytest.mark.parametrize(("examples", "steps"), [(3, 8), pytest.param(12, 12, marks=pytest.mark.slow)])
-def test_whatever_clients_repeat_is_stored_once(
-    gate: Gate, daemon: Daemon, root: Path, examples: int, steps: int
-) -> None:
+@pytest.mark.slow
+def test_whatever_clients_repeat_is_stored_once(gate: Gate, daemon: Daemon, root: Path) -> None:
     with Gate(root) as other:
         histories = type("Histories", (Clients,), {"site": Site(daemon, [gate, other])})
-        run_state_machine_as_test(histories, settings=settings(max_examples=examples, stateful_step_count=steps))
+        run_state_machine_as_test(histories, settings=settings(max_examples=12, stateful_step_count=12))
 
         assert "Traceback" not in gate.log + other.log
