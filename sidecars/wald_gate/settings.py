@@ -73,7 +73,7 @@ class LimitSettings:
         Size(KIB, 1024 * GIB, zero=True), 0, "what one client may send in bodies over time; 0: no limit"
     )
     groups_per_route: int = setting(
-        Count(1, 65536), 100, "how many groups a route may have for a client without admin to make another one"
+        Count(1, 65536), 100, "the number of groups on a route at which only admins may create another"
     )
     head_max_bytes: int = setting(Size(KIB, MIB), "64KiB", "the longest request line with its headers")
     json_max_bytes: int = setting(Size(KIB, 64 * MIB), "4MiB", "the largest body of JSON")
@@ -128,7 +128,7 @@ class Settings:
     trusted_proxies: tuple[str, ...] = setting(
         Networks(),
         (),
-        "the proxies whose X-Forwarded-For and X-Forwarded-Proto are believed; those of other clients are ignored",
+        "the proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted; they are ignored from others",
     )
     log_requests: bool = setting(Flag(), False, "a line about each request on stderr, and not of failures only")
     limits: LimitSettings = field(
