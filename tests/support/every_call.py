@@ -247,7 +247,8 @@ class Disturbed:
             try:
                 return process.communicate(timeout=_LOOK_SECONDS)
             except subprocess.TimeoutExpired:
-                if "(INJECTED)" in trace.read_text() and (tracer := _tracer_of(process.pid)):
+                seen = trace.read_text() if trace.exists() else ""  # strace may not have begun
+                if "(INJECTED)" in seen and (tracer := _tracer_of(process.pid)):
                     os.kill(tracer, signal.SIGKILL)
                     break
         return process.communicate(timeout=TIMEOUT_SECONDS)
