@@ -120,7 +120,7 @@ class RawSegment:
             removed: the result if the path names no file.
         """
         try:
-            return os.stat(self.path).st_ino != os.fstat(self._descriptor).st_ino
+            return not os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
         except FileNotFoundError:
             return removed
 
