@@ -10,6 +10,7 @@ import pytest
 from logs import Built
 from reclaiming import bases, reclaim
 from relieving import relieve
+from repairing import repair
 
 from wald.errors import Damaged, NotFound
 from wald.format.names import Kind
@@ -415,3 +416,73 @@ def delete_paused(built: Built, *, named: bool = True) -> None:
     built.cut()
     built.seal()
     built.reclaim(3, named=named)
+
+
+def spoil(built: Built, base: int, kind: Kind, *, gone: bool) -> None:
+    """Remove segment ``base``, or damage the piece in it."""
+    path = built.path(base, kind)
+    if gone:
+        path.unlink()
+        return
+    data = bytearray(path.read_bytes())
+    at = data.find(b"middle") if kind is Kind.RAW else 40  # in the only frame
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def repaired(built: Built) -> Built:
+    """Stop the daemon, let ``wald repair --accept-loss`` run, and start it."""
+    built.crash()
+    repair(built.root.path)
+    return Built(built.root.path, epoch=built.writer.epoch + 8, now_ns=built.now_ns)
+
+
+class TestAFollowerAcrossARepair:
+    """It holds the beginning of record 2, which a repair gives up because another piece is lost."""
+
+    @pytest.mark.parametrize("seen", [False, True], ids=["unseen", "seen"])
+    @pytest.mark.parametrize("gone", [False, True], ids=["damaged", "gone"])
+    @pytest.mark.parametrize("kind", [Kind.RAW, Kind.SEALED])
+    def test_the_record_is_lost_as_for_a_fresh_reader(
+        self, tmp_path: Path, kind: Kind, *, gone: bool, seen: bool
+    ) -> None:
+        lost: list[Missing] = []
+        built = Built(tmp_path / "root")
+        built.lines("a", [b"first"])
+        built.piece("a", b"begins ", begins=True, ends=False)
+        follower = read_onward(built.view, route="a", start=1, stop=None, on_missing=lost.append)
+        assert steps(follower) == [(1, b"first")]
+        built.cut()
+        built.lines("b", [b"of another route"])
+        built.piece("a", b"middle ", begins=False, ends=False)
+        built.lines("b", [b"of another route"])
+        if seen:
+            assert steps(follower) == []
+        built.cut()
+        built.piece("a", b"ends\nnext\n", begins=False, ends=True)
+        if kind is Kind.SEALED:
+            built.seal()
+        spoil(built, 3, kind, gone=gone)
+        built = repaired(built)
+        built.lines("a", [b"after"])
+        assert steps(follower) == [(5, b"next"), (6, b"after")]
+        assert [(each.first, each.last) for each in lost if each.exact] == [(2, 2)]
+        assert "given up by a repair" in lost[0].lost
+        assert numbered(built.log.records("a", on_missing="skip")) == [(1, b"first"), (5, b"next"), (6, b"after")]
+
+    def test_the_loss_is_reported_although_no_batch_of_the_route_follows(self, tmp_path: Path) -> None:
+        lost: list[Missing] = []
+        built = Built(tmp_path / "root")
+        built.lines("a", [b"first"])
+        built.piece("a", b"begins ", begins=True, ends=False)
+        built.cut()
+        follower = read_onward(built.view, route="a", start=1, stop=None, on_missing=lost.append)
+        assert steps(follower) == [(1, b"first")]
+        built.lines("b", [b"of another route"])
+        built.piece("a", b"middle ends\n", begins=False, ends=True)
+        built.cut()
+        spoil(built, 3, Kind.RAW, gone=False)
+        built = repaired(built)
+        ends = [found for found in itertools.islice(follower, 20) if isinstance(found, int)]
+        assert ends[0] == built.last
+        assert [(each.first, each.last) for each in lost] == [(2, 2)]

@@ -231,6 +231,13 @@ class Lines:
             self._bounds[block.key] = Bounds(lines)
         return self._bounds[block.key].around(first, last)
 
+    def mark(self) -> tuple[int, ...]:
+        """Return a value that changes with each line; it takes one stat(2)."""
+        try:
+            return _identity(self._path.stat())
+        except FileNotFoundError:
+            return ()
+
     def _refresh(self) -> None:
         try:
             seen = _identity(self._path.stat())

@@ -171,6 +171,10 @@ class Joiner:
         """First record that has begun and not ended; None without one."""
         return min((record.sequence for record in self._open.values()), default=None)
 
+    def begun(self, route: str | None = None) -> list[Begun]:
+        """The records that have begun and not ended, of one route or of all."""
+        return [record for record in self._open.values() if route in (None, record.route)]
+
     def drop(self, routes: Iterable[RouteRange] | None = None) -> list[Begun]:
         """Drop and return the records that may lack a piece.
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -204,6 +204,7 @@ class _Reading:
         self._on_missing = on_missing
         self._absent = absent
         self._history = History(view.root)
+        self._mark = self._history.mark()
         self._joiner = Joiner()
         self._complete = False
         self._stepped: tuple[View, int] | None = None  # the position of the last clock step, in a view
@@ -292,6 +293,7 @@ class _Reading:
     def _advance(self, walk: Walk) -> Generator[Batch | None, None, bool]:
         """Read to the end of the view or of the wanted records; return True to continue in a new view."""
         for met in walk.advance(self._view):
+            self._drop_given_up(met.route if isinstance(met, StoredBatch) else None)
             if isinstance(met, StoredBatch):
                 last = self._last(met, walk.segment)
                 yield from self._take(met, walk.segment, last)
@@ -310,7 +312,29 @@ class _Reading:
             if self._complete:
                 return False
             yield None
+        self._drop_given_up()
         return False
+
+    def _drop_given_up(self, route: str | None = None) -> None:
+        """Report the begun records that a repair has given up since: later segments may lack pieces of them.
+
+        Args:
+            route: only records of this route; None: of all.
+        """
+        if not self._joiner.waits or not (begun := self._joiner.begun(route)) or self._history.mark() == self._mark:
+            return
+        for each in begun:
+            reason = self._why_given_up(each.sequence)
+            if reason is not None:
+                torn = self._joiner.drop([RouteRange(each.route, 1, each.sequence, each.sequence)])
+                self._report_gone(map(_as_reclaimed, torn), each.sequence, each.sequence, reason)
+
+    def _why_given_up(self, sequence: int) -> str | None:
+        """Return why a record was given up; "" if it was reclaimed since, None if it was not given up."""
+        with suppress(Damaged):  # of the ledger: a repair would have replaced it
+            if self._history.is_given_up(sequence):
+                return next((loss.reason for loss in self._history.losses(sequence, sequence)), "")
+        return None
 
     def _last(self, stored: StoredBatch, segment: int) -> int:
         """The last sequence wanted, as far as it is known once ``stored`` is met."""

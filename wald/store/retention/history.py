@@ -186,6 +186,10 @@ class History:
         """Return True if a line says that ``sequence`` is lost, even if it was reclaimed since."""
         return any(_of(self._segments.about(sequence, sequence), "lost"))
 
+    def mark(self) -> tuple[int, ...]:
+        """Return a value that changes with each line about segments."""
+        return self._segments.mark()
+
     def losses(self, first: int, last: int) -> list[Loss]:
         """What of ``first`` to ``last`` ``wald repair`` gave up as unreadable, or a restore found in no bundle."""
         spans = self._not_reclaimed(first, last)
