@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from contents import errors
 from logs import Built
+from relieving import relieve
 from repairing import repair
 
 import wald
@@ -51,16 +52,18 @@ def _end(path: Path) -> int:
     return len(path.read_bytes().rstrip(b"\0"))
 
 
-def build(path: Path, *, sealed: bool, reclaimed: bool = False) -> Built:
+def build(path: Path, *, sealed: bool, reclaimed: bool = False, relieved: str = "") -> Built:
     """Return a log of five segments: p's record has pieces in three of them, q's in each, r's in the first three.
 
     Args:
         reclaimed: whether RECLAIM has deleted the first segment.
+        relieved: a route; in the first and third segment, relief has dropped its batches. Empty: no relief.
     """
     built = Built(path, segment_max_bytes=1 << 20)
     built.lines("a", [b"first"])
     for route in "qr":
         built.piece(route, route.encode() + b" begins ", begins=True, ends=False)
+    built.lines("a", [b"behind them"])
     built.cut()
     for route in "qr":
         built.piece(route, b"continues ", begins=False, ends=False)
@@ -81,6 +84,10 @@ def build(path: Path, *, sealed: bool, reclaimed: bool = False) -> Built:
         built.seal(keep=0 if sealed else 3)
     if reclaimed:
         built.reclaim(1, named=True)
+    if relieved:
+        bases = [segment.base_sequence for segment in list_segments(built.root).segments]
+        for base in bases[:3:2] if relieved == "a" else bases[2:3]:
+            relieve(built, base, **{relieved: 100})
     built.crash()
     return built
 
@@ -100,23 +107,26 @@ SEALED = [whole, gone, without_index, last_batch_cut]
 
 
 @pytest.mark.parametrize(
-    ("sealed", "reclaimed", "fates"),
+    ("sealed", "reclaimed", "relieved", "fates"),
     [
-        (False, False, RAW[:3]),
-        (False, True, RAW),
-        (True, False, SEALED[:3]),
-        pytest.param(False, False, RAW, marks=pytest.mark.slow),
-        pytest.param(True, False, SEALED, marks=pytest.mark.slow),
-        pytest.param(True, True, [*SEALED, first_batch_damaged], marks=pytest.mark.slow),
+        (False, False, "", RAW[:3]),
+        (False, True, "", RAW),
+        (True, False, "", SEALED[:3]),
+        (True, False, "a", [whole, first_batch_damaged]),
+        (True, False, "r", [whole, first_batch_damaged]),
+        pytest.param(False, False, "", RAW, marks=pytest.mark.slow),
+        pytest.param(True, False, "", SEALED, marks=pytest.mark.slow),
+        pytest.param(True, True, "", [*SEALED, first_batch_damaged], marks=pytest.mark.slow),
+        pytest.param(True, False, "a", [*SEALED, first_batch_damaged], marks=pytest.mark.slow),
+        pytest.param(True, False, "r", [*SEALED, first_batch_damaged], marks=pytest.mark.slow),
     ],
-    ids=["raw", "raw, reclaimed", "sealed", "raw, all", "sealed, all", "sealed, reclaimed"],
 )
 def test_a_repair_loses_no_record_that_was_readable_and_leaves_no_error(
-    tmp_path: Path, sealed: bool, reclaimed: bool, fates: list[Fate]
+    tmp_path: Path, sealed: bool, reclaimed: bool, relieved: str, fates: list[Fate]
 ) -> None:
-    log = build(tmp_path / "log", sealed=sealed, reclaimed=reclaimed)
+    log = build(tmp_path / "log", sealed=sealed, reclaimed=reclaimed, relieved=relieved)
     written = readable(log.root.path)
-    assert len(written) == (4 if reclaimed else 7)
+    assert len(written) == {"": 4 if reclaimed else 8, "a": 5, "r": 7}[relieved]
     damaged = 3 if reclaimed else 4  # the last segment is whole
     for number, fated in enumerate(product(fates, repeat=damaged)):
         root = tmp_path / str(number)

@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
-from contents import assert_sound, values
+from contents import assert_sound, errors, values
 from crashed import ALL, BASE, NOISE, goes_on, newest, offsets, quarantined, readable, start_again, story
 from damage import flipped
 from logs import START_NS, Built, commit, draft
+from relieving import relieve
 
 from wald.errors import Damaged
 from wald.format.head import decode_head
@@ -177,6 +178,24 @@ class TestState:
         built = Built(path, epoch=2)
         assert built.report.fate == "quarantine"
         assert built.writer.state == state
+
+    def test_a_record_stays_open_if_relief_has_dropped_others_behind_its_beginning(self, tmp_path: Path) -> None:
+        path = tmp_path / "log"
+        built = Built(path)
+        built.piece("long", b"begin", begins=True, ends=False)
+        built.lines("other", [b"read by everybody"])
+        built.cut()
+        built.seal()
+        relieve(built, 1, other=2)
+        built.crash()
+        newest(path).write_bytes(flipped(newest(path).read_bytes(), 8 * (FIRST_BATCH + 80)))
+        built = Built(path, epoch=2)
+        assert built.report.fate == "quarantine"
+        assert built.writer.state.open_records == {"long": 1}
+        assert built.writer.state.routes == {"long": 1, "other": 2}
+        built.piece("long", b" and end\n", begins=False, ends=True)
+        assert readable(path, "long") == [b"begin and end"]
+        assert errors(path) == []
 
     def test_a_route_is_known_before_it_has_records(self, tmp_path: Path) -> None:
         built = Built(tmp_path / "log")

@@ -22,6 +22,7 @@ from wald.format.record import Record
 from wald.store.checking.finding import Level
 from wald.store.checking.verifier import verify
 from wald.store.files.directory import Root
+from wald.store.files.ledger import read_ledger
 from wald.store.repairing import rewrite
 from wald.store.segments import frames, relieving
 from wald.store.segments.compression import SealedFile, compress_segment
@@ -267,6 +268,30 @@ class TestALongRecordAcrossSegments:
             )
         damage = partial(flip, frame.offset + frame.compressed_bytes // 2)
         assert check(log, tmp_path / "damaged", path, damage, named=False) == 1
+
+    def test_it_is_broken_by_a_lost_middle_behind_a_segment_in_which_relief_dropped_others(
+        self, tmp_path: Path
+    ) -> None:
+        """The ledger names its route too, though none of its records began in what is lost."""
+        log = Built(tmp_path / "log")
+        log.piece("a", b"begins ", begins=True, ends=False)
+        log.lines("b", [b"read by everybody"] * 3)
+        log.cut()
+        log.lines("b", [b"of the lost segment"])
+        log.piece("a", b"goes on ", begins=False, ends=False)
+        log.cut()
+        log.piece("a", b"ends\n", begins=False, ends=True)
+        log.lines("b", [b"last"])
+        log.seal()
+        relieve(log, 1, b=4)
+        log.crash()
+        path = log.path(5, Kind.SEALED)
+        with SealedFile(path) as file:
+            (frame,) = file.index.frames
+        copy = tmp_path / "damaged"
+        assert check(log, copy, path, partial(zero, frame.offset + 9), named=False) == 2
+        lines = [each for each in read_ledger(copy / "ledger/segments.jsonl").entries if each["event"] == "lost"]
+        assert [line["routes"] for line in lines] == [[["a", 1, 1, 1, 0]], [["b", 1, 5, 5, 0], ["a", 0, 5, 5, 0]]]
 
     def test_a_segment_made_again_opens_with_what_is_open_in_front_of_it(self, tmp_path: Path) -> None:
         log = Built(tmp_path / "log")

@@ -40,6 +40,11 @@ class Relieved:
         """Whether ``routes`` has all that was dropped: not if the index was made anew, also before another relief."""
         return sum(entry.count for entry in self.routes) == self.records
 
+    @property
+    def lasts(self) -> dict[str, int] | None:
+        """The last sequence that was dropped of each route; None if ``routes`` has not all that was dropped."""
+        return {entry.route: entry.last for entry in self.routes} if self.names_all else None
+
     def encoded(self) -> bytes:
         """The content of the section."""
         sealed = {"sha256": self.sha256.hex(), "bytes": self.stored_bytes}

@@ -143,17 +143,20 @@ class LogState:
     producers: Producers = field(default_factory=Producers)
     previous: Ending | None = field(default=None, compare=False)
 
-    def apply(self, header: Fields, route: str) -> None:
+    def apply(self, header: Fields, route: str, dropped: Mapping[str, int] | None = None) -> None:
         """Add the next batch of the log. A control batch adds only its append time: its payload is a state.
 
-        One in the place of dropped batches adds their sequences. Which records begin or end in them is not known.
+        One in the place of dropped batches adds their sequences, and ends the records that may have ended in them.
+
+        Args:
+            dropped: as of :func:`still_open`.
         """
         _, _, base, time_ns, producer_id, _, count, _, _, flags, _, _ = header
         if time_ns > self.append_time_ns:
             self.append_time_ns = time_ns
         if flags & _DROPPED:
             self.next_sequence = max(self.next_sequence, base + count)
-            self.open_records.clear()
+            self.open_records = still_open(self.open_records, dropped)
         if flags & _CONTROL:
             return
         end = base + count
@@ -167,6 +170,17 @@ class LogState:
             self.open_records.pop(route, None)
         if producer_id:
             self.producers.add(producer_id, Written.of(BatchHeader._make(header)))
+
+
+def still_open(open_records: Mapping[str, int], dropped: Mapping[str, int] | None) -> dict[str, int]:
+    """Return the open records that have no piece among the batches that relief has dropped of a segment.
+
+    Args:
+        dropped: the last dropped sequence of each route; None: unknown, so any record may have a piece there.
+    """
+    if dropped is None:
+        return {}
+    return {route: at for route, at in open_records.items() if at > dropped.get(route, 0)}
 
 
 def encode_state(state: LogState) -> bytes:

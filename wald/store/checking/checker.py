@@ -9,9 +9,9 @@ cases.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from wald.errors import Damaged
 from wald.format.batch import BatchHeader
@@ -46,6 +46,8 @@ class SegmentToCheck:
         open_ended: whether it is not known where the segment must end: it is the newest, and there is no head.
         sha256: of its raw bytes as they were sealed, by the ledger; None if the ledger does not have it.
         relieved: of its raw bytes after each relief, by the ledger.
+        dropped: the last sequence that relief has dropped of each route, by the ledger; None if unknown. Used if the
+            index does not have it.
         end: the position at which a raw one ended when it was cut; 0: not known.
     """
 
@@ -55,6 +57,7 @@ class SegmentToCheck:
     open_ended: bool = False
     sha256: str | None = None
     relieved: frozenset[str] = frozenset()
+    dropped: Mapping[str, int] | None = field(default=None, hash=False)
     end: int = 0
 
 
@@ -107,6 +110,7 @@ class _Check:
         self._path = target.segment.path
         self._contents = Contents(self._base, salt=0)
         self._opening = Opening()
+        self._dropped = target.dropped
         self._wrong = False  # whether any error was found
         self._raw_bytes = 0
         self._state = LogState(self._base, before.append_time_ns, dict(before.routes), dict(before.open_records))
@@ -206,6 +210,8 @@ class _Check:
             return
         with file:
             index = file.index
+            if index.relieved is not None and index.relieved.names_all:
+                self._dropped = index.relieved.lasts
             yield from self._belongs(index.log_id, index.base_sequence)
             yield from self._frames(file)
         if self._path.with_name(segment_name(self._base, Kind.RAW)).exists():
@@ -333,10 +339,10 @@ class _Check:
 
     def _batch(self, offset: int, header: BatchHeader, route: str, payload: memoryview) -> Iterator[Finding]:
         """Compare a good batch with its payload and with the batch before it."""
-        self._opening.add(header, route)
+        self._opening.add(header, route, self._dropped)
         self._contents.add(offset, header, route, payload)
         wrong = list(batch_wrong(header, route, payload, self._state, self._opening))
-        self._state.apply(header, route)
+        self._state.apply(header, route, self._dropped)
         for message in wrong:
             yield self._error(offset, message)
 

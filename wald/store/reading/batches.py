@@ -17,7 +17,7 @@ from wald.format.parsing import StoredBatch
 from wald.format.record import Record, split_lines
 from wald.store.reading.rows import Rows
 from wald.store.reading.walk import DamagedRange
-from wald.store.retention.missing import RouteRange
+from wald.store.retention.missing import RouteRange, lasts_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -181,7 +181,7 @@ class Joiner:
         Args:
             routes: the missing records of each route; None: unknown, so any record may lack a piece.
         """
-        lasts = None if routes is None else {held.route: held.last for held in routes}
+        lasts = None if routes is None else lasts_of(routes)
         dropped = [
             begun for begun in self._open.values() if lasts is None or begun.sequence <= lasts.get(begun.route, 0)
         ]

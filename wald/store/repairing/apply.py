@@ -30,7 +30,7 @@ from wald.store.files.leftovers import remove_abandoned
 from wald.store.files.listing import Listing, Segment, list_segments
 from wald.store.files.regular import open_file
 from wald.store.files.uptime import Moment
-from wald.store.repairing.facts import Facts, SegmentFacts
+from wald.store.repairing.facts import Facts, SegmentFacts, dropped_lasts
 from wald.store.repairing.ledgers import begin_again
 from wald.store.repairing.loss import records_lost, routes_lost
 from wald.store.repairing.plan import Act, Deed
@@ -137,7 +137,8 @@ class Repair:
         twin = act.facts.twin
         if twin is not None:
             self.keep(twin)
-        before = state_before(self.root, old, self._older(old), facts.log_id, [])
+        older, dropped = self._older(old), facts.history.dropped_lasts
+        before = state_before(self.root, old, older, facts.log_id, [], dropped)
         made = remake(self.root, self.disk, _source(act, act.facts, facts, History(self.root)), before)
         self._record(
             *self._losses(act, kept),
@@ -289,6 +290,7 @@ def _source(act: Act, found: SegmentFacts, facts: Facts, history: History) -> So
         broken,
         whole=survey is not None and not survey.reason and not any(found.holds(each) for each in act.broken),
         cut=found.cut,
+        dropped=dropped_lasts(found.segment, history),
     )
 
 

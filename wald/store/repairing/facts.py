@@ -21,7 +21,6 @@ from wald.store.files.leftovers import leftovers
 from wald.store.files.listing import Listing, Segment, list_segments
 from wald.store.repairing.rescue import Span, Survey, survey
 from wald.store.retention.history import History
-from wald.store.retention.missing import RouteRange
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.head import readable_head
 from wald.store.segments.opened import Misplaced, identify, require_named
@@ -249,13 +248,13 @@ class _Examination:
     def _damaged(self, found: SegmentFacts, number: int, digests: frozenset[str]) -> SegmentFacts:
         segment = found.segment
         older = Listing(self.listing.segments[:number])
-        before = state_after(older, self.log_id, []).open_records
+        before = state_after(older, self.log_id, [], self.history.dropped_lasts).open_records
         # Of one of which nothing can be read all records are broken that had begun in front of it.
         met = Survey(broken={at: route for route, at in before.items()}, reason=found.problem)
         with suppress(Damaged, OSError):
-            routes = _dropped_routes(segment, self.history)
+            lasts = dropped_lasts(segment, self.history)
             end = self._end(number)
-            met = survey(segment, self.log_id, before, dropped=routes, durable=found.durable, end=end, cut=found.cut)
+            met = survey(segment, self.log_id, before, dropped=lasts, durable=found.durable, end=end, cut=found.cut)
         stray = self.head is not None and segment.base_sequence > self.head.segment and not (met.spans or met.pieces)
         if stray:
             met.broken.clear()
@@ -301,7 +300,7 @@ class _Examination:
             return found
         if found.survey is not None:
             return replace(found, open_records=found.survey.open_records)
-        state = state_after(Listing((found.segment,)), self.log_id, [])
+        state = state_after(Listing((found.segment,)), self.log_id, [], self.history.dropped_lasts)
         return replace(found, open_records=state.open_records)
 
 
@@ -322,15 +321,12 @@ def _dropped(segment: Segment) -> tuple[Span, ...] | None:
         return None
 
 
-def _dropped_routes(segment: Segment, history: History) -> tuple[RouteRange, ...] | None:
-    """Return the records of each route that relief dropped; None if neither the index nor the ledger lists them."""
+def dropped_lasts(segment: Segment, history: History) -> Mapping[str, int] | None:
+    """The last sequence that relief dropped of each route; None if neither the index nor the ledger has it."""
     with suppress(Damaged, OSError), SealedFile(segment.path) as sealed:
-        relieved = sealed.index.relieved
-        if relieved is not None and relieved.names_all:
-            return tuple(RouteRange(*entry[:4]) for entry in relieved.routes)
-    with suppress(Damaged):
-        return history.dropped(segment.base_sequence)
-    return None
+        if sealed.index.relieved is not None and sealed.index.relieved.names_all:
+            return sealed.index.relieved.lasts
+    return history.dropped_lasts(segment.base_sequence)
 
 
 def _leftovers(root: Root) -> Iterator[Path]:

@@ -72,6 +72,8 @@ def _by_index(span: Span, segment: Segment) -> list[RouteEntry] | None:
         begin, end = max(first, base), min(last, base + count - 1)
         if begin <= end:
             _add(entries, RouteEntry(names[number], end - begin + 1, begin, end, 0))
+        elif not count and first <= base <= last + 1:  # a piece of a record that began before
+            _add(entries, RouteEntry(names[number], 0, base - 1, base - 1, 0))
     dropped = sum(overlap(span, each) for each in (relieved.ranges if relieved is not None else ()))
     total = sum(entry.count for entry in entries.values())
     return list(entries.values()) if total + dropped == last - first + 1 else None
@@ -98,6 +100,11 @@ def _by_ledger(span: Span, history: History) -> list[RouteEntry] | None:
 
 
 def _add(entries: dict[str, RouteEntry], entry: RouteEntry) -> None:
+    """Add the losses of a route. An entry of pieces alone has no records; readers drop a begun record by it."""
+    if not entry.count and entry.route in entries:
+        return
+    if entry.count and entry.route in entries and not entries[entry.route].count:
+        del entries[entry.route]
     known = entries.get(entry.route, entry._replace(count=0, payload_bytes=0))
     entries[entry.route] = RouteEntry(
         entry.route,

@@ -7,7 +7,7 @@ kept without it; readers pass over its later pieces, as they do with those of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -16,10 +16,9 @@ from wald.errors import Damaged
 from wald.format.batch import BatchHeader, Flag, checksum_body, route_prefix
 from wald.format.names import Kind
 from wald.format.parsing import StoredBatch
-from wald.format.state import BadControl, LogState, decode_state
+from wald.format.state import BadControl, LogState, decode_state, still_open
 from wald.store.checking.batches import payload_wrong
 from wald.store.files.listing import Segment
-from wald.store.retention.missing import RouteRange
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.opened import RawSegment
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes
@@ -77,18 +76,16 @@ class Survey:
         else:
             self.pieces = True
 
-    def drop(self, header: BatchHeader, routes: Iterable[RouteRange] | None) -> None:
+    def drop(self, header: BatchHeader, dropped: Mapping[str, int] | None) -> None:
         """Add a batch in place of batches that relief dropped, which may be pieces.
 
         Args:
-            routes: the dropped records of each route; None: unknown, so any record may lack a piece.
+            dropped: as of :func:`wald.format.state.still_open`.
         """
         self.relieved = True
-        if routes is None:
+        if dropped is None:
             self._break_open()
-        lasts = {held.route: held.last for held in routes or ()}
-        begun = {} if routes is None else self.open_records
-        self.open_records = {route: at for route, at in begun.items() if at > lasts.get(route, 0)}
+        self.open_records = still_open(self.open_records, dropped)
         if header.count:
             self._cover(header)
 
@@ -112,7 +109,7 @@ def survey(
     log_id: bytes,
     before: dict[str, int],
     *,
-    dropped: Sequence[RouteRange] | None,
+    dropped: Mapping[str, int] | None,
     durable: int | None,
     end: int,
     cut: int = 0,
@@ -121,7 +118,7 @@ def survey(
 
     Args:
         before: the records that were open before it, if it does not list them.
-        dropped: the records of each route that relief dropped; None if unknown.
+        dropped: as of :func:`wald.format.state.still_open`.
         durable: as in :func:`batches`.
         end: the sequence at which the next segment begins; what is behind that is not taken from this one.
         cut: as in :func:`batches`.

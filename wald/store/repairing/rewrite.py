@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,6 +41,7 @@ class Source:
     Attributes:
         durable, end, cut: as of :func:`wald.store.repairing.rescue.batches`.
         broken: whether a record is left out, because a piece of it is lost.
+        dropped: as of :func:`wald.format.state.still_open`.
         whole: whether all of its batches are whole, and none is to be left out.
     """
 
@@ -51,6 +52,7 @@ class Source:
     broken: Callable[[int], bool]
     whole: bool
     cut: int
+    dropped: Mapping[str, int] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ def _moved(root: Root, disk: Disk, source: Source, before: LogState) -> Iterator
                 state = _joined(state_of(met), state, source)
                 continue
             kept = without(met, source.broken)
-            if kept is None or _is_orphan(kept.header, state):
+            if kept is None or (not kept.header.is_dropped and _is_orphan(kept.header, state)):
                 continue
             if not kept.header.count:  # a segment of pieces alone could have the name of the next one
                 place = max(state.next_sequence, source.segment.base_sequence)
@@ -164,7 +166,7 @@ def _moved(root: Root, disk: Disk, source: Source, before: LogState) -> Iterator
             time_ns = max(kept.header.append_time_ns, state.append_time_ns)
             kept = replace(kept, header=kept.header._replace(append_time_ns=time_ns))
             output.add_from(peers, kept)
-            state.apply(kept.header, kept.route)
+            state.apply(kept.header, kept.route, source.dropped)
         if output is not None:
             yield output.finish(), output.base_sequence
     finally:

@@ -33,7 +33,7 @@ from wald.store.files.part_index import archived_run
 from wald.store.files.runs import Spans
 from wald.store.retention.dropped import holders
 from wald.store.retention.excused import completed, shares
-from wald.store.retention.missing import ReclaimedSegment, RouteRange
+from wald.store.retention.missing import ReclaimedSegment, RouteRange, lasts_of
 
 _JUDGING = ("reclaimed", "kept")  # the newest of these lines says whether a segment was deleted
 
@@ -170,13 +170,23 @@ class History:
         """Return the most that reliefs can have dropped of segment ``base``, by the ledger alone; None if unknown.
 
         The file of the newest relief may be missing; its chain of digests contains all earlier reliefs that count.
+        A repair may have made the segment of a part of another one, of which the lines are.
         """
-        newest = next(self.reliefs(base), None)
-        if newest is None:
-            return None
-        chain = [newest, *self.reliefs_before({"base": base, "sha256": newest.get("was_sha256")})]
-        held = [_held(entry.get("dropped")) for entry in chain]
-        return None if None in held else tuple(each for of_one in held for each in of_one or ())
+        newest: dict[int, Entry] = {}
+        for line in _of(self._reclaim.about(base, base), "relieved"):
+            newest.setdefault(line.low, line.entry)
+        reliefs: list[Entry] = []
+        for low, entry in newest.items():
+            reliefs += entry, *self.reliefs_before({"base": low, "sha256": entry.get("was_sha256")})
+        held = [_held(entry.get("dropped")) for entry in reliefs]
+        return None if None in held or not held else tuple(each for of_one in held for each in of_one or ())
+
+    def dropped_lasts(self, base: int) -> dict[str, int] | None:
+        """The last sequence of each route in :meth:`dropped`; None if unknown, or if the ledger is damaged."""
+        with suppress(Damaged):
+            dropped = self.dropped(base)
+            return None if dropped is None else lasts_of(dropped)
+        return None
 
     def skipped(self, sequence: int) -> Entry | None:
         """The entry of the start that passed over ``sequence``, which no record has had in this log."""

@@ -26,6 +26,14 @@ class RouteRange(NamedTuple):
     last: int
 
 
+def lasts_of(held: Iterable[RouteRange]) -> dict[str, int]:
+    """Return the last sequence of each route."""
+    lasts: dict[str, int] = {}
+    for each in held:
+        lasts[each.route] = max(each.last, lasts.get(each.route, 0))
+    return lasts
+
+
 class ReclaimedSegment(NamedTuple):
     """A reclaimed segment by the ledgers; None where they do not give its routes or its times."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Mapping
 
 from wald.errors import Damaged
 from wald.format.batch import BatchHeader
@@ -17,6 +18,13 @@ from wald.store.segments.compression import SealedFile
 from wald.store.segments.raw import FIRST_BATCH, RawFile, ScannedBatch, SegmentEnd
 from wald.store.segments.salvage import SalvagedSegment
 
+Dropped = Callable[[int], Mapping[str, int] | None]
+"""The last sequence that relief has dropped of each route of a segment, by the ledger; None if unknown."""
+
+
+def _not_known(_base: int) -> None:
+    return None
+
 
 class Replay:
     """The state that batches build up: a control batch replaces it, every other batch adds to it.
@@ -24,18 +32,22 @@ class Replay:
     Attributes:
         batches: how many there were.
         pieces: whether one of them continues a record that began in an earlier segment.
+        dropped: what relief has dropped of the segment, as of :func:`wald.format.state.still_open`.
     """
 
     def __init__(self, state: LogState) -> None:
         self.state = state
         self.batches = 0
         self.pieces = False
+        self.dropped: Mapping[str, int] | None = None
 
     def add(self, header: BatchHeader, route: str, payload: bytes | memoryview) -> None:
         """Add the next batch. The payload is used only if it is a state."""
         self.batches += 1
         self.pieces = self.pieces or bool(header.continues_sequence)
-        self.state.apply(header, route)
+        self.state.apply(header, route, self.dropped)
+        if header.is_dropped:
+            self._keep_lasts(header)
         if not header.is_state:
             return
         with contextlib.suppress(BadControl):  # a newer wald wrote it; the batches that follow say enough
@@ -43,21 +55,30 @@ class Replay:
             self.state.next_sequence = max(self.state.next_sequence, before.next_sequence)
             self.state.append_time_ns = max(self.state.append_time_ns, before.append_time_ns)
 
+    def _keep_lasts(self, dropped: BatchHeader) -> None:
+        """Keep the last sequence of each route whose last record was dropped."""
+        routes = self.state.routes
+        for route, last in (self.dropped or {}).items():
+            if last < dropped.end_sequence:
+                routes[route] = max(last, routes.get(route, 0))
+
     def add_scanned(self, raw: RawFile, batch: ScannedBatch) -> None:
         """Add a batch of a raw segment."""
         self.add(batch.header, batch.route, raw.control_payload(batch))
 
 
-def state_after(listing: Listing, log_id: bytes, errors: list[str]) -> LogState:
+def state_after(listing: Listing, log_id: bytes, errors: list[str], dropped: Dropped = _not_known) -> LogState:
     """The state at the end of the newest segment, as far as it can be read; without segments that of a new log.
 
     Args:
         errors: what cannot be read is added to these.
+        dropped: used if the index does not have the routes of all that relief has dropped.
     """
     if not listing.segments:
         return LogState()
     newest = listing.segments[-1]
     replay = Replay(LogState(next_sequence=newest.base_sequence))
+    replay.dropped = dropped(newest.base_sequence)
     if newest.kind is Kind.RAW:
         _replay_raw(newest, replay)
         return replay.state
@@ -70,13 +91,15 @@ def state_after(listing: Listing, log_id: bytes, errors: list[str]) -> LogState:
     return replay.state
 
 
-def state_before(root: Root, segment: Segment, older: Listing, log_id: bytes, errors: list[str]) -> LogState:
+def state_before(
+    root: Root, segment: Segment, older: Listing, log_id: bytes, errors: list[str], dropped: Dropped = _not_known
+) -> LogState:
     """Return the state at the beginning of a segment; ``older`` are the segments before it.
 
     Args:
-        errors: as of :func:`state_after`.
+        errors, dropped: as of :func:`state_after`.
     """
-    state = state_after(older, log_id, errors)
+    state = state_after(older, log_id, errors, dropped)
     take_step(root, state, end_of_times(older, state), segment.base_sequence)
     return state
 
@@ -104,6 +127,8 @@ def _replay_raw(segment: Segment, replay: Replay) -> None:
 
 
 def _replay_sealed(sealed: SealedFile, replay: Replay, errors: list[str]) -> None:
+    if sealed.index.relieved is not None and sealed.index.relieved.names_all:
+        replay.dropped = sealed.index.relieved.lasts
     for number, frame in enumerate(sealed.index.frames):
         if sealed.index.is_damage(frame):
             continue  # its bytes may look like batches
