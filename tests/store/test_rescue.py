@@ -24,6 +24,7 @@ from wald.store.checking.verifier import verify
 from wald.store.files.directory import Root
 from wald.store.files.ledger import read_ledger
 from wald.store.repairing import rewrite
+from wald.store.retention.missing import Missing
 from wald.store.segments import frames, relieving
 from wald.store.segments.compression import SealedFile, compress_segment
 from wald.store.segments.raw import RawFile, ScannedBatch
@@ -291,7 +292,10 @@ class TestALongRecordAcrossSegments:
         copy = tmp_path / "damaged"
         assert check(log, copy, path, partial(zero, frame.offset + 9), named=False) == 2
         lines = [each for each in read_ledger(copy / "ledger/segments.jsonl").entries if each["event"] == "lost"]
-        assert [line["routes"] for line in lines] == [[["a", 1, 1, 1, 0]], [["b", 1, 5, 5, 0], ["a", 0, 5, 5, 0]]]
+        assert [line["routes"] for line in lines] == [[["a", 1, 1, 1, 0]], [["b", 1, 5, 5, 0], ["a", 0, 1, 1, 0]]]
+        missing: list[Missing] = []
+        assert list(wald.open(copy).records("a", start=1, on_missing=missing.append)) == []
+        assert [(each.first, each.last, each.records) for each in missing] == [(1, 1, 1)]
 
     def test_a_segment_made_again_opens_with_what_is_open_in_front_of_it(self, tmp_path: Path) -> None:
         log = Built(tmp_path / "log")

@@ -87,7 +87,7 @@ def _lost_behind(log: Log, route: str, sequence: int) -> int:
     """How many records of a route behind ``sequence`` were given up, at most; by the ledger, without reading on."""
     head = end_sequence(log.root, log.identity.log_id) - 1
     wanted = Wanted(lambda _: sequence + 1, frozenset([route]), sequence + 1, head)
-    return count([loss.held for loss in History(log.root).losses(sequence + 1, head)], wanted).records
+    return count([loss.begun for loss in History(log.root).losses(sequence + 1, head)], wanted).records
 
 
 @cursor.command("show")

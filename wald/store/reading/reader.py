@@ -413,7 +413,7 @@ class _Reading:
                 explained.add(loss.held.first, loss.held.last)
                 # A repair has removed the beginning of every record that has lost a piece.
                 torn = self._joiner.drop(loss.held.routes or ())
-                missing_records.append(self._missing([loss.held, *map(_as_reclaimed, torn)], first, last, loss.reason))
+                missing_records.append(self._missing([loss.begun, *map(_as_reclaimed, torn)], first, last, loss.reason))
         except Damaged as error:  # of the ledger
             if error is unmounted:  # no loss that a consumer may pass over
                 raise
@@ -466,7 +466,7 @@ class _Reading:
             return
         if losses:  # these records were never in this log
             for loss in losses:
-                self._report_gone([loss.held], first, last, loss.reason)
+                self._report_gone([loss.begun], first, last, loss.reason)
             return
         torn = self._joiner.drop(routes)
         if torn and routes is None:

@@ -64,16 +64,18 @@ def _by_index(span: Span, segment: Segment) -> list[RouteEntry] | None:
     entries: dict[str, RouteEntry] = {}
     try:
         with SealedFile(segment.path) as sealed:
-            table, names = sealed.index.batch_table(), [entry.route for entry in sealed.index.routes]
-            relieved = sealed.index.relieved
+            table, routes, relieved = sealed.index.batch_table(), sealed.index.routes, sealed.index.relieved
     except (Damaged, BadSealed, OSError):
         return None
+    begun = {number: entry.last for number, entry in enumerate(routes) if not entry.count}  # before the segment
     for base, count, number in zip(table.bases, table.counts, table.routes, strict=True):
         begin, end = max(first, base), min(last, base + count - 1)
         if begin <= end:
-            _add(entries, RouteEntry(names[number], end - begin + 1, begin, end, 0))
-        elif not count and first <= base <= last + 1:  # a piece of a record that began before
-            _add(entries, RouteEntry(names[number], 0, base - 1, base - 1, 0))
+            _add(entries, RouteEntry(routes[number].route, end - begin + 1, begin, end, 0))
+        elif not count and number in begun and first <= base <= last + 1:  # a piece of a record that began before
+            _add(entries, RouteEntry(routes[number].route, 0, begun[number], begun[number], 0))
+        if count:
+            begun[number] = base + count - 1
     dropped = sum(overlap(span, each) for each in (relieved.ranges if relieved is not None else ()))
     total = sum(entry.count for entry in entries.values())
     return list(entries.values()) if total + dropped == last - first + 1 else None

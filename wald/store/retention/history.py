@@ -53,6 +53,13 @@ class Loss(NamedTuple):
     kept: str = ""
     records: int = 0
 
+    @property
+    def begun(self) -> ReclaimedSegment:
+        """What began in ``held``: without the routes of which it had only pieces of records before it."""
+        if self.unrestored or self.held.routes is None:  # a restore does not know how many records there were
+            return self.held
+        return self.held._replace(routes=tuple(each for each in self.held.routes if each.records))
+
 
 class Relief(NamedTuple):
     """What the ledger says of a record whose segment was relieved.
