@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 
 import pytest
 from logs import Built
 from reading import three_forms, values
+from repairing import repair
 from running import Daemon, eventually
 
 import wald
@@ -18,6 +20,7 @@ from wald.format.names import Kind
 from wald.format.record import Record
 from wald.store.reading.batches import Batch
 from wald.store.reading.reader import read_onward
+from wald.store.retention.missing import Missing
 
 
 class TestUnderItsFeet:
@@ -226,3 +229,80 @@ def test_the_file_that_a_start_has_replaced_is_read_although_its_segment_was_cut
         daemon.ask("CUT")
         daemon.ask("PUB a 2\n3\n")
         assert read_on() == b"2\n3\n"
+
+
+def repaired(built: Built, base: int, kind: Kind, value: bytes) -> Built:
+    """Damage the record with ``value`` while no daemon runs, let ``wald repair --accept-loss`` run, and start."""
+    built.crash()
+    path = built.path(base, kind)
+    data = bytearray(path.read_bytes())
+    data[data.find(value)] ^= 1
+    path.write_bytes(data)
+    repair(built.root.path)
+    return Built(built.root.path, epoch=built.writer.epoch + 8, now_ns=built.now_ns)
+
+
+def steps(follower: Iterator[Batch | int | None]) -> list[tuple[int, bytes]]:
+    """Return the records that a follower is given until it waits."""
+    batches = takewhile(lambda found: not isinstance(found, int), follower)
+    return [(each.sequence, each.value) for batch in batches if isinstance(batch, Batch) for each in batch.records()]
+
+
+class TestASegmentThatARepairHasMadeAgain:
+    """The follower has it open, and has been given records that are now in another file or at another position."""
+
+    @pytest.mark.parametrize("cut", [False, True], ids=["active", "cut"])
+    def test_no_record_is_delivered_twice(self, built: Built, *, cut: bool) -> None:
+        for number in range(1, 9):
+            built.lines("a", [b"r%d" % number])
+        follower = read_onward(built.view, route="a", start=1, stop=None)
+        assert [sequence for sequence, _ in steps(follower)] == list(range(1, 9))
+        built.lines("a", [b"r9"])
+        if cut:
+            built.cut()
+            built.lines("a", [b"next"])
+        built = repaired(built, 1, Kind.RAW, b"r3")
+        assert list(built.root.segments.glob("*4.wal"))
+        built.lines("a", [b"after"])
+        assert [value for _, value in steps(follower)] == [b"r9", *([b"next"] if cut else []), b"after"]
+        assert steps(follower) == []
+
+    def test_a_long_record_and_those_of_other_routes_are_delivered_once(self, built: Built) -> None:
+        """It begins before the records that were delivered, and is in the segment that is made again."""
+        built.lines("b", [b"r1"])
+        built.lines("b", [b"r2"])
+        built.piece("a", b"begins ", begins=True, ends=False)
+        built.lines("b", [b"r4"])
+        built.lines("b", [b"r5"])
+        built.piece("a", b"middle ", begins=False, ends=False)
+        follower = read_onward(built.view, route=None, start=1, stop=None)
+        assert [value for _, value in steps(follower)] == [b"r1", b"r2", b"r4", b"r5"]
+        built.piece("a", b"ends\nnext\n", begins=False, ends=True)
+        built = repaired(built, 1, Kind.RAW, b"r2")
+        built.lines("b", [b"after"])
+        assert [value for _, value in steps(follower)] == [b"begins middle ends", b"next", b"after"]
+
+    def test_only_a_long_record_that_was_not_delivered_is_lost(self, built: Built) -> None:
+        lost: list[Missing] = []
+        built.lines("b", [b"r1"])
+        built.piece("a", b"begins ", begins=True, ends=False)
+        for number in range(3, 6):
+            built.lines("b", [b"r%d" % number])
+        follower = read_onward(built.view, route=None, start=1, stop=None, on_missing=lost.append)
+        assert [value for _, value in steps(follower)] == [b"r1", b"r3", b"r4", b"r5"]
+        built = repaired(built, 1, Kind.RAW, b"r4")
+        built.lines("b", [b"after"])
+        assert [value for _, value in steps(follower)] == [b"after"]
+        assert [(each.first, each.last) for each in lost] == [(2, 2)]
+
+    def test_two_forms_that_a_killed_repair_has_left_are_read_once(self, built: Built) -> None:
+        """The segments were split off; the one that they were in is still there."""
+        for number in range(1, 9):
+            built.lines("a", [b"r%d" % number])
+        built.cut()
+        built.lines("a", [b"next"])
+        whole = built.path(1, Kind.RAW).read_bytes()
+        built = repaired(built, 1, Kind.RAW, b"r3")
+        built.path(1, Kind.RAW).write_bytes(whole)
+        follower = read_onward(built.view, route="a", start=1, stop=None)
+        assert [sequence for sequence, _ in steps(follower)] == list(range(1, 10))

@@ -26,7 +26,7 @@ from wald.store.files.clock import read_steps
 from wald.store.files.runs import Spans
 from wald.store.reading.batches import Batch, Begun, Joiner
 from wald.store.reading.selection import NO_SEQUENCE, Selection, Start, Stop, select
-from wald.store.reading.walk import DamagedRange, DeletedSegment, DroppedRange, MissingRange, Walk
+from wald.store.reading.walk import DamagedRange, DeletedSegment, DroppedRange, MissingRange, Remade, Walk
 from wald.store.retention.cursors import read_cursor
 from wald.store.retention.history import History
 from wald.store.retention.missing import Missing, OnMissing, ReclaimedSegment, RouteRange, Wanted, count, policy
@@ -200,6 +200,8 @@ class _Reading:
         self._view = view if selection.earliest else view.including_released()
         self._selection = selection
         self._begin = min([selection.first, *selection.floors.values()])
+        self._begun: dict[str, int] = {}  # the records before that which are read again, by their routes
+        self._remade: tuple[int, tuple[int, ...]] | None = None
         self._on_damage = on_damage
         self._on_missing = on_missing
         self._absent = absent
@@ -249,7 +251,7 @@ class _Reading:
                 begin = resume_at()
                 if begin - last > _WORTH_A_JUMP and not self._joiner.waits:
                     self.close()
-                    self._begin = begin
+                    self._begin, self._begun = begin, {}
 
     def renew(self) -> None:
         """Take in what has become durable."""
@@ -262,7 +264,7 @@ class _Reading:
         while again and not self._complete:
             if self._walk is None or not self._walk.begun:
                 self.close()
-                self._walk = self._walk_from(self._begin)
+                self._walk = self._walk_from(min([self._begin, *self._begun.values()]))
             try:
                 again = yield from self._advance(self._walk)
             except (Damaged, NotFound):
@@ -307,6 +309,9 @@ class _Reading:
                 self._complete = met.last >= self._selection.last and not self._joiner.waits
             elif isinstance(met, DeletedSegment):
                 self._report_deleted(met)
+            elif isinstance(met, Remade):
+                self._begin_again(met.sequence)
+                return True
             elif self._report_missing(met, walk):
                 return True
             if self._complete:
@@ -314,6 +319,18 @@ class _Reading:
             yield None
         self._drop_given_up()
         return False
+
+    def _begin_again(self, due: int) -> None:
+        """Continue with record ``due`` in a new walk, which reads the begun records again, and no others before it."""
+        remade = due, self._history.mark()
+        if remade != self._remade:  # otherwise the segments overlap, and it has led here again
+            self._remade = remade
+            self._begun = {each.route: each.sequence for each in self._joiner.drop()}
+        else:
+            self._begun = {}
+        self._begin = due
+        self.close()
+        self._view = self._view.renewed()
 
     def _drop_given_up(self, route: str | None = None) -> None:
         """Report the begun records that a repair has given up since: later segments may lack pieces of them.
@@ -347,7 +364,8 @@ class _Reading:
         selection = self._selection
         if selection.routes is not None and stored.route not in selection.routes:
             return
-        for done in self._joiner.take(stored, segment, max(selection.floor(stored.route), self._begin), last):
+        first = max(selection.floor(stored.route), self._begun.get(stored.route, self._begin))
+        for done in self._joiner.take(stored, segment, first, last):
             if isinstance(done, DamagedRange):
                 self._report_lost(f"{self._root.segments}: {done.message}", done.last)
             elif selection.from_ns <= done.append_time_ns < selection.until_ns:

@@ -78,7 +78,14 @@ class DeletedSegment:
     position: int
 
 
-Found = StoredBatch | SkippedBatches | DamagedRange | MissingRange | DroppedRange | DeletedSegment
+@dataclass(frozen=True, slots=True)
+class Remade:
+    """A repair has made a segment again that was open, or split it. The walk begins again at record ``sequence``."""
+
+    sequence: int
+
+
+Found = StoredBatch | SkippedBatches | DamagedRange | MissingRange | DroppedRange | DeletedSegment | Remade
 
 
 class Walk:
@@ -96,8 +103,11 @@ class Walk:
         self._second_listing = SecondListing()
         self._routes = routes
         self._passable = passable
-        self._wanted = sequence
         self._current: OpenSegment | None = None
+        self._begin_at(sequence, view)
+
+    def _begin_at(self, sequence: int, view: View) -> None:
+        self._wanted = sequence
         self._position = 0
         self._was_active = False
         self._only_control = False  # of the segment, only control batches were met; a start may write longer ones
@@ -135,6 +145,9 @@ class Walk:
                 if following is None:
                     yield from self._missing_until(view)
                     return
+                if self._expected is not None and following.base_sequence < self._expected:
+                    yield self._begin_again(view)  # split from a segment that was read before
+                    continue
                 if self._due < following.base_sequence:
                     yield MissingRange(self._due, following.base_sequence - 1)
                     self._expected = following.base_sequence
@@ -142,12 +155,21 @@ class Walk:
                     view = self._enter(following, view)
                 except Damaged as error:
                     yield from self._unreadable(following, error, view)
-            if self._current is not None:
-                yield from self._through(self._current, view)
+            segment = self._current
+            if segment is not None:
+                yield from self._through(segment, view)
+                if self._current is None:
+                    continue
                 if self._behind >= view.bound.segment:
                     yield from self._missing_behind(view)
                     return
                 self.close()
+
+    def _begin_again(self, view: View) -> Remade:
+        due = self._due
+        self.close()
+        self._begin_at(due, view)
+        return Remade(due)
 
     def _completed(self, view: View) -> View:
         """``view``, with what it lacks in front of the next segment and is there by now."""
@@ -189,10 +211,15 @@ class Walk:
         limit, deleted = view.bound.limit(segment.base_sequence), False
         # The writer may have continued in a copy until it cut the segment, which may now be sealed, or deleted.
         if (limit is not None or self._was_active) and segment.replaced(removed=limit is None):
+            salt = segment.salt
             try:
                 segment = self._reopen(segment, view)
             except SegmentGone:
                 deleted = limit is None
+            else:
+                if segment.salt != salt and not self._only_control:  # positions of the other file mean nothing in it
+                    yield self._begin_again(view)
+                    return
         for found in segment.batches(self._position, limit, self._routes, self._passable):
             if isinstance(found, DamagedBytes):
                 self._pending = self._pending or found

@@ -109,6 +109,11 @@ class RawSegment:
     def close(self) -> None:
         os.close(self._descriptor)
 
+    @property
+    def salt(self) -> int | None:
+        """The salt of its batches. Only a repair gives a segment another one."""
+        return RawFile(self._descriptor).salt
+
     def file_offset(self, position: int) -> int:
         """Where in the file a position is found."""
         return position
@@ -230,6 +235,11 @@ class SealedSegment:
     def close(self) -> None:
         self._ahead.close()
         self._file.close()
+
+    @property
+    def salt(self) -> int | None:
+        """As :attr:`RawSegment.salt`."""
+        return self.index.salt
 
     def file_offset(self, position: int) -> int:
         """Where the frame begins that holds a position."""

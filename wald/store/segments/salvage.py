@@ -70,6 +70,11 @@ class SalvagedSegment:
     def close(self) -> None:
         os.close(self._descriptor)
 
+    @property
+    def salt(self) -> int | None:
+        """As :attr:`RawSegment.salt`; None if it is not known."""
+        return self._salt
+
     def file_offset(self, position: int) -> int:
         """Where the frame begins that holds a position at which damage was met."""
         number = bisect_right(self._places, position, key=lambda place: place[0]) - 1
