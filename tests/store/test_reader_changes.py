@@ -306,3 +306,23 @@ class TestASegmentThatARepairHasMadeAgain:
         built.path(1, Kind.RAW).write_bytes(whole)
         follower = read_onward(built.view, route="a", start=1, stop=None)
         assert [sequence for sequence, _ in steps(follower)] == list(range(1, 10))
+
+
+@pytest.mark.parametrize("of_another", [False, True], ids=["unreadable", "misplaced"])
+def test_an_open_segment_whose_sealed_form_cannot_be_read_is_reported_as_damage(
+    built: Built, *, of_another: bool
+) -> None:
+    damage: list[Damaged] = []
+    built.lines("a", [b"1"])
+    follower = read_onward(built.view, route="a", start=1, stop=None, on_damage=damage.append)
+    assert steps(follower) == [(1, b"1")]
+    built.lines("a", [b"2"])
+    built.cut()
+    built.lines("a", [b"3"])
+    built.cut()
+    built.seal()
+    built.lines("a", [b"4"])
+    sealed = built.path(1, Kind.SEALED)
+    sealed.write_bytes(built.path(3, Kind.SEALED).read_bytes() if of_another else bytes(500))
+    assert steps(follower) == [(3, b"3"), (4, b"4")]
+    assert [str(sealed) in each.message and "record 2 cannot" in each.message for each in damage] == [True]

@@ -216,6 +216,10 @@ class Walk:
                 segment = self._reopen(segment, view)
             except SegmentGone:
                 deleted = limit is None
+            except Damaged as error:
+                self.close()
+                yield from self._unreadable(Segment(segment.base_sequence, Kind.RAW, segment.path), error, view)
+                return
             else:
                 if segment.salt != salt and not self._only_control:  # positions of the other file mean nothing in it
                     yield self._begin_again(view)
