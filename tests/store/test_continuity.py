@@ -92,6 +92,27 @@ def test_a_start_that_finds_pieces_only_is_no_other_past(root: Path) -> None:
     assert seen(log) == [b"begins and ends"]
 
 
+def test_a_repair_that_made_the_last_segment_shorter_is_no_other_past(root: Path) -> None:
+    """A long record has lost a piece, so all of its pieces are left out."""
+    built = Built(root)
+    built.piece("c", b"begins", begins=True, ends=False)
+    built.cut()
+    write(built, "1")
+    built.piece("c", b"middle" * 50, begins=False, ends=False)
+    built.piece("c", b"another" * 50, begins=False, ends=False)
+    write(built, "2")
+    log = Log(root)
+    assert seen(log) == [b"1", b"2"]
+    built.crash()
+    data = bytearray(built.path(2, Kind.RAW).read_bytes())
+    data[data.find(b"middle")] ^= 1
+    built.path(2, Kind.RAW).write_bytes(data)
+    repair(root)
+    built = restart(root, 8)
+    write(built, "3")
+    assert seen(log) == [b"1", b"2", b"3"]
+
+
 def older_copy(root: Path, copy: Path) -> None:
     """Nothing but an older copy, with no start since."""
     restore(copy, root)
@@ -172,6 +193,26 @@ def test_pieces_that_were_seen_and_are_gone_are_noticed(root: Path, copy: Path) 
     log.view()
     restore(copy, root)
     restart(root, 2).piece("a", b" and ends\n", begins=False, ends=True)
+    with pytest.raises(Replaced):
+        log.view()
+
+
+def test_they_are_noticed_although_the_segment_was_repaired_before_that(root: Path, copy: Path) -> None:
+    built = Built(root)
+    write(built, "1", "2")
+    built.crash()
+    data = bytearray(built.path(1, Kind.RAW).read_bytes())
+    data[data.find(b"2\n")] ^= 1
+    built.path(1, Kind.RAW).write_bytes(data)
+    repair(root)
+    built = restart(root, 8)
+    built.piece("a", b"begins", begins=True, ends=False)
+    shutil.copytree(root, copy)
+    built.piece("a", b", goes on", begins=False, ends=False)
+    log = built.log
+    log.view()
+    restore(copy, root)
+    restart(root, 9).piece("a", b" and ends\n", begins=False, ends=True)
     with pytest.raises(Replaced):
         log.view()
 

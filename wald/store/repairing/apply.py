@@ -237,7 +237,7 @@ class Repair:
         facts = act.facts
         last = max((span[1] for span in facts.spans), default=facts.base - 1)
         entry = {"event": "repaired", "base": facts.base, "last": last, "why": act.reason, "deed": act.deed.value}
-        return entry | {"kept": kept, "lossless": not act.loses} | self._when()
+        return entry | {"kept": kept, "lossless": not act.loses, "epoch": self.epoch} | self._when()
 
     def _sealed(self, path: Path) -> Entry:
         with SealedFile(path) as sealed:

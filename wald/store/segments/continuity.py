@@ -14,15 +14,17 @@ import os
 import threading
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wald.errors import Gone, NotFound, Replaced, RolledBack
+from wald.errors import Damaged, Gone, NotFound, Replaced, RolledBack
 from wald.format.head import Head
 from wald.format.names import Kind, segment_name
 from wald.store.files.directory import Root
 from wald.store.files.identity import read_identity
+from wald.store.files.lines import Lines
 from wald.store.files.regular import read_object
 from wald.store.segments.head import readable_head
 
@@ -147,7 +149,7 @@ class Continuity:
             raise RolledBack(f"{older}: {known}, and epoch {seen.epoch} began at another start", hint=self._hint)
         for epoch in range(max(seen.epoch + 1, head.epoch - _REPORTS), head.epoch + 1):
             report = self._report(epoch)
-            if report is not None and _begins_before(report, seen):
+            if report is not None and _begins_before(report, seen, self._root):
                 began = f"epoch {epoch} began with record {report.get('next_sequence')}"
                 raise RolledBack(f"{older}: {known}, and {began}", hint=self._hint)
 
@@ -172,11 +174,25 @@ def _life(report: Mapping[str, Any] | None) -> str:
     return "" if report is None else str(report.get("life") or report.get("at_ns") or "")
 
 
-def _begins_before(report: Mapping[str, Any], seen: Seen) -> bool:
+def _begins_before(report: Mapping[str, Any], seen: Seen, root: Root) -> bool:
     """Return True if the start of a report found fewer records, or pieces of records, than ``seen``."""
     begins, scanned = report.get("next_sequence"), report.get("scanned_bytes")
     if isinstance(begins, int) and begins <= seen.sequence:
         return True
     same = report.get("segment") == segment_name(seen.segment, Kind.RAW)
     is_lost = report.get("errors") or report.get("given_up")  # of this log, so it is no older copy
-    return same and isinstance(scanned, int) and scanned < seen.position and not is_lost
+    if not same or not isinstance(scanned, int) or scanned >= seen.position or is_lost:
+        return False
+    return not _is_repaired(root, seen)
+
+
+def _is_repaired(root: Root, seen: Seen) -> bool:
+    """Return True if a repair has since made the segment of ``seen`` again, maybe shorter; an older copy lacks that."""
+    with suppress(Damaged):
+        # "last" is base - 1 if only pieces of records are left in it
+        for line in Lines(root.ledger / "segments.jsonl").about(seen.segment - 1, seen.segment):
+            entry = line.entry
+            if entry.get("event") == "repaired" and line.low == seen.segment:
+                epoch = entry.get("epoch")
+                return isinstance(epoch, int) and epoch > seen.epoch
+    return False
