@@ -311,9 +311,9 @@ def test_a_lease_of_nothing_is_refused(built: Built) -> None:
             ("x", 1, 0, "lease_for 0: each must be above 0"),
             ("x", 1, -1, "lease_for -1: must be 0 or more, in seconds"),
             ("x", 1, float("nan"), "lease_for nan: must be 0 or more"),
-            ("", 1, 1, "consumer '': must be text of 1 to 200 letters"),
+            ("", 1, 1, "consumer '': must be text of 1 to 200 printable characters"),
             ("a\nb", 1, 1, "consumer 'a.*b': must be text of .* on one line"),
-            ("x" * 201, 1, 1, "must be text of 1 to 200 letters"),
+            ("x" * 201, 1, 1, "must be text of 1 to 200 printable characters"),
         ):
             with pytest.raises(InvalidInput, match=allowed):
                 work.lease(consumer, count, lease_for=seconds)
