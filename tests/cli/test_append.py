@@ -243,7 +243,7 @@ def test_a_daemon_that_is_given_up_leaves_word_of_every_record(root: Path, tmp_p
     assert code == 6
     reported = f"{2 * each} records are durable (sequences 1 to {2 * each + 100})"
     assert message.endswith(f"; {reported}, {40_000 - 2 * each} are not acknowledged: they may be in the log or not")
-    assert hint.endswith(f"; then wald --root {root} read a --from {2 * each + 100} shows which of them are there")
+    assert hint.endswith(f"; then wald --root {root} read a --from {2 * each + 101} shows which of them are there")
 
 
 def test_it_waits_for_the_daemon_for_as_long_as_it_is_reported(root: Path) -> None:
@@ -330,7 +330,7 @@ def test_interrupted_it_counts_what_is_answered_and_not_read_yet(root: Path, tmp
     assert re.fullmatch(
         re.escape(f"wald: interrupted; {durable}, ")
         + r"\d+ are not acknowledged: they may be in the log or not\n"
-        + re.escape(f"  hint: wald --root {root} read a --from {2 * each} shows which of them are there\n"),
+        + re.escape(f"  hint: wald --root {root} read a --from {2 * each + 1} shows which of them are there\n"),
         stderr.decode(),
     ), stderr.decode()
 

@@ -292,7 +292,7 @@ def test_several_entries_are_there_when_append_returns_with_one_sync(tmp_path: P
 
 def test_a_ledger_with_an_owner_is_open_once(tmp_path: Path) -> None:
     first = Ledger(tmp_path / "l.jsonl", Disk(), owner="wald-reclaim")
-    with pytest.raises(Locked, match="another wald-reclaim is at work"):
+    with pytest.raises(Locked, match="another wald-reclaim is running on this root"):
         Ledger(tmp_path / "l.jsonl", Disk(), owner="wald-reclaim")
     first.append({"n": 1})
     first.close()

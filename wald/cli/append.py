@@ -178,7 +178,7 @@ def _given_up(error: WaldError, durable: _Durable, unanswered: int, *, reading: 
     message = f"{error.message}; {durable}"
     if unanswered:
         message += f", {unanswered} are not acknowledged: they may be in the log or not"
-        reading += f" --from {durable.last}" if durable.last else ""
+        reading += f" --from {durable.last + 1}" if durable.last else ""
         first = f"{error.hint}; then " if error.hint else ""
         return type(error)(message, hint=f"{first}{reading} shows which of them are there")
     return type(error)(message, hint=error.hint)

@@ -71,7 +71,8 @@ def text(log: Log, found: Coverage) -> Iterator[str]:
     """The answer in lines."""
     of = f"route {found.route}" if found.route else "all routes"
     span = f"{_moment(found.since)} to {_moment(found.until)} of {of}"
-    here = f"{found.records} records, {found.first} to {found.last}" if found.records else "no record"
+    count = f"{found.records} record{'s' * (found.records != 1)}"
+    here = f"{count}, {found.first} to {found.last}" if found.records else "no record"
     if not found.missing and not found.damage:
         end = "" if found.is_past else "; the time is not over, and more may come"
         yield f"{span}: all here: {here}{end}"

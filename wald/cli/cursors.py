@@ -77,7 +77,7 @@ def get(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) ->
 @json_option
 @stdout_is_a_report
 def set_(root: Path, route: str, position: str, group: str, of_consumer: bool, rewind: bool, as_json: bool) -> None:
-    """Record that the group has processed ROUTE up to POSITION: a sequence, or all records older than a time."""
+    """Record that the group has processed ROUTE up to POSITION: a sequence (0: no record), or all before a time."""
     log = wald.open(root)
     number = _sequence(log, position, route, group)
     require_no_remains(log.root, log.cursor(route, group, of_consumer=of_consumer))
@@ -94,7 +94,7 @@ def _sequence(log: Log, given: str, route: str, group: str) -> int:
         place = position_of("", given, now())
     except InvalidInput:
         head = log.head()
-        last = head.sequence if head else "SEQUENCE"
+        last = 0 if given == "earliest" else head.sequence if head else "SEQUENCE"
         raise InvalidInput(
             f"{given}: neither a sequence, the number of a record, nor a time",
             hint=command_line(log.root.path, f"cursor set {route} {last} --group {group}"),

@@ -49,8 +49,10 @@ def file(path: Path, as_json: bool) -> int:
     A segment is read completely. Nothing is changed or deleted. The exit code is 4 if the file is damaged.
     """
     path = Path(os.path.abspath(path))
-    if not os.path.lexists(path):
-        raise NotFound(f"{path}: no such file", hint=f"ls -la {path.parent}")
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotFound(f"{path}: no such file", hint=f"ls -la {path.parent}") from None
     root = _root_of(path)
     named = kind_of(str(path.relative_to(root.path)) if root else str(path), in_root=root is not None)
     damage = _damage(root, path, named)

@@ -117,7 +117,8 @@ def _lag(facts: Facts, now_ns: int) -> str:
     oldest, others = waiting[0], len(waiting) - 1
     cursor, lag = oldest.cursor, oldest.lag
     more = f", and {others} more group{'s' * (others > 1)}" if others else ""
-    return f"{cursor.route}/{cursor.group}: {lag.records} records, for {format_seconds(lag.seconds(now_ns))}{more}"
+    records = f"{lag.records} record{'s' * (lag.records != 1)}"
+    return f"{cursor.route}/{cursor.group}: {records}, for {format_seconds(lag.seconds(now_ns))}{more}"
 
 
 def _lines(facts: Facts) -> str:

@@ -167,7 +167,7 @@ class Server:
                 sockets = _listeners(listening.host, listening.port)
             except OSError as error:
                 where = f"--listen {listening.host}:{listening.port}"
-                raise InvalidInput(f"{where}: {error.strerror}", hint="ss -ltnp; --listen 127.0.0.1:7701") from None
+                raise InvalidInput(f"{where}: {error.strerror}", hint="ss -ltnp lists the ports in use") from None
             for each in sockets:
                 await self._listen(each)
             self.addresses.append(self._address(sockets[0]))

@@ -127,7 +127,7 @@ class TestLineage:
     def test_records_are_not_archived_twice_to_one_place(
         self, bag: tuple[str, Manifest], first: int, last: int
     ) -> None:
-        with pytest.raises(Refused, match=r"/dest/a/bag: .*holds records 101 to 200 already"):
+        with pytest.raises(Refused, match=r"/dest/a/bag: .*already has records 101 to 200"):
             check_lineage([bag], log=LOG, root=Path("/log"), group="processed", first=first, last=last)
 
     def test_another_group_may_archive_the_same_records(self, bag: tuple[str, Manifest]) -> None:

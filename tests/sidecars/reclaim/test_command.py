@@ -198,7 +198,7 @@ def test_a_second_one_is_told_that_there_is_a_first(daemon: Daemon, root: Path) 
         code, message, hint = refused(reclaim(root))
 
     assert code == Locked.exit_code
-    assert "another wald-reclaim is at work" in message
+    assert "another wald-reclaim is running on this root" in message
     assert "reclaim.lock" in hint
 
 

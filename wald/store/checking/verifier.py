@@ -378,7 +378,7 @@ def _ledger_file(path: Path, decoded: Decoded) -> Iterator[Finding]:
     for number, reason in decoded.broken:
         yield Finding(Level.ERROR, path, 0, f"line {number}: {reason}")
     if path.exists() and not decoded.broken:
-        yield Finding(Level.OK, path, 0, f"{len(decoded.entries)} lines")
+        yield Finding(Level.OK, path, 0, f"{len(decoded.entries)} line{'s' * (len(decoded.entries) != 1)}")
     if path.suffix != PART_SUFFIX and path.exists() and path.stat().st_size > decoded.whole_bytes:
         yield Finding(Level.INFO, path, decoded.whole_bytes, "an unfinished line; its owner cuts it")
 
