@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
+import pytest
 from archives import archive, restored
 from contents import errors
 from logs import Built
@@ -33,6 +34,7 @@ from wald.store.reading.search import Found, search
 from wald.store.reading.selection import select
 from wald.store.segments.view import State
 from wald_archive.sizes import Records
+from wald_reclaim import relief
 from wald_spark.blocks import Range
 from wald_spark.log_end import log_end
 from wald_spark.pieces import pieces_of
@@ -102,7 +104,7 @@ class WholeLog:
             self.read_all: 2,
             self.spoil_an_index: 1,
             self.repair: 1,
-            self.damage_a_copy: 1,
+            self.damage_a_copy: 2,
         }
         try:
             for step in self.rng.choices(list(steps), list(steps.values()), k=operations):
@@ -192,7 +194,9 @@ class WholeLog:
         reclaimer = Reclaimer(
             built.root, built.disk, grace_ns=0, boot=built.boot, compact_pinned=self.rng.random() < 0.7
         )
-        with closing(reclaimer.ledger):
+        with closing(reclaimer.ledger), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(relief, "LEAST_BYTES", 0)  # the segments are small
+            patch.setattr(relief, "LEAST_SHARE", 0.05)
             reclaimer.look(now_ns=built.now_ns, ahead_ns=built.ahead_ns)
         self.spoiled &= {segment.base_sequence for segment in list_segments(built.root).segments}
 
