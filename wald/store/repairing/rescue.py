@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from wald.errors import Damaged
-from wald.format.batch import BatchHeader, Flag, checksum_body, route_prefix
+from wald.format.batch import OUTSIDE_BYTES, BatchHeader, Encoding, Flag, checksum_body, route_prefix
 from wald.format.names import Kind
 from wald.format.parsing import StoredBatch
 from wald.format.state import BadControl, LogState, decode_state, still_open
+from wald.format.tables import Frame
 from wald.store.checking.batches import payload_wrong
 from wald.store.files.listing import Segment
 from wald.store.segments.compression import SealedFile
@@ -35,12 +36,17 @@ def overlap(one: Span, other: Span) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A batch that is whole, its place in the raw segment, and the payload that is kept of it."""
+    """A batch that is whole, its place in the raw segment, and the payload that is kept of it.
+
+    Attributes:
+        restored: why a batch in place of dropped ones was made again by the index; "": it was not.
+    """
 
     header: BatchHeader
     route: str
     position: int
     payload: memoryview
+    restored: str = ""
 
 
 @dataclass(slots=True)
@@ -131,6 +137,7 @@ def survey(
         if isinstance(met, str):
             found.gap(met)
         elif met.header.is_dropped:
+            found.reason = found.reason or met.restored
             found.drop(met.header, dropped)
         elif met.header.is_state:
             found.open_records = _open_records(met, found.open_records)
@@ -154,10 +161,16 @@ def batches(
         Damaged: nothing in it can be read.
     """
     expected, position = segment.base_sequence, 0
+    relieved = _relieved_frames(segment)
     for met in _stored(segment, log_id, durable):
         if isinstance(met, DamagedBytes):
             position = met.offset + met.length
-            yield met.reason or "zeros between batches"
+            reason, filling = met.reason or "zeros between batches", relieved.get((met.offset, met.length))
+            if filling is not None and expected <= filling.header.base_sequence and filling.header.end_sequence <= end:
+                expected = filling.header.end_sequence
+                yield replace(filling, restored=reason)
+            else:
+                yield reason
             continue
         header, position = met.header, met.end
         if header.base_sequence < expected or header.end_sequence > end:
@@ -228,6 +241,42 @@ def _damaged_before(segment: Segment) -> list[Span]:
             return [(offset, offset + length) for offset, length in sealed.index.damage]
     except Damaged:
         return []
+
+
+def _relieved_frames(segment: Segment) -> dict[Span, Whole]:
+    """The batch in place of all others of each frame of which relief has dropped all, by its offset and length.
+
+    Readers pass over such a frame by the index alone.
+    """
+    if segment.kind.form is Kind.RAW:
+        return {}
+    try:
+        with SealedFile(segment.path) as sealed:
+            index = sealed.index
+    except (Damaged, OSError):
+        return {}
+    if index.relieved is None:
+        return {}
+    frames = [frame for frame in index.frames[1:] if not frame.routes and not index.is_damage(frame)]
+    return {(frame.raw_offset, frame.raw_bytes): _in_place_of(frame, index.epoch) for frame in frames}
+
+
+def _in_place_of(frame: Frame, epoch: int) -> Whole:
+    payload = bytes(frame.raw_bytes - OUTSIDE_BYTES)
+    header = BatchHeader(
+        body_checksum=checksum_body(b"", [payload], len(payload)),
+        payload_bytes=len(payload),
+        base_sequence=frame.first_sequence,
+        append_time_ns=frame.latest_ns,
+        producer_id=0,
+        producer_sequence=0,
+        count=frame.next_sequence - frame.first_sequence,
+        epoch=epoch,
+        encoding=int(Encoding.CONTROL),
+        flags=int(Flag.CONTROL | Flag.DROPPED),
+        route_bytes=0,
+    )
+    return Whole(header, "", frame.raw_offset, memoryview(payload))
 
 
 def _open_records(control: Whole, before: dict[str, int]) -> dict[str, int]:
