@@ -85,7 +85,7 @@ def test_a_bag_goes_there_is_proven_and_comes_back(mixed: Built, bucket: str, en
     mixed.log.set_cursor("a", 0, rewind=True)
     (mixed.root.ledger / "archive.jsonl").unlink()
     code, message, _ = refusal_of("a", "--root", root, "--dest", bucket, "--records-per-bundle", 7, env=env)
-    assert (code, "holds records 1 to 17 already" in message) == (9, True)
+    assert (code, "already has records 1 to 17" in message) == (9, True)
 
     changed = store(
         bucket, "path = files.find(place)[0]; files.pipe_file(path, files.cat_file(path) + b'#'); print(path)", env
