@@ -113,7 +113,7 @@ class TestUnderItsFeet:
 
 
 class TestReclaimed:
-    """What is no longer there."""
+    """Records that RECLAIM has deleted."""
 
     def reclaimed(self, built: Built) -> None:
         """Records 1 and 2 of 6 are reclaimed."""

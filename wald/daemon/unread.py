@@ -79,7 +79,7 @@ class Unread:
         self.drop(self.floor, before)
 
     def drop(self, floor: int, kept_from: int, is_there: Callable[[int], bool] | None = None) -> None:
-        """Count no more what is read up to ``floor``, or stood in a segment that is no longer there.
+        """Stop counting records up to ``floor``, and those of segments that no longer exist.
 
         Args:
             kept_from: the base of the first segment of which a later count needs what is read, too.

@@ -55,7 +55,7 @@ class Loss(NamedTuple):
 
     @property
     def begun(self) -> ReclaimedSegment:
-        """What began in ``held``: without the routes of which it had only pieces of records before it."""
+        """The records that began in ``held``, without routes of which it had only later pieces."""
         if self.unrestored or self.held.routes is None:  # a restore does not know how many records there were
             return self.held
         return self.held._replace(routes=tuple(each for each in self.held.routes if each.records))

@@ -238,7 +238,7 @@ class SealedSegment:
 
     @property
     def salt(self) -> int | None:
-        """As :attr:`RawSegment.salt`."""
+        """The salt; see :attr:`RawSegment.salt`."""
         return self.index.salt
 
     def file_offset(self, position: int) -> int:
@@ -338,7 +338,7 @@ class SealedSegment:
         relieved = self.index.relieved is not None
         # A reader of the raw segment may have stopped where one batch now replaces several.
         at = begin if relieved else max(position - frame.raw_offset, begin)
-        whole = not reason and not relieved and (limit is None or end <= limit)  # what was dropped, batches say
+        whole = not reason and not relieved and (limit is None or end <= limit)  # only batches show dropped records
         if whole and passable is not None and passable(data, at):
             yield self._skipped(frame)
             return

@@ -72,7 +72,7 @@ class SalvagedSegment:
 
     @property
     def salt(self) -> int | None:
-        """As :attr:`RawSegment.salt`; None if it is not known."""
+        """The salt; see :attr:`RawSegment.salt`. None if unknown."""
         return self._salt
 
     def file_offset(self, position: int) -> int:
