@@ -9,10 +9,10 @@ import mmap
 import tempfile
 from pathlib import Path
 
-from crc32c import crc32c
 from stringzilla import count as count_bytes
 
 from wald.format.batch import padding
+from wald.format.checksum import crc32c
 from wald.format.columns import decode as decode_columns
 from wald.format.protocol import Publish
 from wald.store.writing.drafts import Route

@@ -15,5 +15,5 @@ Nothing here opens a file, reads a clock or logs. Integers are little-endian. Ch
     peers     who sent a batch                seek_table  where the frames of a .zst are
     work      the journal of a work group        checked_line  a line of JSON with a checksum
     not_before  when a record is due             producer_ids  whose a batch is
-    positions  what people type for a place in the log
+    positions  what people type for a place in the log    checksum  CRC-32C
 """

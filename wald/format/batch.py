@@ -37,8 +37,7 @@ from enum import IntEnum, IntFlag
 from functools import cache
 from typing import NamedTuple
 
-from crc32c import crc32c
-
+from wald.format.checksum import crc32c
 from wald.format.names import ROUTE_MAX_LENGTH
 
 MAGIC = b"WBAT"

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from crc32c import crc32c
+from wald.format.checksum import crc32c
 
 
 def encode_line(fields: Mapping[str, Any]) -> bytes:

@@ -13,8 +13,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from crc32c import crc32c
-
+from wald.format.checksum import crc32c
 from wald.format.names import SEQUENCE_MAX
 
 CURSOR_MAX_BYTES = 4096  # far above what is ever written; a larger file is not a cursor

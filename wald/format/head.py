@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from crc32c import crc32c
+from wald.format.checksum import crc32c
 
 LINE_BYTES = 160
 _LINE = re.compile(

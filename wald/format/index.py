@@ -18,8 +18,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from crc32c import crc32c
-
+from wald.format.checksum import crc32c
 from wald.format.segment import HEADER, INDEX_MAGIC, BadHeader, SegmentHeader, decode_header, encode_header
 
 _FIELDS = struct.Struct("<QQq")

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from crc32c import crc32c
+from wald.format.checksum import crc32c
 
 GENESIS = "0" * 64
 NO_SPAN = (1 << 64, -1)

@@ -29,8 +29,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from crc32c import crc32c
-
+from wald.format.checksum import crc32c
 from wald.format.sealed import SKIPPABLE
 
 INDEX_FRAME_MAGIC = 0x184D2A58

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from crc32c import crc32c
-
 from wald.format.batch import (
     HEADER,
     MAGIC,
@@ -21,6 +19,7 @@ from wald.format.batch import (
     decode_header,
     seed,
 )
+from wald.format.checksum import crc32c
 from wald.format.names import ROUTE_MAX_LENGTH
 
 BODY_DAMAGED = "the body's checksum is wrong"

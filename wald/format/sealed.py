@@ -40,8 +40,8 @@ from itertools import accumulate
 from typing import Any
 
 import zstandard
-from crc32c import crc32c
 
+from wald.format.checksum import crc32c
 from wald.format.peers import Peer
 from wald.format.relieved import Relieved
 from wald.format.tables import BatchTable, Frame, FrameTable, RouteEntry, RouteTable

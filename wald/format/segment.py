@@ -20,7 +20,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from crc32c import crc32c
+from wald.format.checksum import crc32c
 
 SEGMENT_MAGIC = b"WALDSEG1"
 INDEX_MAGIC = b"WALDIDX1"

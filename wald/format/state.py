@@ -32,9 +32,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
-from crc32c import crc32c
-
 from wald.format.batch import BatchHeader, Fields, Flag
+from wald.format.checksum import crc32c
 
 VERSION = 1
 PRODUCERS_MAX = 1024  # the least recently active is forgotten first; bounds the control batch to 400 KiB

@@ -28,7 +28,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from crc32c import crc32c
+from wald.format.checksum import crc32c
 
 SLOT_BYTES = 256
 MARK_OFFSET = 192

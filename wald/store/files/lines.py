@@ -20,8 +20,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from crc32c import crc32c
-
+from wald.format.checksum import crc32c
 from wald.format.ledger import GENESIS, span_of
 from wald.format.ledger_part import PartIndex
 from wald.store.files.chain import chained, damaged

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from crc32c import crc32c
-
 from wald.format.batch import HEADER, TRAILER, BatchHeader, begin_of, mended_header, padded, salt_of, seed, trailer
+from wald.format.checksum import crc32c
 from wald.format.index import SparseIndex
 from wald.format.parsing import BODY_DAMAGED, TRAILER_DAMAGED, Outcome, Parsed, parse_header
 from wald.format.segment import HEADER as SEGMENT_HEADER

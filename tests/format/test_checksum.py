@@ -1,0 +1,61 @@
+"""CRC-32C: the extension is the one of the package, and loads nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import crc32c
+import pytest
+
+from wald.format import checksum
+
+
+def output_of(script: str) -> str:
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+
+
+def test_checksums_are_those_of_the_standard_and_of_the_package() -> None:
+    """The check value of CRC-32C, and any bytes from any seed."""
+    assert checksum.crc32c(b"123456789") == 0xE3069283
+    for length, seed in ((0, 0), (1, 7), (64, 0xFFFFFFFF), (100_000, 0x12345678)):
+        data = bytes(number * 31 % 256 for number in range(length))
+
+        assert checksum.crc32c(data, seed) == crc32c.crc32c(data, seed)
+
+
+def test_a_checksum_does_not_load_the_metadata_of_a_package() -> None:
+    """These imports would triple the time that a short command takes."""
+    loaded = output_of("import sys, wald.format.checksum; print(*sys.modules)").split()
+
+    assert {"crc32c", "email", "importlib.metadata"} & {*loaded} == set()
+
+
+def test_the_package_is_imported_if_it_has_another_layout() -> None:
+    """A release without the extension of that name."""
+    script = """if True:
+        import sys
+        sys.modules["crc32c"] = package = type(sys)("crc32c")
+        package.crc32c = lambda data, seed=0: 7
+        sys.path[:] = [each for each in sys.path if "site-packages" not in each]
+        from wald.format.checksum import crc32c
+        print(crc32c(b"any"))
+    """
+    assert output_of(script) == "7\n"
+
+
+@pytest.mark.parametrize(
+    ("package", "extension"), [("crc32c", "absent"), ("no_such_package", "_c"), ("json", "decoder")]
+)
+def test_what_is_no_extension_is_an_import_error(package: str, extension: str) -> None:
+    """A missing module, a missing package, a module in Python."""
+    with pytest.raises(ImportError, match=package):
+        checksum.load_extension(package, extension)
+
+
+def test_the_package_may_be_imported_as_well() -> None:
+    """Both are one extension, in either order."""
+    for imports in ("import crc32c; from wald.format.checksum import crc32c as ours", ""):
+        script = f"{imports or 'from wald.format.checksum import crc32c as ours; import crc32c'}\n"
+
+        assert output_of(script + "print(ours(b'wald') == crc32c.crc32c(b'wald'))") == "True\n"
