@@ -137,17 +137,14 @@ class Planner:
             Damaged: the end of the log or the ledger of the archive cannot be read.
         """
         renamed = list(released)
-        sealing = being_sealed(self._root) if any(s.kind.form is Kind.RAW for s in renamed) else set()
+        raw = {segment.base_sequence for segment in renamed if segment.kind.form is Kind.RAW}
+        sealing = being_sealed(self._root, raw) if raw else set()
         claims, _ = self._read_claims()
         decisions = []
         for segment in renamed:
-            raw = segment.kind.form is Kind.RAW
             passes = segment.base_sequence in self._passed and not self._limits.require_archived
             with suppress(FileNotFoundError):  # deleted in between, and this is a dry run
-                # It may have been renamed while the directory was listed, so that neither name was met.
-                taken = raw and (
-                    segment.base_sequence in sealing or self._root.segment(segment.base_sequence, Kind.SEALED).exists()
-                )
+                taken = segment.kind.form is Kind.RAW and segment.base_sequence in sealing
                 decisions.append(self._confirm(segment, None if passes else claims, now_ns, sealing=taken))
         return decisions
 
@@ -165,7 +162,7 @@ class Planner:
         if self._limits.by_age:
             self._ages.learn(bases)
         claims, due = self._read_claims()
-        sealing = being_sealed(self._root)
+        sealing = being_sealed(self._root, [s.base_sequence for s in complete if s.kind is Kind.RAW])
         raw_released = {segment.base_sequence for segment in listing.released if segment.kind.form is Kind.RAW}
         self._known = {base: known for base, known in self._known.items() if base in bases}
         waiting: list[tuple[Segment, Known, int, int]] = []

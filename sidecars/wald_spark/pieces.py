@@ -18,7 +18,7 @@ from wald.store.retention.history import History
 from wald.store.retention.missing import Missing
 from wald.store.segments.continuity import Continuity, Seen, seen_at
 from wald.store.segments.head import Bound, lost_head
-from wald.store.segments.view import SecondListing, View, read_view
+from wald.store.segments.view import View, read_view
 from wald_spark.blocks import Block, Range, Unreadable, blocks_of, fair_share, joined_blocks
 from wald_spark.damage import PARTIAL_HINT, STRICT, DamageReport, Tolerance
 from wald_spark.locations import LogLocation
@@ -175,7 +175,7 @@ class _Planning:
             NotFound: RECLAIM has removed wanted records, and that is not passed over.
         """
         if errors := self._errors(view, missing):
-            complete = SecondListing().complete(view, missing.first, missing.next - 1)
+            complete = view.completed(missing.first, missing.next - 1)
             if complete is not view:
                 return complete
             errors = self._errors(view, missing)  # RECLAIM may have deleted them since the view was made

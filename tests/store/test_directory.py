@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,53 @@ def test_segments_are_listed_once_each_oldest_first(root: Root) -> None:
     assert all(segment.path.exists() for segment in listing.segments)
     covering = {sequence: listing.covering(sequence) for sequence in (0, 1, 19, 20, 299, 300, 10**9)}
     assert covering == {0: 0, 1: 0, 19: 0, 20: 1, 299: 1, 300: 2, 10**9: 2}
+
+
+def test_a_listing_has_each_segment_that_existed_all_along(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two readings of the directory, segments are added, deleted and renamed; one reading may miss a file."""
+    for base in range(1, 9):
+        root.segment(base, Kind.RAW).touch()
+    scandir = os.scandir
+    missed = [{3, 4}, {4}, set[int](), set[int]()]
+    changes = [(7, Kind.DELETING), (8, Kind.SEALED), (9, Kind.RAW), (10, Kind.RAW)]
+
+    def scan(path: Path) -> list[os.DirEntry[str]]:
+        seen = [entry for entry in scandir(path) if int(entry.name[:20]) not in missed[0]]
+        base, kind = changes[0]
+        root.segment(base, Kind.RAW).unlink(missing_ok=True)
+        if kind is not Kind.DELETING:
+            root.segment(base, kind).touch()
+        del missed[0], changes[0]
+        return seen
+
+    monkeypatch.setattr(os, "scandir", scan)
+
+    found = list_segments(root).segments
+    assert missed == []
+    assert [(each.base_sequence, each.kind) for each in found if each.kind is Kind.SEALED] == [(8, Kind.SEALED)]
+    assert [each.base_sequence for each in found] == [1, 2, 3, 4, 5, 6, 8, 9]
+
+
+def test_a_directory_that_does_not_change_is_read_once(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    root.segment(1, Kind.RAW).touch()
+    os.utime(root.segments, (1e9, 1e9))
+    scandir = os.scandir
+    readings: list[Path] = []
+
+    def scan(path: Path) -> Iterator[os.DirEntry[str]]:
+        readings.append(path)
+        if len(readings) > 1:
+            root.segment(2, Kind.RAW).touch()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+
+    assert list_segments(root).changed_ns == (10**18,)
+    assert readings == [root.segments]
+    listing = list_segments(root)
+    assert len(readings) == 3
+    assert listing.changed_ns is None
+    assert [each.base_sequence for each in listing.segments] == [1, 2]
 
 
 def test_an_empty_root_has_no_segments(root: Root) -> None:

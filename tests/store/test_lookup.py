@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from wald.errors import Damaged, InvalidInput
 from wald.format.names import Kind
 from wald.format.work import PAGE, Commit, Line, Page, Start, encode_work
 from wald.store.files.ledger import Ledger
-from wald.store.reading.lookup import where
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.view import State
 
@@ -143,16 +141,6 @@ def test_a_file_that_is_listed_and_not_there_is_quarantined(built: Built) -> Non
     found = built.log.where(6)
     assert found.state is State.QUARANTINED
     assert str(path) in found.message
-
-
-@pytest.mark.parametrize("sequence", [5, 7, 9])
-def test_a_record_is_not_unknown_because_one_listing_lacks_its_segment(built: Built, sequence: int) -> None:
-    """A file that is renamed while its directory is listed may be listed under neither name."""
-    view = built.view
-    rest = tuple(segment for segment in view.segments if segment.base_sequence != sequence)
-    short = replace(view, listing=replace(view.listing, segments=rest))
-
-    assert where(short, sequence) == where(view, sequence)
 
 
 def test_without_the_segments_directory_it_says_so(built: Built) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -12,8 +13,7 @@ from logs import Built
 
 from wald.format.names import Kind
 from wald.store.checking.verifier import verify
-from wald.store.files.directory import Root
-from wald.store.files.listing import Listing, list_segments
+from wald.store.files.listing import list_segments
 from wald.store.retention.taken import taken_above
 from wald.store.segments.opened import SealedSegment
 
@@ -75,17 +75,19 @@ def test_cuts_between_all_looks_keep_nobody_from_an_answer(tmp_path: Path, monke
     """Segments are cut and sealed faster than the directory is read."""
     log = built(tmp_path / "log", 2)
     log.log.set_cursor("a", 1)
-    looks = 0
+    looks, scandir = 0, os.scandir
 
-    def look(root: Root) -> Listing:
+    def look(path: Path) -> Iterator[os.DirEntry[str]]:
         nonlocal looks
         looks += 1
         assert looks < 10
-        log.lines("a", [b"one more"])
-        log.cut()
-        log.seal()
-        return list_segments(root)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "scandir", scandir)
+            log.lines("a", [b"one more"])
+            log.cut()
+            log.seal()
+        return scandir(path)
 
-    monkeypatch.setattr("wald.store.retention.taken.list_segments", look)
+    monkeypatch.setattr(os, "scandir", look)
 
     assert taken_above(log.root, log.log.cursor("a"), log_id=log.log_id) == ""

@@ -16,9 +16,9 @@ from logs import Built
 from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.format.parsing import StoredBatch
-from wald.store.files.listing import Listing, Segment
+from wald.store.files.listing import Segment
 from wald.store.segments.raw import FIRST_BATCH
-from wald.store.segments.view import SecondListing, SegmentGone, State, View
+from wald.store.segments.view import SegmentGone, State, View
 
 
 @pytest.fixture
@@ -151,23 +151,16 @@ def test_the_segment_of_the_head_is_listed_even_if_the_time_of_the_directory_is_
     assert [segment.base_sequence for segment in view.renewed().segments] == [1, 2, 3, 4]
 
 
-def test_a_second_listing_adds_what_a_view_lacks_between_two_sequences(built: Built) -> None:
-    whole = built.view
-    short = replace(whole, listing=Listing((whole.segments[0], whole.segments[2])))
-    second = SecondListing()
-
-    completed = second.complete(short, 2, 2)
-    assert completed.segments == whole.segments
-    assert second.complete(completed, 2, 2) is completed
-    assert second.complete(whole, 10, 20) is whole
-
-
-def test_it_adds_a_released_segment_where_these_are_to_be_read(built: Built) -> None:
-    """Its file may have been renamed while the directory was listed."""
+def test_a_view_is_completed_with_segments_whose_deletion_was_undone(built: Built) -> None:
     built.seal()
     built.reclaim(1, keep=True)
     whole = built.view.including_released()
-    short = replace(whole, listing=Listing(whole.segments[1:]))
+    short = replace(whole, listing=replace(whole.listing, segments=whole.segments[1:]))
+    public = replace(short, with_released=False)
+    assert short.completed(1, 1).segments == whole.segments
+    assert short.completed(2, 9) is short
+    assert public.completed(1, 1) is public
 
-    assert SecondListing().complete(short, 1, 1).segments == whole.segments
-    assert SecondListing().complete(replace(short, with_released=False), 1, 1).segments == whole.segments[1:]
+    path = built.root.segment(1, Kind.RELEASED)
+    path.rename(built.root.segment(1, Kind.SEALED))
+    assert [segment.base_sequence for segment in public.completed(1, 1).segments] == [1, 2, 3]

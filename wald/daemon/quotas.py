@@ -288,24 +288,22 @@ class Quotas:
 
 
 class _Bases:
-    """Which segments there are; one counts as gone if two listings lack it, since files are renamed meanwhile."""
+    """The segments that exist, listed again from time to time."""
 
     def __init__(self, root: Root) -> None:
         self._root = root
         self._list_at = 0.0
-        self._newer: set[int] = set()
-        self._older: set[int] = set()
+        self._bases: set[int] = set()
 
     def now(self, now: float) -> Callable[[int], bool]:
         """Whether a segment, by its base, is there."""
         if now >= self._list_at:
             began = time.monotonic()
             with contextlib.suppress(Damaged):
-                bases = {segment.base_sequence for segment in list_segments(self._root).segments}
-                self._older, self._newer = self._newer, bases
+                self._bases = {segment.base_sequence for segment in list_segments(self._root).segments}
             self._list_at = now + max(_LIST_SECONDS, _REST * (time.monotonic() - began))
-        newest = max(self._older, default=0)
-        return lambda base: base >= newest or base in self._older or base in self._newer
+        newest, bases = max(self._bases, default=0), self._bases
+        return lambda base: base >= newest or base in bases
 
 
 def _quota(limits: RouteLimits) -> tuple[int, str] | None:

@@ -37,7 +37,7 @@ from wald.store.retention.history import History, Loss
 from wald.store.segments.endings import recorded_end
 from wald.store.segments.head import EVERYTHING, read_head
 from wald.store.segments.opened import Misplaced, require_named
-from wald.store.segments.view import SecondListing, SegmentGone, View, read_view
+from wald.store.segments.view import SegmentGone, View, read_view
 
 
 def verify(root: Root) -> Iterator[Finding]:
@@ -71,7 +71,6 @@ class Verification:
         self._head: Head | None = None
         self._head_is_damaged = False
         self._view = View(root, b"", EVERYTHING, Listing(()))
-        self._second_listing = SecondListing()
         self._state = NOTHING
         self._last_base = 0  # of the segment that was checked last
         self._first = [*self._identity(), *self._read_head(), *self._strangers(), *self._list(), *self._headless()]
@@ -187,18 +186,8 @@ class Verification:
                     waiting = deque(s for s in self._view.segments if s.base_sequence >= segment.base_sequence)
 
     def _completed(self, first: int, last: int) -> View:
-        """The view, with what of ``first`` to ``last`` it lacks and is there by now.
-
-        The second listing may be hours old, and a deletion taken back since; before a loss is reported there is a new
-        one.
-        """
-        if first > last:
-            return self._view
-        completed = self._second_listing.complete(self._view, first, last)
-        if completed is self._view and self._lost(first, last):
-            self._second_listing = SecondListing()
-            completed = self._second_listing.complete(self._view, first, last)
-        return completed
+        """Return the view with lost records whose deletion was undone since: the listing may be hours old."""
+        return self._view.completed(first, last) if self._lost(first, last) else self._view
 
     def _due(self, base: int) -> int:
         """Return the sequence with which the next segment, which begins with ``base``, has to begin."""

@@ -18,7 +18,7 @@ from wald.store.retention.history import History, Relief, member_of
 from wald.store.segments.head import lost_head
 from wald.store.segments.opened import DroppedBatches, Misplaced
 from wald.store.segments.raw import DamagedBytes
-from wald.store.segments.view import SegmentGone, State, View, read_view
+from wald.store.segments.view import SegmentGone, State, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,6 @@ def where(view: View, sequence: int) -> Whereabouts:
         raise InvalidInput(f"{sequence} is not a sequence", hint="the first record is number 1")
     history = History(view.root)
     found = _where(view, sequence, history)
-    if found.state is State.UNKNOWN and not view.bound.lost:  # the listing may lack a file that was renamed meanwhile
-        found = _where(read_view(view.root, view.log_id, bound=view.bound), sequence, history)
     if found.state is State.NEVER_ISSUED:
         return found
     try:

@@ -27,7 +27,7 @@ from wald.store.segments.opened import (
     SkippedBatches,
 )
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes
-from wald.store.segments.view import SecondListing, SegmentGone, View
+from wald.store.segments.view import SegmentGone, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,6 @@ class Walk:
     def __init__(
         self, view: View, *, sequence: int, routes: frozenset[str] | None, passable: Passable | None = None
     ) -> None:
-        self._second_listing = SecondListing()
         self._routes = routes
         self._passable = passable
         self._current: OpenSegment | None = None
@@ -140,7 +139,6 @@ class Walk:
         """Go on to where ``view`` ends, which is not before the end of an earlier one."""
         while True:
             if self._current is None:
-                view = self._completed(view)
                 following = self._following(view)
                 if following is None:
                     yield from self._missing_until(view)
@@ -170,18 +168,6 @@ class Walk:
         self.close()
         self._begin_at(due, view)
         return Remade(due)
-
-    def _completed(self, view: View) -> View:
-        """``view``, with what it lacks in front of the next segment and is there by now."""
-        while True:
-            following = self._following(view)
-            last = view.bound.segment if following is None else following.base_sequence - 1
-            if following is not None and self._due > last:
-                return view
-            completed = self._second_listing.complete(view, self._behind + 1, last)
-            if completed is view or self._following(completed) is None:
-                return view
-            view = completed
 
     def _following(self, view: View) -> Segment | None:
         found = view.listing.behind(self._behind)

@@ -18,7 +18,7 @@ from wald.format.tables import RouteEntry
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.lines import Entry
-from wald.store.files.listing import Listing, Segment, list_segments
+from wald.store.files.listing import Segment, list_segments
 from wald.store.retention.cursors import Cursor, set_cursor, turn
 from wald.store.retention.history import History
 from wald.store.retention.missing import RouteRange
@@ -108,7 +108,7 @@ def taken_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:
     Args:
         cursor: as it stands on disk by now.
     """
-    listing = _settled(root)
+    listing = list_segments(root)
     released, deleted = _Needed(cursor), _Needed(cursor)
     needed_of = {s.base_sequence: released if s.kind is s.kind.released else deleted for s in listing.released}
     known = {segment.base_sequence for segment in listing.segments}
@@ -157,23 +157,6 @@ def _dropped(root: Root, base: int, route: str, history: History, *, log_id: byt
     except (Damaged, OSError):
         held = history.dropped(base) or ()
     return ((each.first, each.last) for each in held if each.route == route)
-
-
-def _settled(root: Root) -> Listing:
-    """A listing that a second one confirms: a listing that is made while names change may leave one out.
-
-    What is cut and sealed in between makes no difference, because that may go on faster than the directory is listed.
-    """
-    listing = list_segments(root)
-    while True:
-        again = list_segments(root)
-        bases = {segment.base_sequence for segment in listing.segments}
-        newest = max(bases, default=0)
-        if again.released == listing.released and bases == {
-            segment.base_sequence for segment in again.segments if segment.base_sequence <= newest
-        }:
-            return again
-        listing = again
 
 
 def _spans(entry: Entry, route: str) -> Iterator[_Span]:

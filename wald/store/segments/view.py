@@ -2,14 +2,12 @@
 
 Everything that reads takes a :class:`View`; nothing else lists the directory to read. Files change their names under a
 reader, and there is one rule for that, :meth:`View.follow`: every name that a segment can have is tried.
-One that has none is a :class:`SegmentGone`. What a view lacks is not called missing before :class:`SecondListing` has
-been asked.
+One that has none is a :class:`SegmentGone`.
 """
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -18,10 +16,10 @@ from typing import TypeVar
 
 from wald.errors import Damaged, command_line
 from wald.format.head import Head
-from wald.format.names import Kind, segment_name
+from wald.format.names import Kind
 from wald.format.segment import BadHeader
 from wald.store.files.directory import Root
-from wald.store.files.listing import Listing, Segment, list_segments
+from wald.store.files.listing import SEGMENT_KINDS, Listing, Segment, last_changes, list_segments
 from wald.store.files.regular import open_file
 from wald.store.segments.continuity import Continuity
 from wald.store.segments.head import EVERYTHING, Bound, lost_head, read_head, readable_head
@@ -29,11 +27,6 @@ from wald.store.segments.opened import OpenSegment, open_segment
 from wald.store.segments.raw import RawFile, ScannedBatch
 
 T = TypeVar("T")
-
-_NAMES = (Kind.RAW, Kind.SEALED, Kind.RELEASED, Kind.DELETING, Kind.RAW_RELEASED, Kind.RAW_DELETING)
-_SECOND_NS = 1_000_000_000
-_SETTLED_NS = 100_000_000  # file systems stamp changes with a clock that ticks every few milliseconds, …
-_SETTLED_SECONDS_NS = 2_100_000_000  # … or in whole seconds (ext4 with inodes of 128 bytes), or in even ones (FAT)
 
 
 class State(Enum):
@@ -73,8 +66,6 @@ class View:
         bound: where the readable bytes end.
         listing: the segments, which reach at least that far.
         with_released: whether reclaimed segments whose files are still there are among those to read.
-        changed_ns: when each directory of segments last changed; None: too recently to distinguish it from the next
-            change.
         head: the head that gave the bound.
         continuity: detects another log, or an older copy, at the path; None for no detection.
     """
@@ -84,7 +75,6 @@ class View:
     bound: Bound
     listing: Listing
     with_released: bool = False
-    changed_ns: tuple[int, ...] | None = None
     head: Head | None = field(default=None, compare=False)
     continuity: Continuity | None = field(default=None, compare=False)
 
@@ -128,10 +118,9 @@ class View:
         """
         with suppress(FileNotFoundError):
             return action(segment)
-        for kind in 2 * _NAMES:  # twice, because the name may be changed back in between
-            path = segment.path.with_name(segment_name(segment.base_sequence, kind))
+        for kind in 2 * SEGMENT_KINDS:  # twice, because the name may be changed back in between
             with suppress(FileNotFoundError):
-                return action(Segment(segment.base_sequence, kind, path))
+                return action(segment.named(kind))
         raise SegmentGone(f"{segment.path}: there is no such segment any more", hint=f"ls -l {segment.path.parent}")
 
     def including_released(self) -> View:
@@ -180,7 +169,13 @@ class View:
                 f"{segment.path}: its directory lists it, but the file does not exist",
                 hint=f"ls -l {segment.path.parent}; restore the file from an archive or a backup",
             ) from gone
-        return replace(self, listing=listing, changed_ns=None)
+        return replace(self, listing=listing)
+
+    def completed(self, first: int, last: int) -> View:
+        """Return the view with the segments of bases ``first`` to ``last`` whose deletion was undone since."""
+        known = {segment.base_sequence for segment in self.listing.between(first, last)}
+        found = [each for each in self.list_again().between(first, last) if each.base_sequence not in known]
+        return replace(self, listing=self.listing.including(found)) if found else self
 
     def list_again(self) -> Listing:
         """The segments that there are now, the released ones among those to read as in this view."""
@@ -211,30 +206,20 @@ def _view(root: Root, log_id: bytes, continuity: Continuity | None, *, before: V
     head = readable_head(root)
     if continuity is not None:
         continuity.check(head)
-    changed_ns = _last_changes(root)
-    unchanged = before is not None and changed_ns is not None and changed_ns == before.changed_ns
+    listing = None if before is None else before.listing
     # A network file system may give times from its cache, so the segment of the head must be listed as well.
-    if before is not None and unchanged and (head is None or head.segment <= before.listing.newest_base()):
-        listing = before.listing
+    if (
+        before is not None
+        and listing is not None
+        and listing.changed_ns is not None
+        and listing.changed_ns == last_changes(root)
+        and (head is None or head.segment <= listing.newest_base())
+    ):
         if before.with_released:
             listing = replace(listing, segments=tuple(s for s in listing.segments if not s.kind.reclaimed))
     else:
         listing = list_segments(root)  # after the head: a segment that the head is in has its name already
-    return View(root, log_id, _bound(head, listing), listing, changed_ns=changed_ns, head=head, continuity=continuity)
-
-
-def _last_changes(root: Root) -> tuple[int, ...] | None:
-    """When each directory of segments last changed; None while that may not distinguish it from the next change.
-
-    The clock decides only how soon a listing is used again.
-    """
-    try:
-        times_ns = tuple(os.stat(directory).st_mtime_ns for directory in root.segment_directories)
-    except OSError:
-        return None
-    now_ns = time.time_ns()
-    settled = all(now_ns - at_ns > (_SETTLED_NS if at_ns % _SECOND_NS else _SETTLED_SECONDS_NS) for at_ns in times_ns)
-    return times_ns if settled else None
+    return View(root, log_id, _bound(head, listing), listing, head=head, continuity=continuity)
 
 
 def _bound(head: Head | None, listing: Listing) -> Bound:
@@ -295,25 +280,3 @@ def head_of(root: Root) -> Head | None:
     if found is None:
         raise lost_head(root, bound)
     return found
-
-
-class SecondListing:
-    """The directory once more, for what is missing from a view; one listing is enough for all that is.
-
-    A file that is renamed while its directory is read may be listed under neither name.
-    """
-
-    def __init__(self) -> None:
-        self._seen: Listing | None = None
-        self._now = Listing(())
-
-    def complete(self, view: View, first: int, last: int) -> View:
-        """``view``, with the segments that there are with a base from ``first`` to ``last``, if it has none there."""
-        if view.listing is not self._seen:
-            self._seen, self._now = view.listing, view.list_again()
-        known = {segment.base_sequence for segment in view.listing.between(first, last)}
-        found = self._now.between(first, last)
-        if not found or known & {segment.base_sequence for segment in found}:
-            return view
-        self._seen = view.listing.including(found)
-        return replace(view, listing=self._seen)
