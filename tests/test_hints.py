@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from string import Formatter
 
 import pytest
 from running import Daemon, output_of, refused, run, sidecar, wald
 from running import command as line_of
 
 from wald.cli.completion import ARGUMENTS
+from wald.hints import PROGRAMS, TEMPLATES
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(path for package in ("wald", "sidecars") for path in (ROOT / package).rglob("*.py"))
@@ -21,6 +25,7 @@ COMMANDS = (
     "|verify"
 )
 BARE = re.compile(rf"\bwald(-\w+ --root\b| --root\b| ({COMMANDS})\b(?! --help|:))")
+CORE = [ROOT / "wald/store/files"]
 TITLES = {"wald top", "wald cursor skip", *ARGUMENTS}
 
 
@@ -39,13 +44,58 @@ def words_of(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_commands_in_words_come_from_where_the_root_is_added() -> None:
-    """``wald.errors.command_line`` quotes it, too."""
+    """``wald.hints.command_line`` quotes it, too."""
     assert len(FILES) > 100
     assert [
         (str(path), number, words)
         for path in FILES
         for number, words in words_of(path)
         if BARE.search(words) and words not in TITLES
+    ] == []
+
+
+def facts_given() -> Iterator[tuple[str, set[str], str]]:
+    """Every case for which the source makes an error or a hint, with the names of its facts, and where."""
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            given = {each.arg or "**": each.value for each in node.keywords}
+            case = given.pop("case", node.args[0] if node.args and ast.unparse(node.func) == "hint_for" else None)
+            for each in ast.walk(case) if case else ():
+                if isinstance(each, ast.Constant) and isinstance(each.value, str):
+                    yield each.value, set(given), f"{path.relative_to(ROOT)}:{node.lineno}"
+
+
+def facts_needed(case: str) -> set[str]:
+    template = TEMPLATES[case]
+    if not isinstance(template, str):
+        return set(inspect.signature(template).parameters)
+    fields = {field for _, field, _, _ in Formatter().parse(template) if field}
+    return fields - {*PROGRAMS} | ({"root"} if fields & {*PROGRAMS} else set())
+
+
+def test_each_case_of_an_error_has_a_template_and_each_template_a_case() -> None:
+    assert {case for case, _, _ in facts_given()} == {*TEMPLATES} - {""}
+
+
+def test_each_template_is_given_the_facts_that_it_needs() -> None:
+    wrong: dict[str, list[str]] = defaultdict(list)
+    for case, given, place in facts_given():
+        if given != facts_needed(case):
+            wrong[case].append(f"{place}: {given} instead of {facts_needed(case)}")
+    assert wrong == {}
+
+
+def test_the_core_raises_errors_with_facts_and_leaves_the_hints_to_their_module() -> None:
+    """A journal entry and a status show the hint of an error, or ask for one."""
+    assert [
+        f"{path.relative_to(ROOT)}:{node.value.lineno}: {ast.unparse(node.value)}"
+        for path in FILES
+        if any(path.is_relative_to(part) for part in CORE)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.keyword) and node.arg == "hint"
+        if not re.fullmatch(r"[\w.]+\.hint|hint_for\(.*\)", ast.unparse(node.value))
     ] == []
 
 

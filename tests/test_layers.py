@@ -22,7 +22,7 @@ PACKAGES = ("wald", *PROGRAMS, "pyspark_wald")
 SOURCES = sorted(path for folder in ("wald", "sidecars") for path in (ROOT / folder).rglob("*.py"))
 
 # The longest prefix of a module's name that is a key decides what of ours it may import.
-PURE = ("wald.errors", "wald.format")
+PURE = ("wald.errors", "wald.hints", "wald.format")
 FILES_ROOM = (*PURE, "wald.store.files")
 SEGMENTS_ROOM = (*FILES_ROOM, "wald.store.segments")
 RETENTION_ROOM = (*SEGMENTS_ROOM, "wald.store.retention")
@@ -62,7 +62,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "wald.work.group",
     ),
     "wald.__main__": ("wald.cli",),
-    "wald.errors": (),
+    "wald.errors": ("wald.hints",),
+    "wald.hints": (),
     "wald.setting_types": (),
     "wald.exposition": (),
     "wald.systemd": (),

@@ -1,7 +1,7 @@
 """Every error wald raises on purpose: what happened, what to type next, and the exit code of a command that it ends.
 
 A message is one line and names the file and the offset where there is one; the hint is a command or an action, which
-a traceback shows below the message.
+a traceback shows below the message. ``wald.hints`` makes it from the case and the facts of the error.
 Exit codes are part of the interface. 0 is success, 2 also a wrong usage of a command.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -23,7 +23,9 @@ class WaldError(Exception):
 
     Args:
         message: what happened, in one line.
-        hint: a command to type, or what to do.
+        hint: a command to type, or what to do, for an error without a case.
+        case: the name of a template of ``wald.hints``, which makes the hint.
+        facts: the values that the template needs.
 
     Attributes:
         exit_code: of a command that ends with this error.
@@ -31,12 +33,30 @@ class WaldError(Exception):
 
     exit_code = 1
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "", case: str = "", **facts: object) -> None:
         super().__init__(message)
         self.message = message
-        self.hint = hint
-        if hint:
-            self.add_note(f"  hint: {hint}")
+        self.case = case
+        self.facts = facts
+        if not case:
+            self.hint = hint
+
+    @cached_property
+    def hint(self) -> str:
+        """A command to type, or what to do; "" if there is no hint."""
+        from wald.hints import hint_for
+
+        return hint_for(self.case, **self.facts)
+
+    @cached_property
+    def __notes__(self) -> list[str]:  # type: ignore[override]  # add_note() finds and extends the list
+        """The lines that a traceback shows below the message."""
+        return [f"  hint: {self.hint}"] if self.hint else []
+
+    def __reduce__(self) -> str | tuple[object, ...]:
+        """Pickle the hint as this process gives it: another may be of another user."""
+        _ = self.hint
+        return super().__reduce__()
 
 
 class InvalidInput(WaldError):
@@ -72,7 +92,8 @@ def wrong_type(error: OSError) -> Damaged | None:
         at = next((each for each in (at, *at.parents) if each.exists() and not each.is_dir()), at)
     return Damaged(
         f"{at}: {_WRONG_TYPES[error.errno]}",
-        hint=f"ls -ld {at}; move it away, and restore the original",
+        case="wrong-type-of-file",
+        path=at,
     )
 
 
@@ -128,7 +149,7 @@ class NotPermitted(WaldError):
         wanted = Path(path or error.filename or ".").absolute()
         barrier = _barrier(wanted)
         message = f"{wanted}: permission denied" + (f" by {barrier}" if barrier != wanted else "")
-        return cls(message, hint=f"{_how_to_permit(barrier)}; ls -ld {barrier}")
+        return cls(message, case="permission-denied", path=barrier)
 
 
 class Partial(WaldError):
@@ -163,31 +184,6 @@ class Interrupted(WaldError):
     exit_code = 130
 
 
-def command_line(root: str | os.PathLike[str], arguments: str = "", *, program: str = "wald") -> str:
-    """A command for a hint, quoted so that it can be typed as it is for every root.
-
-    >>> command_line("/srv/my log", "routes")
-    "wald --root '/srv/my log' routes"
-    """
-    import shlex
-
-    return f"{program} --root {shlex.quote(os.fspath(root))} {arguments}".rstrip()
-
-
-def room_commands(*paths: str | os.PathLike[str], error: OSError | None = None) -> str:
-    """Return the commands of a hint that show the full resource: space and inodes, or the file size limit.
-
-    >>> room_commands("/srv/my log")
-    "df -h '/srv/my log'; df -i '/srv/my log'"
-    """
-    import shlex
-
-    if error is not None and error.errno == errno.EFBIG:
-        return "ulimit -f unlimited, or LimitFSIZE=infinity in a unit"
-    at = "".join(f" {shlex.quote(os.fspath(path))}" for path in paths)
-    return f"df -h{at}; df -i{at}"
-
-
 def _barrier(wanted: Path) -> Path:
     """The path that denies access: the directory that hides ``wanted``, or the one it would be in, or itself."""
     seen = Path("/")
@@ -198,34 +194,3 @@ def _barrier(wanted: Path) -> Path:
             break
         seen = each
     return seen
-
-
-def user_name(user_id: int) -> str:
-    """The name of a user; the number as text if the user database does not have it."""
-    import pwd
-
-    try:
-        return pwd.getpwuid(user_id).pw_name
-    except KeyError:
-        return str(user_id)
-
-
-def _how_to_permit(path: Path) -> str:
-    """What changes the permission, or which user has it; a group only for a user who is not a member."""
-    import grp
-
-    status = path.stat()
-    if os.geteuid() == 0:
-        return f"lsattr -d {path}"  # no mode keeps root out
-    if os.geteuid() == status.st_uid:
-        return f"chmod u+rwX {path}"
-    user = user_name(status.st_uid)
-    if status.st_uid == 0 and path.parent.stat().st_uid == os.geteuid():  # root ran a program on a log of this user
-        return f"chown {user_name(os.geteuid())} {path}, as root"
-    if not status.st_mode & stat.S_IRWXG or status.st_gid in {os.getegid(), *os.getgroups()}:
-        return f"be user {user}"
-    try:
-        group = grp.getgrgid(status.st_gid).gr_name
-    except KeyError:
-        group = str(status.st_gid)
-    return f"be user {user}, or in group {group}"

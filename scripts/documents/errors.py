@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
+from string import Formatter
 
 from documents.tables import table
+from wald.hints import PROGRAMS, TEMPLATES
 
 ROOT = Path(__file__).resolve().parents[2]
 _WORD = re.compile(r"(?!offset)[A-Za-z]{3}")  # without one, all of a message is put in from elsewhere
@@ -28,10 +31,36 @@ def errors_made() -> dict[str, set[tuple[str, str]]]:
             for call in ast.walk(ast.parse(path.read_text())):
                 if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.args:
                     name, message = call.func.id, shown(call.args[0])
-                    hint = next((shown(each.value) for each in call.keywords if each.arg == "hint"), "")
+                    hints = [hint for each in call.keywords for hint in hints_of(each)] or [""]
                     if _WORD.search(message):
-                        found[name].add((f"`{message}`", f"`{hint}`" if _WORD.search(hint) else ""))
+                        found[name] |= {(f"`{message}`", f"`{each}`" if _WORD.search(each) else "") for each in hints}
     return found
+
+
+def hints_of(given: ast.keyword) -> list[str]:
+    """Return the hints that a keyword argument of an error gives, as a text or by its cases."""
+    if given.arg == "hint":
+        return [shown(given.value)]
+    return [hint_for_any(case) for case in cases_of(given.value)] if given.arg == "case" else []
+
+
+def cases_of(node: ast.expr) -> list[str]:
+    """Return the cases among which an expression selects."""
+    if isinstance(node, ast.IfExp):
+        return cases_of(node.body) + cases_of(node.orelse)
+    return [node.value] if isinstance(node, ast.Constant) else []
+
+
+def hint_for_any(case: str) -> str:
+    """Return the hint of a case, with `…` for each fact but the root."""
+    template = TEMPLATES[case]
+    if not callable(template):
+        programs = {name: f"{program} --root ROOT" for name, program in PROGRAMS.items()}
+        fields = (field for _, field, _, _ in Formatter().parse(template) if field)
+        return re.sub(r":04o(?=\})", "", template).format_map(dict.fromkeys(fields, "…") | programs)
+    (function,) = ast.parse(inspect.getsource(template)).body
+    returned = [node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value]
+    return shown(returned[-1])
 
 
 def shown(node: ast.expr) -> str:

@@ -24,18 +24,10 @@ from wald.cli.options import (
 )
 from wald.cli.progress import progress
 from wald.cli.streams import stdout_is_a_report, write_stdout
-from wald.errors import (
-    Damaged,
-    DiskFailure,
-    InvalidInput,
-    NotFound,
-    NotPermitted,
-    command_line,
-    room_commands,
-    wrong_type,
-)
+from wald.errors import Damaged, DiskFailure, InvalidInput, NotFound, NotPermitted, wrong_type
 from wald.format.names import check_route
 from wald.format.times import utc
+from wald.hints import command_line, room_commands
 from wald.log import Log
 from wald.setting_types import MIB
 from wald.store.checking.finding import Level

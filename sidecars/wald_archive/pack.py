@@ -13,7 +13,8 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from wald.errors import Damaged, NotFound, Refused, command_line
+from wald.errors import Damaged, NotFound, Refused
+from wald.hints import command_line
 from wald.log import Log
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger

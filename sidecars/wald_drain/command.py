@@ -25,8 +25,9 @@ from wald.cli.options import (
 )
 from wald.cli.streams import stdout_is_a_report
 from wald.endpoint import serving
-from wald.errors import GivenUp, InvalidInput, command_line
+from wald.errors import GivenUp, InvalidInput
 from wald.format.names import check_route
+from wald.hints import command_line
 from wald.loop import stop_on_signals
 from wald.store.files.disk import Disk
 from wald.work.arguments import Order

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from wald.errors import DISK_ERRORS, DiskFailure, room_commands
+from wald.errors import DISK_ERRORS, DiskFailure
 from wald.format.protocol import REQUEST_MAX_BYTES
+from wald.hints import room_commands
 from wald.store.files.directory import Root
 from wald.work.arguments import Order
 from wald_drain.consumer import Consumer

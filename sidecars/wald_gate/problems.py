@@ -34,9 +34,9 @@ from wald.errors import (
     Unavailable,
     UnsupportedFormat,
     WaldError,
-    room_commands,
     wrong_type,
 )
+from wald.hints import room_commands
 from wald.store.files.directory import Root
 from wald_gate.shapes import Problem, encoded
 

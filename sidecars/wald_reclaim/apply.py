@@ -17,8 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from wald.errors import Damaged, command_line
+from wald.errors import Damaged
 from wald.format.names import Kind
+from wald.hints import command_line
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger

@@ -26,19 +26,9 @@ from wald.cli.options import (
 )
 from wald.cli.streams import ignore_stdout
 from wald.endpoint import serving
-from wald.errors import (
-    Damaged,
-    DiskFailure,
-    Gone,
-    InvalidInput,
-    NotPermitted,
-    Replaced,
-    WaldError,
-    command_line,
-    room_commands,
-    wrong_type,
-)
+from wald.errors import Damaged, DiskFailure, Gone, InvalidInput, NotPermitted, Replaced, WaldError, wrong_type
 from wald.format.names import CONSUMERS, CURSOR_SUFFIX, Kind
+from wald.hints import command_line, room_commands
 from wald.log import Log
 from wald.loop import stop_on_signals, wakes
 from wald.store.files import leftovers

@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from wald.errors import Damaged, command_line
+from wald.errors import Damaged
 from wald.format.names import WHOLE, Kind, parse_segment_name
 from wald.format.sealed import BadSealed
+from wald.hints import command_line
 from wald.log import Log
 from wald.store.files import uptime
 from wald.store.files.directory import RELIEF_SUFFIX, Root

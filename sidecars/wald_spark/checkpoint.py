@@ -22,7 +22,8 @@ import wald
 from wald.cli.cursors import print_moved
 from wald.cli.options import group_option, root_option, route_argument
 from wald.cli.streams import stdout_is_a_report
-from wald.errors import Damaged, NotFound, Refused, UnsupportedFormat, command_line
+from wald.errors import Damaged, NotFound, Refused, UnsupportedFormat
+from wald.hints import command_line
 from wald.store.files.directory import Root
 from wald.store.files.listing import list_segments
 from wald.store.retention.cursors import Cursor, newcomer, require_no_remains

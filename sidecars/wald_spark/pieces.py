@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from wald.errors import Damaged, NotFound, command_line
+from wald.errors import Damaged, NotFound
+from wald.hints import command_line
 from wald.store.reading.batches import Batch
 from wald.store.reading.reader import read_span
 from wald.store.retention.history import History

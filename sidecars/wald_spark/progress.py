@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from wald.errors import InvalidInput, NotFound, command_line
+from wald.errors import InvalidInput, NotFound
+from wald.hints import command_line
 from wald.store.segments.continuity import Continuity, Seen, seen_at
 from wald.store.segments.view import View
 from wald_spark.blocks import Range, packed

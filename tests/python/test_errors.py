@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from running import Daemon
 
-from wald.errors import NotFound, WaldError
+from wald.errors import NotFound, NotPermitted, WaldError
 
 
 def test_a_traceback_ends_with_the_hint(daemon: Daemon) -> None:
@@ -24,10 +24,19 @@ def test_a_traceback_ends_with_the_hint(daemon: Daemon) -> None:
     assert hint.startswith(f"  hint: wald --root {daemon.root} routes")
 
 
-@pytest.mark.parametrize("hint", ["", "wald --help"])
-def test_a_copy_from_another_process_shows_the_hint_once(hint: str) -> None:
-    copy: WaldError = pickle.loads(pickle.dumps(NotFound("gone", hint=hint)))
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (NotFound("gone"), ""),
+        (NotFound("gone", hint="wald --help"), "wald --help"),
+        (NotFound("gone", case="no-log", root=Path("/log")), "wald --root /log run makes one"),
+    ],
+    ids=["no hint", "hint", "case"],
+)
+def test_a_copy_from_another_process_shows_the_hint_once(error: WaldError, hint: str) -> None:
+    copy: WaldError = pickle.loads(pickle.dumps(error))
 
+    assert (copy.hint, copy.case, copy.facts) == (hint, error.case, error.facts)
     lines = traceback.format_exception_only(copy)
     assert lines == ["wald.errors.NotFound: gone\n", *([f"  hint: {hint}\n"] if hint else [])]
 
@@ -38,3 +47,14 @@ def test_a_command_shows_the_hint_once(tmp_path: Path) -> None:
     )
 
     assert done.stderr.count("hint:") == 1
+
+
+def test_a_note_is_added_below_the_hint() -> None:
+    error = NotFound("gone", case="no-log", root="/log")
+    error.add_note("after 3 steps")
+
+    assert traceback.format_exception_only(error)[1:] == ["  hint: wald --root /log run makes one\n", "after 3 steps\n"]
+
+
+def test_a_denied_file_that_is_gone_since_then_has_a_hint(tmp_path: Path) -> None:
+    assert NotPermitted("no", case="permission-denied", path=tmp_path / "gone").hint == f"ls -ld {tmp_path}/gone"

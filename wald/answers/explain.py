@@ -9,8 +9,8 @@ from itertools import islice
 
 from wald.answers.fields import time_fields
 from wald.answers.liveness import over_quota
-from wald.errors import command_line
 from wald.format.names import is_route
+from wald.hints import command_line
 from wald.log import Log
 from wald.store.files.disk import Disk
 from wald.store.files.fifos import troubles

@@ -7,7 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from wald.errors import command_line
+from wald.hints import command_line
 
 MEASURED = ("commit_seconds", "sync_seconds", "turn_records", "turn_bytes")
 _SLOW_SECONDS = 0.01  # a commit that takes no longer on average is not what a producer waits for

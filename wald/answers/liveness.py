@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from wald.client.connection import ask_status
-from wald.errors import command_line
+from wald.hints import command_line
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.identity import Identity

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from wald.answers.liveness import Life, Liveness, liveness, socket_of
-from wald.errors import Damaged, command_line
+from wald.errors import Damaged
 from wald.format.head import Head
 from wald.format.names import CURSOR_SUFFIX
 from wald.format.times import utc
+from wald.hints import command_line
 from wald.log import Log
 from wald.setting_types import format_bytes, format_seconds
 from wald.store.checking.finding import Level

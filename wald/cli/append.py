@@ -18,8 +18,9 @@ from wald.cli.connect import producer_at
 from wald.cli.options import duration_option, root_option, route_argument, socket_option
 from wald.cli.streams import require_stdin, stdout_is_a_report
 from wald.cli.times import due_option
-from wald.errors import DiskFailure, Interrupted, InvalidInput, Unavailable, WaldError, command_line
+from wald.errors import DiskFailure, Interrupted, InvalidInput, Unavailable, WaldError
 from wald.format.protocol import REQUEST_MAX_BYTES
+from wald.hints import command_line
 
 if TYPE_CHECKING:
     from wald.cli.line_formats import Due, Encode

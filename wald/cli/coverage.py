@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from wald.answers.fields import time_fields
-from wald.errors import Damaged, Partial, command_line
+from wald.errors import Damaged, Partial
 from wald.format.times import nanoseconds, utc
+from wald.hints import command_line
 from wald.log import Log
 from wald.store.retention.history import History
 from wald.store.retention.missing import Missing

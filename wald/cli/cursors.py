@@ -12,10 +12,11 @@ from wald.cli.options import group_option, json_option, of_consumer_option, root
 from wald.cli.output import aligned, json_line
 from wald.cli.streams import stdout_is_a_report
 from wald.cli.times import now
-from wald.errors import Damaged, InvalidInput, NotFound, Refused, command_line
+from wald.errors import Damaged, InvalidInput, NotFound, Refused
 from wald.format.names import CONSUMERS, check_group, check_route
 from wald.format.positions import position as position_of
 from wald.format.times import nanoseconds
+from wald.hints import command_line
 from wald.log import Log
 from wald.store.files.disk import Disk
 from wald.store.retention.cursors import Cursor, CursorState, newcomer, remove_cursor, require_no_remains

@@ -8,7 +8,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from wald.errors import Damaged, command_line
+from wald.errors import Damaged
+from wald.hints import command_line
 from wald.store.checking.kinds import FileKind, Named
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk

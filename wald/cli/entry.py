@@ -16,16 +16,8 @@ import sys
 import click
 
 from wald.cli.streams import prepare_streams
-from wald.errors import (
-    DISK_ERRORS,
-    DiskFailure,
-    InvalidInput,
-    NotPermitted,
-    WaldError,
-    command_line,
-    room_commands,
-    wrong_type,
-)
+from wald.errors import DISK_ERRORS, DiskFailure, InvalidInput, NotPermitted, WaldError, wrong_type
+from wald.hints import command_line, room_commands
 
 INTERRUPTED = 130
 OUTPUT_CLOSED = 141

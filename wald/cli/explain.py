@@ -16,7 +16,7 @@ from wald.answers.liveness import over_quota
 from wald.cli.options import json_option, root_option
 from wald.cli.output import aligned, json_line
 from wald.cli.positions import warn_without_daemon
-from wald.errors import command_line
+from wald.hints import command_line
 from wald.log import Log
 from wald.setting_types import format_bytes, format_seconds
 from wald.store.files.fifos import troubles

@@ -16,7 +16,8 @@ from wald.cli.options import duration_option, json_option, of_consumer_option, r
 from wald.cli.output import json_line
 from wald.cli.streams import stdout_is_a_report
 from wald.cli.unprocessed import on_record, skips
-from wald.errors import Damaged, InvalidInput, Locked, NotFound, NotPermitted, Refused, command_line, user_name
+from wald.errors import Damaged, InvalidInput, Locked, NotFound, NotPermitted, Refused
+from wald.hints import command_line, user_name
 from wald.log import Log
 from wald.store.files.disk import Disk
 from wald.store.retention.cursors import CursorState

@@ -16,9 +16,10 @@ from wald.answers.work import count_of
 from wald.cli.group_tables import SHOWN, dead_table, one_line, out_table, waiting_table
 from wald.cli.options import count_option, json_option, of_consumer_option, root_option, route_argument
 from wald.cli.output import aligned, json_line
-from wald.errors import Damaged, command_line
+from wald.errors import Damaged
 from wald.format.names import CONSUMERS, check_group, check_route
 from wald.format.times import utc
+from wald.hints import command_line
 from wald.log import Log
 from wald.setting_types import format_bytes, format_seconds
 from wald.store.files.processes import is_stopped

@@ -11,8 +11,9 @@ import click
 
 from wald.cli.options import root_option
 from wald.cli.streams import stdout_is_a_report
-from wald.errors import InvalidInput, command_line
+from wald.errors import InvalidInput
 from wald.format.names import check_route
+from wald.hints import command_line
 from wald.store.files.directory import Root
 from wald.store.files.fifos import has_fifo
 from wald.store.files.identity import read_identity

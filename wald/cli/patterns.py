@@ -6,7 +6,8 @@ import os
 import shlex
 from pathlib import Path
 
-from wald.errors import InvalidInput, command_line
+from wald.errors import InvalidInput
+from wald.hints import command_line
 from wald.store.reading.matching import BadPattern, Matcher
 
 

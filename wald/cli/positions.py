@@ -12,9 +12,10 @@ from wald.answers.positions import head_fields, where_fields
 from wald.cli.options import json_option, root_option
 from wald.cli.output import json_line
 from wald.cli.times import check_span, now, time_option, warn_of_wrong_times
-from wald.errors import Damaged, InvalidInput, NotFound, command_line
+from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import check_route
 from wald.format.times import nanoseconds, utc
+from wald.hints import command_line
 from wald.log import Log
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from wald.cli.times import now
-from wald.errors import InvalidInput, command_line
+from wald.errors import InvalidInput
 from wald.format.positions import position, time_of
 from wald.format.times import nanoseconds
+from wald.hints import command_line
 from wald.store.reading.selection import NO_SEQUENCE, Named, Start, Stop
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ import click
 from wald.cli.options import json_option, root_option
 from wald.cli.output import json_line
 from wald.cli.streams import ignore_stdout
-from wald.errors import Damaged, Locked, NotFound, Refused, UnsupportedFormat, command_line
+from wald.errors import Damaged, Locked, NotFound, Refused, UnsupportedFormat
 from wald.format.names import CONSUMERS, CURSOR_SUFFIX, SKIPS, WORK_SUFFIX
 from wald.format.times import utc
+from wald.hints import command_line
 from wald.store.checking.finding import Finding, Level
 from wald.store.checking.verifier import verify
 from wald.store.files import uptime

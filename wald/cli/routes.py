@@ -14,8 +14,9 @@ from wald.cli.options import json_option, root_option, route_argument, socket_op
 from wald.cli.output import aligned, json_line
 from wald.cli.positions import warn_without_daemon
 from wald.cli.streams import stdout_is_a_report
-from wald.errors import InvalidInput, command_line
+from wald.errors import InvalidInput
 from wald.format.times import utc
+from wald.hints import command_line
 from wald.setting_types import Group, Mode
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk

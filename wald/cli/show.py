@@ -15,9 +15,10 @@ from wald.cli.options import json_option, root_option
 from wald.cli.output import aligned, json_line
 from wald.cli.positions import EXITS
 from wald.cli.streams import write_stdout
-from wald.errors import Damaged, InvalidInput, NotFound, command_line
+from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.record import Record
 from wald.format.times import utc
+from wald.hints import command_line
 from wald.log import Log
 from wald.store.reading.batches import Batch
 from wald.store.reading.lookup import Whereabouts

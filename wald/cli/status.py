@@ -13,8 +13,9 @@ from wald.answers.fields import time_fields
 from wald.answers.status import Facts, Finding, Severity, findings, named, read_facts
 from wald.cli.options import duration_option, json_option, root_option, socket_option
 from wald.cli.output import aligned, json_line
-from wald.errors import Unavailable, command_line
+from wald.errors import Unavailable
 from wald.format.times import utc
+from wald.hints import command_line
 from wald.setting_types import format_bytes, format_seconds
 from wald.store.retention.backlog import GroupBacklog
 from wald.store.segments.head import seconds_ahead

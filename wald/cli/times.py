@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 import click
 
 from wald.answers.fields import local_now
-from wald.errors import Damaged, InvalidInput, command_line
+from wald.errors import Damaged, InvalidInput
 from wald.format.positions import time_of
 from wald.format.times import counts_back, nanoseconds, utc
+from wald.hints import command_line
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -25,7 +25,8 @@ import wald
 from wald.answers.samples import HeadSource, LogSource, Sampler
 from wald.answers.snapshot import HeadSample, LogSample, Snapshot, activity, inventory
 from wald.cli.options import duration_option, root_option
-from wald.errors import InvalidInput, command_line
+from wald.errors import InvalidInput
+from wald.hints import command_line
 from wald.log import Log
 
 if TYPE_CHECKING:

@@ -19,10 +19,11 @@ from wald.cli.options import group_option, json_option, of_consumer_option, root
 from wald.cli.output import aligned, json_line
 from wald.cli.positions import EXITS
 from wald.cli.streams import stdout_is_a_report
-from wald.errors import Damaged, NotFound, NotPermitted, Refused, command_line, user_name
+from wald.errors import Damaged, NotFound, NotPermitted, Refused
 from wald.format.names import CONSUMERS, SKIPS
 from wald.format.record import Record
 from wald.format.times import utc
+from wald.hints import command_line, user_name
 from wald.log import Log
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger

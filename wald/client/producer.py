@@ -23,8 +23,9 @@ from typing import Self
 
 from wald.client.payloads import Time, Value, encode_values, frames
 from wald.client.session import SOCKET_NAME, Durable, Session
-from wald.errors import InvalidInput, NotFound, Refused, command_line
+from wald.errors import InvalidInput, NotFound, Refused
 from wald.format.names import check_route
+from wald.hints import command_line
 
 _IDENTITY_NAME = "log.json"
 

@@ -8,19 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from wald.client.connection import status
-from wald.errors import (
-    DiskFailure,
-    InvalidInput,
-    NotFound,
-    NotPermitted,
-    Refused,
-    Unavailable,
-    WaldError,
-    command_line,
-    room_commands,
-    user_name,
-)
+from wald.errors import DiskFailure, InvalidInput, NotFound, NotPermitted, Refused, Unavailable, WaldError
 from wald.format.protocol import Code, ProtocolError
+from wald.hints import command_line, room_commands, user_name
 
 
 def refused(error: ProtocolError, request: bytes, *, root: Path | None, socket: Path) -> WaldError:

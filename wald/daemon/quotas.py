@@ -23,7 +23,8 @@ from structlog.typing import FilteringBoundLogger
 
 from wald.config import Config
 from wald.daemon.unread import Stretch, Unread, slowest, unread_before
-from wald.errors import Damaged, command_line
+from wald.errors import Damaged
+from wald.hints import command_line
 from wald.limits import RouteLimits
 from wald.metrics import Metrics
 from wald.store.files.directory import Root

@@ -19,8 +19,9 @@ from wald.daemon.gate import Gate
 from wald.daemon.lifecycle import open_journal
 from wald.daemon.start import Parts, sizes_in_force, wanted_routes, wants_fifo, writers_of
 from wald.daemon.turn import Arena, Turn
-from wald.errors import DiskFailure, NotPermitted, WaldError, command_line, room_commands, wrong_type
+from wald.errors import DiskFailure, NotPermitted, WaldError, wrong_type
 from wald.format.protocol import Code
+from wald.hints import command_line, room_commands
 
 _FULL_SECONDS = 0.25  # between checks of a full disk
 _NAME_SECONDS = 2.0  # how long a stop tries to give the active segment its name back

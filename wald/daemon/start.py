@@ -32,9 +32,9 @@ from wald.daemon.requests import Requests
 from wald.daemon.routes import Routes
 from wald.daemon.turn import Turn
 from wald.endpoint import Endpoint
-from wald.errors import command_line
 from wald.format.segment import pack_version
 from wald.format.times import utc
+from wald.hints import command_line
 from wald.metrics import Metrics, Outcome
 from wald.setting_origins import settings_in_force
 from wald.store.files.directory import Root

@@ -28,13 +28,14 @@ from pathlib import Path
 from wald.client.payloads import FRAME_MAX_BYTES
 from wald.client.producer import Durable, Producer, socket_at
 from wald.client.session import Session
-from wald.errors import InvalidInput, command_line
+from wald.errors import InvalidInput
 from wald.format.columns import encode
 from wald.format.names import is_route
 from wald.format.producer_ids import id_in_log
 from wald.format.protocol import REQUEST_MAX_BYTES
 from wald.format.record import Record
 from wald.format.state import WINDOW
+from wald.hints import command_line
 from wald.log import Log
 from wald.store.files.consumers import UNKNOWN_USER
 from wald.store.files.directory import Root

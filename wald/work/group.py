@@ -15,9 +15,10 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from wald.errors import InvalidInput, NotFound, Refused, command_line
+from wald.errors import InvalidInput, NotFound, Refused
 from wald.format.names import DEFAULT_GROUP, check_group
 from wald.format.work import Start
+from wald.hints import command_line
 from wald.log import Log
 from wald.store.files.disk import Disk
 from wald.store.reading.batches import Batch

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
-from wald.errors import Damaged, Replaced, command_line
+from wald.errors import Damaged, Replaced
 from wald.format.checked_line import decode_line
 from wald.format.names import WORK_SUFFIX
 from wald.format.work import BadWork, Line, Start, decode_work, encode_work, last_read
+from wald.hints import command_line
 from wald.store.files.consumers import open_own
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk

@@ -13,9 +13,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from wald.errors import Damaged, NotFound, command_line
+from wald.errors import Damaged, NotFound
 from wald.format.names import HANDOVER_SUFFIX, WORK_SUFFIX, check_group, cursor_name, is_of_group, is_route
 from wald.format.work import Commit, Held, Line
+from wald.hints import command_line
 from wald.log import Log
 from wald.store.files import locks
 from wald.store.files.consumers import not_permitted

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from wald.errors import Damaged, NotFound, NotProcessed, command_line
+from wald.errors import Damaged, NotFound, NotProcessed
 from wald.format.names import CONSUMERS, check_group
+from wald.hints import command_line
 from wald.log import Log
 from wald.store.files.disk import Disk
 from wald.store.files.regular import open_regular

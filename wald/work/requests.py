@@ -22,9 +22,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from wald.errors import Locked, Refused, Unavailable, WaldError, command_line
+from wald.errors import Locked, Refused, Unavailable, WaldError
 from wald.format.checked_line import decode_line, encode_line
 from wald.format.names import ASK_SUFFIX, HANDOVER_SUFFIX
+from wald.hints import command_line
 from wald.store.files import locks
 from wald.store.files.consumers import open_own
 from wald.store.files.directory import Root

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from wald.errors import Damaged, WaldError, command_line
+from wald.errors import Damaged, WaldError
+from wald.hints import command_line
 from wald.log import Log
 from wald.store.reading.rows import Rows
 from wald.store.retention.history import History

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from wald.errors import Refused, command_line
+from wald.errors import Refused
+from wald.hints import command_line
 from wald.log import Log
 from wald.store.files.disk import Disk
 from wald.store.retention.cursors import CursorState

@@ -10,7 +10,8 @@ from starlette.responses import Response
 
 from wald import aio
 from wald.answers.pending import pending_fields
-from wald.errors import Damaged, command_line
+from wald.errors import Damaged
+from wald.hints import command_line
 from wald.work.deliveries import Refusal
 from wald.work.picture import look, work_file
 from wald.work.sharing import Share

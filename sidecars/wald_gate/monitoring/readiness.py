@@ -11,7 +11,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from wald.answers.liveness import Life, Liveness, liveness
-from wald.errors import Gone, Replaced, RolledBack, WaldError, command_line
+from wald.errors import Gone, Replaced, RolledBack, WaldError
+from wald.hints import command_line
 from wald.log import Log
 
 _FRESH_SECONDS = 1.0

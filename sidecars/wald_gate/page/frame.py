@@ -12,8 +12,9 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from wald.errors import WaldError, command_line
+from wald.errors import WaldError
 from wald.format.times import utc
+from wald.hints import command_line
 from wald.setting_types import format_bytes, format_seconds
 from wald_gate.call import Call
 from wald_gate.page.assets import BUILD

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from wald.answers.snapshot import Row
-from wald.errors import command_line
 from wald.format.names import HANDOVER_SUFFIX
+from wald.hints import command_line
 from wald.store.retention.cursors import CursorState
 from wald.work.group import DEAD_LETTER
 from wald_gate.call import Call

@@ -14,7 +14,8 @@ from starlette.responses import Response
 from wald.answers.explain import advice
 from wald.answers.snapshot import Row
 from wald.answers.work import WorkCounts
-from wald.errors import NotFound, command_line
+from wald.errors import NotFound
+from wald.hints import command_line
 from wald.store.retention.backlog import GroupBacklog
 from wald.store.retention.cursors import CursorState
 from wald_gate.call import Call

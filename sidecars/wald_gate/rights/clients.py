@@ -10,7 +10,7 @@ from enum import Enum
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from wald.errors import user_name
+from wald.hints import user_name
 from wald_gate.problems import HttpError
 from wald_gate.rights.tokens import digest_of, entries, is_user
 

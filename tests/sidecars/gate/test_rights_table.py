@@ -18,7 +18,7 @@ from gating import Answer, Gate, entry
 from running import TIMEOUT_SECONDS, Daemon
 from users import MEMBER, STRANGER, acting_as, needs_root
 
-from wald.errors import user_name
+from wald.hints import user_name
 from wald_gate.page.table import PAGES
 from wald_gate.table import VERBS
 

@@ -15,8 +15,9 @@ from faults import Died, DyingDisk, FailingDisk, TracingDisk, until_it_survives
 from logs import SECOND_NS, Built
 from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
 
-from wald.errors import Damaged, Locked, command_line
+from wald.errors import Damaged, Locked
 from wald.format.names import Kind
+from wald.hints import command_line
 from wald.store.files.ledger import Ledger
 from wald.store.files.routes import retire_route
 from wald.store.retention.pins import Claims

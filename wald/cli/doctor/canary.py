@@ -19,8 +19,9 @@ from types import FrameType
 import wald
 from wald.cli.connect import runs
 from wald.client.producer import Producer
-from wald.errors import Damaged, NotPermitted, Refused, Unavailable, command_line, user_name
+from wald.errors import Damaged, NotPermitted, Refused, Unavailable
 from wald.format.names import DEFAULT_GROUP
+from wald.hints import command_line, user_name
 from wald.log import Log
 
 ROUTE = "wald.canary"

@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from wald.errors import command_line
+from wald.hints import command_line
 
 F = TypeVar("F")
 

@@ -20,7 +20,8 @@ from wald.cli.doctor.checks import Finding, Outcome
 from wald.cli.doctor.examination import examine
 from wald.cli.options import config_option, duration_option, json_option, root_option, socket_option
 from wald.cli.output import json_line
-from wald.errors import InvalidInput, WaldError, command_line
+from wald.errors import InvalidInput, WaldError
+from wald.hints import command_line
 
 FAILED = 13
 WARNED = 14

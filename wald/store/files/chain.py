@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from wald.errors import Damaged, command_line
+from wald.errors import Damaged
 from wald.format.ledger import BadLine, decode_lines, digest
 
 
@@ -34,8 +34,8 @@ def chained(path: Path, data: bytes, *, line: int, prev: str, listed: bool = Tru
 
 def damaged(path: Path, number: int, reason: str) -> Damaged:
     """The error where a decision needs a ledger of which one line cannot be believed."""
-    repairing = command_line(path.parents[1], "repair")
     return Damaged(
         f"{path}: line {number}: {reason}; nothing is decided by this ledger",
-        hint=f"restore it from a backup; or, without a daemon, {repairing} restarts it with its intact lines",
+        case="ledger-damaged",
+        root=path.parents[1],
     )

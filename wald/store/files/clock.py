@@ -62,7 +62,8 @@ def require_steps(root: Root) -> None:
         if set(decode_line(line) or {}) != {"base", "before_ns", "at_ns"}:
             raise Damaged(
                 f"{root.clock_steps}: line {number} is not a clock step; look-ups by time may miss records",
-                hint=f"restore {root.clock_steps} from a backup",
+                case="clock-step-damaged",
+                path=root.clock_steps,
             )
 
 

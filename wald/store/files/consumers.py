@@ -9,12 +9,12 @@ sticky bit keeps each user to their own files. Whatever stands there is a cursor
 
 from __future__ import annotations
 
-import grp
 import os
 import stat
 from pathlib import Path
 
-from wald.errors import NotPermitted, command_line, user_name
+from wald.errors import NotPermitted
+from wald.hints import group_name, user_name
 from wald.store.files.directory import Root, require_no_link
 from wald.store.files.disk import DIRECTORY_MODE, Disk
 
@@ -69,14 +69,6 @@ def admitted(root: Root, route: str) -> str:
     return group_name(status.st_gid) if status.st_mode & stat.S_IWGRP else ""
 
 
-def group_name(group_id: int) -> str:
-    """The name of a group; the number as text if the group database does not have it."""
-    try:
-        return grp.getgrgid(group_id).gr_name
-    except KeyError:
-        return str(group_id)
-
-
 def open_own(root: Root, disk: Disk, route: str, group: str, suffix: str) -> tuple[Path, int]:
     """The lock of a consumer group, beside its cursor: its path, and a descriptor.
 
@@ -97,17 +89,19 @@ def not_permitted(root: Root, route: str, path: Path, error: PermissionError) ->
     may_write = os.access(directory, os.W_OK | os.X_OK)
     if os.path.lexists(path) and (may_write or directory == root.route(route)):
         left_by = path.lstat().st_uid
-        user = "the user" if left_by == UNKNOWN_USER else f"user {user_name(left_by)},"
-        hint = f"be {user} who has left it; ls -l {path}"
-    elif group := admitted(root, route):
-        hint = f"usermod --append --groups {group} {user_name(os.geteuid())}, and log in again; ls -ld {directory}"
-    elif os.access(root.route(route), os.X_OK):
-        owner = user_name(root.path.stat().st_uid)
-        opening = command_line(root.path, f"route add {route} --consumers GROUP")
-        hint = f"be user {owner}; or, as {owner}, let a group of yours leave cursors here: {opening}"
-    else:
-        return NotPermitted.of(error, path)
-    return NotPermitted(f"{path}: permission denied", hint=hint)
+        user = None if left_by == UNKNOWN_USER else left_by
+        return NotPermitted(f"{path}: permission denied", case="cursor-left-by-other-user", path=path, user=user)
+    if group := admitted(root, route):
+        me = user_name(os.geteuid())
+        return NotPermitted(
+            f"{path}: permission denied", case="cursor-group-needed", group=group, user=me, directory=directory
+        )
+    if os.access(root.route(route), os.X_OK):
+        owner = root.path.stat().st_uid
+        return NotPermitted(
+            f"{path}: permission denied", case="cursor-owner-needed", root=root.path, route=route, owner=owner
+        )
+    return NotPermitted.of(error, path)
 
 
 def _give(directory: Path, descriptor: int, group_id: int) -> None:
@@ -119,5 +113,7 @@ def _give(directory: Path, descriptor: int, group_id: int) -> None:
         user, group = user_name(os.geteuid()), group_name(group_id)
         raise NotPermitted(
             f"{directory}: user {user} is not in group {group}, or was not when this program started",
-            hint=f"usermod --append --groups {group} {user}, and start the daemon again",
+            case="group-unavailable",
+            group=group,
+            user=user,
         ) from error

@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
-from wald.errors import Damaged, NotFound, command_line
+from wald.errors import Damaged, NotFound
 from wald.format.names import (
     CONSUMERS,
     CURSOR_SUFFIX,
@@ -227,10 +227,8 @@ class Root:
             raise self._no_route(route)
 
     def _no_route(self, route: str) -> NotFound:
-        adding = command_line(self.path, f"route add {route}")
         return NotFound(
-            f"{self.routes}: there is no route {route!r}",
-            hint=f"{command_line(self.path, 'routes')} lists them; {adding} makes it",
+            f"{self.routes}: there is no route {route!r}", case="no-such-route", root=self.path, route=route
         )
 
 
@@ -267,6 +265,7 @@ def require_no_link(directory: Path) -> None:
     if directory.is_symlink():
         raise Damaged(
             f"{directory}: a symbolic link; wald does not write through links",
-            hint=f"rm {directory}, and move its target there, or mount it there: "
-            f"mount --bind {directory.resolve()} {directory}",
+            case="symbolic-link",
+            path=directory,
+            target=directory.resolve(),
         )

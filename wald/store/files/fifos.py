@@ -12,8 +12,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from wald.errors import InvalidInput, command_line
+from wald.errors import InvalidInput
 from wald.format.names import FOUND
+from wald.hints import command_line
 from wald.store.files import making
 from wald.store.files.directory import Root
 
@@ -61,7 +62,9 @@ def make_fifo(root: Root, route: str, mode: int | None) -> Path | None:
         if path.is_symlink():
             raise InvalidInput(
                 f"{path}: a symbolic link, and the mode of its target is not {mode:04o}",
-                hint=f"chmod {mode:04o} {path.resolve()}",
+                case="fifo-is-link",
+                mode=mode,
+                target=path.resolve(),
             )
         path.chmod(mode)
     return found

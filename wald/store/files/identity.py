@@ -9,7 +9,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from wald.errors import Damaged, InvalidInput, NotFound, NotPermitted, UnsupportedFormat, command_line
+from wald.errors import Damaged, InvalidInput, NotFound, NotPermitted, UnsupportedFormat
 from wald.format.names import parse_segment_name
 from wald.store.files.directory import TEMPORARY, Root, require_no_link
 from wald.store.files.disk import Disk
@@ -42,24 +42,25 @@ def read_identity(root: Root) -> Identity:
     try:
         text = read_regular(root.identity)
     except (FileNotFoundError, NotADirectoryError):
-        raise NotFound(f"{root.path}: there is no log here", hint=_where_else(root.path)) from None
+        raise _no_log(root.path) from None
     except PermissionError as error:
         raise NotPermitted.of(error) from error
     except OSError as error:
-        raise Damaged(f"{root.identity}: {error.strerror}", hint=f"ls -l {root.path}") from error
+        raise Damaged(f"{root.identity}: {error.strerror}", case="root-unreadable", root=root.path) from error
     try:
         fields = json.loads(text)
         version = int(fields["format"])
         if version > FORMAT_VERSION:
             raise UnsupportedFormat(
                 f"{root.identity}: format {version} is newer than the {FORMAT_VERSION} this program knows",
-                hint="install a newer wald: docs/install.md",
+                case="newer-format",
             )
         return Identity(uuid.UUID(fields["log"]).bytes, str(fields["created"]))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise Damaged(
             f"{root.identity}: not the identity of a log ({error})",
-            hint=_how_to_identify(root.path),
+            case="identity-unreadable",
+            root=root.path,
         ) from error
 
 
@@ -72,17 +73,15 @@ def require_folders(root: Root) -> None:
         require_no_link(root.path / folder)
 
 
-def _how_to_identify(path: Path) -> str:
-    return f"{command_line(path, 'repair')} makes it again from the segments; daemon and wald-reclaim must be stopped"
-
-
-def _where_else(path: Path) -> str:
-    """What to do about a path at which there is no log."""
-    if _has_lost_its_identity(Root(path)):
-        return f"log.json is missing: {_how_to_identify(path)}"
-    if not path.exists() or _may_become_a_log(path):
-        return f"{command_line(path, 'run')} makes one"
-    return f"--root takes the directory of a log, which has a log.json; to find one: find {path} -name log.json"
+def _no_log(path: Path) -> NotFound:
+    """Return the error for a path at which there is no log."""
+    is_lost = _has_lost_its_identity(Root(path))
+    is_free = not path.exists() or _may_become_a_log(path)
+    return NotFound(
+        f"{path}: there is no log here",
+        case="identity-missing" if is_lost else "no-log" if is_free else "not-a-log",
+        root=path,
+    )
 
 
 def _has_lost_its_identity(root: Root) -> bool:
@@ -101,14 +100,16 @@ def check_root(path: Path) -> None:
         WaldError: as :func:`read_identity`, of a log that is there.
     """
     if path.exists() and not path.is_dir():
-        raise InvalidInput(f"{path}: not a directory", hint="name a directory, existing or not, with --root")
+        raise InvalidInput(f"{path}: not a directory", case="not-a-directory")
     root = Root(path)
     if root.identity.exists():
         read_identity(root)
     elif _has_lost_its_identity(root):
-        raise Damaged(f"{root.identity}: missing, though {root.segments} holds segments", hint=_how_to_identify(path))
+        raise Damaged(
+            f"{root.identity}: missing, though {root.segments} holds segments", case="identity-unreadable", root=path
+        )
     elif path.is_dir() and not _may_become_a_log(path):
-        raise InvalidInput(f"{path}: not empty, and not a log", hint="name an empty or a new directory with --root")
+        raise InvalidInput(f"{path}: not empty, and not a log", case="not-empty")
 
 
 def create_root(path: Path, disk: Disk, *, now: str) -> Root:
@@ -152,7 +153,8 @@ def require_root(path: Path) -> None:
     if not (root.identity.exists() or root.segments.exists()):
         raise NotFound(
             f'{path}: there is no log here, and on_missing_root = "refuse" forbids creating one',
-            hint=f"findmnt -T {path} shows whether its file system is mounted; {command_line(path, 'init')} makes one",
+            case="no-log-to-open",
+            root=path,
         )
 
 

@@ -190,7 +190,9 @@ def lock_ledger(path: Path, disk: Disk, owner: str) -> int:
         disk.close(descriptor)
         raise Locked(
             f"{path}: another {owner} is running on this root",
-            hint=f"fuser -v {path} names it; if that is a service: systemctl stop {owner}",
+            case="ledger-locked",
+            path=path,
+            owner=owner,
         )
     return descriptor
 

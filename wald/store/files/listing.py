@@ -127,7 +127,8 @@ def _scan(root: Root) -> Listing:
         except (FileNotFoundError, NotADirectoryError):
             raise Damaged(
                 f"{directory}: the directory of the segments is gone",
-                hint=f"ls -l {root.path}; restore it from a backup",
+                case="segments-directory-gone",
+                root=root.path,
             ) from None
         for entry in entries:
             name = parse_segment_name(entry.name)

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from wald.errors import Damaged, InvalidInput, command_line
+from wald.errors import Damaged, InvalidInput
 from wald.format.names import DEFAULT_GROUP, check_route
+from wald.hints import hint_for
 from wald.store.files.directory import Root
 from wald.store.files.regular import read_regular
 
@@ -32,15 +33,12 @@ def moved_marks(root: Root) -> Iterator[Mark]:
             continue
         to = _destination(path, route)
         message = f"records sent to {route} are stored in {route} again, and not in {to or 'another route'}"
-        retiring = command_line(root.path, f"route retire {route}")
         if to is None:
-            yield Mark(path, message, f"{retiring}, once every group has read it")
+            yield Mark(path, message, hint_for("moved-mark-unreadable", root=root.path, route=route))
             continue
         groups = root.groups(route)
-        group = "" if DEFAULT_GROUP in groups or not groups else f" --group {groups[0]}"
-        appending = command_line(root.path, f"append {to} --jsonl")
-        words = f"feed {route}{group} --exit-at-end --format json -- {appending}"
-        yield Mark(path, message, f"{command_line(root.path, words, program='wald-drain')}; then {retiring}")
+        group = "" if DEFAULT_GROUP in groups or not groups else groups[0]
+        yield Mark(path, message, hint_for("moved-mark", root=root.path, route=route, group=group, to=to))
 
 
 def _destination(path: Path, route: str) -> str | None:

@@ -69,4 +69,4 @@ def read_start(path: Path, length: int) -> bytes:
 
 
 def _not_regular(path: Path) -> Damaged:
-    return Damaged(f"{path}: not a regular file", hint=f"ls -l {path}; move it away, and restore the original")
+    return Damaged(f"{path}: not a regular file", case="not-a-regular-file", path=path)

@@ -19,9 +19,10 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-from wald.errors import Damaged, InvalidInput, NotFound, command_line
+from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import DEFAULT_GROUP
 from wald.format.parsing import StoredBatch, holds_pieces
+from wald.hints import command_line
 from wald.store.files.clock import read_steps
 from wald.store.files.runs import Spans
 from wald.store.reading.batches import Batch, Begun, Joiner

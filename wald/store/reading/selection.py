@@ -16,9 +16,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 
-from wald.errors import Damaged, InvalidInput, NotFound, command_line
+from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import DEFAULT_GROUP
 from wald.format.times import nanoseconds
+from wald.hints import command_line
 from wald.store.retention.cursors import CursorState, read_cursor
 from wald.store.segments.head import lost_head
 from wald.store.segments.seeking import end_of, sequence_since, sequence_until

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import zstandard
 
-from wald.errors import Damaged, NotFound, WaldError, command_line
+from wald.errors import Damaged, NotFound, WaldError
 from wald.format.cursor import BadCursor, decode_cursor
 from wald.format.names import CURSOR_SUFFIX, WHOLE, Kind, parse_segment_name
 from wald.format.segment import HEADER, INDEX_MAGIC, SEGMENT_MAGIC, BadHeader, SegmentHeader, decode_header
 from wald.format.times import utc
+from wald.hints import command_line
 from wald.store.files.directory import Root
 from wald.store.files.identity import Identity, read_identity, require_folders
 from wald.store.files.listing import Segment

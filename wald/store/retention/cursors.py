@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
-from wald.errors import Damaged, InvalidInput, NotFound, Refused, command_line, user_name
+from wald.errors import Damaged, InvalidInput, NotFound, Refused
 from wald.format.cursor import CURSOR_MAX_BYTES, BadCursor, CursorLines, decode_cursor, encode_cursor
 from wald.format.names import (
     CONSUMERS,
@@ -25,6 +25,7 @@ from wald.format.names import (
     cursor_name,
     parse_cursor_name,
 )
+from wald.hints import command_line, user_name
 from wald.store.files.consumers import not_permitted
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk

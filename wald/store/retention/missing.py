@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from wald.errors import InvalidInput, NotFound, command_line
+from wald.errors import InvalidInput, NotFound
+from wald.hints import command_line
 
 POLICIES = ("error", "skip")
 

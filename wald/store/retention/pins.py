@@ -24,11 +24,12 @@ from itertools import compress, repeat
 from operator import lt
 from typing import NamedTuple
 
-from wald.errors import Damaged, NotFound, command_line
+from wald.errors import Damaged, NotFound
 from wald.format.names import DEFAULT_GROUP, Kind
 from wald.format.sealed import BadSealed, SealedIndex
 from wald.format.segment import BadHeader
 from wald.format.tables import RouteEntry, RouteTable
+from wald.hints import command_line
 from wald.store.files.directory import Root
 from wald.store.files.listing import Segment
 from wald.store.files.regular import open_file

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
-from wald.errors import Damaged, command_line
+from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.format.tables import RouteEntry
+from wald.hints import command_line
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.lines import Entry

@@ -10,10 +10,11 @@ import os
 from contextlib import closing, suppress
 from pathlib import Path
 
-from wald.errors import Damaged, command_line
+from wald.errors import Damaged
 from wald.format.names import Kind, parse_segment_name
 from wald.format.parsing import StoredBatch
 from wald.format.state import Ending, decode_previous
+from wald.hints import command_line
 from wald.store.files.directory import Root
 from wald.store.files.listing import Listing, Segment
 from wald.store.files.regular import open_file

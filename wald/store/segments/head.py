@@ -6,8 +6,9 @@ import os
 import time
 from dataclasses import dataclass
 
-from wald.errors import Damaged, command_line
+from wald.errors import Damaged
 from wald.format.head import LINE_BYTES, Head, decode_head
+from wald.hints import command_line
 from wald.store.files.directory import Root
 from wald.store.files.regular import open_regular
 

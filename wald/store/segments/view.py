@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeVar
 
-from wald.errors import Damaged, command_line
+from wald.errors import Damaged
 from wald.format.head import Head
 from wald.format.names import Kind
 from wald.format.segment import BadHeader
+from wald.hints import command_line
 from wald.store.files.directory import Root
 from wald.store.files.listing import SEGMENT_KINDS, Listing, Segment, last_changes, list_segments
 from wald.store.files.regular import open_file

@@ -19,10 +19,11 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from wald.errors import Damaged, Locked, NotFound, WaldError, command_line
+from wald.errors import Damaged, Locked, NotFound, WaldError
 from wald.format.head import decode_head
 from wald.format.names import Kind
 from wald.format.segment import HEADER, INDEX_MAGIC, SEGMENT_MAGIC, BadHeader, decode_header
+from wald.hints import command_line
 from wald.store.files import locks
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk

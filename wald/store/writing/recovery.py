@@ -24,11 +24,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from wald.errors import Damaged, UnsupportedFormat, command_line
+from wald.errors import Damaged, UnsupportedFormat
 from wald.format.batch import OUTSIDE_BYTES, padded
 from wald.format.head import Head, decode_head
 from wald.format.names import Kind, segment_name
 from wald.format.state import Ending, LogState, encode_state
+from wald.hints import command_line
 from wald.store.files.directory import TEMPORARY, Root
 from wald.store.files.disk import Disk
 from wald.store.files.listing import Listing, Segment, list_segments

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from wald.errors import command_line, room_commands
+from wald.hints import command_line, room_commands
 from wald.store.files.directory import Root
 from wald.store.files.disk import free_bytes
 

@@ -23,7 +23,8 @@ from wald.cli.doctor.judging.medium import Mount
 from wald.cli.doctor.judging.space import Inodes, Quota, Space
 from wald.client.connection import status as asked
 from wald.config import Config, load
-from wald.errors import Damaged, InvalidInput, NotPermitted, WaldError, user_name
+from wald.errors import Damaged, InvalidInput, NotPermitted, WaldError
+from wald.hints import group_name, user_name
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk, free_bytes, total_bytes
 from wald.store.files.fifos import has_fifo
@@ -97,7 +98,7 @@ def rights(place_: Place) -> Rights:
     return Rights(
         mode=f"{stat.S_IMODE(there.st_mode):04o}",
         owner=user_name(there.st_uid),
-        group=_group_name(there.st_gid),
+        group=group_name(there.st_gid),
         is_open=place_.kind is not Kind.ABSENT and bool(there.st_mode & stat.S_IWOTH),
         open_above=tuple(str(each) for each in above if _is_open(each.stat())),
         strange_above=tuple(str(each) for each in above if each.stat().st_uid not in (0, owner)),
@@ -107,15 +108,6 @@ def rights(place_: Place) -> Rights:
 def _is_open(status: os.stat_result) -> bool:
     """Whether every user may rename what is in a directory."""
     return bool(status.st_mode & stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
-
-
-def _group_name(group_id: int) -> str:
-    import grp
-
-    try:
-        return grp.getgrgid(group_id).gr_name
-    except KeyError:
-        return str(group_id)
 
 
 def socket_path(root: Path, named: Path | None, config: Config) -> SocketPath:

@@ -1,0 +1,158 @@
+"""Hints: the command to type, or the thing to do, for each case in which the core reports an error.
+
+An error has a message, a case and facts: ``Refused("…: beyond the head", case="cursor-beyond-head", root=root)``.
+Here each case has a template, which is a text or a function of the facts. In a text, ``{name}`` is a fact; for the fact
+``root``, ``{wald}`` is ``wald --root ROOT`` and ``{wald_reclaim}`` and ``{wald_drain}`` are those programs with it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+
+def hint_for(case: str, /, **facts: object) -> str:
+    """Return the hint for a case; "" for an empty case.
+
+    >>> hint_for("no-log", root="/srv/my log")
+    "wald --root '/srv/my log' run makes one"
+    """
+    template = TEMPLATES[case]
+    if not isinstance(template, str):
+        return template(**facts)
+    root = facts.get("root")
+    if not isinstance(root, str | os.PathLike):
+        return template.format_map(facts)
+    programs = {name: command_line(root, program=program) for name, program in PROGRAMS.items()}
+    return template.format_map(facts | programs)
+
+
+def command_line(root: str | os.PathLike[str], arguments: str = "", *, program: str = "wald") -> str:
+    """Return a command for a hint, quoted so that it can be typed unchanged for every root.
+
+    >>> command_line("/srv/my log", "routes")
+    "wald --root '/srv/my log' routes"
+    """
+    import shlex
+
+    return f"{program} --root {shlex.quote(os.fspath(root))} {arguments}".rstrip()
+
+
+def room_commands(*paths: str | os.PathLike[str], error: OSError | None = None) -> str:
+    """Return the commands of a hint that show the full resource: space and inodes, or the file size limit.
+
+    >>> room_commands("/srv/my log")
+    "df -h '/srv/my log'; df -i '/srv/my log'"
+    """
+    import errno
+    import shlex
+
+    if error is not None and error.errno == errno.EFBIG:
+        return "ulimit -f unlimited, or LimitFSIZE=infinity in a unit"
+    at = "".join(f" {shlex.quote(os.fspath(path))}" for path in paths)
+    return f"df -h{at}; df -i{at}"
+
+
+def user_name(user_id: int) -> str:
+    """Return the name of a user; the number as text if the user database does not have it."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(user_id).pw_name
+    except KeyError:
+        return str(user_id)
+
+
+def group_name(group_id: int) -> str:
+    """Return the name of an OS group; the number as text if the group database does not have it."""
+    import grp
+
+    try:
+        return grp.getgrgid(group_id).gr_name
+    except KeyError:
+        return str(group_id)
+
+
+def _permission_denied(path: Path) -> str:
+    try:
+        return f"{_how_to_permit(path)}; ls -ld {path}"
+    except OSError:  # it was removed in the meantime
+        return f"ls -ld {path}"
+
+
+def _how_to_permit(path: Path) -> str:
+    """Return the command that changes the permission, or the user who has it; a group only for a non-member."""
+    import stat
+
+    status = path.stat()
+    if os.geteuid() == 0:
+        return f"lsattr -d {path}"  # no mode keeps root out
+    if os.geteuid() == status.st_uid:
+        return f"chmod u+rwX {path}"
+    user = user_name(status.st_uid)
+    if status.st_uid == 0 and path.parent.stat().st_uid == os.geteuid():  # root ran a program on a log of this user
+        return f"chown {user_name(os.geteuid())} {path}, as root"
+    if not status.st_mode & stat.S_IRWXG or status.st_gid in {os.getegid(), *os.getgroups()}:
+        return f"be user {user}"
+    return f"be user {user}, or in group {group_name(status.st_gid)}"
+
+
+def _left_by_other_user(path: Path, user: int | None) -> str:
+    """``user`` is None if this process cannot see who the user is."""
+    left_by = "the user" if user is None else f"user {user_name(user)},"
+    return f"be {left_by} who has left it; ls -l {path}"
+
+
+def _cursor_owner_needed(root: Path, route: str, owner: int) -> str:
+    user, opening = user_name(owner), command_line(root, f"route add {route} --consumers GROUP")
+    return f"be user {user}; or, as {user}, let a group of yours leave cursors here: {opening}"
+
+
+def _identity_unreadable(root: Path) -> str:
+    return f"{command_line(root, 'repair')} makes it again from the segments; daemon and wald-reclaim must be stopped"
+
+
+def _identity_missing(root: Path) -> str:
+    return f"log.json is missing: {_identity_unreadable(root)}"
+
+
+def _moved_mark(root: Path, route: str, group: str, to: str) -> str:
+    appending, retiring = command_line(root, f"append {to} --jsonl"), command_line(root, f"route retire {route}")
+    feeding = f"feed {route}{group and f' --group {group}'} --exit-at-end --format json -- {appending}"
+    return f"{command_line(root, feeding, program='wald-drain')}; then {retiring}"
+
+
+PROGRAMS = {"wald": "wald", "wald_reclaim": "wald-reclaim", "wald_drain": "wald-drain"}
+
+TEMPLATES: dict[str, str | Callable[..., str]] = {
+    "": "",
+    # any file
+    "wrong-type-of-file": "ls -ld {path}; move it away, and restore the original",
+    "not-a-regular-file": "ls -l {path}; move it away, and restore the original",
+    "symbolic-link": "rm {path}, and move its target there, or mount it there: mount --bind {target} {path}",
+    "permission-denied": _permission_denied,
+    "newer-format": "install a newer wald: docs/install.md",
+    # the root and its identity
+    "no-log": "{wald} run makes one",
+    "no-log-to-open": "findmnt -T {root} shows whether its file system is mounted; {wald} init makes one",
+    "not-a-log": "--root takes the directory of a log, which has a log.json; to find one: find {root} -name log.json",
+    "not-a-directory": "name a directory, existing or not, with --root",
+    "not-empty": "name an empty or a new directory with --root",
+    "identity-missing": _identity_missing,
+    "identity-unreadable": _identity_unreadable,
+    "root-unreadable": "ls -l {root}",
+    "segments-directory-gone": "ls -l {root}; restore it from a backup",
+    "clock-step-damaged": "restore {path} from a backup",
+    "ledger-damaged": "restore it from a backup; or, without a daemon, {wald} repair restarts it with its intact lines",
+    "ledger-locked": "fuser -v {path} names it; if that is a service: systemctl stop {owner}",
+    # routes, their FIFOs and the users of their cursors
+    "no-such-route": "{wald} routes lists them; {wald} route add {route} makes it",
+    "fifo-is-link": "chmod {mode:04o} {target}",
+    "cursor-left-by-other-user": _left_by_other_user,
+    "cursor-owner-needed": _cursor_owner_needed,
+    "cursor-group-needed": "usermod --append --groups {group} {user}, and log in again; ls -ld {directory}",
+    "group-unavailable": "usermod --append --groups {group} {user}, and start the daemon again",
+    "moved-mark": _moved_mark,
+    "moved-mark-unreadable": "{wald} route retire {route}, once every group has read it",
+}
