@@ -25,7 +25,7 @@ COMMANDS = (
     "|verify"
 )
 BARE = re.compile(rf"\bwald(-\w+ --root\b| --root\b| ({COMMANDS})\b(?! --help|:))")
-CORE = [ROOT / "wald/store/files"]
+CORE = [ROOT / f"wald/store/{part}" for part in ("files", "segments", "writing")]
 TITLES = {"wald top", "wald cursor skip", *ARGUMENTS}
 
 

@@ -123,6 +123,23 @@ def _moved_mark(root: Path, route: str, group: str, to: str) -> str:
     return f"{command_line(root, feeding, program='wald-drain')}; then {retiring}"
 
 
+def _older_copy(instead: str) -> str:
+    """``instead`` is the hint of a program that keeps its positions elsewhere."""
+    return instead or "start this program again: it then reads its positions from disk"
+
+
+def _foreign_file_in_place(path: Path, target: Path | None) -> str:
+    moving = f"mv {path} {target}" if target else "move it to where it belongs"
+    return f"{moving}; then start again"
+
+
+_NOTHING_LOST = "nothing was acknowledged after that, and nothing acknowledged is lost"
+
+
+def _other_files_fill_disk(disk: Path) -> str:
+    return f"{room_commands(disk)}; du -xhd1 around it says what fills the disk; quota -v, what may be used of it"
+
+
 PROGRAMS = {"wald": "wald", "wald_reclaim": "wald-reclaim", "wald_drain": "wald-drain"}
 
 TEMPLATES: dict[str, str | Callable[..., str]] = {
@@ -155,4 +172,35 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "group-unavailable": "usermod --append --groups {group} {user}, and start the daemon again",
     "moved-mark": _moved_mark,
     "moved-mark-unreadable": "{wald} route retire {route}, once every group has read it",
+    # segments and the head
+    "sealed-segment-damaged": "wald dump {path} shows what is left; restore the file from an archive or a backup",
+    "raw-segment-damaged": "wald dump {path} shows what it holds",
+    "segment-truncated": "restore it from a backup, or {wald} repair gives up what is lost",
+    "segment-misnamed": "move it to where it belongs, or out of {directory} if it is a copy",
+    "segment-of-other-log": "move it out of {directory}",
+    "segment-gone": "ls -l {directory}",
+    "segment-file-missing": "ls -l {directory}; restore the file from an archive or a backup",
+    "no-segment": "findmnt -T {path} shows whether it is mounted; mount it, or restore it from a backup; "
+    "{wald} repair --accept-loss abandons these records",
+    "no-segment-at-start": "findmnt -T {path} shows whether it is mounted; mount it, or restore it from a backup, "
+    "then start again; {wald} repair --accept-loss abandons these records",
+    "head-damaged": "{wald} repair, or the next start of the daemon, makes a new one from the segments",
+    "no-readable-head": "send a record to the running daemon, or start it: {wald} run",
+    "log-gone": "findmnt -T {root}; ls -la {root}; start this program again once the log is back",
+    "other-log": "start this program again to use it, or move the right log back",
+    "older-copy": _older_copy,
+    # a start of the daemon, and its lock
+    "daemon-is-running": "stop it first, or use its socket: {wald} append ROUTE",
+    "daemon-taken-over": "nothing was acknowledged after that; let the newer one run",
+    "lock-file-removed": f"{_NOTHING_LOST}; keep tmp cleaners away from {{root}}, and start again",
+    "lock-file-replaced": f"{_NOTHING_LOST}; if the log was restored from a backup, start again",
+    "file-system-without-locks": "the file system does not lock: put the root on a local one, or start only one daemon",
+    "root-gone": "ls -ld {root}; put it back, or mount it; then start again",
+    "foreign-file-in-place": _foreign_file_in_place,
+    "newest-segment-misnamed": "{wald} repair moves each file to its place; then start again",
+    "segments-misnamed": "{wald} repair moves each file to its place",
+    "newest-segment-refused": "move it out of {directory}, or give it its name again, and start again",
+    "append-times-ahead": "date -u; if the clock is wrong, correct it; if it is right: wald clock step",
+    "log-fills-disk": "{wald} explain says who has not read what; {wald_reclaim} deletes the rest",
+    "other-files-fill-disk": _other_files_fill_disk,
 }

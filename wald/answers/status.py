@@ -13,7 +13,7 @@ from wald.errors import Damaged
 from wald.format.head import Head
 from wald.format.names import CURSOR_SUFFIX
 from wald.format.times import utc
-from wald.hints import command_line
+from wald.hints import command_line, hint_for
 from wald.log import Log
 from wald.setting_types import format_bytes, format_seconds
 from wald.store.checking.finding import Level
@@ -25,7 +25,7 @@ from wald.store.retention.backlog import Backlog, GroupBacklog
 from wald.store.retention.cursors import CursorState
 from wald.store.retention.history import History
 from wald.store.retention.pins import DIRECTORY_GONE
-from wald.store.segments.head import AHEAD_HINT, seconds_ahead
+from wald.store.segments.head import seconds_ahead
 from wald.store.segments.view import head_of, no_segment
 from wald.store.writing.lives import Crash, last_crash, read_life
 from wald.work.checking import check_journals
@@ -253,7 +253,7 @@ def _of_log(facts: Facts, now_ns: int, lag_max: float | None) -> Iterator[Findin
             f"append times are {format_seconds(ahead)} ahead of the clock: until it has caught up, all new records get "
             f"the time {utc(facts.head.at_ns)}"
         )
-        yield Finding(Severity.WARNING, message, AHEAD_HINT)
+        yield Finding(Severity.WARNING, message, hint_for("append-times-ahead"))
     if facts.lost_routes:
         adding = command_line(facts.root, f"route add {facts.lost_routes[0]}")
         message = f"{named(facts.lost_routes)}: {DIRECTORY_GONE}; no record counts as processed"

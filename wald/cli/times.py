@@ -14,7 +14,7 @@ from wald.answers.fields import local_now
 from wald.errors import Damaged, InvalidInput
 from wald.format.positions import time_of
 from wald.format.times import counts_back, nanoseconds, utc
-from wald.hints import command_line
+from wald.hints import command_line, hint_for
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -93,7 +93,7 @@ def _warn_of_times_ahead(root: Path, until: object) -> None:
     """Warn if records appended before a time may have later append times, because the clock was far ahead."""
     from wald.setting_types import format_seconds  # "wald append" parses times too, without needing this
     from wald.store.files.directory import Root
-    from wald.store.segments.head import AHEAD_HINT, read_head, seconds_ahead
+    from wald.store.segments.head import read_head, seconds_ahead
 
     if not isinstance(until, datetime):
         return
@@ -101,7 +101,10 @@ def _warn_of_times_ahead(root: Path, until: object) -> None:
         head, now_ns = read_head(Root(root)), nanoseconds(now())
         if head is not None and nanoseconds(until) <= head.at_ns and (ahead := seconds_ahead(head.at_ns, now_ns)):
             message = f"append times are {format_seconds(ahead)} ahead of the clock"
-            click.echo(f"wald: {message}: newer records look later than they are\n  hint: {AHEAD_HINT}", err=True)
+            click.echo(
+                f"wald: {message}: newer records look later than they are\n  hint: {hint_for('append-times-ahead')}",
+                err=True,
+            )
 
 
 def check_span(since: datetime | None, until: datetime | None) -> None:

@@ -34,7 +34,7 @@ from wald.daemon.turn import Turn
 from wald.endpoint import Endpoint
 from wald.format.segment import pack_version
 from wald.format.times import utc
-from wald.hints import command_line
+from wald.hints import command_line, hint_for
 from wald.metrics import Metrics, Outcome
 from wald.setting_origins import settings_in_force
 from wald.store.files.directory import Root
@@ -44,7 +44,7 @@ from wald.store.files.identity import create_root, read_identity, require_root
 from wald.store.files.ledger import Ledger
 from wald.store.files.moved import moved_marks
 from wald.store.files.routes import add_route
-from wald.store.segments.head import AHEAD_HINT, seconds_ahead
+from wald.store.segments.head import seconds_ahead
 from wald.store.writing.drafts import Draft
 from wald.store.writing.lives import STOPPED, add_to_life, end_life
 from wald.store.writing.lock import Lock, require_free
@@ -156,7 +156,7 @@ class Parts:
                 append_time=utc(recovered.state.append_time_ns),
                 clock=utc(now_ns),
                 next="new records get that append time until the clock has caught up",
-                hint=AHEAD_HINT,
+                hint=hint_for("append-times-ahead"),
             )
         self.writer = Writer(
             root,

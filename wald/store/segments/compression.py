@@ -294,7 +294,8 @@ class SealedFile:
     def _damaged(self, offset: int, reason: str) -> Damaged:
         return Damaged(
             f"{self.path}: offset {offset}: {reason}",
-            hint=f"wald dump {self.path} shows what is left; restore the file from an archive or a backup",
+            case="sealed-segment-damaged",
+            path=self.path,
         )
 
 

@@ -28,7 +28,6 @@ from wald.store.files.lines import Lines
 from wald.store.files.regular import read_object
 from wald.store.segments.head import readable_head
 
-_HINT = "start this program again: it then reads its positions from disk"
 _REPORTS = 64  # more than the daemon keeps
 _Mark = tuple[int, int, int] | None
 
@@ -62,10 +61,10 @@ class Continuity:
 
     Args:
         seen: a place that an earlier process, or another one, has seen.
-        hint: for a log that is an older copy.
+        hint: for a log that is an older copy, in place of the usual one.
     """
 
-    def __init__(self, root: Root, log_id: bytes, seen: Seen | None = None, *, hint: str = _HINT) -> None:
+    def __init__(self, root: Root, log_id: bytes, seen: Seen | None = None, *, hint: str = "") -> None:
         self._root = root
         self._log_id = log_id
         self._hint = hint
@@ -127,13 +126,14 @@ class Continuity:
         except NotFound:
             raise Gone(
                 f"{path}: no log is here any longer: it was moved, removed or unmounted",
-                hint=f"findmnt -T {path}; ls -la {path}; start this program again once the log is back",
+                case="log-gone",
+                root=path,
             ) from None
         if log_id != self._log_id:
             raise Replaced(
                 f"{path}: this is not the log that the process opened: "
                 f"{uuid.UUID(bytes=log_id)} instead of {uuid.UUID(bytes=self._log_id)}",
-                hint="start this program again to use it, or move the right log back",
+                case="other-log",
             )
 
     def _require_same_past(self, seen: Seen, head: Head) -> None:
@@ -141,17 +141,21 @@ class Continuity:
         older = f"{self._root.path}: an older copy of the log was restored here"
         if (head.epoch, head.sequence) < (seen.epoch, seen.sequence) or head.sequence < seen.sequence:
             now = f"the log ends at record {head.sequence} of epoch {head.epoch}"
-            raise RolledBack(f"{older}: {known}, and {now}", hint=self._hint)
+            raise RolledBack(f"{older}: {known}, and {now}", case="older-copy", instead=self._hint)
         if not seen.epoch:
             return
         life = _life(self._report(seen.epoch))
         if life and seen.life and life != seen.life:
-            raise RolledBack(f"{older}: {known}, and epoch {seen.epoch} began at another start", hint=self._hint)
+            raise RolledBack(
+                f"{older}: {known}, and epoch {seen.epoch} began at another start",
+                case="older-copy",
+                instead=self._hint,
+            )
         for epoch in range(max(seen.epoch + 1, head.epoch - _REPORTS), head.epoch + 1):
             report = self._report(epoch)
             if report is not None and _begins_before(report, seen, self._root):
                 began = f"epoch {epoch} began with record {report.get('next_sequence')}"
-                raise RolledBack(f"{older}: {known}, and {began}", hint=self._hint)
+                raise RolledBack(f"{older}: {known}, and {began}", case="older-copy", instead=self._hint)
 
     def _report(self, epoch: int) -> dict[str, Any] | None:
         return read_object(self._root.report(epoch))

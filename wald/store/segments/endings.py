@@ -14,7 +14,6 @@ from wald.errors import Damaged
 from wald.format.names import Kind, parse_segment_name
 from wald.format.parsing import StoredBatch
 from wald.format.state import Ending, decode_previous
-from wald.hints import command_line
 from wald.store.files.directory import Root
 from wald.store.files.listing import Listing, Segment
 from wald.store.files.regular import open_file
@@ -55,5 +54,6 @@ def truncated(path: Path, position: int, end: int) -> Damaged:
     """Return the error for a segment whose batches end at ``position`` and ended at ``end`` when it was cut."""
     return Damaged(
         f"{path}: offset {position}: another program truncated the segment, which ended at {end} when it was cut",
-        hint=f"restore it from a backup, or {command_line(path.parent.parent, 'repair')} gives up what is lost",
+        case="segment-truncated",
+        root=path.parent.parent,
     )

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from wald.errors import Damaged
 from wald.format.head import LINE_BYTES, Head, decode_head
-from wald.hints import command_line
 from wald.store.files.directory import Root
 from wald.store.files.regular import open_regular
 
@@ -38,7 +37,6 @@ class Bound:
 
 
 _AHEAD_NS = 60_000_000_000  # more than time synchronisation normally corrects
-AHEAD_HINT = "date -u; if the clock is wrong, correct it; if it is right: wald clock step"
 
 EVERYTHING = Bound(1 << 63, 1 << 63, None)
 """Of segments all of which are complete."""
@@ -66,7 +64,8 @@ def read_head(root: Root) -> Head | None:
         os.close(descriptor)
     raise Damaged(
         f"{root.head}: offset 0: not a head line",
-        hint=f"{command_line(root.path, 'repair')}, or the next start of the daemon, makes a new one from the segments",
+        case="head-damaged",
+        root=root.path,
     )
 
 
@@ -92,5 +91,6 @@ def lost_head(root: Root, bound: Bound) -> Damaged:
     behind = "" if bound.sequence is None else f" behind record {bound.sequence}"
     return Damaged(
         f"{root.head}: there is no readable head, so it is unknown which records{behind} are durable",
-        hint=f"send a record to the running daemon, or start it: {command_line(root.path, 'run')}",
+        case="no-readable-head",
+        root=root.path,
     )

@@ -64,7 +64,6 @@ Passable = Callable[[bytes, int], bool]
 """Whether the batches in these bytes, from an offset on, may be passed over: a reader wants no record of them."""
 
 _DROPPED = int(Flag.DROPPED)  # enums are slow
-_BACK = "move it to where it belongs, or out of {directory} if it is a copy"
 
 
 def as_met(batch: StoredBatch) -> StoredBatch | DroppedBatches:
@@ -442,7 +441,8 @@ def require_named(segment: Segment, log_id: bytes) -> None:
         words = {Kind.RAW: "a raw segment", Kind.SEALED: "a sealed segment"}
         raise Misplaced(
             f"{segment.path}: offset 0: contains {words[form]}, which does not match its name",
-            hint=_BACK.format(directory=segment.path.parent),
+            case="segment-misnamed",
+            directory=segment.path.parent,
         )
 
 
@@ -457,9 +457,11 @@ def check_name(segment: Segment, log_id: bytes, found: SegmentHeader | SealedInd
     if found.log_id != log_id:
         raise Misplaced(
             f"{segment.path}: offset 16: the segment belongs to log {found.log_id.hex()}",
-            hint=f"move it out of {segment.path.parent}",
+            case="segment-of-other-log",
+            directory=segment.path.parent,
         )
     raise Misplaced(
         f"{segment.path}: offset 32: it is segment {found.base_sequence}, not what its name says",
-        hint=_BACK.format(directory=segment.path.parent),
+        case="segment-misnamed",
+        directory=segment.path.parent,
     )

@@ -267,4 +267,4 @@ def _relieved(source: SealedFile, ranges: list[tuple[int, int]], dropped: list[R
 
 
 def _damaged(path: Path, reason: str) -> Damaged:
-    return Damaged(f"{path}: offset 0: {reason}", hint=f"wald dump {path} shows what it holds")
+    return Damaged(f"{path}: offset 0: {reason}", case="raw-segment-damaged", path=path)

@@ -18,7 +18,6 @@ from wald.errors import Damaged
 from wald.format.head import Head
 from wald.format.names import Kind
 from wald.format.segment import BadHeader
-from wald.hints import command_line
 from wald.store.files.directory import Root
 from wald.store.files.listing import SEGMENT_KINDS, Listing, Segment, last_changes, list_segments
 from wald.store.files.regular import open_file
@@ -122,7 +121,9 @@ class View:
         for kind in 2 * SEGMENT_KINDS:  # twice, because the name may be changed back in between
             with suppress(FileNotFoundError):
                 return action(segment.named(kind))
-        raise SegmentGone(f"{segment.path}: there is no such segment any more", hint=f"ls -l {segment.path.parent}")
+        raise SegmentGone(
+            f"{segment.path}: there is no such segment any more", case="segment-gone", directory=segment.path.parent
+        )
 
     def including_released(self) -> View:
         """The same, with reclaimed segments whose files are still there among those to read."""
@@ -168,7 +169,8 @@ class View:
         if any(found.base_sequence == segment.base_sequence for found in (*listing.segments, *listing.released)):
             raise Damaged(
                 f"{segment.path}: its directory lists it, but the file does not exist",
-                hint=f"ls -l {segment.path.parent}; restore the file from an archive or a backup",
+                case="segment-file-missing",
+                directory=segment.path.parent,
             ) from gone
         return replace(self, listing=listing)
 
@@ -232,17 +234,18 @@ def _bound(head: Head | None, listing: Listing) -> Bound:
     return EVERYTHING
 
 
-def no_segment(root: Root, last: int, then: str = "") -> Damaged:
+def no_segment(root: Root, last: int, *, starting: bool = False) -> Damaged:
     """Return the error for a log without any segment, although its newest one is never deleted.
 
     Args:
         last: the last record that was acknowledged.
-        then: what to do once the segments are there.
+        starting: whether the daemon is starting.
     """
     return Damaged(
         f"{root.segments}: no segment, but records up to {last} were acknowledged",
-        hint=f"findmnt -T {root.segments} shows whether it is mounted; mount it, or restore it from a backup{then}; "
-        f"{command_line(root.path, 'repair --accept-loss')} abandons these records",
+        case="no-segment-at-start" if starting else "no-segment",
+        root=root.path,
+        path=root.segments,
     )
 
 

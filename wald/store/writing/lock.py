@@ -23,7 +23,6 @@ from wald.errors import Damaged, Locked, NotFound, WaldError
 from wald.format.head import decode_head
 from wald.format.names import Kind
 from wald.format.segment import HEADER, INDEX_MAGIC, SEGMENT_MAGIC, BadHeader, decode_header
-from wald.hints import command_line
 from wald.store.files import locks
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
@@ -81,21 +80,21 @@ class Lock:
         """Return the error for a lost lock: it names the new owner, or what happened to the file."""
         if not os.path.lexists(root.identity):
             return root_gone(root)
-        nothing = "nothing was acknowledged after that, and nothing acknowledged is lost"
         if not os.path.lexists(root.lock):
             return NotFound(
                 f"{root.lock}: the lock file was removed while the daemon ran",
-                hint=f"{nothing}; keep tmp cleaners away from {root.path}, and start again",
+                case="lock-file-removed",
+                root=root.path,
             )
         found = signature(root)
         if all(found.get(name) == value for name, value in self.signature.items()):
             return Locked(
                 f"{root.lock}: the lock file of this daemon was replaced by a copy, or written to",
-                hint=f"{nothing}; if the log was restored from a backup, start again",
+                case="lock-file-replaced",
             )
         return Locked(
             f"{root.lock}: another daemon has taken over ({in_words(found)})",
-            hint="nothing was acknowledged after that; let the newer one run",
+            case="daemon-taken-over",
         )
 
     def release(self) -> None:
@@ -112,7 +111,7 @@ class Lock:
         if _content(root.lock).get("nonce") != nonce or not self.is_ours():
             raise Locked(
                 f"{root.lock}: two daemons were started together, and the other continues ({holder(root)})",
-                hint="the file system does not lock: put the root on a local one, or start only one daemon",
+                case="file-system-without-locks",
             )
 
     def _excludes(self, root: Root) -> bool:
@@ -136,7 +135,8 @@ def root_gone(root: Root) -> NotFound:
     message = "the log is gone (removed, moved or unmounted)" if root.path.is_dir() else "the root is gone"
     return NotFound(
         f"{root.path}: {message}; nothing is acknowledged until it is back",
-        hint=f"ls -ld {root.path}; put it back, or mount it; then start again",
+        case="root-gone",
+        root=root.path,
     )
 
 
@@ -155,11 +155,11 @@ def require_own_files(root: Root) -> None:
         if _CURSOR.match(start):
             other = "a cursor"
         if other and other != path.name:
-            target = _own_name(root, path)
-            moving = "move it to where it belongs" if target is None else f"mv {path} {target}"
             raise Damaged(
                 f"{path}: offset 0: this is {other}, not {path.name}; refusing to overwrite it",
-                hint=f"{moving}; then start again",
+                case="foreign-file-in-place",
+                path=path,
+                target=_own_name(root, path),
             )
 
 
@@ -231,7 +231,8 @@ def _await(is_free: Callable[[], bool], root: Root) -> None:
         if time.monotonic() > until:
             raise Locked(
                 f"{root.lock}: another daemon writes to this root ({holder(root)})",
-                hint=f"stop it first, or use its socket: {command_line(root.path, 'append ROUTE')}",
+                case="daemon-is-running",
+                root=root.path,
             )
         time.sleep(_ASKED_SECONDS / 10)
 

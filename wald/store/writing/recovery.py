@@ -29,7 +29,7 @@ from wald.format.batch import OUTSIDE_BYTES, padded
 from wald.format.head import Head, decode_head
 from wald.format.names import Kind, segment_name
 from wald.format.state import Ending, LogState, encode_state
-from wald.hints import command_line
+from wald.hints import hint_for
 from wald.store.files.directory import TEMPORARY, Root
 from wald.store.files.disk import Disk
 from wald.store.files.listing import Listing, Segment, list_segments
@@ -214,7 +214,7 @@ class _Recovery:
         if self._listing.segments or self._listing.released or head is None or not head.sequence:
             return
         if not given_up(root, head.sequence, head.sequence) and not self._was_set_aside(head):
-            raise no_segment(root, head.sequence, ", then start again")
+            raise no_segment(root, head.sequence, starting=True)
 
     def _require_newest(self, newest: Segment) -> None:
         """
@@ -227,7 +227,7 @@ class _Recovery:
         except Misplaced as error:
             form, _ = identify(newest.path) or (Kind.RAW, None)
             if newest.kind is Kind.SEALED or form is Kind.SEALED:
-                raise Damaged(error.message, hint=f"{self._repairing()}; then start again") from error
+                raise Damaged(error.message, case="newest-segment-misnamed", root=self._root.path) from error
         except OSError:  # what opens it next reports it
             pass
 
@@ -242,12 +242,9 @@ class _Recovery:
             try:
                 require_named(segment, self._log_id)
             except Misplaced as error:
-                yield f"{error.message}; {self._repairing()}"
+                yield f"{error.message}; {hint_for('segments-misnamed', root=self._root.path)}"
             except OSError:  # readers report it
                 continue
-
-    def _repairing(self) -> str:
-        return f"{command_line(self._root.path, 'repair')} moves each file to its place"
 
     def _was_set_aside(self, head: Head) -> bool:
         """Return whether a start after the one that wrote ``head`` moved its segment away and was then killed."""
@@ -400,10 +397,11 @@ def _errors(facts: Facts) -> Iterator[str]:
 def _refuse(facts: Facts) -> NoReturn:
     path = facts.segment.path
     if facts.header is Header.NEWER:
-        raise UnsupportedFormat(f"{path}: offset 0: {facts.reason}", hint="install a newer wald: docs/install.md")
+        raise UnsupportedFormat(f"{path}: offset 0: {facts.reason}", case="newer-format")
     raise Damaged(
         f"{path}: offset 0: {facts.reason}",
-        hint=f"move it out of {path.parent}, or give it its name again, and start again",
+        case="newest-segment-refused",
+        directory=path.parent,
     )
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from wald.hints import command_line, room_commands
+from wald.hints import hint_for
 from wald.store.files.directory import Root
 from wald.store.files.disk import free_bytes
 
@@ -43,11 +43,9 @@ class Cause(StrEnum):
     def hint(self, root: Path) -> str:
         """Commands that a person can type."""
         if self is Cause.SEGMENTS:
-            reclaiming = command_line(root, program="wald-reclaim")
-            return f"{command_line(root, 'explain')} says who has not read what; {reclaiming} deletes the rest"
+            return hint_for("log-fills-disk", root=root)
         segments = Root(root).segments
-        disk = segments if segments.is_mount() else root
-        return f"{room_commands(disk)}; du -xhd1 around it says what fills the disk; quota -v, what may be used of it"
+        return hint_for("other-files-fill-disk", disk=segments if segments.is_mount() else root)
 
 
 @dataclass(frozen=True, slots=True)

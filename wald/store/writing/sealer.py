@@ -187,9 +187,7 @@ def _compress(segment: Segment, temporary: Path, disk: Disk, level: int, *, rese
         # It is to be read back from the disk and not from memory.
         os.posix_fadvise(target, 0, 0, os.POSIX_FADV_DONTNEED)
     except NewerVersion as error:
-        raise UnsupportedFormat(
-            f"{segment.path}: offset 0: {error}", hint="install a newer wald: docs/install.md"
-        ) from error
+        raise UnsupportedFormat(f"{segment.path}: offset 0: {error}", case="newer-format") from error
     except BadHeader as error:
         raise _damaged(segment.path, str(error)) from error
     finally:
@@ -263,4 +261,4 @@ def _is_about(line: dict[str, Any], entry: dict[str, Any]) -> bool:
 
 
 def _damaged(path: Path, reason: str) -> Damaged:
-    return Damaged(f"{path}: offset 0: {reason}", hint=f"wald dump {path} shows what it holds")
+    return Damaged(f"{path}: offset 0: {reason}", case="raw-segment-damaged", path=path)

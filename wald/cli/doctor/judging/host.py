@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wald.cli.doctor.checks import Check, Outcome, Rule, otherwise
+from wald.hints import hint_for
 from wald.setting_types import format_bytes, format_seconds
-from wald.store.segments.head import AHEAD_HINT
 
 PIPE_BYTES = 1 << 20  # what the daemon asks for
 OLDEST_JAVA = 17
@@ -158,7 +158,7 @@ CLOCK: Check[Clock] = Check(
             Outcome.WARN,
             lambda f: f.behind_seconds,
             "the clock is {f.behind} behind the last append time; until it catches up, new records repeat that time",
-            AHEAD_HINT,
+            hint_for("append-times-ahead"),
         ),
         Rule(
             Outcome.WARN,
