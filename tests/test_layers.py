@@ -49,7 +49,6 @@ SIDECARS = (
     "wald.exposition",
     "wald.systemd",
 )
-SETTINGS = ("wald.config", "wald.limits")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald": (
         "wald.consumer",
@@ -69,10 +68,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald.systemd": (),
     "wald.endpoint": ("wald.errors", "wald.exposition"),
     "wald.metrics": ("wald.exposition",),
-    "wald.setting_file": ("wald.errors", "wald.setting_types"),
-    "wald.config": ("wald.errors", "wald.format.names", "wald.limits", "wald.setting_file", "wald.setting_types"),
-    "wald.limits": ("wald.setting_types",),
-    "wald.setting_origins": ("wald.config", "wald.limits"),
+    "wald.settings": ("wald.errors", "wald.format.names", "wald.setting_types"),
     "wald.answers": (
         *PURE,
         *READING,
@@ -105,8 +101,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald.daemon": (
         *PURE,
         "wald.store",
-        *SETTINGS,
-        "wald.setting_origins",
+        "wald.settings",
         "wald.endpoint",
         "wald.exposition",
         "wald.metrics",
@@ -115,8 +110,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "wald.cli": ("wald",),
     **dict.fromkeys(PROGRAMS, SIDECARS),
-    "wald_gate": (*SIDECARS, "wald.aio", "wald.setting_file", "wald.systemd"),
-    "wald_reclaim": (*SIDECARS, *SETTINGS),
+    "wald_gate": (*SIDECARS, "wald.aio", "wald.settings", "wald.systemd"),
+    "wald_reclaim": (*SIDECARS, "wald.settings"),
     "wald_archive": (*SIDECARS, "wald.store.restoring"),  # makes new logs, and writes to no other
     "wald_spark": (*SIDECARS, "wald.cli.cursors", "wald_archive.api", "wald.store.reading.arrow"),
     "pyspark_wald": ("wald_spark.source",),
@@ -255,7 +250,7 @@ def test_short_commands_load_nothing_heavy(command: str) -> None:
     script = f"import sys, wald.cli.{command}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
 
-    heavy = [name for name in loaded.stdout.split() if under(name, (*HEAVY, "wald.daemon", "wald.config"))]
+    heavy = [name for name in loaded.stdout.split() if under(name, (*HEAVY, "wald.daemon", "wald.settings"))]
     assert heavy == []
 
 

@@ -1,339 +1,100 @@
-"""Types of settings and options: sizes, durations, numbers, choices, text; parsed from, and shown in, readable units.
-
-``parse`` raises ValueError with a message that completes "SETTING must be …"; ``show`` gives the value in TOML.
-"""
+"""Kinds of values of settings and options: sizes, durations, numbers, choices, text, permissions, users."""
 
 from __future__ import annotations
 
-import grp
 import re
-from dataclasses import Field, dataclass, field
-from ipaddress import ip_network
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
-_SIZE = re.compile(r"(\d{1,20}) ?(|B|[kMGT]B|[KMGT]iB)")
-_SIZE_UNITS: dict[str, int] = {"": 1, "B": 1} | {
-    letter + suffix: base**power
-    for letters, suffix, base in (("kMGT", "B", 1000), ("KMGT", "iB", 1024))
-    for power, letter in enumerate(letters, start=1)
-}
-_GROUPS_END = (1 << 32) - 1
-_DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?) ?(|ms|s|m|h|d)")
+_BINARY_UNITS = {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": KIB}
+_SIZE_UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, **_BINARY_UNITS}
 _DURATION_UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001, "": 1.0}
-
-
-class SettingType(Protocol):
-    """What a setting may be."""
-
-    @property
-    def unit(self) -> str:
-        """In which a bare number is counted; "" if there is none."""
-
-    def parse(self, value: object) -> Any:
-        """The checked value."""
-
-    def show(self, value: Any) -> str:
-        """The value as it is written in TOML."""
-
-    def bounds(self) -> str:
-        """The values that are allowed, as text."""
+_OS_GROUPS_END = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
-    """Bytes, from ``minimum`` to ``maximum``; where ``zero`` is set, also 0, which means "off"."""
-
-    minimum: int
-    maximum: int
-    zero: bool = False
-    unit: ClassVar[str] = "bytes"
-
-    def parse(self, value: object) -> int:
-        match = _SIZE.fullmatch(str(value).strip()) if _is_one_of(value, int, str) else None
-        if match is None:
-            raise ValueError(f'a size such as 65536, "64KiB" or "1GiB", not {value!r}')
-        size = int(match[1]) * _SIZE_UNITS[match[2]]
-        if not (self.minimum <= size <= self.maximum or (self.zero and size == 0)):
-            raise ValueError(f"{self.bounds()}, not {value!r}")
-        return size
-
-    def show(self, value: int) -> str:
-        for unit, suffix in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-            if value and value % unit == 0:
-                return f'"{value // unit}{suffix}"'
-        return str(value)
-
-    def bounds(self) -> str:
-        return f"{'0 or ' if self.zero else ''}{self.show(self.minimum)} to {self.show(self.maximum)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Duration:
-    """Seconds, from ``minimum`` to ``maximum``; where ``zero`` is set, also 0, which means "off"."""
-
-    minimum: float
-    maximum: float
-    zero: bool = False
-    unit: ClassVar[str] = "seconds"
-
-    def parse(self, value: object) -> float:
-        match = _DURATION.fullmatch(str(value).strip()) if _is_one_of(value, int, float, str) else None
-        if match is None:
-            raise ValueError(f'a duration such as 30, "10s", "5m" or "1h", not {value!r}')
-        seconds = float(match[1]) * _DURATION_UNITS[match[2]]
-        if not (self.minimum <= seconds <= self.maximum or (self.zero and seconds == 0)):
-            raise ValueError(f"{self.bounds()}, not {value!r}")
-        return seconds
-
-    def show(self, value: float) -> str:
-        for suffix, unit in _DURATION_UNITS.items():
-            if value and (value / unit).is_integer():
-                return f'"{value / unit:.0f}{suffix}"'
-        return f"{value:.6f}".rstrip("0").rstrip(".")
-
-    def bounds(self) -> str:
-        return f"{'0 or ' if self.zero else ''}{self.show(self.minimum)} to {self.show(self.maximum)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Count:
-    """A whole number."""
-
-    minimum: int
-    maximum: int
-    unit: ClassVar[str] = ""
-
-    def parse(self, value: object) -> int:
-        if not _is_one_of(value, int, str) or re.fullmatch(r"-?\d{1,18}", str(value)) is None:
-            raise ValueError(f"a whole number, not {value!r}")
-        if not self.minimum <= int(str(value)) <= self.maximum:
-            raise ValueError(f"{self.bounds()}, not {value!r}")
-        return int(str(value))
-
-    def show(self, value: int) -> str:
-        return str(value)
-
-    def bounds(self) -> str:
-        return f"{self.minimum} to {self.maximum}"
-
-
-@dataclass(frozen=True, slots=True)
-class Fraction:
-    """A part of one, from 0 to ``maximum``."""
-
-    maximum: float
-    unit: ClassVar[str] = "fraction"
-
-    def parse(self, value: object) -> float:
-        if not _is_one_of(value, int, float, str) or re.fullmatch(r"\d(\.\d{1,9})?", str(value)) is None:
-            raise ValueError(f"a fraction such as 0.1, not {value!r}")
-        if float(str(value)) > self.maximum:
-            raise ValueError(f"{self.bounds()}, not {value!r}")
-        return float(str(value))
-
-    def show(self, value: float) -> str:
-        return f"{value:g}"
-
-    def bounds(self) -> str:
-        return f"0 to {self.maximum:g}"
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One of a few values."""
-
-    choices: tuple[str, ...]
-    unit: ClassVar[str] = ""
-
-    def parse(self, value: object) -> str:
-        if not isinstance(value, str) or value not in self.choices:
-            raise ValueError(f"{self.bounds()}, not {value!r}")
-        return value
-
-    def show(self, value: str) -> str:
-        return f'"{value}"'
-
-    def bounds(self) -> str:
-        return " or ".join(map(self.show, self.choices))
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """True or false."""
-
-    unit: ClassVar[str] = ""
-
-    def parse(self, value: object) -> bool:
-        if not isinstance(value, bool):
-            raise ValueError(f"{self.bounds()}, not {value!r}")
-        return value
-
-    def show(self, value: bool) -> str:
-        return str(value).lower()
-
-    def bounds(self) -> str:
-        return "true or false"
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """Text of a form, or none at all."""
-
-    form: str
-    pattern: str = r"[^\0]+"
-    unit: ClassVar[str] = ""
-
-    def parse(self, value: object) -> str:
-        if not isinstance(value, str) or (value and re.fullmatch(self.pattern, value) is None):
-            raise ValueError(f"{self.bounds()}, not {value!r}")
-        return value
-
-    def show(self, value: str) -> str:
-        return f'"{value}"'
-
-    def bounds(self) -> str:
-        return f'{self.form} or ""'
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """A list of names, in any number."""
-
-    form: str
-    pattern: str
-    unit: ClassVar[str] = ""
-
-    def parse(self, value: object) -> tuple[str, ...]:
-        if not isinstance(value, list | tuple) or not all(
-            isinstance(each, str) and re.fullmatch(self.pattern, each) for each in value
-        ):
-            raise ValueError(f"{self.bounds()}, not {value!r}")
-        return tuple(value)
-
-    def show(self, value: tuple[str, ...]) -> str:
-        return f"[{', '.join(f'{chr(34)}{each}{chr(34)}' for each in value)}]"
-
-    def bounds(self) -> str:
-        return f"a list of {self.form}"
-
-
-@dataclass(frozen=True, slots=True)
-class Networks:
-    """A list of IP addresses and networks."""
-
-    unit: ClassVar[str] = ""
-
-    def parse(self, value: object) -> tuple[str, ...]:
-        try:
-            if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
-                raise ValueError
-            for each in value:
-                ip_network(each)
-        except ValueError:
-            raise ValueError(f"{self.bounds()}, not {value!r}") from None
-        return tuple(value)
-
-    def show(self, value: tuple[str, ...]) -> str:
-        return f"[{', '.join(f'{chr(34)}{each}{chr(34)}' for each in value)}]"
-
-    def bounds(self) -> str:
-        return 'a list of addresses and networks, as "10.0.0.0/8"'
-
-
-@dataclass(frozen=True, slots=True)
-class Mode:
-    """Permission bits."""
-
-    unit: ClassVar[str] = "octal"
-
-    def parse(self, value: object) -> int:
-        bits = -1
-        if isinstance(value, str) and re.fullmatch(r"(0o)?[0-7]{1,4}", value):
-            bits = int(value, 8)
-        elif isinstance(value, int) and not isinstance(value, bool):
-            bits = value
-        if not 0 <= bits <= 0o777:  # decimal 620, written for octal 620, is above it
-            raise ValueError(f'permission bits such as 0o620 or "0620", not {value!r}')
-        return bits
-
-    def show(self, value: int) -> str:
-        return f"0o{value:o}"
-
-    def bounds(self) -> str:
-        return "0o0 to 0o777"
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """A group of users: its number as text; "group", which is the root's own; or "", which is none."""
-
-    unit: ClassVar[str] = ""
-
-    def parse(self, value: object) -> str:
-        text = str(value) if _is_one_of(value, int) else value
-        if not isinstance(text, str):
-            raise ValueError(f"{self.bounds()}, not {value!r}")
-        if text in ("", "group") or (re.fullmatch("[0-9]{1,10}", text) and int(text) < _GROUPS_END):
-            return text
-        try:
-            return str(grp.getgrnam(text).gr_gid)
-        except KeyError:
-            raise ValueError(f"{self.bounds()}, not {value!r}") from None
-
-    def show(self, value: str) -> str:
-        return f'"{value}"'
-
-    def bounds(self) -> str:
-        return 'a group of users by name or number, "group" for the root\'s own, or "" for none'
-
-
-def setting(type_: SettingType, default: object, meaning: str) -> Any:
-    """The field of a dataclass of settings; the type of its value is the annotation's."""
-    return field(default=type_.parse(default), metadata={"type": type_, "meaning": meaning})
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One row of a table of settings; default and bounds are as they are written in the file.
+class SettingType:
+    """One kind of value.
 
     Attributes:
-        type: size, duration, count, fraction, choice, flag, text, names, mode, table, or tables.
-        unit: in which a bare number is counted; "" if there is none.
+        bounds: the accepted values, as text.
+        parse: returns the checked value, or raises ValueError with a message that completes "SETTING must be …".
+        show: returns the value as TOML.
+        unit: unit of a bare number, or "".
     """
 
-    name: str
-    type: str
-    unit: str
-    default: str
     bounds: str
-    meaning: str
-    reloadable: bool
+    parse: Callable[[object], Any]
+    show: Callable[[Any], str]
+    unit: str = ""
 
 
-def row_of(described: Field[Any], *, reloadable: bool) -> Setting:
-    """The row of a field that :func:`setting` has made."""
-    meta = described.metadata
-    type_: SettingType = meta["type"]
-    name, default = type(type_).__name__.lower(), type_.show(meta.get("default", described.default))
-    return Setting(described.name, name, type_.unit, default, type_.bounds(), meta["meaning"], reloadable)
+def size(minimum: int, maximum: int, *, zero: bool = False) -> SettingType:
+    """Bytes; with ``zero`` also 0, which means "off"."""
+    read = _reader(r"(\d{1,20}) ?([kMGT]?B|[KMGT]iB|)", int, _SIZE_UNITS)
+    return _number('a size such as 65536, "64KiB" or "1GiB"', read, _show_size, "bytes", minimum, maximum, zero=zero)
+
+
+def duration(minimum: float, maximum: float, *, zero: bool = False) -> SettingType:
+    """Seconds; with ``zero`` also 0, which means "off"."""
+    read = _reader(r"(\d{1,12}(?:\.\d{1,9})?) ?(ms|s|m|h|d|)", float, _DURATION_UNITS)
+    example = 'a duration such as 30, "10s", "5m" or "1h"'
+    return _number(example, read, _show_duration, "seconds", minimum, maximum, zero=zero)
+
+
+def count(minimum: int, maximum: int) -> SettingType:
+    return _number("a whole number", _reader(r"(-?\d{1,18})()", int, {"": 1}), str, "", minimum, maximum)
+
+
+def fraction(maximum: float) -> SettingType:
+    """A number from 0 to ``maximum``, which is at most 1."""
+    read = _reader(r"(\d(?:\.\d{1,9})?)()", float, {"": 1})
+    return _number("a fraction such as 0.1", read, "{:g}".format, "fraction", 0, maximum)
+
+
+def choice(*choices: str) -> SettingType:
+    *others, last = map(_quoted, choices)
+    bounds = f"{', '.join(others)} or {last}"
+    return _type(bounds, lambda value: value if isinstance(value, str) and value in choices else None)
+
+
+def text(form: str, pattern: str = r"[^\0]+") -> SettingType:
+    """Text that matches ``pattern``, or "". ``form`` describes it, as in "a path"."""
+
+    def read(value: object) -> str | None:
+        return value if isinstance(value, str) and (not value or re.fullmatch(pattern, value)) else None
+
+    return _type(f'{form} or ""', read)
+
+
+def names(form: str, accepts: Callable[[str], object]) -> SettingType:
+    """A list of strings that ``accepts`` finds true. ``form`` describes them, as in "host names"."""
+
+    def read(value: object) -> tuple[str, ...] | None:
+        if not isinstance(value, list | tuple):
+            return None
+        return tuple(value) if all(isinstance(each, str) and accepts(each) for each in value) else None
+
+    return _type(f"a list of {form}", read, show=lambda value: f"[{', '.join(map(_quoted, value))}]")
 
 
 def format_bytes(count: float) -> str:
-    """About so many bytes, in a readable unit.
+    """Return a rounded size in a readable unit.
 
     >>> format_bytes(1_500_000), format_bytes(12)
     ('1.4 MiB', '12 B')
     """
-    for unit, suffix in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+    for suffix, unit in _BINARY_UNITS.items():
         if count >= unit:
             return f"{count / unit:.1f} {suffix}"
     return f"{count:.0f} B"
 
 
 def format_seconds(seconds: float) -> str:
-    """About so long, in readable units.
+    """Return a rounded duration in readable units.
 
     >>> format_seconds(93_784), format_seconds(0.25)
     ('1 d 2 h', '0.2 s')
@@ -348,6 +109,121 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def _is_one_of(value: object, *types: type) -> bool:
-    """As isinstance, but true and false are not numbers."""
-    return isinstance(value, types) and not isinstance(value, bool)
+def _type(
+    bounds: str,
+    read: Callable[[object], Any],
+    *,
+    show: Callable[[Any], str] | None = None,
+    unit: str = "",
+    example: str = "",
+) -> SettingType:
+    """Return a type whose ``read`` returns None for a value that is not accepted."""
+
+    def parse(value: object) -> Any:
+        if (parsed := read(value)) is None:
+            raise ValueError(f"{example or bounds}, not {value!r}")
+        return parsed
+
+    return SettingType(bounds, parse, show or _quoted, unit)
+
+
+def _number(
+    example: str,
+    read: Callable[[object], Any],
+    show: Callable[[Any], str],
+    unit: str,
+    minimum: float,
+    maximum: float,
+    *,
+    zero: bool = False,
+) -> SettingType:
+    bounds = f"{'0 or ' if zero else ''}{show(minimum)} to {show(maximum)}"
+
+    def checked(value: object) -> Any:
+        number = read(value)
+        if number is not None and not (minimum <= number <= maximum or (zero and number == 0)):
+            raise ValueError(f"{bounds}, not {value!r}")
+        return number
+
+    return _type(bounds, checked, show=show, unit=unit, example=example)
+
+
+def _reader(
+    pattern: str, convert: Callable[[str], float], units: Mapping[str, float]
+) -> Callable[[object], float | None]:
+    """Return a function that reads a number with a unit; None if the value has another form."""
+
+    def read(value: object) -> float | None:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            return None
+        match = re.fullmatch(pattern, str(value).strip())
+        return convert(match[1]) * units[match[2]] if match else None
+
+    return read
+
+
+def _read_mode(value: object) -> int | None:
+    bits = -1
+    if isinstance(value, str) and re.fullmatch(r"(0o)?[0-7]{1,4}", value):
+        bits = int(value, 8)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        bits = value
+    return bits if 0 <= bits <= 0o777 else None  # decimal 620, a mistake for octal 620, is greater
+
+
+def _read_os_group(value: object) -> str | None:
+    """Return the number of an OS group, as text, or a value that means something without one."""
+    from grp import getgrnam
+
+    name = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if not isinstance(name, str):
+        return None
+    if name in ("", "group") or (re.fullmatch("[0-9]{1,10}", name) and int(name) < _OS_GROUPS_END):
+        return name
+    try:
+        return str(getgrnam(name).gr_gid)
+    except KeyError:
+        return None
+
+
+def _read_users(value: object) -> frozenset[int] | None:
+    from pwd import getpwnam
+
+    if not isinstance(value, list) or not all(isinstance(user, int | str) for user in value):
+        return None
+    try:
+        return frozenset(getpwnam(user).pw_uid if isinstance(user, str) else int(user) for user in value)
+    except KeyError:
+        return None
+
+
+def _show_size(size: int) -> str:
+    for suffix, unit in _BINARY_UNITS.items():
+        if size and size % unit == 0:
+            return f'"{size // unit}{suffix}"'
+    return str(size)
+
+
+def _show_duration(seconds: float) -> str:
+    for suffix, unit in _DURATION_UNITS.items():
+        if seconds and (seconds / unit).is_integer():
+            return f'"{seconds / unit:.0f}{suffix}"'
+    return f"{seconds:.6f}".rstrip("0").rstrip(".")
+
+
+def _quoted(value: str) -> str:
+    return f'"{value}"'
+
+
+FLAG = _type(
+    "true or false", lambda value: value if isinstance(value, bool) else None, show=lambda value: str(value).lower()
+)
+MODE = _type(
+    "0o0 to 0o777", _read_mode, show="0o{:o}".format, unit="octal", example='permission bits such as 0o620 or "0620"'
+)
+OS_GROUP = _type('an OS group by name or number, "group" for the OS group of the root, or "" for none', _read_os_group)
+USERS = _type(
+    "a list of existing users by name or number",
+    _read_users,
+    show=lambda users: str(sorted(users)),
+)

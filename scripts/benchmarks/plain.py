@@ -10,9 +10,9 @@ import os
 import sys
 from pathlib import Path
 
-from wald.config import load
 from wald.daemon import intake, service
 from wald.daemon.pipe_calls import Scratch
+from wald.settings import load
 
 _SHORT_BYTES = 4096
 

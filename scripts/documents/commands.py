@@ -12,9 +12,7 @@ from pathlib import Path
 import click
 
 from documents.tables import table
-from wald.config import reference
-from wald.limits import Retention, RouteLimits
-from wald.setting_types import Setting
+from wald.settings import Retention, RouteConfig, RouteLimits, Setting, reference
 from wald_gate import settings as gate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,24 +28,29 @@ def retention() -> str:
     return _settings(reference(Retention))
 
 
+def routes() -> str:
+    """Return the settings of a route, without its limits."""
+    return _settings(reference(RouteConfig))
+
+
 def limits() -> str:
-    """Every limit of a route."""
+    """Return the limits of a route."""
     return _settings(reference(RouteLimits))
 
 
 def gate_settings() -> str:
     """Every setting of the gate outside of tables."""
-    return _settings(gate.reference())
+    return _settings(reference(gate.Settings))
 
 
 def gate_limits() -> str:
     """What clients of the gate may take."""
-    return _settings(gate.reference(gate.LimitSettings))
+    return _settings(reference(gate.LimitSettings))
 
 
 def gate_groups() -> str:
     """Every setting of a work group of the gate."""
-    return _settings(gate.reference(gate.GroupSettings))
+    return _settings(reference(gate.GroupSettings))
 
 
 def _settings(settings: list[Setting]) -> str:

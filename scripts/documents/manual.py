@@ -11,9 +11,7 @@ import click
 import wald
 from documents.commands import below, described, programs, usage
 from wald.cli import entry
-from wald.config import reference
-from wald.limits import Retention, RouteLimits
-from wald.setting_types import Setting
+from wald.settings import Retention, RouteConfig, RouteLimits, Setting, reference
 
 SETTINGS = "wald.toml"
 FILES = [
@@ -59,6 +57,7 @@ def settings_page() -> str:
         + section("DESCRIPTION", escaped(text))
         + section("SETTINGS", settings(reference()))
         + section("SETTINGS OF [retention]", settings(reference(Retention)))
+        + section("SETTINGS OF [routes.NAME]", settings(reference(RouteConfig)))
         + section("LIMITS IN [routes.NAME], OR IN [retention] FOR ALL", settings(reference(RouteLimits)))
         + section("EXAMPLES", example)
     )

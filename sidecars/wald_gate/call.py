@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from wald.errors import InvalidInput
 from wald.format.names import check_group, check_route
-from wald.setting_types import Duration
+from wald.setting_types import duration
 from wald_gate.problems import HttpError, for_client, without_machine, without_path
 from wald_gate.rights.clients import ANYONE, PEER, Client, Right
 from wald_gate.state import State
@@ -26,7 +26,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 S = TypeVar("S", bound=Struct)
 _WHOLE = re.compile(r"-?[0-9]{1,40}", re.ASCII)
-_WAIT = Duration(0, 300)
+_WAIT = duration(0, 300)
 _SOME_ROOT = "ROOT"
 _CHARSET = re.compile(r';[ \t]*charset="?([^";,\s]*)', re.IGNORECASE)
 _SHAPES = "see /openapi.json"
@@ -200,6 +200,7 @@ def wait_seconds(given: str) -> float:
         InvalidInput: it is no such time, or too long.
     """
     try:
-        return _WAIT.parse(given)
+        seconds: float = _WAIT.parse(given)
     except ValueError as error:
         raise InvalidInput(f"wait must be {error}", hint="wait=30s") from None
+    return seconds

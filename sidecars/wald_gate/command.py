@@ -18,7 +18,7 @@ from wald.errors import InvalidInput
 from wald.systemd import Systemd
 
 if TYPE_CHECKING:
-    from wald.setting_types import Setting
+    from wald.settings import Setting
     from wald_gate.settings import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -26,9 +26,10 @@ _FILE = click.Path()
 
 
 def _tables() -> Iterator[tuple[str, list[Setting]]]:
-    from wald_gate.settings import GroupSettings, LimitSettings, reference
+    from wald.settings import reference
+    from wald_gate.settings import GroupSettings, LimitSettings, Settings
 
-    yield "Settings, in the config file; * marks what SIGHUP reloads", reference()
+    yield "Settings, in the config file; * marks what SIGHUP reloads", reference(Settings)
     yield "In the table [limits]", reference(LimitSettings)
     yield 'In a table [groups."ROUTE/GROUP"]', reference(GroupSettings)
 

@@ -1,4 +1,4 @@
-"""Every setting of the gate, with its default, bounds and meaning: from the command line, from a file, or given here.
+"""Settings of the gate with type, default, bounds and help: from options, from a file, or passed by the caller.
 
 The file has the names of the options, and two kinds of tables:
 
@@ -11,136 +11,134 @@ The file has the names of the options, and two kinds of tables:
     [groups."orders/billing"]  # ROUTE/GROUP
     order = "key"
 
-This imports nothing that the extra ``gate`` brings.
+This module imports nothing that the extra ``gate`` installs.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from wald.errors import InvalidInput
 from wald.format.names import check_group, check_route
 from wald.format.work import TRIES_MAX
-from wald.setting_file import SettingFile, parse_setting, unknown_setting
-from wald.setting_types import (
-    GIB,
-    KIB,
-    MIB,
-    Choice,
-    Count,
-    Duration,
-    Flag,
-    Names,
-    Networks,
-    Setting,
-    SettingType,
-    Size,
-    Text,
-    row_of,
-    setting,
-)
+from wald.setting_types import FLAG, GIB, KIB, MIB, choice, count, duration, names, size, text
+from wald.settings import SettingFile, parse_setting, setting, setting_types
 from wald.work.group import DEAD_LETTER, WINDOW
 
-T = TypeVar("T")
 _HELP = "wald-gate serve --help"
-_PATH = Text("a path")
+_PATH = text("a path")
 _HOUR = 3600
+
+
+def _is_network(network: str) -> bool:
+    from ipaddress import ip_network
+
+    try:
+        ip_network(network)
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
 class LimitSettings:
-    """What clients may take: the table [limits]."""
+    """The table [limits]: limits on clients."""
 
     connections_max: int = setting(
-        Count(1, 65536), 4096, "the most connections at a time; the one that has been idle for longest makes way"
+        count(1, 65536), 4096, "maximum number of connections; a new one closes the one that has been idle for longest"
     )
     connections_per_address: int = setting(
-        Count(0, 65536),
+        count(0, 65536),
         2048,
-        "the most connections of one address, except a trusted proxy's, or of one user on the unix socket; 0: no limit",
+        "maximum number of connections of one address, except a trusted proxy's, or of one user on the Unix socket; "
+        "0: no limit",
     )
     requests_at_once: int = setting(
-        Count(1, 65536), 1024, "the most requests of one client that are under way, those that wait included"
+        count(1, 65536), 1024, "maximum number of requests of one client in flight, including those that wait"
     )
     requests_per_second: int = setting(
-        Count(0, 1_000_000), 0, "what one client may ask over time, with room for as many at once; 0: no limit"
+        count(0, 1_000_000), 0, "sustained request rate of one client, with a burst of the same size; 0: no limit"
     )
     bytes_per_second: int = setting(
-        Size(KIB, 1024 * GIB, zero=True), 0, "what one client may send in bodies over time; 0: no limit"
+        size(KIB, 1024 * GIB, zero=True), 0, "sustained rate of request bodies of one client; 0: no limit"
     )
     groups_per_route: int = setting(
-        Count(1, 65536), 100, "the number of groups on a route at which only admins may create another"
+        count(1, 65536), 100, "number of groups on a route above which only admins may create another"
     )
-    head_max_bytes: int = setting(Size(KIB, MIB), "64KiB", "the longest request line with its headers")
-    json_max_bytes: int = setting(Size(KIB, 64 * MIB), "4MiB", "the largest body of JSON")
-    body_max_bytes: int = setting(Size(KIB, 1024 * GIB), "1GiB", "the largest body of records, decompressed")
-    record_max_bytes: int = setting(Size(1, 512 * MIB), "16MiB", "the longest record")
+    head_max_bytes: int = setting(size(KIB, MIB), "64KiB", "maximum size of a request line with its headers")
+    json_max_bytes: int = setting(size(KIB, 64 * MIB), "4MiB", "maximum size of a JSON body")
+    body_max_bytes: int = setting(size(KIB, 1024 * GIB), "1GiB", "maximum size of a body of records, decompressed")
+    record_max_bytes: int = setting(size(1, 512 * MIB), "16MiB", "maximum size of a record")
     kept_max_bytes: int = setting(
-        Size(MIB, 1024 * GIB),
+        size(MIB, 1024 * GIB),
         "128MiB",
-        "the most bytes in memory of unfinished records, and of leased ones until they are taken, of all clients, "
-        "beyond 128 KiB of each",
+        "maximum memory for unfinished records, and for leased records until they are sent, of all clients, in "
+        "addition to 128 KiB for each",
     )
-    head_timeout: float = setting(Duration(0.1, _HOUR), "10s", "the time for a request line and its headers to come")
-    body_timeout: float = setting(Duration(0.1, _HOUR), "20s", "the time for the next 64 KiB of a body to come")
-    send_timeout: float = setting(Duration(0.1, _HOUR), "30s", "how long a client may take nothing of an answer")
-    idle_timeout: float = setting(Duration(0.1, 24 * _HOUR), "1m", "how long a connection may be without a request")
+    head_timeout: float = setting(duration(0.1, _HOUR), "10s", "maximum time to receive a request line and its headers")
+    body_timeout: float = setting(duration(0.1, _HOUR), "20s", "maximum time to receive the next 64 KiB of a body")
+    send_timeout: float = setting(
+        duration(0.1, _HOUR), "30s", "maximum time during which a client reads nothing of a response"
+    )
+    idle_timeout: float = setting(duration(0.1, 24 * _HOUR), "1m", "maximum time of a connection without a request")
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """How a work group gives out records, if the gate is its host: a table [groups."ROUTE/GROUP"]."""
+    """A table [groups."ROUTE/GROUP"]: settings of a work group that the gate hosts."""
+
+    reloadable: ClassVar[frozenset[str]] = frozenset()
 
     order: str = setting(
-        Choice(("log", "key")), "log", "key: the records of one key are with one worker at a time, in their order"
+        choice("log", "key"), "log", "key: lease the records of one key to one worker at a time, in their order"
     )
-    max_tries: int = setting(Count(0, TRIES_MAX), 0, "a record is given up after so many tries; 0: never")
-    dead_letter: str = setting(Text("a route"), DEAD_LETTER, "the route for records that are given up")
-    window: int = setting(Count(1, 1 << 40), WINDOW, "how far beyond the oldest open record new ones are leased")
+    max_tries: int = setting(count(0, TRIES_MAX), 0, "number of tries after which a record is given up; 0: no limit")
+    dead_letter: str = setting(text("a route"), DEAD_LETTER, "route for records that are given up")
+    window: int = setting(
+        count(1, 1 << 40), WINDOW, "maximum distance between the oldest open record and a newly leased one"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of a gate; the file may have each, and the command line those outside of tables."""
+    """The settings of a gate; options override the file, and only the file has tables."""
 
     reloadable: ClassVar[frozenset[str]] = frozenset({"hosts", "limits"})
-    """What SIGHUP may change; besides, it reads the certificates and the file of tokens again."""
+    """Settings that SIGHUP may change; it also reads the certificates and the file of tokens again."""
 
-    listen: str = setting(Text("HOST:PORT"), "127.0.0.1:7700", 'where TCP connections are taken; "": nowhere')
-    uds: str = setting(_PATH, "", 'a unix socket to listen on, too; "": none')
-    certificate: str = setting(_PATH, "", 'for TLS: a file in PEM, with the certificates above it; "": no TLS')
-    key: str = setting(_PATH, "", "its key, if it is in another file")
-    authorities: str = setting(_PATH, "", "a file in PEM: of these a client may show a certificate in place of a token")
-    tokens: str = setting(
-        _PATH, "", 'who may do what (wald-gate token); "": everyone who can connect may do everything'
+    listen: str = setting(text("HOST:PORT"), "127.0.0.1:7700", 'address for TCP connections; "": none')
+    uds: str = setting(_PATH, "", 'path of a Unix socket to listen on; "": none')
+    certificate: str = setting(_PATH, "", 'PEM file for TLS, with the certificate chain; "": no TLS')
+    key: str = setting(_PATH, "", "PEM file of the private key, unless the certificate's file contains it")
+    authorities: str = setting(
+        _PATH, "", "PEM file of the CAs for client certificates, which a client may use instead of a token"
     )
-    insecure: bool = setting(Flag(), False, "listen for other machines without TLS or tokens all the same")
+    tokens: str = setting(
+        _PATH, "", 'file of clients and their rights (wald-gate token); "": everyone who can connect has all rights'
+    )
+    insecure: bool = setting(FLAG, False, "listen for other machines even without TLS or tokens")
     hosts: tuple[str, ...] = setting(
-        Names("host names", r"[A-Za-z0-9._-]{1,253}"),
+        names("host names", re.compile(r"[A-Za-z0-9._-]{1,253}").fullmatch),
         (),
-        "the names by which clients may ask; without tokens those of loopback, and addresses, are always there; with "
-        "tokens [] is any",
+        "accepted host names; without tokens, loopback names and addresses are always accepted; with tokens, [] "
+        "accepts any",
     )
     trusted_proxies: tuple[str, ...] = setting(
-        Networks(),
+        names('addresses and networks, as "10.0.0.0/8"', _is_network),
         (),
-        "the proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted; they are ignored from others",
+        "proxies whose X-Forwarded-For and X-Forwarded-Proto headers are trusted; others are ignored",
     )
-    log_requests: bool = setting(Flag(), False, "a line about each request on stderr, and not of failures only")
-    limits: LimitSettings = field(
-        default=LimitSettings(), metadata={"meaning": "a table [limits]: what clients may take"}
-    )
-    groups: Mapping[str, GroupSettings] = field(
-        default_factory=lambda: MappingProxyType({}),
-        metadata={"meaning": 'a table [groups."ROUTE/GROUP"] each: how a work group gives out records'},
-    )
+    log_requests: bool = setting(FLAG, False, "log every request to stderr instead of failed requests only")
+    limits: LimitSettings = LimitSettings()
+    groups: Mapping[str, GroupSettings] = field(default_factory=lambda: MappingProxyType({}))
 
     def waiting(self, fresh: Settings) -> list[str]:
-        """The names of what differs in ``fresh``, and waits for a restart."""
+        """Return the names of the settings that differ in ``fresh`` and need a restart."""
         return [
             each.name
             for each in fields(self)
@@ -148,39 +146,41 @@ class Settings:
         ]
 
 
+_TYPES = setting_types(Settings)
+_LIMIT_TYPES = setting_types(LimitSettings)
+_GROUP_TYPES = setting_types(GroupSettings)
+_HOMES = {
+    **dict.fromkeys(_GROUP_TYPES, 'to a table [groups."ROUTE/GROUP"]'),
+    **dict.fromkeys(_LIMIT_TYPES, "to [limits]"),
+    **dict.fromkeys(_TYPES, "above the first table"),
+}
+
+
 def load(path: Path | None, given: Mapping[str, Any]) -> Settings:
-    """The settings of the command line and of the file at ``path``.
+    """Return the settings of the command line and of the file at ``path``.
 
     Args:
-        given: those of the command line, by name; they come first.
+        given: options by name; they override the file.
 
     Raises:
-        InvalidInput: the file cannot be read, a key does not exist, a value is out of bounds; it names file and line.
+        InvalidInput: the file cannot be read, a key does not exist, or a value is out of bounds; it names file and
+            line.
     """
-    values = {} if path is None else _from_file(SettingFile.read(path))
-    types = _types(Settings)
+    values = {} if path is None else _from_file(SettingFile.read(path, help_command=_HELP, homes=_HOMES))
     values |= {
-        name: parse_setting(f"--{name}", value, types[name], "the command line", help_command=_HELP)
+        name: parse_setting(f"--{name}", value, _TYPES[name], "the command line", help_command=_HELP)
         for name, value in given.items()
     }
     return Settings(**values)
 
 
-def reference(table: type[Settings | LimitSettings | GroupSettings] = Settings) -> list[Setting]:
-    """Every setting of a table with its type, unit, default, bounds and meaning, in the order of explanation."""
-    reloadable = {Settings: Settings.reloadable, LimitSettings: {each.name for each in fields(LimitSettings)}}
-    return [
-        row_of(each, reloadable=each.name in reloadable.get(table, ())) for each in fields(table) if _has_type(each)
-    ]
-
-
 def _from_file(file: SettingFile) -> dict[str, Any]:
-    tables = {"limits", "groups"} & file.tables.keys()
-    values = _parsed(Settings, {name: value for name, value in file.tables.items() if name not in tables}, file)
+    tables = {name: file.tables.pop(name) for name in ("limits", "groups") if name in file.tables}
+    values = file.parse_table(file.tables, _TYPES)
     if "limits" in tables:
-        values["limits"] = LimitSettings(**_parsed(LimitSettings, file.tables["limits"], file, "limits"))
+        values["limits"] = LimitSettings(**file.parse_table(tables["limits"], _LIMIT_TYPES, "limits"))
     if "groups" in tables:
-        values["groups"] = MappingProxyType(dict(_groups(file.tables["groups"], file)))
+        values["groups"] = MappingProxyType(dict(_groups(tables["groups"], file)))
     return values
 
 
@@ -195,7 +195,7 @@ def _groups(tables: object, file: SettingFile) -> Iterable[tuple[str, GroupSetti
         try:
             check_route(route)
             check_group(group)
-            found = GroupSettings(**_parsed(GroupSettings, keys, file, f'groups."{name}"', after=name))
+            found = GroupSettings(**file.parse_table(keys, _GROUP_TYPES, f'groups."{name}"', after=name))
             is_used = bool(found.max_tries) or "dead_letter" in keys
             if check_route(found.dead_letter) == route and is_used:
                 raise InvalidInput(f"route {route}: cannot be its own dead-letter route", hint="dead_letter = ROUTE")
@@ -204,43 +204,3 @@ def _groups(tables: object, file: SettingFile) -> Iterable[tuple[str, GroupSetti
                 raise
             raise InvalidInput(f"{file.place(name)}: {error.message}", hint=error.hint) from error
         yield name, found
-
-
-def _parsed(
-    table: type[Settings | LimitSettings | GroupSettings],
-    keys: object,
-    file: SettingFile,
-    name: str = "",
-    *,
-    after: str = "",
-) -> dict[str, Any]:
-    """The checked values of one table."""
-    if not isinstance(keys, dict):
-        raise InvalidInput(f"{file.place(name)}: {name} must be a table", hint=f"write [{name}]")
-    types = _types(table)
-    values: dict[str, Any] = {}
-    for key, value in keys.items():
-        place = file.place(key, after=after or name)
-        if key not in types:
-            raise _misplaced(key, types, place, name)
-        full = f"{name}.{key}" if name else key
-        values[key] = parse_setting(full, value, types[key], place, help_command=_HELP)
-    return values
-
-
-def _misplaced(key: str, known: Iterable[str], place: str, table: str) -> InvalidInput:
-    """The error for a key that ``table`` ("": none) does not have; it may be one that stands elsewhere."""
-    for home, where in ((LimitSettings, "[limits]"), (GroupSettings, 'a table [groups."ROUTE/GROUP"]')):
-        if not table and key in _types(home):
-            return InvalidInput(f"{place}: {key!r} is above all tables", hint=f"move {key} to {where}")
-    if table and key in _types(Settings):
-        return InvalidInput(f"{place}: {key!r} is inside [{table}]", hint=f"move {key} above the first table")
-    return unknown_setting(key, known, place, table=f" in [{table}]" if table else "", help_command=_HELP)
-
-
-def _types(table: type[Settings | LimitSettings | GroupSettings]) -> dict[str, SettingType]:
-    return {each.name: each.metadata["type"] for each in fields(table) if _has_type(each)}
-
-
-def _has_type(described: Any) -> bool:
-    return "type" in described.metadata

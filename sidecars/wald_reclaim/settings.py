@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import wald.config
-import wald.limits
+import wald.settings
 from wald.errors import InvalidInput
 from wald_reclaim.policy import Limits, RouteLimits
 
@@ -44,7 +43,7 @@ def settings(path: Path | None, options: Mapping[str, Any]) -> Settings:
         InvalidInput: the file cannot be read, or is wrong; unread records are to expire, and no limit says when.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    config = wald.config.Config() if path is None else wald.config.load(path, os.environ)
+    config = wald.settings.Config() if path is None else wald.settings.load(path, os.environ)
     same_name = {name: value for name, value in given.items() if name not in _OF_THE_LOG}
     config = replace(config, retention=replace(config.retention, **same_name))
     retention = config.retention
@@ -67,7 +66,7 @@ def settings(path: Path | None, options: Mapping[str, Any]) -> Settings:
     return Settings(limits, int(retention.grace * 1e9), retention.verify, retention.compact_pinned)
 
 
-def _of_route(limits: wald.limits.RouteLimits, *, spares_unread: bool) -> RouteLimits:
+def _of_route(limits: wald.settings.RouteLimits, *, spares_unread: bool) -> RouteLimits:
     expires = limits.on_pinned == "expire" and not spares_unread
     return RouteLimits(
         max_age_ns=_nanoseconds(limits.max_age),

@@ -45,7 +45,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from wald.errors import InvalidInput
 from wald.format.names import check_route
 from wald.format.times import moment, nanoseconds
-from wald.setting_types import GIB, KIB, MIB, TIB, Choice, Count, SettingType, Size
+from wald.setting_types import GIB, KIB, MIB, TIB, SettingType, choice, count, size
 from wald_spark.damage import STRICT, Tolerance
 from wald_spark.locations import local_path
 
@@ -53,7 +53,7 @@ PARTITION_BYTES = 64 * MIB
 VALUE_BYTES = 64 * MIB
 _LAST = (1 << 63) - 1
 _MILLISECONDS_DIGITS = 12  # from 1973 on; fewer are seconds by mistake, or a date
-_SEQUENCE = Count(1, 10**18 - 1)
+_SEQUENCE = count(1, 10**18 - 1)
 _KNOWN = (
     "path",
     "paths",
@@ -75,8 +75,8 @@ _KNOWN = (
 )
 STREAM_OPTIONS = ("startingOffsets", "maxRecordsPerTrigger", "maxBytesPerTrigger")
 _QUERIES_ONLY = ("startingSequence", "endingSequence", "startingTimestamp", "endingTimestamp", "includeActive")
-_RECORDS = Count(1, 10**15)
-_BYTES = Size(1, 1024 * TIB)
+_RECORDS = count(1, 10**15)
+_BYTES = size(1, 1024 * TIB)
 _MEANT = {
     "startingoffsets": 'only streams have it; a query begins at .option("startingSequence", …) or startingTimestamp',
     "endingoffsets": 'a query ends with .option("endingSequence", …) or endingTimestamp; a stream has no end, but '
@@ -133,8 +133,8 @@ def parse_options(given: Mapping[str, str], *, also: tuple[str, ...] = ()) -> Op
         from_ns=asked.time("startingTimestamp"),
         until_ns=asked.time("endingTimestamp"),
         active=asked.flag("includeActive"),
-        partition_bytes=asked.number("maxBytesPerPartition", Size(64 * KIB, TIB), PARTITION_BYTES),
-        value_bytes=asked.number("maxValueBytes", Size(1, 2 * GIB - 1), VALUE_BYTES),
+        partition_bytes=asked.number("maxBytesPerPartition", size(64 * KIB, TIB), PARTITION_BYTES),
+        value_bytes=asked.number("maxValueBytes", size(1, 2 * GIB - 1), VALUE_BYTES),
         tolerance=Tolerance(
             damage=asked.word("mode", "FAILFAST", "PERMISSIVE") == "PERMISSIVE",
             loss=not asked.flag("failOnDataLoss"),
@@ -177,17 +177,17 @@ class _Given:
         given = local_path(self.text(name), hint=f'.option("{name}", "/a/directory"), the same on every machine')
         return os.path.abspath(given) if given else ""
 
-    def number(self, name: str, kind: Size | Count, default: int) -> int:
+    def number(self, name: str, kind: SettingType, default: int) -> int:
         given = self.options.get(name.lower())
         return default if given is None else int(self._parsed(name, kind, given))
 
     def word(self, name: str, *words: str) -> str:
         """One of ``words``, in upper or lower case; the first is the default."""
         given = self.text(name, words[0])
-        return str(self._parsed(name, Choice(words), next((word for word in words if word == given.upper()), given)))
+        return str(self._parsed(name, choice(*words), next((word for word in words if word == given.upper()), given)))
 
     def flag(self, name: str, *, default: bool = True) -> bool:
-        return self._parsed(name, Choice(("true", "false")), self.text(name, str(default)).lower()) == "true"
+        return self._parsed(name, choice("true", "false"), self.text(name, str(default)).lower()) == "true"
 
     def time(self, name: str) -> int | None:
         given = self.options.get(name.lower())
@@ -304,13 +304,14 @@ def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
     return StreamOptions(first=_first(starting), limits=limits)
 
 
-def _number(given: Mapping[str, str], name: str, kind: Count | Size) -> int | None:
+def _number(given: Mapping[str, str], name: str, kind: SettingType) -> int | None:
     if (text := given.get(name.lower())) is None:
         return None
     try:
-        return kind.parse(text)
+        number: int = kind.parse(text)
     except ValueError as error:
         raise InvalidInput(f"{name} must be {error}", hint=f'.option("{name}", …), or leave it out') from None
+    return number
 
 
 def _first(text: str) -> dict[str, int]:

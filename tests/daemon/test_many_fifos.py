@@ -12,10 +12,10 @@ import pytest
 from effort import steps
 from logs import Unsynced
 
-from wald.config import Config
 from wald.daemon.intake import Intake
 from wald.daemon.turn import Arena, Turn
 from wald.format.state import LogState
+from wald.settings import Config
 from wald.store.files.directory import Root
 from wald.store.files.identity import create_root, read_identity
 from wald.store.files.routes import add_route

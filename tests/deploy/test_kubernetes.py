@@ -16,7 +16,7 @@ import pytest
 from kustomize import OVERLAYS, Object, containers, of_kind, pods, rendered
 
 import wald
-from wald.config import load
+from wald.settings import load
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]

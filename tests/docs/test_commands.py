@@ -16,7 +16,7 @@ from pages import PAGES, blocks
 from running import Daemon, output_of
 from typed import fits, type_page, typed
 
-from wald.config import load
+from wald.settings import load
 from wald_archive.codecs import Codec
 from wald_archive.sizes import Records
 from wald_gate.settings import load as load_gate

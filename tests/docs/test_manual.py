@@ -14,8 +14,7 @@ import pytest
 from pages import ROOT
 from running import run
 
-from wald.config import reference
-from wald.limits import Retention, RouteLimits
+from wald.settings import Retention, RouteConfig, RouteLimits, reference
 
 PROGRAMS = sorted(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"])
 COMPLETED = {
@@ -55,7 +54,7 @@ def test_a_program_has_a_page_with_every_command_and_option(share: Path, program
 def test_the_page_of_the_settings_has_all_of_them(share: Path) -> None:
     text = shown(share / "man/man5/wald.toml.5")
 
-    settings = reference() + reference(Retention) + reference(RouteLimits)
+    settings = reference() + reference(Retention) + reference(RouteConfig) + reference(RouteLimits)
     assert [each.name for each in settings if f" {each.name} = {each.default}".rstrip(" =") not in text] == []
 
 

@@ -13,10 +13,8 @@ from pages import PAGES, ROOT, blocks, rows, section, without_blocks
 from running import Daemon, output_of, run
 
 from wald import errors
-from wald.config import reference
 from wald.format.protocol import Code
-from wald.limits import Retention, RouteLimits
-from wald.setting_types import Setting
+from wald.settings import Retention, RouteConfig, RouteLimits, Setting, reference
 
 OVERVIEW = rows("docs/cli.md", "# Commands")
 PROGRAMS = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"])
@@ -109,6 +107,7 @@ def test_every_option_it_uses_exists(page: str) -> None:
     [
         ("# Settings", reference()),
         ("## Retention", reference(Retention)),
+        ("## Routes", reference(RouteConfig)),
         ("## Limits of a route", reference(RouteLimits)),
     ],
 )

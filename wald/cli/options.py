@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from wald.cli.entry import ROOT
 from wald.errors import InvalidInput
 from wald.format.names import DEFAULT_GROUP, check_group, check_route
-from wald.setting_types import TIB, Duration, Setting, SettingType, Size
+from wald.setting_types import TIB, SettingType, duration, size
+
+if TYPE_CHECKING:
+    from wald.settings import Setting
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -154,12 +157,12 @@ def duration_option(
     name: str, default: str | None, help_text: str, *, seconds_min: float = 0, days_max: int = 1
 ) -> Callable[[F], F]:
     """An option that takes seconds, or "10s", "5m", "1h", "7d"; None if it has no default and is not given."""
-    return _kind_option(name, Duration(seconds_min, days_max * _DAY), default, help_text, "30s")
+    return _kind_option(name, duration(seconds_min, days_max * _DAY), default, help_text, "30s")
 
 
 def size_option(name: str, default: str | None, help_text: str) -> Callable[[F], F]:
     """An option that takes bytes, or "64KiB", "1GiB"; None if it has no default and is not given."""
-    return _kind_option(name, Size(0, 1024 * TIB), default, help_text, "64MiB")
+    return _kind_option(name, size(0, 1024 * TIB), default, help_text, "64MiB")
 
 
 def _kind_option(name: str, kind: SettingType, default: str | None, help_text: str, example: str) -> Callable[[F], F]:

@@ -17,7 +17,7 @@ from wald.cli.streams import stdout_is_a_report
 from wald.errors import InvalidInput
 from wald.format.times import utc
 from wald.hints import command_line
-from wald.setting_types import Group, Mode
+from wald.setting_types import MODE, OS_GROUP
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.fifos import FIFO_MODE, has_fifo
@@ -114,16 +114,18 @@ def _print_state(command: str, root: Root, route: str) -> None:
 
 def _bits(mode: str) -> int:
     try:
-        return Mode().parse(mode)
+        bits: int = MODE.parse(mode)
     except ValueError as error:
         raise InvalidInput(f"--mode must be {error}", hint="--mode 0620") from None
+    return bits
 
 
 def _group_id(name: str) -> str:
     try:
-        return Group().parse(name)
+        group: str = OS_GROUP.parse(name)
     except ValueError as error:
         raise InvalidInput(f"--consumers must be {error}", hint="getent group") from None
+    return group
 
 
 def _rows(route: Progress) -> list[tuple[str, ...]]:

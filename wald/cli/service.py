@@ -15,15 +15,15 @@ from wald.cli.streams import stdout_is_a_report
 from wald.format.names import check_route
 
 if TYPE_CHECKING:
-    from wald.setting_types import Setting
+    from wald.settings import Setting
 
 
 def _tables() -> Iterator[tuple[str, list[Setting]]]:
-    from wald.config import reference
-    from wald.limits import Retention, RouteLimits
+    from wald.settings import Retention, RouteConfig, RouteLimits, reference
 
     yield "Settings, in the config file or as WALD_<NAME>; * marks what SIGHUP reloads", reference()
     yield "In the table [retention] of the config file, for wald-reclaim --config", reference(Retention)
+    yield "In [routes.NAME]", reference(RouteConfig)
     yield "In [routes.NAME], or in [retention] for all routes", reference(RouteLimits)
 
 
@@ -41,8 +41,8 @@ def run(root: Path, config_path: Path | None, stdin_route: str | None, only_chec
     SIGTERM and SIGINT stop it, SIGHUP reloads the settings, SIGUSR1 cuts the active segment. With --stdin, the end of
     stdin also stops it; ROUTE is created if it is missing, and reactivated if it is retired. It must not have a FIFO.
     """
-    from wald.config import Config, load
     from wald.daemon import service
+    from wald.settings import Config, load
     from wald.store.files.identity import check_root
 
     if stdin_route is not None:

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from wald.config import Config
 from wald.daemon.pipe_calls import Relay, file_of, open_fifo, open_stdin
 from wald.errors import InvalidInput, WaldError
 from wald.hints import command_line
+from wald.settings import Config
 from wald.store.files.directory import Root
 from wald.store.files.fifos import found_files, found_words, has_fifo, is_displaced, make_fifo, same_fifo_words
 from wald.systemd import Systemd

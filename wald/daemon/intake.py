@@ -15,7 +15,6 @@ import os
 import select
 from collections.abc import Container, Iterator
 
-from wald.config import Config
 from wald.daemon.fifos import Fifos, OpenPipe, require_other
 from wald.daemon.pipe_calls import Scratch, held_bytes
 from wald.daemon.pipes import PAUSE_MAX_SECONDS, Pipe, end_of_record
@@ -23,6 +22,7 @@ from wald.daemon.transfers import Transfers, Unfinished, unfinished_transfers
 from wald.daemon.turn import Arena, Turn
 from wald.errors import InvalidInput
 from wald.format.peers import FIFO, STDIN
+from wald.settings import Config
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.writing.drafts import Draft, Placed, Placement, Route

@@ -21,12 +21,11 @@ from enum import StrEnum
 
 from structlog.typing import FilteringBoundLogger
 
-from wald.config import Config
 from wald.daemon.unread import Stretch, Unread, slowest, unread_before
 from wald.errors import Damaged
 from wald.hints import command_line
-from wald.limits import RouteLimits
 from wald.metrics import Metrics
+from wald.settings import Config, RouteLimits
 from wald.store.files.directory import Root
 from wald.store.files.listing import list_segments
 from wald.store.retention.cursors import Cursor, SlowestCursor

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from wald.config import Config
 from wald.daemon.committer import Full
 from wald.daemon.gate import Gate
 from wald.daemon.lifecycle import open_journal
@@ -22,6 +21,7 @@ from wald.daemon.turn import Arena, Turn
 from wald.errors import DiskFailure, NotPermitted, WaldError, wrong_type
 from wald.format.protocol import Code
 from wald.hints import command_line, room_commands
+from wald.settings import Config
 
 _FULL_SECONDS = 0.25  # between checks of a full disk
 _NAME_SECONDS = 2.0  # how long a stop tries to give the active segment its name back
@@ -370,7 +370,7 @@ class Service:
         for name, route in () if held else wanted_routes(root, fresh, self._journal):
             fifo = wants_fifo(root, name, route)
             parts.commands.make_route(name, fifo=fifo, mode=route.mode, consumers=route.consumers)
-        self._config, taken, waiting = self._config.taking_over(fresh)
+        self._config, taken, waiting = self._config.reload(fresh)
         open_journal(self._config.log_format, self._config.log_level)
         sizes = sizes_in_force(self._config, root.segments, self._journal)
         self._committer.take_over(self._config, sizes)

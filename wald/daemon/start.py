@@ -16,7 +16,6 @@ from pathlib import Path
 from structlog.typing import FilteringBoundLogger
 
 import wald
-from wald.config import Config, RouteConfig
 from wald.daemon.background import Background, Failure
 from wald.daemon.commands import Commands
 from wald.daemon.committer import Committer
@@ -36,7 +35,7 @@ from wald.format.segment import pack_version
 from wald.format.times import utc
 from wald.hints import command_line, hint_for
 from wald.metrics import Metrics, Outcome
-from wald.setting_origins import settings_in_force
+from wald.settings import Config, RouteConfig, effective_settings
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk, total_bytes
 from wald.store.files.fifos import has_fifo
@@ -348,13 +347,13 @@ def sizes_in_force(config: Config, segments: Path, journal: FilteringBoundLogger
 
 def described(config: Config, sizes: Sizes) -> dict[str, dict[str, str]]:
     """Every setting with its value and where that comes from; on a small disk some have less than what was set."""
-    found = {each.name: {"value": each.value, "origin": each.origin} for each in settings_in_force(config)}
+    found = {name: {"value": value, "origin": origin} for name, value, origin in effective_settings(config)}
     smaller = replace(config, segment_max_bytes=sizes.segment_bytes, free_space_min=sizes.reserve_bytes)
-    for each in settings_in_force(smaller):
-        setting = found[each.name]
-        if each.value != setting["value"]:
+    for name, value, _ in effective_settings(smaller):
+        setting = found[name]
+        if value != setting["value"]:
             origin = f"the disk is too small for {setting['value']} ({setting['origin']})"
-            found[each.name] = {"value": each.value, "origin": origin}
+            found[name] = {"value": value, "origin": origin}
     return found
 
 

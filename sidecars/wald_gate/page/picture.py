@@ -24,7 +24,7 @@ from wald.answers.status import Contents, Facts, Finding, facts_of, facts_of_dae
 from wald.answers.work import WorkCounts, work_counts
 from wald.errors import WaldError
 from wald.log import Log
-from wald.setting_types import Size
+from wald.setting_types import size as size_type
 from wald.store.retention.backlog import GroupBacklog
 from wald.store.retention.conditions import Condition
 from wald.store.segments.view import State, View
@@ -255,5 +255,6 @@ def _segment_max_bytes(facts: Facts) -> int:
         return size
     with suppress(LookupError, ValueError, TypeError):  # it has written no report, or one of another version
         value = tomllib.loads(f"size = {facts.settings['segment_max_bytes']['value']}")["size"]
-        return Size(1, _SIZE_MAX).parse(value)
+        parsed: int = size_type(1, _SIZE_MAX).parse(value)
+        return parsed
     return 0

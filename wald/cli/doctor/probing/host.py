@@ -16,8 +16,8 @@ from pathlib import Path
 
 import wald
 from wald.cli.doctor.judging.host import PIPE_BYTES, Clock, Limits, Parts, Pipes, Service, Spark, Uptime, needed_files
-from wald.config import Config
 from wald.errors import Damaged
+from wald.settings import Config
 from wald.store.files.directory import Root
 from wald.store.files.uptime import now
 from wald.store.segments.head import read_head, seconds_ahead

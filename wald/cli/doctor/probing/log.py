@@ -22,9 +22,9 @@ from wald.cli.doctor.judging.log import (
 from wald.cli.doctor.judging.medium import Mount
 from wald.cli.doctor.judging.space import Inodes, Quota, Space
 from wald.client.connection import status as asked
-from wald.config import Config, load
 from wald.errors import Damaged, InvalidInput, NotPermitted, WaldError
 from wald.hints import group_name, user_name
+from wald.settings import Config, load
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk, free_bytes, total_bytes
 from wald.store.files.fifos import has_fifo

@@ -1,0 +1,468 @@
+"""Settings of the daemon and of wald-reclaim: one table with type, default, bounds and help, and the TOML file.
+
+A setting comes from the first of: the variable ``WALD_<NAME>``, the file, its default. Sizes are bytes or "64MiB",
+durations seconds or "10s", "5m", "1h". Each route has a table:
+
+    [routes.access]
+    fifo = true             # create routes/access/in
+    mode = "0620"           # of the FIFO
+    writers = ["www-data"]  # users that may write over the socket; empty: all users
+    consumers = "billing"   # OS group whose members may leave cursors
+    max_age = "7d"          # and other limits, with defaults in [retention]
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from codecs import BOM_UTF8
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from wald.errors import InvalidInput
+from wald.format.names import check_route
+from wald.setting_types import (
+    FLAG,
+    GIB,
+    KIB,
+    MIB,
+    MODE,
+    OS_GROUP,
+    TIB,
+    USERS,
+    SettingType,
+    choice,
+    count,
+    duration,
+    fraction,
+    size,
+    text,
+)
+
+ENVIRONMENT_PREFIX = "WALD_"
+DEFAULT = "default"
+_HELP = "wald run --help"
+_SIMILARITY_MIN = 0.8  # of a misspelt variable and a setting; lower values would reject WALD_PORT, set by Kubernetes
+_DAY = 86400
+_CENTURY = 36_600 * _DAY
+_BYTES_MAX = 1024 * TIB
+_RECORDS_MAX = 10**18
+_GUARDED_MODE = 0o600  # of the FIFO of a route with writers
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A row of the settings reference; default and bounds are TOML.
+
+    Attributes:
+        unit: unit of a bare number, or "".
+    """
+
+    name: str
+    unit: str
+    default: str
+    bounds: str
+    meaning: str
+    reloadable: bool
+
+
+def setting(type_: SettingType, default: object, meaning: str) -> Any:
+    """Return the field of one setting in a dataclass of settings."""
+    return field(default=type_.parse(default), metadata={"type": type_, "meaning": meaning})
+
+
+def _optional(type_: SettingType, default: object, meaning: str, *, unset: object = None) -> Any:
+    """Return the field of a setting that has the value ``unset`` without a line in the file."""
+    return field(default=unset, metadata={"type": type_, "default": type_.parse(default), "meaning": meaning})
+
+
+@dataclass(frozen=True, slots=True)
+class RouteLimits:
+    """Limits on a route's own records and payload bytes; None and "" are unset, 0 is unlimited."""
+
+    max_age: float | None = _optional(
+        duration(1, _CENTURY, zero=True),
+        0,
+        "delete records whose segment has been complete for longer than this; 0: no limit",
+    )
+    max_bytes: int | None = _optional(
+        size(1, _BYTES_MAX, zero=True), 0, "payload bytes of the newest records to keep; 0: no limit"
+    )
+    max_records: int | None = _optional(count(0, _RECORDS_MAX), 0, "number of the newest records to keep; 0: no limit")
+    unread: str = _optional(
+        choice("keep", "expire"),
+        "keep",
+        "keep: a limit spares records that a consumer group has not read; expire: it does not, which LOSES DATA, and "
+        "the ledger counts the loss",
+        unset="",
+    )
+    pinned_max_bytes: int | None = _optional(
+        size(1, _BYTES_MAX, zero=True), 0, "maximum payload bytes that a consumer group has not read; 0: no limit"
+    )
+    on_pinned: str = _optional(
+        choice("block", "reject", "expire"),
+        "block",
+        "above pinned_max_bytes: block the producers of the route, reject their requests with ERR full, or delete the "
+        "oldest unread segments, which LOSES DATA",
+        unset="",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Retention(RouteLimits):
+    """The table [retention]; its limits apply to every route that does not set its own."""
+
+    min_age: float = setting(duration(0, _CENTURY), 0, "keep segments that have been complete for less than this")
+    keep_bytes: int = setting(size(0, _BYTES_MAX), 0, "keep at least this many bytes, the newest")
+    require_archived: bool = setting(FLAG, False, "keep records until wald-archive has written them to a bundle")
+    verify: bool = setting(FLAG, False, "read every frame of a sealed segment before deleting it")
+    compact_pinned: bool = setting(
+        FLAG, False, "rewrite a sealed segment that a few unread records pin, keeping only the unread records"
+    )
+    grace: float = setting(
+        duration(0, 366 * _DAY), "60s", "time that a released segment remains for readers that are about to open it"
+    )
+    log_max_age: float = setting(
+        duration(1, _CENTURY, zero=True), 0, "like max_age, for the log instead of each route; 0: no limit"
+    )
+    log_max_bytes: int = setting(
+        size(1, _BYTES_MAX, zero=True), 0, "like max_bytes, for the log: file sizes of complete segments; 0: no limit"
+    )
+    log_max_records: int = setting(count(0, _RECORDS_MAX), 0, "like max_records, for the log; 0: no limit")
+
+
+@dataclass(frozen=True, slots=True)
+class RouteConfig(RouteLimits):
+    """The table of one route."""
+
+    fifo: bool = setting(FLAG, False, "create the FIFO routes/NAME/in")
+    mode: int | None = _optional(
+        MODE, 0o620, "permission bits of the FIFO; unset: those of an existing FIFO; with writers at most 0600"
+    )
+    writers: frozenset[int] = _optional(
+        USERS, [], "users that may write over the socket; empty: all users", unset=frozenset()
+    )
+    consumers: str | None = _optional(OS_GROUP, "", "OS group whose members may leave cursors; unset: unchanged")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The settings of one daemon; :func:`reference` lists them."""
+
+    reloadable: ClassVar[frozenset[str]] = frozenset(
+        {"segment_max_bytes", "segment_max_age", "free_space_min", "on_full", "log_level", "retention", "routes"}
+    )
+    """Settings that SIGHUP may change; others need a restart."""
+
+    segment_max_bytes: int = setting(size(64 * KIB, 64 * GIB), "64MiB", "cut a segment before it exceeds this size")
+    segment_max_age: float = setting(
+        duration(1, 366 * _DAY, zero=True), "1h", "cut a segment that has records at this age; 0: never"
+    )
+    segment_age_jitter: float = setting(
+        fraction(0.9),
+        0.1,
+        "cut up to this fraction of segment_max_age earlier, at random, so that many logs do not cut at once",
+    )
+    sync: str = setting(
+        choice("commit", "interval", "never"),
+        "commit",
+        "call fdatasync at every commit, every sync_interval, or never; unless it is commit, a host crash loses the "
+        "records acknowledged since the last call",
+    )
+    sync_interval: float = setting(duration(0.001, 3600), "1s", 'time between calls of fdatasync if sync = "interval"')
+    free_space_min: int = setting(
+        size(MIB, _BYTES_MAX, zero=True),
+        "256MiB",
+        "free space left to other programs, in addition to space for sealing and for the next segment",
+    )
+    on_missing_root: str = setting(
+        choice("make", "refuse"),
+        "make",
+        "create a log in a root that has none, or refuse to start; refuse protects a mount point whose file system is "
+        "not mounted",
+    )
+    on_full: str = setting(
+        choice("block", "reject"),
+        "block",
+        "when the disk is full, let socket requests wait, or reject them with ERR full",
+    )
+    socket: str = setting(text("a path"), "", "path of the Unix socket; empty: ROOT/wald.sock")
+    socket_mode: int = setting(MODE, 0o660, "permission bits of the socket")
+    connections_max: int = setting(count(1, 65536), 256, "maximum number of connections")
+    connections_per_user: int = setting(
+        count(1, 65536),
+        128,
+        "maximum number of connections of one user; root and the log's owner are exempt, and some connections are "
+        "reserved for them",
+    )
+    idle_timeout: float = setting(
+        duration(0.1, _DAY), "5s", "close a connection that has been idle for this long if a new one needs its place"
+    )
+    frame_timeout: float = setting(
+        duration(0.1, _DAY),
+        "30s",
+        "disconnect a client that takes longer than this to send the next 256 KiB of an unfinished request, or to read "
+        "a reply",
+    )
+    record_max_bytes: int = setting(size(KIB, GIB), "512MiB", "maximum size of a record from a pipe")
+    request_max_bytes: int = setting(size(128 * KIB, 512 * MIB), "64MiB", "maximum payload of one request")
+    compression_level: int = setting(count(1, 19), 3, "zstd level of sealed segments")
+    metrics: str = setting(
+        text('an address such as "127.0.0.1:9464"', r"(\[[0-9a-fA-F:.]+\]|[^:\s\[\]]+):\d{1,5}"),
+        "",
+        "address that serves /metrics and /healthz; empty: none",
+    )
+    stall_timeout: float = setting(
+        duration(1, _DAY), "60s", "report unhealthy if input waits for this long and the head does not move"
+    )
+    log_format: str = setting(
+        choice("auto", "json", "console"),
+        "auto",
+        "format of messages on stderr; auto: console on a terminal, json otherwise",
+    )
+    log_level: str = setting(choice("debug", "info", "warning", "error"), "info", "minimum severity of messages")
+    retention: Retention = field(
+        default=Retention(), metadata={"bounds": "table", "meaning": "what wald-reclaim keeps: the table [retention]"}
+    )
+    routes: Mapping[str, RouteConfig] = field(
+        default_factory=lambda: MappingProxyType({}),
+        metadata={"bounds": "tables", "meaning": "routes to create at start: a table [routes.NAME] each"},
+    )
+    origins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False)
+    """The variable, or file and line, of each setting without its default. Not a setting."""
+
+    def reload(self, fresh: Config) -> tuple[Config, set[str], set[str]]:
+        """Return the settings after SIGHUP, the names of those that changed, and of those that need a restart."""
+        names = [each.name for each in fields(fresh) if each.compare]
+        changed = {name for name in names if getattr(fresh, name) != getattr(self, name)}
+        waiting = changed - self.reloadable
+        values = {name: getattr(fresh, name) for name in changed - waiting}
+        origins = {name: origin for name, origin in fresh.origins.items() if name not in waiting}
+        origins |= {name: origin for name, origin in self.origins.items() if name in waiting}
+        return replace(self, **values, origins=MappingProxyType(origins)), changed - waiting, waiting
+
+    def limits(self, route: str) -> RouteLimits:
+        """Return the effective limits of a route; None is unlimited."""
+        return effective_limits(self.routes.get(route, RouteLimits()), self.retention)
+
+
+def effective_limits(own: RouteLimits, defaults: RouteLimits) -> RouteLimits:
+    """Return the limits of a route that sets ``own``; None is unlimited.
+
+    >>> effective_limits(RouteLimits(max_bytes=5, max_age=0), RouteLimits(max_bytes=9, max_age=7.0, max_records=8))
+    RouteLimits(max_age=None, max_bytes=5, max_records=8, unread='keep', pinned_max_bytes=None, on_pinned='block')
+    """
+    values: dict[str, Any] = {}
+    for each in fields(RouteLimits):
+        found = (getattr(table, each.name) for table in (own, defaults))
+        value = next((value for value in found if value not in (None, "")), each.metadata["default"])
+        values[each.name] = value or None
+    return RouteLimits(**values)
+
+
+def setting_types(table: type[Any]) -> dict[str, SettingType]:
+    """Return the type of each setting of a table, without the tables in it."""
+    return {each.name: each.metadata["type"] for each in fields(table) if "type" in each.metadata}
+
+
+_TYPES = setting_types(Config)
+_RETENTION_TYPES = setting_types(Retention)
+_ROUTE_TYPES = setting_types(RouteConfig)
+_HOMES = {
+    **dict.fromkeys(_RETENTION_TYPES, "to [retention]"),
+    **dict.fromkeys(_TYPES, "above the first table"),
+    "routes": "to tables [routes.NAME]",
+    "retention": "to a table [retention]",
+}
+
+
+def reference(table: type[Any] = Config) -> list[Setting]:
+    """Return the rows of a table, without the limits that it inherits.
+
+    SIGHUP may change all settings of a table that does not list its ``reloadable`` ones.
+    """
+    has_limits = issubclass(table, RouteLimits) and table is not RouteLimits
+    inherited = {each.name for each in fields(RouteLimits)} if has_limits else set()
+    rows = []
+    for each in fields(table):
+        meta, type_ = each.metadata, each.metadata.get("type")
+        if not meta or each.name in inherited:
+            continue
+        default = type_.show(meta.get("default", each.default)) if type_ else ""
+        bounds, unit = (type_.bounds, type_.unit) if type_ else (meta["bounds"], "")
+        is_reloadable = each.name in getattr(table, "reloadable", {each.name})
+        rows.append(Setting(each.name, unit, default, bounds, meta["meaning"], is_reloadable))
+    return rows
+
+
+def load(path: Path | None, environ: Mapping[str, str]) -> Config:
+    """Return the settings from the variables in ``environ`` and the file at ``path``.
+
+    Raises:
+        InvalidInput: the file cannot be read, a key does not exist, or a value is out of bounds; it names file and
+            line.
+    """
+    origins: dict[str, str] = {}
+    values: dict[str, Any] = {} if path is None else _from_file(path, origins)
+    values |= _from_environment(environ, origins)
+    return Config(**values, origins=MappingProxyType(origins))
+
+
+def effective_settings(config: Config) -> Iterator[tuple[str, str, str]]:
+    """Yield each setting's name, value and origin; settings of tables only if the file has them.
+
+    The value is TOML; the origin is a variable, a file and a line, or DEFAULT.
+    """
+    for name, type_ in _TYPES.items():
+        yield name, type_.show(getattr(config, name)), config.origins.get(name, DEFAULT)
+    for name, origin in config.origins.items():
+        table, _, rest = name.partition(".")
+        if table == "retention":
+            yield name, _RETENTION_TYPES[rest].show(getattr(config.retention, rest)), origin
+        elif table == "routes":
+            route, _, key = rest.rpartition(".")
+            yield name, _ROUTE_TYPES[key].show(getattr(config.routes[route], key)), origin
+
+
+@dataclass(frozen=True, slots=True)
+class SettingFile:
+    """A TOML file of settings; its errors name the file and the line.
+
+    Attributes:
+        help_command: command that lists all settings.
+        homes: where each key belongs, as in "to [retention]"; for keys in the wrong table.
+    """
+
+    path: Path
+    content: str
+    tables: dict[str, Any]
+    help_command: str
+    homes: Mapping[str, str]
+
+    @classmethod
+    def read(cls, path: Path, *, help_command: str, homes: Mapping[str, str]) -> SettingFile:
+        try:
+            # An editor may have added a byte order mark. The codec that strips it is in a separate module, which a user
+            # other than the one that started Python may be unable to import.
+            content = path.read_bytes().removeprefix(BOM_UTF8).decode()
+            return cls(path, content, tomllib.loads(content), help_command, homes)
+        except OSError as error:
+            raise InvalidInput(f"{path}: {error.strerror}", hint=f"ls -l {path}") from error
+        except UnicodeDecodeError as error:
+            raise InvalidInput(f"{path}: not text, at offset {error.start}", hint=f"file {path}") from error
+        except tomllib.TOMLDecodeError as error:
+            is_duplicate = re.match("Cannot (declare|overwrite)", str(error))
+            reason = "a table or a setting may occur only once" if is_duplicate else "text in TOML is quoted"
+            raise InvalidInput(f"{path}: not TOML: {error}", hint=f"edit {path}; {reason}") from error
+
+    def place(self, key: str, *, after: str = "") -> str:
+        """Return ``path:line`` of ``key`` in the table named ``after``; the parser does not report lines."""
+        start = 0
+        heading = rf"""^\s*\[.*(?<![\w-]){re.escape(after)}(?![\w-]).*\]"""
+        if after and (table := re.search(heading, self.content, re.MULTILINE)):
+            start = table.end()
+        sought = re.compile(rf"""^\s*(\[.*)?["']?(?<![\w-]){re.escape(key)}["']?\s*[]=.]""", re.MULTILINE)
+        found = sought.search(self.content, start)
+        return f"{self.path}:{self.content.count(chr(10), 0, found.end()) + 1}" if found else str(self.path)
+
+    def parse_table(
+        self, keys: object, types: Mapping[str, SettingType], table: str = "", *, after: str = ""
+    ) -> dict[str, Any]:
+        """Return the checked values of one table.
+
+        Args:
+            table: its name; "" for the keys above all tables.
+            after: the part of the name that finds its heading; by default all of it.
+        """
+        if not isinstance(keys, dict):
+            raise InvalidInput(f"{self.place(after or table)}: {table} must be a table", hint=f"write [{table}]")
+        values: dict[str, Any] = {}
+        for key, value in keys.items():
+            place = self.place(key, after=after or table)
+            if key in types:
+                name = f"{table}.{key}" if table else key
+                values[key] = parse_setting(name, value, types[key], place, help_command=self.help_command)
+            elif key in self.homes and table:
+                raise InvalidInput(f"{place}: {key!r} is inside [{table}]", hint=f"move {key} {self.homes[key]}")
+            elif key in self.homes:
+                raise InvalidInput(f"{place}: {key!r} is above all tables", hint=f"move {key} {self.homes[key]}")
+            else:
+                suffix = f" in [{table}]" if table else ""
+                raise _unknown_setting(key, types, place, table=suffix, help_command=self.help_command)
+        return values
+
+
+def parse_setting(name: str, value: object, type_: SettingType, place: str, *, help_command: str) -> Any:
+    """Return the checked value.
+
+    Raises:
+        InvalidInput: it is out of bounds, or of another type.
+    """
+    try:
+        return type_.parse(value)
+    except ValueError as error:
+        if type_ is USERS:
+            raise InvalidInput(
+                f"{place}: {name} must be {error}",
+                hint='write names or numbers, as in ["root", 33]; getent passwd lists users',
+            ) from None
+        raise InvalidInput(f"{place}: {name} must be {error}", hint=f"{help_command} lists every setting") from None
+
+
+def _unknown_setting(
+    name: str, known: Iterable[str], place: str, *, table: str = "", help_command: str = _HELP
+) -> InvalidInput:
+    nearest = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else f"{help_command} lists every setting"
+    return InvalidInput(f"{place}: there is no setting {name!r}{table}", hint=hint)
+
+
+def _from_file(path: Path, origins: dict[str, str]) -> dict[str, Any]:
+    file = SettingFile.read(path, help_command=_HELP, homes=_HOMES)
+    tables = {name: file.tables.pop(name) for name in ("retention", "routes") if name in file.tables}
+    values = file.parse_table(file.tables, _TYPES)
+    if "retention" in tables:
+        values["retention"] = Retention(**file.parse_table(tables["retention"], _RETENTION_TYPES, "retention"))
+    if "routes" in tables:
+        values["routes"] = MappingProxyType(_routes(tables["routes"], file))
+    origins |= {name: file.place(name) for name in values if name not in tables}
+    origins |= {f"retention.{key}": file.place(key, after="retention") for key in tables.get("retention", ())}
+    for route, keys in tables.get("routes", {}).items():
+        origins |= {f"routes.{route}.{key}": file.place(key, after=route) for key in keys}
+    return values
+
+
+def _routes(tables: object, file: SettingFile) -> dict[str, RouteConfig]:
+    if not isinstance(tables, dict):
+        raise InvalidInput(f"{file.place('routes')}: routes must be tables", hint="write [routes.NAME]")
+    routes = {}
+    for route, keys in tables.items():
+        try:
+            check_route(route)
+        except InvalidInput as error:
+            raise InvalidInput(f"{file.place(route)}: {error.message}", hint=error.hint) from error
+        values = file.parse_table(keys, _ROUTE_TYPES, f"routes.{route}", after=route)
+        if values.get("writers") and values.setdefault("mode", _GUARDED_MODE) & ~_GUARDED_MODE:
+            place = file.place("mode", after=route)
+            message = f"{place}: routes.{route} has writers, and a FIFO admits every user that its mode does"
+            raise InvalidInput(message, hint=f'mode = "{_GUARDED_MODE:04o}", or no writers')
+        routes[route] = RouteConfig(**values)
+    return routes
+
+
+def _from_environment(environ: Mapping[str, str], origins: dict[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for variable, value in environ.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX):
+            continue
+        name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+        if name in _TYPES:
+            values[name] = parse_setting(name, value, _TYPES[name], variable, help_command=_HELP)
+            origins[name] = variable
+        elif difflib.get_close_matches(name, _TYPES, cutoff=_SIMILARITY_MIN):
+            raise _unknown_setting(name, _TYPES, variable)
+    return values
