@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from wald.errors import Damaged
-from wald.format.turns import pack
+from wald.format.run_lengths import pack
 from wald.store.files.lines import Entry
 from wald_archive.bundle import Origin
 from wald_archive.codecs import Codec

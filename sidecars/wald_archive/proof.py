@@ -20,7 +20,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
 from wald.format.batch import Buffer
-from wald.format.turns import BadTurns, unpack
+from wald.format.run_lengths import BadRunLengths, unpack
 from wald.store.checking.finding import Level
 from wald.store.files.lines import Entry
 from wald_archive.bundle import Tally, about
@@ -244,7 +244,7 @@ def _holds(line: Entry, turns: array[int]) -> bool:
     """Whether a bundle with these sequences is the one that the ledger's line is about."""
     try:
         return unpack(line.get("runs"), sum(turns[1::2])) == turns
-    except BadTurns:
+    except BadRunLengths:
         return False
 
 

@@ -17,11 +17,11 @@ from dataclasses import replace
 from wald.errors import Damaged
 from wald.format.ledger import Written
 from wald.format.names import Kind
+from wald.format.run_lengths import pack, run_lengths
 from wald.format.sealed import SealedIndex
 from wald.format.tables import RouteTable
 from wald.store.files.lines import Entry
 from wald.store.files.listing import Segment
-from wald.store.retention.dropped import packed
 from wald.store.retention.pins import Claims
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.relieving import Relief
@@ -101,7 +101,7 @@ def relieved_entry(
 ) -> Entry:
     """The segment is written again with what is unread: what stays, and what goes and where its cursors were."""
     gapped = [entry for entry in relief.dropped if entry.count and entry.count <= entry.last - entry.first]
-    runs = {entry.route: packed(relief.runs[entry.route], entry.first) for entry in gapped}
+    runs = {entry.route: pack(run_lengths(relief.spans[entry.route], entry.first)) for entry in gapped}
     return {
         "event": "relieved",
         "base": segment.base_sequence,

@@ -8,7 +8,7 @@ Nothing here opens a file, reads a clock or logs. Integers are little-endian. Ch
     state     what batches build up           record    what a reader gets       head    the durable head line
     cursor    a consumer's position           ledger    chained JSON lines       transfers  what leaves a pipe
     parsing   batches in a buffer             protocol  the text protocol of the socket
-    turns     the sequences of a bundle
+    spans     sets of sequences                  run_lengths  the same in a line of a ledger
     ledger_part  a sealed part of a ledger
     zframes   where each Zstandard frame ends    times   times as text               tables   those of sealed
     relieved  what relief has dropped of a segment

@@ -13,8 +13,8 @@ from itertools import islice, pairwise
 
 from wald.answers.snapshot import SegmentSeen
 from wald.errors import Damaged
+from wald.format.spans import Spans
 from wald.store.files.directory import Root
-from wald.store.files.runs import Spans
 from wald.store.retention.backlog import SegmentStatus
 from wald.store.retention.history import History
 from wald.store.retention.missing import ReclaimedSegment
@@ -48,7 +48,7 @@ class Archived:
 
     def of_gone(self, first: int, last: int) -> tuple[int, int]:
         """How many of these sequences, which have been reclaimed, were in segments all in archives, and partly."""
-        return _common(self.gone, first, last), _common(self.gone_partly, first, last)
+        return self.gone.count(first, last), self.gone_partly.count(first, last)
 
 
 class Bundled:
@@ -109,7 +109,7 @@ class Bundled:
         if self._trouble:
             self.newest = Archived(trouble=self._trouble)
             return
-        gone, gone_partly = _copy(self._gone), _copy(self._gone_partly)
+        gone, gone_partly = Spans(self._gone), Spans(self._gone_partly)
         self.newest = Archived(frozenset(self._whole), frozenset(self._partly), gone, gone_partly)
 
     def _read_on(self) -> None:
@@ -164,15 +164,3 @@ def _gaps(segments: Iterable[SegmentSeen]) -> Iterator[tuple[int, int]]:
             yield end, each.base - 1
         if following is not None:
             end = max(end, (following.base - 1 if each.last is None else each.last) + 1)
-
-
-def _common(spans: Spans, first: int, last: int) -> int:
-    """How many of ``first`` to ``last`` are in it."""
-    return last - first + 1 - sum(end - begin + 1 for begin, end in spans.outside(first, last))
-
-
-def _copy(spans: Spans) -> Spans:
-    copy = Spans()
-    for run in spans:
-        copy.add(*run)
-    return copy

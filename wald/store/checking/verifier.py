@@ -20,6 +20,7 @@ from wald.errors import Damaged, UnsupportedFormat
 from wald.format.head import Head
 from wald.format.ledger import Decoded
 from wald.format.names import LEDGERS, PART_SUFFIX, WHOLE, Kind, SegmentName, parse_segment_name
+from wald.format.spans import Spans
 from wald.format.state import LogState
 from wald.store.checking.checker import Checked, SegmentToCheck, check
 from wald.store.checking.finding import Finding, Level
@@ -242,7 +243,7 @@ class Verification:
             lost = self._lost(expected, base - 1)
             for first, last in lost:
                 yield self._missing(self._root.segments, first, last, "are in no segment, and no ledger says why")
-            explained = list(_between(lost, expected, base - 1))
+            explained = list(Spans(lost).outside(expected, base - 1))
             for first, last in explained:
                 yield from self._on_record(first, last)
             for first, last in self._without_losses(explained):
@@ -274,8 +275,8 @@ class Verification:
 
     def _without_losses(self, runs: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         for first, last in runs:
-            given_up = [(loss.held.first, loss.held.last) for loss in self._losses(first, last)]
-            yield from _between(given_up, first, last)
+            given_up = Spans((loss.held.first, loss.held.last) for loss in self._losses(first, last))
+            yield from given_up.outside(first, last)
 
     def _missing(self, path: Path, first: int, last: int, reason: str) -> Finding:
         """
@@ -370,13 +371,3 @@ def _ledger_file(path: Path, decoded: Decoded) -> Iterator[Finding]:
         yield Finding(Level.OK, path, 0, f"{len(decoded.entries)} line{'s' * (len(decoded.entries) != 1)}")
     if path.suffix != PART_SUFFIX and path.exists() and path.stat().st_size > decoded.whole_bytes:
         yield Finding(Level.INFO, path, decoded.whole_bytes, "an unfinished line; its owner cuts it")
-
-
-def _between(runs: list[tuple[int, int]], first: int, last: int) -> Iterator[tuple[int, int]]:
-    """What of ``first`` to ``last`` is in none of ``runs``."""
-    for begin, end in runs:
-        if first < begin:
-            yield first, begin - 1
-        first = end + 1
-    if first <= last:
-        yield first, last

@@ -25,7 +25,6 @@ part_index    makes the index of a sealed part
 processes     what Linux says of a process
 regular       opens a regular file and nothing else
 routes        routes as directories
-runs          sets of sequences as runs
 clock         clock steps, after which append times restart
 uptime        time that cannot be set
 """

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from wald.format.ledger import NO_SPAN, span_of
 from wald.format.ledger_part import CLOCK_ZERO, Clock, PartFrame, PartIndex, Run
-from wald.store.files.runs import Spans
+from wald.format.spans import Spans
 from wald.store.files.uptime import Elapsed, moment_of
 
 CLOCK_UNKNOWN: Clock = (1 << 62, "", 0)
@@ -51,7 +51,7 @@ class IndexBuilder:
         """The index, after the last frame."""
         index = self._index
         index.clock = self._elapsed.clock
-        index.reclaimed = list(_joined(self._reclaimed.items()))
+        index.reclaimed = list(Spans(self._reclaimed.items()))
         index.kept = sorted(self._kept)
         index.archived = {route: list(spans) for route, spans in self._archived.items()}
         return index
@@ -99,10 +99,3 @@ def times_of_all(entries: Iterable[dict[str, Any]]) -> tuple[int, int]:
         if isinstance(at := entry.get("at"), int):
             earliest_ns, latest_ns = min(earliest_ns, at), max(latest_ns, at)
     return earliest_ns, latest_ns
-
-
-def _joined(runs: Iterable[Run]) -> Iterator[Run]:
-    spans = Spans()
-    for first, last in runs:
-        spans.add(first, last)
-    yield from spans

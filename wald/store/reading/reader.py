@@ -22,9 +22,9 @@ from typing import NamedTuple
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import DEFAULT_GROUP
 from wald.format.parsing import StoredBatch, holds_pieces
+from wald.format.spans import Spans
 from wald.hints import command_line
 from wald.store.files.clock import read_steps
-from wald.store.files.runs import Spans
 from wald.store.reading.batches import Batch, Begun, Joiner
 from wald.store.reading.selection import NO_SEQUENCE, Selection, Start, Stop, select
 from wald.store.reading.walk import DamagedRange, DeletedSegment, DroppedRange, MissingRange, Remade, Walk

@@ -11,6 +11,7 @@ from pathlib import Path
 from wald.errors import Damaged
 from wald.format.head import Head
 from wald.format.names import WHOLE, Kind, parse_segment_name, segment_name
+from wald.format.spans import Span
 from wald.store.checking.checker import Checked, SegmentToCheck, check
 from wald.store.checking.finding import Finding, Level
 from wald.store.checking.verifier import Verification
@@ -19,7 +20,7 @@ from wald.store.files.disk import Disk
 from wald.store.files.identity import read_identity
 from wald.store.files.leftovers import leftovers
 from wald.store.files.listing import Listing, Segment, list_segments
-from wald.store.repairing.rescue import Span, Survey, survey
+from wald.store.repairing.rescue import Survey, survey
 from wald.store.retention.history import History
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.head import readable_head

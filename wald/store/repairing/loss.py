@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from wald.errors import Damaged
 from wald.format.sealed import BadSealed
+from wald.format.spans import Span, Spans
 from wald.format.tables import RouteEntry
 from wald.store.files.listing import Segment
 from wald.store.repairing.facts import SegmentFacts
-from wald.store.repairing.rescue import Span, overlap
 from wald.store.retention.history import History
 from wald.store.segments.compression import SealedFile
 
@@ -30,7 +30,8 @@ def records_lost(spans: Sequence[Span], found: SegmentFacts | None, history: His
     """
     total = sum(last - first + 1 for first, last in spans)
     if found is not None and found.dropped is not None:
-        return total - sum(overlap(span, each) for span in spans for each in found.dropped)
+        dropped = Spans(found.dropped)
+        return total - sum(dropped.count(*span) for span in spans)
     try:
         sealed = history.sealed(spans[0][0]) if spans else None
         relieved = found is not None and found.survey is not None and found.survey.relieved
@@ -76,7 +77,7 @@ def _by_index(span: Span, segment: Segment) -> list[RouteEntry] | None:
             _add(entries, RouteEntry(routes[number].route, 0, begun[number], begun[number], 0))
         if count:
             begun[number] = base + count - 1
-    dropped = sum(overlap(span, each) for each in (relieved.ranges if relieved is not None else ()))
+    dropped = Spans(relieved.ranges if relieved is not None else ()).count(first, last)
     total = sum(entry.count for entry in entries.values())
     return list(entries.values()) if total + dropped == last - first + 1 else None
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from wald.errors import Damaged
 from wald.format.names import segment_name
+from wald.format.spans import Span, Spans
 from wald.store.checking.finding import Finding
 from wald.store.files.identity import Identity
 from wald.store.files.listing import Segment
 from wald.store.repairing.facts import Facts, SegmentFacts
 from wald.store.repairing.loss import records_lost
-from wald.store.repairing.rescue import Span
 
 
 class Deed(Enum):
@@ -169,6 +169,10 @@ class _Planning:
         """Of the records that the segment will give."""
         return found.spans if found.twin_spans is None else found.twin_spans
 
+    def _there(self) -> Spans:
+        """Return the records that the segments will hold."""
+        return Spans(span for each in self.kept for span in self._spans(each))
+
     def _broken(self) -> dict[int, str]:
         """The records that have lost a piece, and of which the beginning is there."""
         broken: dict[int, str] = {}
@@ -176,16 +180,12 @@ class _Planning:
             if each.survey is not None and each.twin_spans is None:
                 broken |= each.survey.broken
             broken |= {sequence: route for route, sequence in each.open_records.items()}
-        return {
-            sequence: route
-            for sequence, route in broken.items()
-            if any(_holds(self._spans(each), sequence) for each in self.kept)
-        }
+        there = self._there()
+        return {sequence: route for sequence, route in broken.items() if sequence in there}
 
     def _lost(self, broken: Collection[int]) -> Iterator[Span]:
         """The records that are in no segment, and of which no ledger says why; apart by the segments they were in."""
-        covered = sorted(span for each in self.kept for span in self._spans(each))
-        holes = [*_between(covered, self.facts.last), *((sequence, sequence) for sequence in broken)]
+        holes = [*self._there().outside(1, self.facts.last), *((sequence, sequence) for sequence in broken)]
         bases = sorted({each.base for each in self.kept})
         for first, last in sorted(holes):
             for begin, end in self.facts.history.unexplained(first, last):
@@ -202,7 +202,8 @@ class _Planning:
 
     def _treated(self, found: SegmentFacts, broken: Mapping[int, str], lost: list[Span]) -> Act | None:
         """What is done to a segment that is in its place; None: nothing."""
-        inside = frozenset(sequence for sequence in broken if _holds(self._spans(found), sequence))
+        there = Spans(self._spans(found))
+        inside = frozenset(sequence for sequence in broken if sequence in there)
         if not found.problem and not inside:
             return None
         if found.twin_spans is not None and not inside:
@@ -252,21 +253,6 @@ class _Planning:
 def _place(act: Act) -> int:
     """The sequence by which an act has its place in the order."""
     return act.facts.base if act.facts is not None else act.lost[0][0]
-
-
-def _holds(spans: tuple[Span, ...], sequence: int) -> bool:
-    return any(first <= sequence <= last for first, last in spans)
-
-
-def _between(spans: list[Span], last: int) -> Iterator[Span]:
-    """What of 1 to ``last`` is in none of ``spans``, which are sorted."""
-    due = 1
-    for begin, end in spans:
-        if due < begin:
-            yield due, begin - 1
-        due = max(due, end + 1)
-    if due <= last:
-        yield due, last
 
 
 def in_order(renames: list[Act], taken: set[Path]) -> Iterator[Act]:

@@ -16,6 +16,7 @@ from wald.errors import Damaged
 from wald.format.batch import OUTSIDE_BYTES, BatchHeader, Encoding, Flag, checksum_body, route_prefix
 from wald.format.names import Kind
 from wald.format.parsing import StoredBatch
+from wald.format.spans import Span
 from wald.format.state import BadControl, LogState, decode_state, still_open
 from wald.format.tables import Frame
 from wald.store.checking.batches import payload_wrong
@@ -24,14 +25,6 @@ from wald.store.segments.compression import SealedFile
 from wald.store.segments.opened import RawSegment
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes
 from wald.store.segments.salvage import SalvagedSegment
-
-Span = tuple[int, int]
-"""A first and a last sequence."""
-
-
-def overlap(one: Span, other: Span) -> int:
-    """How many sequences are in both."""
-    return max(0, min(one[1], other[1]) - max(one[0], other[0]) + 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,13 +24,13 @@ from typing import NamedTuple
 
 from wald.errors import Damaged
 from wald.format.names import LEDGERS
+from wald.format.run_lengths import spans_of, unpack
+from wald.format.spans import Span, Spans
 from wald.format.tables import RouteEntry
 from wald.format.times import at_utc
-from wald.format.turns import unpack
 from wald.store.files.directory import Root
 from wald.store.files.lines import NO_SEQUENCE, Entry, Line, Lines
 from wald.store.files.part_index import archived_run
-from wald.store.files.runs import Spans
 from wald.store.retention.dropped import holders
 from wald.store.retention.excused import completed, shares
 from wald.store.retention.missing import ReclaimedSegment, RouteRange, lasts_of
@@ -94,19 +94,14 @@ class History:
     def unexplained(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """The runs (first, last) from ``first`` to ``last`` that no line says to be reclaimed, passed over or lost."""
         for begin, end in self._not_reclaimed(first, last):
-            excused = Spans()
-            for line in self._segments.about(begin, end):
-                if line.is_range("skipped") or line.is_range("lost"):
-                    excused.add(line.low, line.high)
-            yield from excused.outside(begin, end)
+            about = self._segments.about(begin, end)
+            excused = ((line.low, line.high) for line in about if line.is_range("skipped") or line.is_range("lost"))
+            yield from Spans(excused).outside(begin, end)
 
     def _not_reclaimed(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """The other ledger is asked only about these: while it is damaged, what was reclaimed is known all the same."""
         if first <= last:
-            reclaimed = Spans()
-            for line in self._deletions(first, last):
-                reclaimed.add(line.low, line.high)
-            yield from reclaimed.outside(first, last)
+            yield from Spans((line.low, line.high) for line in self._deletions(first, last)).outside(first, last)
 
     def gone(self, first: int, last: int) -> Iterator[ReclaimedSegment]:
         """What reclaimed segments held of the records ``first`` to ``last``, in no order."""
@@ -349,19 +344,16 @@ class History:
         return routes
 
 
-def runs_of(entry: Entry) -> Iterator[tuple[int, int]]:
+def runs_of(entry: Entry) -> Iterator[Span]:
     """The sequences in the bundle of an "archived" entry, as (first, last) of each run; [first, last] if it has none.
 
     Raises:
-        BadTurns: its ``runs`` are not what :mod:`wald.format.turns` writes.
+        BadRunLengths: its ``runs`` are not what :mod:`wald.format.run_lengths` writes.
     """
     if "runs" not in entry:
         yield entry["first"], entry["last"]
         return
-    runs, at = unpack(entry["runs"], entry["last"] - entry["first"] + 1), int(entry["after"])
-    for gap, count in zip(runs[::2], runs[1::2], strict=True):
-        yield at + gap + 1, at + gap + count
-        at += gap + count
+    yield from spans_of(unpack(entry["runs"], entry["last"] - entry["first"] + 1), int(entry["after"]) + 1)
 
 
 def member_of(entry: Entry, sequence: int) -> str | None:
@@ -440,7 +432,7 @@ def _loss(entry: Entry) -> Loss:
 
 def _in_runs(entry: Entry, sequence: int) -> bool:
     try:
-        return any(first <= sequence <= last for first, last in runs_of(entry))
+        return sequence in Spans(runs_of(entry))
     except (KeyError, TypeError, ValueError):
         return True  # the range holds it, and the ledger has nothing more exact
 

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from wald.format.turns import BadTurns
+from wald.format.run_lengths import BadRunLengths
+from wald.format.spans import Spans
 from wald.store.files.lines import Entry
-from wald.store.files.runs import Spans
 from wald.store.retention.dropped import runs_of
 
 EXPIRING = ("max_age", "max_bytes", "max_records", "pinned_max_bytes")
@@ -200,7 +200,7 @@ def judge_relief(line: Entry, before: Entry | None) -> Ruling:
         if before is not None:
             whole = _joined(_sealed_routes(line), _claims(dropped))
             judgement.check_whole(line, before, whole)
-    except (_Malformed, TypeError, BadTurns) as error:
+    except (_Malformed, TypeError, BadRunLengths) as error:
         judgement.errors.append(
             str(error) if isinstance(error, _Malformed) else "the line does not say what it dropped"
         )

@@ -28,6 +28,7 @@ from wald.format.batch import (
 from wald.format.parsing import Batches, StoredBatch
 from wald.format.relieved import Relieved, joined
 from wald.format.sealed import SealedIndex, encode_index
+from wald.format.spans import Spans
 from wald.format.tables import RouteEntry
 from wald.store.files.disk import Disk
 from wald.store.segments.compression import SealedFile
@@ -46,13 +47,13 @@ class Relief:
     Attributes:
         dropped: what it has dropped of each route; ``index.relieved`` has in addition what was dropped before.
         stored_bytes: the length of the new file.
-        runs: the records (first, last) that it has dropped of each route, in order, as long as possible.
+        spans: the records that it has dropped, by route.
     """
 
     index: SealedIndex
     dropped: list[RouteEntry]
     stored_bytes: int
-    runs: dict[str, list[tuple[int, int]]]
+    spans: dict[str, Spans]
 
 
 def relieve_segment(source: SealedFile, target: int, disk: Disk, keeps: Keeps) -> Relief:
@@ -69,7 +70,7 @@ def relieve_segment(source: SealedFile, target: int, disk: Disk, keeps: Keeps) -
     frames = FrameWriter(target, disk, LEVEL)
     writer = _Writer(frames, Contents(old.base_sequence, old.salt), old.salt)
     lost = Contents(old.base_sequence, old.salt)
-    runs: dict[str, list[tuple[int, int]]] = {}
+    spans: dict[str, Spans] = {}
     writer.add_header(source.frame(0)[:FIRST_BATCH])
     for batch in _batches(source):
         if _is_kept(batch, keeps):
@@ -78,7 +79,8 @@ def relieve_segment(source: SealedFile, target: int, disk: Disk, keeps: Keeps) -
             writer.drop(batch)
             if not batch.header.is_dropped:
                 lost.add(batch.position, batch.header, batch.route)
-                _extend(runs.setdefault(batch.route, []), batch.header)
+                base, count = batch.header.base_sequence, batch.header.count
+                spans.setdefault(batch.route, Spans()).add(base, base + count - 1)
     writer.finish()
     if frames.raw_bytes != old.raw_bytes or writer.contents.next_sequence != old.next_sequence:
         raise _damaged(source.path, "it does not hold what its index says")
@@ -90,16 +92,8 @@ def relieve_segment(source: SealedFile, target: int, disk: Disk, keeps: Keeps) -
         relieved=_relieved(source, writer.contents.dropped, lost.routes()),
     )
     return Relief(
-        index, lost.routes(), frames.finish(encode_index(index, writer.contents.table, writer.contents.peers)), runs
+        index, lost.routes(), frames.finish(encode_index(index, writer.contents.table, writer.contents.peers)), spans
     )
-
-
-def _extend(runs: list[tuple[int, int]], header: BatchHeader) -> None:
-    """Add the records of a batch; those that a batch only continues are none of its own."""
-    if header.count:
-        meets = runs and runs[-1][1] + 1 == header.base_sequence
-        begin = runs.pop()[0] if meets else header.base_sequence
-        runs.append((begin, header.last_sequence))
 
 
 def check_relieved(source: SealedFile, made: SealedFile, relief: Relief, keeps: Keeps) -> None:

@@ -10,7 +10,7 @@ from array import array
 import pytest
 import zstandard
 
-from wald.format.turns import BadTurns, pack, unpack
+from wald.format.run_lengths import BadRunLengths, pack, unpack
 
 
 @pytest.mark.parametrize("turns", [[], [0, 2], [3, 1] * 32, [1, 1] * 5000, [0, 1, 2**40, 5] * 100])
@@ -32,11 +32,11 @@ def test_routes_that_take_turns_cost_no_two_numbers_a_record() -> None:
 
 @pytest.mark.parametrize("stored", [None, 7, "*", "AAAA", [1], [1, "x"], [-1, 1], [1, 2**64]])
 def test_what_are_no_turns_is_refused(stored: object) -> None:
-    with pytest.raises(BadTurns):
+    with pytest.raises(BadRunLengths):
         unpack(stored, 5)
 
 
 def test_a_bomb_is_not_decompressed() -> None:
     bomb = base64.b64encode(zstandard.ZstdCompressor().compress(bytes(1 << 24))).decode()
-    with pytest.raises(BadTurns, match="more numbers than records"):
+    with pytest.raises(BadRunLengths, match="more numbers than records"):
         unpack(bomb, 100)
