@@ -8,7 +8,7 @@ Here each case has a template, which is a text or a function of the facts. In a 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 
@@ -140,6 +140,54 @@ def _other_files_fill_disk(disk: Path) -> str:
     return f"{room_commands(disk)}; du -xhd1 around it says what fills the disk; quota -v, what may be used of it"
 
 
+def _not_a_time(option: str, examples: Iterable[str]) -> str:
+    return ", ".join(f"{option} {example}" for example in examples)
+
+
+def _neither_sequence_nor_time(option: str, examples: Iterable[str]) -> str:
+    return _not_a_time(option, ["250", *examples])
+
+
+def _records_missing(
+    root: Path,
+    *,
+    first: int,
+    last: int,
+    route: str,
+    group: str | None,
+    archive: str | None,
+    archived: int,
+    stop: str | None,
+    form: str,
+    command: tuple[str, str],
+) -> str:
+    """Name the archive that has the records, and the way past them.
+
+    Args:
+        archived: the last of the records that the archive has.
+        stop: where the reader stops, a sequence or a time; None: at the end.
+        command: the words of the reader's command before and after its range.
+    """
+    import shlex
+
+    ways = []
+    if archive is not None:
+        ways.append(f"wald-archive restore {shlex.quote(archive)} {route} --from {first} --to {archived}{form}")
+    if group is not None:
+        ways.append(f"{command_line(root, f'cursor set {route} {last} --group {group}')} passes over them")
+    elif stop is None or not stop.isdecimal() or int(stop) > last:
+        before, after = command
+        span = f" --from {last + 1}" + (f" --to {shlex.quote(stop)}" if stop else "")
+        ways.append(f"{command_line(root, before + span + after)} reads what there is")
+    return "; ".join(ways) or f"{command_line(root, f'where {first}')} says when and why"
+
+
+def _restore_unfinished(path: Path) -> str:
+    import shlex
+
+    return f"rm -r {shlex.quote(str(path))}; then the same command again"
+
+
 PROGRAMS = {"wald": "wald", "wald_reclaim": "wald-reclaim", "wald_drain": "wald-drain"}
 
 TEMPLATES: dict[str, str | Callable[..., str]] = {
@@ -203,4 +251,43 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "append-times-ahead": "date -u; if the clock is wrong, correct it; if it is right: wald clock step",
     "log-fills-disk": "{wald} explain says who has not read what; {wald_reclaim} deletes the rest",
     "other-files-fill-disk": _other_files_fill_disk,
+    # positions, and records that cannot be read
+    "sequence-below-one": "the first record is number 1",
+    "limit-below-zero": "--limit takes 0 or more",
+    "not-a-time": _not_a_time,
+    "neither-sequence-nor-time": _neither_sequence_nor_time,
+    "start-unknown": "earliest, end, cursor, a sequence or a time",
+    "start-appended-after-the-end": "record {first} is the first one there that was appended then or later",
+    "stop-appended-before-the-start": "record {last} is the last one that was appended before then",
+    "record-not-issued": "{wald} read{routes} --from end --follow waits for the next",
+    "records-lost": "{wald} verify lists all damage",
+    "records-lost-behind-cursor": "{wald} verify lists all damage; "
+    "{wald} cursor set {route} {last} --group {group} goes on behind it",
+    "records-missing": _records_missing,
+    "on-missing-unknown": "on_missing is one of error, skip",
+    # cursors and retention
+    "illegal-name": "use a letter or digit, then up to {more} of letters, digits, '.', '_' and '-'",
+    "no-cursor": "{wald} cursor list {route}",
+    "cursor-of-a-consumer": "{wald} cursor remove {route} --group {group} --of-consumer",
+    "cursor-unusable": "{wald} cursor set {route} SEQUENCE --group {group} --rewind",
+    "cursor-below-zero": "0 means: nothing processed yet",
+    "cursor-beyond-head": "{wald} head shows the last durable record",
+    "rewind-needed": "{wald} cursor set {route} {sequence} {options} --rewind",
+    "journal-in-the-way": "rm {path}, while they do not run; "
+    "then {wald} cursor set {route} {sequence} {options} --rewind",
+    "journal-left-over": "{wald} group remove {route} {group}{option} removes it",
+    "cursor-is-a-directory": "ls -lR {path}; rm -r {path}, as root",
+    "unsealed-segment-damaged": "wald dump {path} shows what is left; RECLAIM judges it once it is sealed",
+    "lost-routes-unknown": "put a whole copy in its place; or, without a daemon, "
+    "{wald} repair --accept-loss gives up what is lost of it",
+    # dump, repair and restore
+    "file-unreadable": "ls -l {path}",
+    "no-such-file": "ls {directory}",
+    "directory-to-dump": "ls {path}; wald dump {path}/FILE",
+    "not-a-file-of-a-log": "dump reads segments, their indexes, head, transfers, log.json, cursors, ledgers "
+    "and recovery reports",
+    "identity-uncertain": "move the files of the other log away; then {wald} repair",
+    "copy-differs": "report it; nothing was changed",
+    "directory-for-restore-needed": "name a new or an empty directory with --into",
+    "restore-unfinished": _restore_unfinished,
 }

@@ -8,10 +8,11 @@ from contextlib import suppress
 from wald.errors import Damaged
 from wald.format.sealed import BadSealed, SealedIndex
 from wald.format.tables import RouteEntry
+from wald.hints import hint_for
 from wald.store.files.directory import Root
 from wald.store.files.listing import Listing, Segment
 from wald.store.retention.history import History
-from wald.store.retention.pins import needs, segment_index, ways_out, with_lost
+from wald.store.retention.pins import needs, segment_index, with_lost
 
 
 class Unreadable(Exception):
@@ -64,7 +65,8 @@ class Contents:
         try:
             return needs(index, self._successors.get(index.base_sequence, index.next_sequence), self.history)
         except BadSealed as error:
-            raise Unreadable(f"{segment.path}: it is damaged: {error}; {ways_out(segment)}") from error
+            hint = hint_for("lost-routes-unknown", root=segment.path.parents[1])
+            raise Unreadable(f"{segment.path}: it is damaged: {error}; {hint}") from error
 
     def routes(self, segment: Segment) -> Sequence[RouteEntry]:
         """What it holds of each route; nothing if it cannot be read, or is deleted."""

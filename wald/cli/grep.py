@@ -16,7 +16,7 @@ from wald.cli.patterns import matcher_of, operand
 from wald.cli.read_output import with_times
 from wald.cli.streams import write_stdout
 from wald.cli.times import now, warn_of_wrong_times
-from wald.errors import Damaged, InvalidInput, Partial
+from wald.errors import Damaged, InvalidInput, NotFound, Partial
 from wald.format.names import DEFAULT_GROUP, check_route
 from wald.format.positions import position, time_of
 from wald.format.record import Record
@@ -86,9 +86,7 @@ def grep(
     options = "".join(f" {option}" for option, given in chosen.items() if given)
     operands = f"{operand(pattern)} {route or ''}".rstrip()
 
-    def again(span: str) -> str:
-        return f"grep{options}{span} {operands}"
-
+    command = f"grep{options}", f" {operands}"
     records, code = 0, 0
     for event in search(view, selection, show, absent=matcher.absent, jobs=jobs or len(os.sched_getaffinity(0))):
         match event:
@@ -99,7 +97,7 @@ def grep(
                 click.echo(f"wald: {event.message}\n  hint: {event.hint}", err=True)
                 code = Damaged.exit_code
             case Missing():
-                _report(event, event.hint(stop=until or stop, again=again))
+                _report(event, event.error(stop=until or stop, command=command))
                 code = code or Partial.exit_code
     if only_count:
         click.echo(json_line("grep", {"kind": "count", "records": records}) if as_json else str(records))
@@ -123,15 +121,15 @@ def _range(start: str | None, stop: str | None, since: str | None, until: str | 
     return begin, None if until is None else time_of("--until", until, now())
 
 
-def _report(missing: Missing, hint: str) -> None:
+def _report(missing: Missing, error: NotFound) -> None:
     """Report records that were reclaimed.
 
     Raises:
         NotFound: a place was named at which they would begin.
     """
     if missing.asked:
-        raise missing.error(hint)
-    click.echo(f"wald: {missing.message()}\n  hint: {hint}", err=True)
+        raise error
+    click.echo(f"wald: {error.message}\n  hint: {error.hint}", err=True)
 
 
 def _counter(matcher: Matcher) -> Callable[[Batch], Found]:

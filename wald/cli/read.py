@@ -173,12 +173,12 @@ class _MissingRecords:
         form = "" if self.asked.form == "raw" else f" --format {self.asked.form}"
         before, behind = f"read {missing.route or ''}".rstrip(), self.asked.again() + form
         stop = self.asked.until or self.asked.stop
-        hint = missing.hint(stop=stop, form=form, again=lambda span: before + span + behind)
+        error = missing.error(stop=stop, form=form, command=(before, behind))
         named = missing.asked and self.asked.count is None
         if self.on_missing == "error" or (self.on_missing is None and named):
-            raise missing.error(hint)
+            raise error
         self.partial = self.partial or self.on_missing is None
-        click.echo(f"wald: {missing.message()}\n  hint: {hint}", err=True)
+        click.echo(f"wald: {error.message}\n  hint: {error.hint}", err=True)
 
 
 class _Commits:

@@ -142,7 +142,8 @@ def _check(name: str, what: str) -> str:
         shown = name if len(name) <= 40 else name[:37] + "..."
         raise InvalidInput(
             f"illegal {what} name {shown!r}",
-            hint=f"use a letter or digit, then up to {ROUTE_MAX_LENGTH - 1} of letters, digits, '.', '_' and '-'",
+            case="illegal-name",
+            more=ROUTE_MAX_LENGTH - 1,
         )
     return name
 

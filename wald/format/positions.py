@@ -23,11 +23,18 @@ def time_of(option: str, given: str, now: datetime, examples: Sequence[str] = EX
         InvalidInput: it is no time.
     """
     if given.isdecimal():
-        raise InvalidInput(f"{option} {given}: a number alone is a sequence, not a time", hint=_hint(option, examples))
+        raise InvalidInput(
+            f"{option} {given}: a number alone is a sequence, not a time",
+            case="not-a-time",
+            option=option,
+            examples=examples,
+        )
     try:
         return moment(given, now)
     except ValueError:
-        raise InvalidInput(f"{option} {given}: not a time", hint=_hint(option, examples)) from None
+        raise InvalidInput(
+            f"{option} {given}: not a time", case="not-a-time", option=option, examples=examples
+        ) from None
 
 
 def position(option: str, given: str, now: datetime, names: Collection[str] = ()) -> int | datetime:
@@ -45,11 +52,9 @@ def position(option: str, given: str, now: datetime, names: Collection[str] = ()
     try:
         return moment(given, now)
     except ValueError:
-        named = "".join(f", {option} {name}" for name in names)
         raise InvalidInput(
-            f"{option} {given}: neither a sequence nor a time", hint=f"{option} 250, {_hint(option, EXAMPLES)}{named}"
+            f"{option} {given}: neither a sequence nor a time",
+            case="neither-sequence-nor-time",
+            option=option,
+            examples=(*EXAMPLES, *names),
         ) from None
-
-
-def _hint(option: str, examples: Sequence[str]) -> str:
-    return ", ".join(f"{option} {example}" for example in examples)

@@ -72,17 +72,17 @@ def dump(path: Path, *, records: bool = False) -> Iterator[Item]:
         return _recovery(path)
     raise InvalidInput(
         f"{path}: not a file of a log by its name",
-        hint="dump reads segments, their indexes, head, transfers, log.json, cursors, ledgers and recovery reports",
+        case="not-a-file-of-a-log",
     )
 
 
 def _require_file(path: Path) -> None:
     if not path.exists():
-        raise NotFound(f"{path}: no such file", hint=f"ls {path.parent}")
+        raise NotFound(f"{path}: no such file", case="no-such-file", directory=path.parent)
     if path.is_dir():
-        raise InvalidInput(f"{path}: a directory, but dump takes one file", hint=f"ls {path}; wald dump {path}/FILE")
+        raise InvalidInput(f"{path}: a directory, but dump takes one file", case="directory-to-dump", path=path)
     if not path.is_file():
-        raise InvalidInput(f"{path}: not a regular file", hint=f"ls -l {path}")
+        raise InvalidInput(f"{path}: not a regular file", case="file-unreadable", path=path)
 
 
 def _raw(path: Path, *, records: bool) -> Iterator[Item]:

@@ -59,7 +59,7 @@ def where(view: View, sequence: int) -> Whereabouts:
         Damaged: it is in no segment, and the ledger that would say why is damaged.
     """
     if sequence < 1:
-        raise InvalidInput(f"{sequence} is not a sequence", hint="the first record is number 1")
+        raise InvalidInput(f"{sequence} is not a sequence", case="sequence-below-one")
     history = History(view.root)
     found = _where(view, sequence, history)
     if found.state is State.NEVER_ISSUED:

@@ -23,7 +23,6 @@ from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import DEFAULT_GROUP
 from wald.format.parsing import StoredBatch, holds_pieces
 from wald.format.spans import Spans
-from wald.hints import command_line
 from wald.store.files.clock import read_steps
 from wald.store.reading.batches import Batch, Begun, Joiner
 from wald.store.reading.selection import NO_SEQUENCE, Selection, Start, Stop, select
@@ -62,7 +61,7 @@ def read_batches(
     """
     selection = select(view, route, start, stop, group)
     if limit is not None and limit < 0:
-        raise InvalidInput(f"a limit of {limit} records", hint="--limit takes 0 or more")
+        raise InvalidInput(f"a limit of {limit} records", case="limit-below-zero")
     reading = _Reading(view, selection, on_damage, policy(on_missing))
     found = reading.batches(follow=follow, cancel=cancel or threading.Event(), on_wait=on_wait)
     return found if limit is None else _limited(found, limit)
@@ -577,13 +576,18 @@ class _Reading:
         Args:
             last: the last record that is lost; 0: none is.
         """
-        hint = f"{command_line(self._root.path, 'verify')} lists all damage"
         selection = self._selection
+        damaged = Damaged(message, case="records-lost", root=self._root.path)
         if last and selection.floors and selection.routes is not None:  # it began at a cursor
             (route,) = selection.routes
-            going_on = command_line(self._root.path, f"cursor set {route} {last} --group {selection.group}")
-            hint += f"; {going_on} goes on behind it"
-        damaged = Damaged(message, hint=hint)
+            damaged = Damaged(
+                message,
+                case="records-lost-behind-cursor",
+                root=self._root.path,
+                route=route,
+                last=last,
+                group=selection.group,
+            )
         damaged.last = last
         self._report(damaged)
 

@@ -19,7 +19,6 @@ from typing import Literal
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import DEFAULT_GROUP
 from wald.format.times import nanoseconds
-from wald.hints import command_line
 from wald.store.retention.cursors import CursorState, read_cursor
 from wald.store.segments.head import lost_head
 from wald.store.segments.seeking import end_of, sequence_since, sequence_until
@@ -83,14 +82,16 @@ def _check_order(view: View, start: Start, stop: Stop | None) -> None:
                 if first <= start < end_of(view):
                     raise InvalidInput(
                         f"record {start} was appended at {stop.isoformat()} or later: the end is before the start",
-                        hint=f"record {first} is the first one there that was appended then or later",
+                        case="start-appended-after-the-end",
+                        first=first,
                     )
             case datetime(), int():
                 last = sequence_since(view, nanoseconds(start)) - 1
                 if stop <= last:
                     raise InvalidInput(
                         f"record {stop} was appended before {start.isoformat()}: the end is before the start",
-                        hint=f"record {last} is the last one that was appended before then",
+                        case="stop-appended-before-the-start",
+                        last=last,
                     )
 
 
@@ -106,7 +107,7 @@ def _begin(view: View, routes: frozenset[str] | None, start: Start, group: str) 
     if start == "cursor":
         return _after_cursors(view, routes, group)
     if not isinstance(start, int):
-        raise InvalidInput(f"invalid start: {start!r}", hint="earliest, end, cursor, a sequence or a time")
+        raise InvalidInput(f"invalid start: {start!r}", case="start-unknown")
     end = end_of(view)
     if _positive(start) > end:
         if view.bound.lost:
@@ -115,7 +116,9 @@ def _begin(view: View, routes: frozenset[str] | None, start: Start, group: str) 
         what = " ".join(["", *(routes or ())])
         raise NotFound(
             f"{path}: record {start} was never issued; the last one is {end - 1}",
-            hint=f"{command_line(path, f'read{what} --from end --follow')} waits for the next",
+            case="record-not-issued",
+            root=path,
+            routes=what,
         )
     return Selection(routes, start)
 
@@ -133,12 +136,15 @@ def _after_cursors(view: View, routes: frozenset[str] | None, group: str) -> Sel
         else:
             raise Damaged(
                 f"{cursor.message}; the processed records are unknown",
-                hint=command_line(root.path, f"cursor set {name} SEQUENCE --group {group} --rewind"),
+                case="cursor-unusable",
+                root=root.path,
+                route=name,
+                group=group,
             )
     return Selection(routes, min(floors.values(), default=end), floors, fresh=frozenset(fresh), group=group)
 
 
 def _positive(sequence: int) -> int:
     if sequence < 1:
-        raise InvalidInput(f"{sequence} is not a sequence", hint="the first record is number 1")
+        raise InvalidInput(f"{sequence} is not a sequence", case="sequence-below-one")
     return sequence

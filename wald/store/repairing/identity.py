@@ -21,7 +21,6 @@ from wald.format.cursor import BadCursor, decode_cursor
 from wald.format.names import CURSOR_SUFFIX, WHOLE, Kind, parse_segment_name
 from wald.format.segment import HEADER, INDEX_MAGIC, SEGMENT_MAGIC, BadHeader, SegmentHeader, decode_header
 from wald.format.times import utc
-from wald.hints import command_line
 from wald.store.files.directory import Root
 from wald.store.files.identity import Identity, read_identity, require_folders
 from wald.store.files.listing import Segment
@@ -91,7 +90,8 @@ def _disagree(root: Root, own: Identity | None, found: list[_Witness]) -> Damage
         said.append(f"{first}{more} {log_id.hex()}")
     return Damaged(
         f"{root.path}: the identity of the log is uncertain: {'; '.join(said)}",
-        hint=f"move the files of the other log away; then {command_line(root.path, 'repair')}",
+        case="identity-uncertain",
+        root=root.path,
     )
 
 

@@ -87,7 +87,7 @@ def remake(root: Root, disk: Disk, source: Source, before: LogState) -> list[Mad
             made.append(_finished(root, disk, source, path, base))
         for each in made:
             if wrong := _wrong(each, source):
-                raise Damaged(f"{each.path}: does not read back: {wrong}", hint="report it; nothing was changed")
+                raise Damaged(f"{each.path}: does not read back: {wrong}", case="copy-differs")
     except BaseException:
         _discard(made)
         raise

@@ -10,7 +10,6 @@ DROPPED, like those that relief leaves; in front of a large one the segment ends
 from __future__ import annotations
 
 import os
-import shlex
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -219,15 +218,14 @@ class NewLog:
 
 def _require_empty(path: Path, disk: Disk) -> None:
     if path.exists() and not path.is_dir():
-        raise InvalidInput(f"{path}: not a directory", hint="name a new or an empty directory with --into")
+        raise InvalidInput(f"{path}: not a directory", case="directory-for-restore-needed")
     names = set(os.listdir(path)) - {"lost+found"} if path.exists() else set[str]()
     if Root(path).unfinished_identity.name in names:
         require_free(Root(path), disk)
-        again = f"rm -r {shlex.quote(str(path))}; then the same command again"
-        raise InvalidInput(f"{path}: has an unfinished restore, and is not a log", hint=again)
+        raise InvalidInput(f"{path}: has an unfinished restore, and is not a log", case="restore-unfinished", path=path)
     if names:
         what = "a log already" if Root(path).identity.name in names else "not empty"
         raise InvalidInput(
             f"{path}: {what}; records can only be restored into a new log",
-            hint="name a new or an empty directory with --into",
+            case="directory-for-restore-needed",
         )

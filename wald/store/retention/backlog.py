@@ -19,13 +19,14 @@ from wald.format.names import Kind
 from wald.format.relieved import joined
 from wald.format.sealed import BadSealed, SealedIndex
 from wald.format.tables import FrameTable, RouteEntry, RouteTable
+from wald.hints import hint_for
 from wald.store.files.disk import free_bytes
 from wald.store.files.listing import Segment
 from wald.store.retention.cursors import Cursor
 from wald.store.retention.handovers import HandoverPin
 from wald.store.retention.history import History
 from wald.store.retention.holders import NO_PINS, Holders, Pins, holders_of
-from wald.store.retention.pins import Claims, needs, read_claims, segment_index, ways_out, with_lost
+from wald.store.retention.pins import Claims, needs, read_claims, segment_index, with_lost
 from wald.store.retention.progress import Lag, SealedLags, add_raw
 from wald.store.segments.opened import open_segment
 from wald.store.segments.raw import FIRST_BATCH
@@ -206,7 +207,12 @@ class Backlog:
             return replace(found, problem=error.message, readable=False, hint=error.hint)
         except BadSealed as error:
             problem = f"{segment.path}: its batches cannot be found: {error}"
-            return replace(found, problem=problem, readable=False, hint=ways_out(segment))
+            return replace(
+                found,
+                problem=problem,
+                readable=False,
+                hint=hint_for("lost-routes-unknown", root=segment.path.parents[1]),
+            )
         self._hold(pins, found.stored_bytes)
         problem = damage[0].message if damage else ""
         last = index.next_sequence - 1

@@ -210,25 +210,42 @@ def set_cursor(
     log_id = read_identity(root).log_id
     current = read_cursor(root, route, group, log_id=log_id, head_sequence=head_sequence, of_consumer=of_consumer)
     if sequence < 0:
-        raise InvalidInput(f"{current.path}: {sequence} is not a sequence", hint="0 means: nothing processed yet")
+        raise InvalidInput(f"{current.path}: {sequence} is not a sequence", case="cursor-below-zero")
     if sequence > head_sequence:
         raise Refused(
             f"{current.path}: {sequence} is beyond the head, {head_sequence}, so it cannot have been processed",
-            hint=f"{command_line(root.path, 'head')} shows the last durable record",
+            case="cursor-beyond-head",
+            root=root.path,
         )
-    rewinding = command_line(root.path, f"cursor set {route} {sequence} {current.options} --rewind")
     if not rewind and current.state in (CursorState.UNREADABLE, CursorState.FOREIGN, CursorState.BEYOND):
-        raise Refused(f"{current.message}; it is only replaced on request", hint=rewinding)
+        raise Refused(
+            f"{current.message}; it is only replaced on request",
+            case="rewind-needed",
+            root=root.path,
+            route=route,
+            sequence=sequence,
+            options=current.options,
+        )
     if not rewind and sequence < current.sequence:
         raise Refused(
-            f"{current.path}: {sequence} would move the cursor backwards from {current.sequence}", hint=rewinding
+            f"{current.path}: {sequence} would move the cursor backwards from {current.sequence}",
+            case="rewind-needed",
+            root=root.path,
+            route=route,
+            sequence=sequence,
+            options=current.options,
         )
     journal = current.path.with_suffix(WORK_SUFFIX)
     if rewind and sequence < current.sequence and os.path.lexists(journal):
         raise Refused(
             f"{journal}: has the records that the workers of group {group} have done; while it exists, "
             f"none of them is redelivered",
-            hint=f"rm {journal}, while they do not run; then {rewinding}",
+            case="journal-in-the-way",
+            root=root.path,
+            route=route,
+            sequence=sequence,
+            options=current.options,
+            path=journal,
         )
     lines = CursorLines(sequence, log_id, epoch, group, now)
     owner = _owner(current.path)
@@ -243,7 +260,7 @@ def set_cursor(
 
 
 def _directory(path: Path) -> Refused:
-    return Refused(f"{path}: a directory, not a cursor", hint=f"ls -lR {path}; rm -r {path}, as root")
+    return Refused(f"{path}: a directory, not a cursor", case="cursor-is-a-directory", path=path)
 
 
 def _owner(path: Path) -> int:
@@ -279,9 +296,12 @@ def remove_cursor(root: Root, route: str, group: str, *, disk: Disk, of_consumer
         disk.unlink(path)
     except FileNotFoundError:
         other = root.consumers(route) / path.name
-        instead = f"cursor remove {route} --group {group} --of-consumer" if os.path.lexists(other) else ""
         raise NotFound(
-            f"{path}: group {group} has no cursor", hint=command_line(root.path, instead or f"cursor list {route}")
+            f"{path}: group {group} has no cursor",
+            case="cursor-of-a-consumer" if os.path.lexists(other) else "no-cursor",
+            root=root.path,
+            route=route,
+            group=group,
         ) from None
     except PermissionError as error:
         raise not_permitted(root, route, path, error) from error
@@ -328,7 +348,11 @@ def require_no_remains(root: Root, cursor: Cursor) -> None:
         raise Refused(
             f"{cursor.path.with_suffix(WORK_SUFFIX)}: left over from a work group whose cursor was "
             f"removed; records that it lists as done would not be delivered",
-            hint=f"{command_line(root.path, f'group remove {cursor.route} {cursor.group}{option}')} removes it",
+            case="journal-left-over",
+            root=root.path,
+            route=cursor.route,
+            group=cursor.group,
+            option=option,
         )
 
 

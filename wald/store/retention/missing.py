@@ -6,14 +6,12 @@ the segment may have held what is wanted.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from wald.errors import InvalidInput, NotFound
-from wald.hints import command_line
 
 POLICIES = ("error", "skip")
 
@@ -85,30 +83,29 @@ class Missing:
             return f"{self.root / 'segments'}: {span} lost: {count}{of} {are} missing; {self.lost}"
         return f"{self.root / 'segments'}: RECLAIM has removed {span}: {count}{of} {are} missing"
 
-    def hint(self, *, stop: str | None = None, form: str = "", again: Callable[[str], str] | None = None) -> str:
-        """What to type: where archives have them, and how to go on with what there is.
+    def error(self, *, stop: str | None = None, form: str = "", command: tuple[str, str] | None = None) -> NotFound:
+        """Return the error, with a hint for where archives have them, and how to continue with the others.
 
         Args:
             stop: the end as the reader gave it, a sequence or a time.
             form: of the output, as an option to be given again.
-            again: makes the reader's command for another range, without ``wald`` and its root; None: ``read``.
+            command: the reader's command without ``wald`` and its root: before and after the range; None: ``read``.
         """
-        ways = []
         route = self.route or next(iter(sorted(self.routes)), "ROUTE")
-        if self.archive is not None:
-            span = f"--from {self.first} --to {self.last_of_route.get(route, self.last)}"
-            ways.append(f"wald-archive restore {shlex.quote(self.archive)} {route} {span}{form}")
-        wald = command_line(self.root)
-        if self.group is not None:
-            ways.append(f"{wald} cursor set {route} {self.last} --group {self.group} passes over them")
-        elif stop is None or not stop.isdecimal() or int(stop) > self.last:
-            span = f" --from {self.last + 1}" + (f" --to {shlex.quote(stop)}" if stop else "")
-            what = f"read {self.route or ''}".rstrip() + span if again is None else again(span)
-            ways.append(f"{wald} {what} reads what there is")
-        return "; ".join(ways) or f"{wald} where {self.first} says when and why"
-
-    def error(self, hint: str = "") -> NotFound:
-        return NotFound(self.message(), hint=hint or self.hint())
+        return NotFound(
+            self.message(),
+            case="records-missing",
+            root=self.root,
+            first=self.first,
+            last=self.last,
+            route=route,
+            group=self.group,
+            archive=self.archive,
+            archived=self.last_of_route.get(route, self.last),
+            stop=stop,
+            form=form,
+            command=command or (f"read {self.route or ''}".rstrip(), ""),
+        )
 
 
 def unless_lost(missing: Missing) -> None:
@@ -133,7 +130,7 @@ def policy(on_missing: OnMissing) -> Callable[[Missing], None]:
     if callable(on_missing):
         return on_missing
     if on_missing is not None and on_missing not in POLICIES:
-        raise InvalidInput(f"invalid on_missing: {on_missing!r}", hint=f"on_missing is one of {', '.join(POLICIES)}")
+        raise InvalidInput(f"invalid on_missing: {on_missing!r}", case="on-missing-unknown")
 
     def judge(missing: Missing) -> None:
         if on_missing == "error" or (on_missing is None and missing.asked):

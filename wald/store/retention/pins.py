@@ -29,7 +29,6 @@ from wald.format.names import DEFAULT_GROUP, Kind
 from wald.format.sealed import BadSealed, SealedIndex
 from wald.format.segment import BadHeader
 from wald.format.tables import RouteEntry, RouteTable
-from wald.hints import command_line
 from wald.store.files.directory import Root
 from wald.store.files.listing import Segment
 from wald.store.files.regular import open_file
@@ -181,10 +180,6 @@ def read_claims(root: Root, *, log_id: bytes) -> Claims:
     return Claims(cursors, frozenset(retired), tuple(handover_pins(root, log_id)))
 
 
-def _unsealed(segment: Segment) -> str:
-    return f"wald dump {segment.path} shows what is left; RECLAIM judges it once it is sealed"
-
-
 def segment_index(
     segment: Segment, log_id: bytes, *, on_damage: Callable[[Damaged], None] | None = None
 ) -> SealedIndex:
@@ -212,10 +207,16 @@ def segment_index(
         try:
             index = index_raw(source.fileno())
         except BadHeader as error:
-            raise Damaged(f"{segment.path}: offset 0: {error}", hint=_unsealed(segment)) from error
+            raise Damaged(
+                f"{segment.path}: offset 0: {error}", case="unsealed-segment-damaged", path=segment.path
+            ) from error
     check_name(segment, log_id, index)
     for offset, length in index.damage:
-        raise Damaged(f"{segment.path}: offset {offset}: {length} bytes are damaged", hint=_unsealed(segment))
+        raise Damaged(
+            f"{segment.path}: offset {offset}: {length} bytes are damaged",
+            case="unsealed-segment-damaged",
+            path=segment.path,
+        )
     return index
 
 
@@ -230,7 +231,7 @@ def _salvaged(segment: Segment, log_id: bytes, error: Damaged) -> SealedIndex:
     except Misplaced:
         raise
     except Damaged:
-        raise Damaged(error.message, hint=ways_out(segment)) from error
+        raise Damaged(error.message, case="lost-routes-unknown", root=segment.path.parents[1]) from error
 
 
 def with_lost(index: SealedIndex, segment: Segment, end: int | None, history: History, error: Damaged) -> SealedIndex:
@@ -252,10 +253,14 @@ def with_lost(index: SealedIndex, segment: Segment, end: int | None, history: Hi
         held = history.held(segment.base_sequence)
         sealed = history.sealed(segment.base_sequence)
     except Damaged as unknown:
-        raise Damaged(f"{error.message}; {_FRAMES_LOST}: {unknown.message}", hint=ways_out(segment)) from error
+        raise Damaged(
+            f"{error.message}; {_FRAMES_LOST}: {unknown.message}",
+            case="lost-routes-unknown",
+            root=segment.path.parents[1],
+        ) from error
     if held is None or sealed is None:
         message = f"{error.message}; {_FRAMES_LOST}: no line of segments.jsonl says whose records they held"
-        raise Damaged(message, hint=ways_out(segment)) from error
+        raise Damaged(message, case="lost-routes-unknown", root=segment.path.parents[1]) from error
     following = int(sealed["last"]) + 1
     if not index.damage and index.next_sequence == following:
         return index
@@ -276,12 +281,6 @@ _FRAMES_LOST = "not all of its frames are there"
 
 def _joined(left: RouteEntry, held: RouteEntry) -> RouteEntry:
     return held._replace(first=min(left.first, held.first), last=max(left.last, held.last))
-
-
-def ways_out(segment: Segment) -> str:
-    """What can be done about a segment that stays because the routes of its records are not known."""
-    giving_up = command_line(segment.path.parents[1], "repair --accept-loss")
-    return f"put a whole copy in its place; or, without a daemon, {giving_up} gives up what is lost of it"
 
 
 def needs(index: SealedIndex, end: int, history: History) -> Sequence[RouteEntry]:
@@ -334,6 +333,8 @@ def sealed_index(segment: Segment, log_id: bytes) -> SealedIndex:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise Damaged(f"{segment.path}: {error.strerror or error}", hint=f"ls -l {segment.path}") from error
+        raise Damaged(
+            f"{segment.path}: {error.strerror or error}", case="file-unreadable", path=segment.path
+        ) from error
     check_name(segment, log_id, index)
     return index
