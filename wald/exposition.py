@@ -1,25 +1,43 @@
-"""Counters, gauges and histograms, and the text in which Prometheus reads them (text format 0.0.4).
+"""Prometheus metrics: counters, gauges, histograms, their text format 0.0.4, and an HTTP server for it.
 
-A program counts in plain numbers, and makes :class:`Metric` objects of them when it is asked for the text. The names
-follow Prometheus: the prefix ``wald_``, base units (seconds, bytes), ``_total`` for a counter.
+A program counts in plain numbers and converts them to :class:`Metric` objects for each scrape. The names follow
+Prometheus: prefix ``wald_``, base units (seconds, bytes), suffix ``_total`` for counters.
+
+The server has few connections, and none for long: if all are in use, it closes the oldest one. It does not use
+``http.server``, whose import takes as long as the start of Python.
 """
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import sys
+import threading
+import time
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from itertools import accumulate
-from typing import TYPE_CHECKING, Literal
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from wald.errors import InvalidInput
 
 if TYPE_CHECKING:
     import prometheus_client
 
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
+_CONNECTIONS_MAX = 8  # scrapers are few, and each takes a thread and a descriptor
+_CONNECTION_SECONDS = 10.0  # for request and response
+_CLOSING_SECONDS = 1.0  # for the thread of a connection to end after the server has closed it, on a busy machine
+_RETRY_SECONDS = 0.1  # if the process has no free descriptor
+_LINE_MAX = 8 << 10
+_HEADERS_MAX = 100
 
 
 class Histogram:
-    """How often a value was in each of a few ranges; an observation takes about 0.2 µs.
+    """Number of values in each of a few ranges; an observation takes about 0.2 µs.
 
     Args:
         bounds: the largest value of each range but the last, ascending.
@@ -33,32 +51,30 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
     def copy(self) -> Histogram:
-        """The same as it is now, for another thread."""
+        """Return a snapshot for another thread."""
         copied = Histogram(*self.bounds)
         copied.counts, copied.sum = self.counts.copy(), self.sum
         return copied
 
     def to_json(self) -> dict[str, object]:
-        """An object for JSON."""
         return {"bounds": self.bounds, "counts": self.counts, "sum": self.sum}
 
 
 Samples = dict[tuple[str, ...], float | Histogram]
-"""The values of a metric by the values of its labels, in their order."""
+"""Values of a metric by the values of its labels, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric, and its values at this moment.
+    """A metric and its current values.
 
     Attributes:
-        name: as it is exported; that of a counter ends in ``_total``.
-        labels: the names of its labels.
+        name: exported name; that of a counter ends in ``_total``.
+        labels: names of the labels.
     """
 
     name: str
@@ -69,31 +85,31 @@ class Metric:
 
 
 def counter(name: str, meaning: str, value: float) -> Metric:
-    """A counter without labels."""
+    """Return a counter without labels."""
     return Metric(name, "counter", meaning, (), {(): value})
 
 
 def gauge(name: str, meaning: str, value: float) -> Metric:
-    """A gauge without labels."""
+    """Return a gauge without labels."""
     return Metric(name, "gauge", meaning, (), {(): value})
 
 
 def histogram(name: str, meaning: str, value: Histogram) -> Metric:
-    """A histogram without labels."""
+    """Return a histogram without labels."""
     return Metric(name, "histogram", meaning, (), {(): value})
 
 
 def render(metrics: Iterable[Metric]) -> bytes:
-    """The text of ``metrics``; one without samples is left out."""
+    """Return the text of ``metrics``, without those that have no samples."""
     import prometheus_client
 
     registry = prometheus_client.CollectorRegistry(auto_describe=False)
-    registry.register(_Collected([_family(each) for each in metrics if each.samples]))
+    registry.register(_Collector([_family(each) for each in metrics if each.samples]))
     return prometheus_client.generate_latest(registry)
 
 
-class _Collected:
-    """What the library asks for its families."""
+class _Collector:
+    """Adapter that hands families to the library."""
 
     def __init__(self, families: list[prometheus_client.Metric]) -> None:
         self.collect = families.__iter__
@@ -104,7 +120,7 @@ def _family(metric: Metric) -> prometheus_client.Metric:
 
     family = prometheus_client.Metric(metric.name.removesuffix("_total"), metric.meaning, metric.type)
     for values, value in metric.samples.items():
-        # The name of a group may be any bytes that a file name may have.
+        # The name of a group may contain any bytes that a file name may contain.
         texts = (text.encode(errors="backslashreplace").decode() for text in values)
         labels = dict(zip(metric.labels, texts, strict=True))
         if isinstance(value, Histogram):
@@ -115,12 +131,150 @@ def _family(metric: Metric) -> prometheus_client.Metric:
 
 
 def _add_ranges(family: prometheus_client.Metric, name: str, labels: dict[str, str], value: Histogram) -> None:
-    totals = list(accumulate(value.counts))  # once: another thread may observe meanwhile
+    totals = list(accumulate(value.counts))  # only once, because another thread may observe at the same time
     for bound, total in zip((*value.bounds, float("inf")), totals, strict=True):
-        family.add_sample(f"{name}_bucket", labels | {"le": _bound(bound)}, total)
+        text = "+Inf" if bound == float("inf") else f"{bound:g}"
+        family.add_sample(f"{name}_bucket", labels | {"le": text}, total)
     family.add_sample(f"{name}_sum", labels, value.sum)
     family.add_sample(f"{name}_count", labels, totals[-1])
 
 
-def _bound(value: float) -> str:
-    return "+Inf" if value == float("inf") else f"{value:g}"
+class Response(NamedTuple):
+    """A response body with its status."""
+
+    body: bytes
+    status: int = 200
+    content_type: str = "text/plain; charset=utf-8"
+
+
+Pages = Mapping[str, Callable[[], Response]]
+"""Functions that make the response, by path."""
+
+
+class Endpoint:
+    """HTTP server of a few pages, in its own threads; it listens at once and responds after :meth:`start`.
+
+    Args:
+        address: ``host:port``.
+        setting: name of the option or setting that has the address, for the error.
+
+    Raises:
+        InvalidInput: it cannot listen on the address.
+    """
+
+    def __init__(self, address: str, pages: Pages, *, setting: str) -> None:
+        host, _, port = address.rpartition(":")
+        try:
+            if not host or not port.isdecimal():
+                raise ValueError("not an address such as 127.0.0.1:9464")
+            self._server = _Server(host.strip("[]"), int(port), pages)
+        except (OSError, ValueError, OverflowError) as error:
+            raise InvalidInput(f"{setting} {address!r}: {error}", hint='use a free "127.0.0.1:PORT"') from error
+        self._thread = threading.Thread(target=self._server.serve_forever, name="endpoint", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._server.shutdown()
+        self._server.server_close()
+
+
+@contextlib.contextmanager
+def serving(address: str | None, collect: Callable[[], Iterable[Metric]]) -> Iterator[None]:
+    """Serve ``/metrics`` with the result of ``collect`` while the block runs; without an address, serve nothing.
+
+    Raises:
+        InvalidInput: it cannot listen on the address.
+    """
+    if address is None:
+        yield
+        return
+    pages = {"/metrics": lambda: Response(render(collect()), content_type=TEXT_FORMAT)}
+    endpoint = Endpoint(address, pages, setting="--metrics")
+    endpoint.start()
+    try:
+        yield
+    finally:
+        endpoint.close()
+
+
+class _Server(ThreadingTCPServer):
+    allow_reuse_address = True
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, pages: Pages) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.pages = pages
+        self._slots = threading.BoundedSemaphore(_CONNECTIONS_MAX)
+        self._since: dict[socket.socket, float] = {}  # oldest first
+        super().__init__((host, port), _Handler)
+
+    def get_request(self) -> tuple[socket.socket, object]:
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(_RETRY_SECONDS)  # without a free descriptor, an immediate retry would only use the processor
+            raise
+
+    def verify_request(self, request: object, client_address: object) -> bool:  # noqa: ARG002
+        """Return True if the connection gets a slot; close the oldest connection if all are in use."""
+        assert isinstance(request, socket.socket)
+        if not self._slots.acquire(blocking=False):
+            self._close_oldest(1)
+            if not self._slots.acquire(timeout=_CLOSING_SECONDS):
+                return False
+        self._since[request] = time.monotonic()
+        return True
+
+    def service_actions(self) -> None:
+        """Close connections that have lasted too long; called at least twice a second."""
+        deadline = time.monotonic() - _CONNECTION_SECONDS
+        self._close_oldest(sum(since < deadline for since in list(self._since.values())))
+
+    def shutdown_request(self, request: object) -> None:
+        assert isinstance(request, socket.socket)
+        has_slot = self._since.pop(request, None) is not None
+        super().shutdown_request(request)
+        if has_slot:
+            self._slots.release()
+
+    def _close_oldest(self, count: int) -> None:
+        """Shut down the oldest connections; the thread of each then closes it."""
+        for request in list(self._since)[:count]:
+            with contextlib.suppress(OSError):  # it has ended
+                request.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # a client may close its connection early
+            super().handle_error(request, client_address)  # type: ignore[arg-type]  # passed through unchanged
+
+
+class _Handler(StreamRequestHandler):
+    """Answers one HTTP/1.0 request; request bodies are not read."""
+
+    server: _Server
+
+    def handle(self) -> None:
+        words = self.rfile.readline(_LINE_MAX).decode("latin-1").split()
+        if not words:
+            return
+        for _ in range(_HEADERS_MAX):
+            if not self.rfile.readline(_LINE_MAX).strip():
+                break
+        response = self._response(words)
+        head = (
+            f"HTTP/1.0 {response.status} {HTTPStatus(response.status).phrase}\r\n"
+            f"Content-Type: {response.content_type}\r\nContent-Length: {len(response.body)}\r\n\r\n"
+        )
+        self.wfile.write(head.encode() + (b"" if words[0] == "HEAD" else response.body))
+
+    def _response(self, words: list[str]) -> Response:
+        if len(words) != 3:
+            return Response(b"bad request\n", 400)
+        method, target, _ = words
+        if method not in ("GET", "HEAD"):
+            return Response(b"only GET and HEAD\n", 501)
+        page = self.server.pages.get(target.partition("?")[0])
+        return Response(" or ".join(self.server.pages).encode() + b"\n", 404) if page is None else page()

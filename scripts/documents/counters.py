@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable
 
 from documents.tables import table
 from wald.cli.metrics import Measured, Ran, of_directory
-from wald.daemon.endpoint import of_daemon, of_measuring
+from wald.daemon.metrics import Metrics, of_daemon
 from wald.exposition import Metric
-from wald.metrics import Metrics
 from wald_drain.counts import Counts as DrainCounts
 from wald_drain.counts import of_drain
 from wald_gate.monitoring.counts import Counts as GateCounts
@@ -37,7 +36,7 @@ def _gate() -> Iterable[Metric]:
 
 
 PROGRAMS: dict[str, Callable[[], Iterable[Metric]]] = {
-    "daemon": lambda: [*of_daemon(Metrics()), *of_measuring(0)],
+    "daemon": lambda: of_daemon(Metrics(), failures=0),
     "directory": _directory,
     "drain": lambda: of_drain(DrainCounts(), "", "", 0),
     "gate": _gate,

@@ -24,8 +24,8 @@ from wald.cli.options import (
     socket_option,
 )
 from wald.cli.streams import stdout_is_a_report
-from wald.endpoint import serving
 from wald.errors import GivenUp, InvalidInput
+from wald.exposition import serving
 from wald.format.names import check_route
 from wald.hints import command_line
 from wald.loop import stop_on_signals

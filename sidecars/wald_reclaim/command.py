@@ -25,8 +25,8 @@ from wald.cli.options import (
     size_option,
 )
 from wald.cli.streams import ignore_stdout
-from wald.endpoint import serving
 from wald.errors import Damaged, DiskFailure, Gone, InvalidInput, NotPermitted, Replaced, WaldError, wrong_type
+from wald.exposition import serving
 from wald.format.names import CONSUMERS, CURSOR_SUFFIX, Kind
 from wald.hints import command_line, room_commands
 from wald.log import Log

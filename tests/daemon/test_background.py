@@ -17,7 +17,7 @@ from logs import Built
 from running import TIMEOUT_SECONDS, Client, Daemon, eventually
 
 from wald.daemon.background import Background, Failure
-from wald.metrics import Metrics
+from wald.daemon.metrics import Metrics
 from wald.store.files.disk import Disk
 from wald.store.writing.room import Room, Sizes
 from wald.store.writing.sealer import Sealed

@@ -13,10 +13,10 @@ import pytest
 import structlog
 from logs import Built, commit, draft
 
+from wald.daemon.metrics import Metrics
 from wald.daemon.quotas import Quotas
 from wald.format.batch import Flag
 from wald.format.names import Kind
-from wald.metrics import Metrics
 from wald.settings import Config, Retention, RouteConfig
 from wald.store.files.listing import list_segments
 from wald.store.files.routes import add_route, retire_route

@@ -13,9 +13,9 @@
     requests    what becomes of a request       gate        what keeps a request waiting
     spooling    payloads too large for memory   routes      which routes exist, and who may write to them
     commands    all requests but PUB            background  sealing, next to the turn
-    lifecycle   signals, the journal            endpoint    metrics and health
-    measuring   what the directory shows        fairness    who is served, and who stays
+    lifecycle   signals, the journal            metrics     /metrics and /healthz
     quotas      routes that are over theirs     unread      what a group has not read of a route
+    fairness    who is served, and who stays
 
 The start wires them, and the service runs the loop; only these two know all the others. The text of a request is parsed
 in ``wald/format/protocol.py``, and what a start repairs is decided in ``wald/store/writing/recovery.py``.

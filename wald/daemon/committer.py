@@ -17,12 +17,12 @@ from typing import Protocol
 
 from structlog.typing import FilteringBoundLogger
 
+from wald.daemon.metrics import Metrics
 from wald.daemon.turn import Turn
 from wald.errors import DISK_FULL, DiskFailure
 from wald.format.head import LINE_BYTES, Head, encode_head
 from wald.format.times import utc
 from wald.hints import command_line, room_commands
-from wald.metrics import Metrics
 from wald.settings import Config
 from wald.store.files.clock import ClockStep, add_step
 from wald.store.files.directory import Root

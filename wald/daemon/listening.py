@@ -20,8 +20,8 @@ from pathlib import Path
 
 from structlog.typing import FilteringBoundLogger
 
+from wald.daemon.metrics import Metrics
 from wald.errors import InvalidInput
-from wald.metrics import Metrics
 from wald.store.files.making import give_socket, umask_for
 
 _BACKLOG = 4096  # a connect that does not wait fails where it is full

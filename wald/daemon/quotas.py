@@ -21,10 +21,10 @@ from enum import StrEnum
 
 from structlog.typing import FilteringBoundLogger
 
+from wald.daemon.metrics import Metrics
 from wald.daemon.unread import Stretch, Unread, slowest, unread_before
 from wald.errors import Damaged
 from wald.hints import command_line
-from wald.metrics import Metrics
 from wald.settings import Config, RouteLimits
 from wald.store.files.directory import Root
 from wald.store.files.listing import list_segments

@@ -20,21 +20,19 @@ from wald.daemon.background import Background, Failure
 from wald.daemon.commands import Commands
 from wald.daemon.committer import Committer
 from wald.daemon.connections import Connections
-from wald.daemon.endpoint import pages
 from wald.daemon.fifos import OpenPipe, take_stdin
 from wald.daemon.intake import Intake
 from wald.daemon.lifecycle import Signals, allow_descriptors, open_journal
 from wald.daemon.listening import Admission, Listener, check_socket, inherited
-from wald.daemon.measuring import Measuring
+from wald.daemon.metrics import Metrics, MetricsProcess, Recovery, pages
 from wald.daemon.quotas import Quotas
 from wald.daemon.requests import Requests
 from wald.daemon.routes import Routes
 from wald.daemon.turn import Turn
-from wald.endpoint import Endpoint
+from wald.exposition import Endpoint
 from wald.format.segment import pack_version
 from wald.format.times import utc
 from wald.hints import command_line, hint_for
-from wald.metrics import Metrics, Outcome
 from wald.settings import Config, RouteConfig, effective_settings
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk, total_bytes
@@ -109,7 +107,7 @@ class Parts:
         stdin = None if stdin_route is None else take_stdin(self.root, config, stdin_route)
         if not config.metrics:
             return stdin, None
-        directory = Measuring(self.root.path, lambda: self.metrics.needed_bytes)
+        directory = MetricsProcess(self.root.path, lambda: self.metrics.needed_bytes)
         self._closers.callback(directory.close)
         answered = pages(self.metrics, directory, stall_timeout=config.stall_timeout)
         return stdin, Endpoint(config.metrics, answered, setting="metrics =")
@@ -186,8 +184,8 @@ class Parts:
         if report.skipped is not None:
             first, last, why = report.skipped
             self._ledger.append({"event": "skipped", "base": first, "last": last, "why": why, "at": time.time_ns()})
-        repaired = Outcome.TRIMMED if report.trimmed_bytes else Outcome.CLEAN
-        self.metrics.recovery = Outcome.DAMAGED if report.errors else repaired
+        repaired = Recovery.TRIMMED if report.trimmed_bytes else Recovery.CLEAN
+        self.metrics.recovery = Recovery.DAMAGED if report.errors else repaired
         self.metrics.recovery_errors = len(report.errors)
         self.metrics.trimmed_bytes = report.trimmed_bytes
         self.metrics.epoch = self.lock.epoch

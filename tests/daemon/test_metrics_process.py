@@ -1,4 +1,4 @@
-"""What the directory shows is measured beside the daemon, and not for every scraper."""
+"""Metrics of the directory come from a separate process, which does not run for every scrape."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from endpoint import free_address, get, metrics
 from running import Client, Daemon, eventually
 
-from wald.daemon.measuring import Measuring
+from wald.daemon.metrics import MetricsProcess
 
 Start = Callable[..., Daemon]
 
@@ -40,10 +40,10 @@ def test_scrapers_share_a_measurement(start: Start) -> None:
 
 def test_a_directory_that_cannot_be_measured_costs_no_other_number(tmp_path: Path) -> None:
     """No old text is shown then: the numbers in it would look like new ones."""
-    measuring = Measuring(tmp_path, lambda: 0)
+    process = MetricsProcess(tmp_path, lambda: 0)
 
-    assert measuring.text() == b""
-    eventually(lambda: measuring.failures == 1)
+    assert process.text() == b""
+    eventually(lambda: process.failures == 1)
 
 
 @pytest.mark.slow

@@ -1,0 +1,300 @@
+"""Metrics of the daemon: plain numbers that the loop writes, and the pages ``/metrics`` and ``/healthz``.
+
+Health means progress: the daemon is unhealthy if input is readable and the head does not move for longer than
+``stall_timeout``. A log that seals nothing still accepts input, so it is degraded.
+
+Metrics of the directory are the output of ``wald metrics``. A separate process reads the segments' indexes, because it
+would block the loop on the interpreter's lock. Scrapers share its output for some seconds, and for nine times as long
+as it took.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+import wald
+from wald.exposition import (
+    TEXT_FORMAT,
+    Histogram,
+    Metric,
+    Pages,
+    Response,
+    Samples,
+    counter,
+    gauge,
+    histogram,
+    render,
+)
+from wald.store.writing.room import Cause
+
+INTERVAL_SECONDS = 10.0  # minimum time between two runs of wald metrics
+_REST = 9  # minimum time between two runs, in durations of a run: it uses a tenth of one core
+_FIRST_SECONDS = 3.0  # for the scraper that starts a run to wait for its output
+_RUN_SECONDS = 600.0
+_NICENESS = 5  # with 19 a run would take minutes on a busy machine
+_KIB = 1 << 10
+_COUNTERS = {
+    "turns": "Commit rounds that wrote records",
+    "records": "Durable records",
+    "payload_bytes": "Payload bytes of durable records",
+    "written_bytes": "Bytes written to segments",
+    "cuts": "Segments cut",
+    "sealed": "Segments sealed",
+    "sealed_bytes": "Bytes of sealed segments",
+    "seal_failures": "Failed attempts to seal a segment",
+    "write_failures": "Failed writes and syncs",
+    "connections_refused": "Connections refused, or closed because the client did not read its replies",
+    "fifos_replaced": "FIFOs created again after they were removed or replaced",
+}
+_GAUGES = {
+    "head_sequence": "Last durable sequence",
+    "epoch": "Epoch of the daemon",
+    "connections": "Open connections",
+    "free_bytes": "Free space under the root when last checked",
+    "needed_bytes": "Free space needed to accept input",
+    "degraded": "1 while the daemon does not accept input because the disk is nearly full",
+    "held_requests": "Requests that wait for disk space",
+    "recovery_errors": "Errors that recovery found at the start and that no crash explains",
+    "fifo_troubles": "Unreadable FIFOs, and files written in place of a FIFO",
+    "trimmed_bytes": "Bytes of an unfinished write that recovery removed at the start",
+}
+_HISTOGRAMS = {
+    "commit_seconds": "Time of a commit round's writes and syncs",
+    "sync_seconds": "Time of a sync of the active segment",
+    "turn_records": "Records per commit round",
+    "turn_bytes": "Bytes written per commit round",
+}
+
+
+class Recovery(StrEnum):
+    """Result of the recovery at the start."""
+
+    CLEAN = "clean"
+    TRIMMED = "trimmed"
+    """An unfinished write, which a crash leaves, was removed."""
+    DAMAGED = "damaged"
+    """Durable bytes are missing or wrong."""
+
+
+def _seconds() -> Histogram:
+    """Return ranges from the sync of a fast disk to one that hangs."""
+    return Histogram(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+
+
+@dataclass(slots=True)
+class Metrics:
+    """Numbers of one run of the daemon. Counters only grow; units are in the names.
+
+    Attributes:
+        turn_bytes: written by each commit round; ``turn_records``: its records.
+        sync_seconds: syncs of the active segment; ``commit_seconds`` adds the write, the head and the sources.
+        free_bytes: free space under the root when last checked.
+        needed_bytes: free space below which input waits.
+        degraded: True while input waits for disk space.
+        degraded_by: its cause, as a :class:`Cause`; "" if not degraded.
+        held_requests: requests that wait for disk space; unless degraded, smaller ones are accepted.
+        over_quota: unread bytes by route and policy, for routes whose quota blocks input.
+        held_since: time since which input has waited for disk space, or 0; ``held_seconds``: duration of earlier waits.
+        waiting_since: time since which readable input has waited for the head to move, or 0.
+        seal_waits_since: time since which segments have waited and none was sealed, or 0.
+    """
+
+    log_id: str = ""
+    turns: int = 0
+    records: int = 0
+    payload_bytes: int = 0
+    written_bytes: int = 0
+    commit_seconds: Histogram = field(default_factory=_seconds)
+    sync_seconds: Histogram = field(default_factory=_seconds)
+    turn_records: Histogram = field(default_factory=lambda: Histogram(*(10**power for power in range(7))))
+    turn_bytes: Histogram = field(default_factory=lambda: Histogram(*(_KIB << 2 * power for power in range(9))))
+    cuts: int = 0
+    sealed: int = 0
+    sealed_bytes: int = 0
+    seal_failures: int = 0
+    write_failures: int = 0
+    recovery: Recovery = Recovery.CLEAN
+    recovery_errors: int = 0
+    trimmed_bytes: int = 0
+    fifos_replaced: int = 0
+    fifo_troubles: int = 0
+    head_sequence: int = 0
+    epoch: int = 0
+    connections: int = 0
+    connections_refused: int = 0
+    free_bytes: int = 0
+    needed_bytes: int = 0
+    degraded: bool = False
+    degraded_by: str = ""
+    held_requests: int = 0
+    over_quota: Samples = field(default_factory=dict)
+    held_since: float = 0.0
+    held_seconds: float = 0.0
+    waiting_since: float = 0.0
+    seal_waits_since: float = 0.0
+
+    def histograms(self) -> dict[str, dict[str, object]]:
+        """Return the histograms of ``wald latency`` by name."""
+        return {name: getattr(self, name).to_json() for name in _HISTOGRAMS}
+
+    def hold(self, now: float, *, waits: bool) -> None:
+        """Record whether input waits for disk space."""
+        if waits:
+            self.held_since = self.held_since or now
+        elif self.held_since:
+            self.held_seconds += now - self.held_since
+            self.held_since = 0.0
+
+    # The loop may change a field between two reads of another thread, so each of these reads it once.
+    def held_back_seconds(self, now: float) -> float:
+        """Return how long input has waited for disk space since the start."""
+        since = self.held_since
+        return self.held_seconds + (now - since if since else 0.0)
+
+    def stalled_seconds(self, now: float) -> float:
+        """Return how long input has been readable without progress of the head."""
+        since = self.waiting_since
+        return max(0.0, now - since) if since else 0.0
+
+    def seal_stalled_seconds(self, now: float) -> float:
+        """Return how long segments have waited to be sealed while none was."""
+        since = self.seal_waits_since
+        return now - since if since else 0.0
+
+
+def pages(metrics: Metrics, process: MetricsProcess, *, stall_timeout: float) -> Pages:
+    """Return the pages of the daemon's endpoint."""
+
+    def exported() -> Response:
+        directory = process.text()  # first, so that the daemon's numbers are the newest
+        return Response(render(of_daemon(metrics, process.failures)) + directory, content_type=TEXT_FORMAT)
+
+    def healthz() -> Response:
+        status, message = health(metrics, time.monotonic(), stall_timeout)
+        return Response(message.encode() + b"\n", status)
+
+    return {"/metrics": exported, "/healthz": healthz}
+
+
+def health(metrics: Metrics, now: float, stall_timeout: float) -> tuple[int, str]:
+    """Return the HTTP status and the message of ``/healthz``."""
+    stalled = metrics.stalled_seconds(now)
+    if stalled > stall_timeout:
+        return 503, f"stalled: input has waited for {stalled:.0f} s; the head is at {metrics.head_sequence}"
+    seal_stalled = metrics.seal_stalled_seconds(now)
+    if seal_stalled > stall_timeout:
+        failures = f"{metrics.seal_failures} attempts failed"
+        return 200, f"degraded: no segment was sealed for {seal_stalled:.0f} s although some wait ({failures})"
+    if metrics.degraded:
+        numbers = f"{metrics.free_bytes} bytes free of {metrics.needed_bytes} needed"
+        return 200, f"degraded: {numbers}, input is not accepted ({metrics.degraded_by})"
+    return 200, f"ok: head {metrics.head_sequence}"
+
+
+def of_daemon(metrics: Metrics, failures: int) -> Iterator[Metric]:
+    """Yield the daemon's own metrics.
+
+    Args:
+        failures: of :class:`MetricsProcess`.
+    """
+    now = time.monotonic()
+    for name, meaning in _COUNTERS.items():
+        yield counter(f"wald_{name}_total", meaning, getattr(metrics, name))
+    for name, meaning in _GAUGES.items():
+        yield gauge(f"wald_{name}", meaning, getattr(metrics, name))
+    for name, meaning in _HISTOGRAMS.items():
+        yield histogram(f"wald_{name}", meaning, getattr(metrics, name))
+    info: Samples = {(metrics.log_id, wald.__version__): 1}
+    yield Metric("wald_info", "gauge", "Identity of the log and version of wald; always 1", ("log", "version"), info)
+    causes: Samples = {(cause.value,): float(metrics.degraded_by == cause) for cause in Cause}
+    yield Metric("wald_degraded_by", "gauge", "1 for the cause that keeps input waiting", ("cause",), causes)
+    meaning = "Payload bytes that a consumer group has not read, for routes whose quota blocks input"
+    yield Metric("wald_route_over_quota_bytes", "gauge", meaning, ("route", "policy"), metrics.over_quota)
+    results: Samples = {(result.value,): float(metrics.recovery is result) for result in Recovery}
+    yield Metric("wald_recovery", "gauge", "1 for the result of the recovery at the start", ("outcome",), results)
+    held = metrics.held_back_seconds(now)
+    yield counter("wald_held_back_seconds_total", "Time that input has waited for disk space", held)
+    stalled = metrics.stalled_seconds(now)
+    yield gauge("wald_stalled_seconds", "Time that readable input has waited for the head to move", stalled)
+    meaning = "Time that segments have waited to be sealed while none was"
+    yield gauge("wald_seal_stalled_seconds", meaning, metrics.seal_stalled_seconds(now))
+    meaning = "Failed runs of wald metrics, which reads the metrics of the directory"
+    yield counter("wald_measurement_failures_total", meaning, failures)
+
+
+class MetricsProcess:
+    """Runs ``wald metrics`` for a scraper, unless its last output is recent enough.
+
+    Args:
+        needed_bytes: returns the free space needed to accept input.
+    """
+
+    def __init__(self, root: Path, needed_bytes: Callable[[], int]) -> None:
+        self._root = root
+        self._needed_bytes = needed_bytes
+        self._mutex = threading.Lock()
+        self._due = 0.0
+        self._text = b""
+        self._thread: threading.Thread | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+        self.failures = 0
+
+    def text(self) -> bytes:
+        """Return the last output; empty before the first one, and if the last run failed."""
+        with self._mutex:
+            is_running = self._thread is not None and self._thread.is_alive()
+            starts = not is_running and not self._closed and time.monotonic() >= self._due
+            if starts:
+                self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+                self._thread.start()
+        if starts and self._thread is not None:
+            self._thread.join(_FIRST_SECONDS)  # only this scraper waits, so that others do not hold connections
+        return self._text
+
+    def close(self) -> None:
+        with self._mutex:
+            self._closed = True
+            process = self._process
+        if process is not None:
+            process.kill()
+
+    def _run(self) -> None:
+        start = time.monotonic()
+        try:
+            self._text = self._output()
+        except (OSError, subprocess.SubprocessError):
+            self._text = b""  # old numbers would hide the failure
+            self.failures += 1
+        end = time.monotonic()
+        self._due = max(start + INTERVAL_SECONDS, end + _REST * (end - start))
+
+    def _output(self) -> bytes:
+        # -P: Python does not search the working directory, which may be the root, for modules.
+        command = [sys.executable, "-P", "-m", "wald", "--root", str(self._root), "metrics"]
+        command += ["--needed-bytes", str(self._needed_bytes())]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        with process:
+            with self._mutex:
+                self._process = process
+                if self._closed:
+                    process.kill()
+            with contextlib.suppress(OSError):  # it may have ended
+                os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
+            try:
+                output, _ = process.communicate(timeout=_RUN_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+        if process.returncode != 0:
+            raise subprocess.CalledProcessError(process.returncode, command)
+        return output
