@@ -165,7 +165,7 @@ def test_a_batch_is_none_at_another_place(tmp_path: Path) -> None:
 
 
 class TestSalt:
-    """Without the segment's header the salt comes from a batch that stands where no producer can have put it."""
+    """Without the segment's header the salt comes from the sparse index, and never from the content of a batch."""
 
     def build(self, path: Path) -> Path:
         built = Built(path)
@@ -184,7 +184,7 @@ class TestSalt:
         assert [r.value for r in built.log.records(on_damage=lambda _: None)] == [b"0", b"1", b"2", b"new"]
 
     def test_one_that_a_payload_tells_is_not_taken(self, tmp_path: Path) -> None:
-        """Where first and last batch are lost as well, the rest is; nobody asks what stands between them."""
+        """Without header and sparse index, no batch is believed."""
         path = self.build(tmp_path)
         data = path.read_bytes().rstrip(b"\0")
         lost = FIRST_BATCH + HEADER.size

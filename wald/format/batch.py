@@ -34,7 +34,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from enum import IntEnum, IntFlag
-from functools import cache
 from typing import NamedTuple
 
 from wald.format.checksum import crc32c
@@ -236,43 +235,6 @@ def decode_header(data: bytes | memoryview, offset: int, seed: int) -> BatchHead
     return BatchHeader._make(fields[2:]) if sane else None
 
 
-def mended_header(opening: bytes, seed: int) -> BatchHeader | None:
-    """The header that these 64 bytes were before one or two bits of them changed; None if there is no such header.
-
-    For so few bytes the Hamming distance of crc32c is at least 6, so the checksum identifies two changed bits (Koopman,
-    "32-Bit Cyclic Redundancy Codes for Internet Applications", 2002). Bytes that never were a header may be taken for
-    one. So a caller must check the trailer as well.
-    """
-    if len(opening) < HEADER.size:
-        return None
-    _, checksum = _LEAD.unpack_from(opening)
-    wrong = checksum ^ crc32c(opening[8:], seed)
-    changed = bytearray(MAGIC + opening[len(MAGIC) :])
-    for bit in _bits_behind(wrong):
-        changed[bit >> 3] ^= 1 << (bit & 7)
-    return decode_header(bytes(changed), 0, seed)
-
-
-def _bits_behind(wrong: int) -> tuple[int, ...]:
-    """The one or two changed bits that explain this difference of the checksum; none if there are more."""
-    bits = _bit_behind()
-    if wrong in bits:
-        return (bits[wrong],)
-    return next(((bit, bits[wrong ^ part]) for part, bit in bits.items() if wrong ^ part in bits), ())
-
-
-@cache
-def _bit_behind() -> dict[int, int]:
-    """The difference of the checksum → the bit of bytes 4..64 that causes it, counted from the first byte."""
-    bits = {1 << bit: 32 + bit for bit in range(32)}
-    plain = crc32c(bytes(HEADER.size - 8))
-    for bit in range(8 * (HEADER.size - 8)):
-        changed = bytearray(HEADER.size - 8)
-        changed[bit >> 3] = 1 << (bit & 7)
-        bits[crc32c(changed) ^ plain] = 64 + bit
-    return bits
-
-
 def begin_of(closing: bytes | memoryview, end: int, salt: int) -> int | None:
     """The position of the batch that ends with these 8 bytes; None if they are not a trailer.
 
@@ -286,29 +248,3 @@ def begin_of(closing: bytes | memoryview, end: int, salt: int) -> int | None:
     if length % ALIGNMENT or begin < 0 or crc32c(closing[:4], seed(salt, begin)) != checksum:
         return None
     return begin
-
-
-def salt_of(opening: bytes, position: int) -> int:
-    """The salt with which the checksum of the header at ``position`` is right. There is one for any 64 bytes.
-
-    So a caller must check something else as well, for example the checksum of the body.
-    """
-    _, checksum = _LEAD.unpack_from(opening)
-    return seed(_start(opening[8 : HEADER.size], checksum), position)
-
-
-def _start(data: bytes, checksum: int) -> int:
-    """From what the crc32c of ``data`` started, if the result is ``checksum``: each step of it can be reversed."""
-    table = _steps()
-    state = checksum ^ _MASK
-    for byte in reversed(data):
-        index, step = table[state >> 24]
-        state = (state ^ step) << 8 & _MASK | index ^ byte
-    return state ^ _MASK
-
-
-@cache
-def _steps() -> list[tuple[int, int]]:
-    """The table of a bytewise crc32c, ordered by the highest byte of its entries, which is different in each."""
-    steps = [(crc32c(bytes([index]), _MASK) ^ _MASK, index) for index in range(256)]
-    return [(index, step) for step, index in sorted(steps)]

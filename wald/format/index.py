@@ -66,13 +66,17 @@ def encode_index_header(header: SegmentHeader) -> bytes:
     return encode_header(header, INDEX_MAGIC)
 
 
-def decode_index(data: bytes, *, log_id: bytes, base_sequence: int) -> SparseIndex | None:
-    """The usable entries of an index file; None if it is not the index of that segment."""
+def decode_index(data: bytes, *, log_id: bytes | None, base_sequence: int) -> SparseIndex | None:
+    """Return the usable entries of an index file; None if it is not the index of that segment.
+
+    Args:
+        log_id: None accepts the index of any log.
+    """
     try:
         header = decode_header(data, INDEX_MAGIC)
     except BadHeader:
         return None
-    if (header.log_id, header.base_sequence) != (log_id, base_sequence):
+    if header.base_sequence != base_sequence or log_id not in (None, header.log_id):
         return None
     index = SparseIndex(salt=header.salt)
     last = (base_sequence, HEADER.size - 1, -(1 << 63))

@@ -203,18 +203,7 @@ def decode_index(frame: bytes) -> SealedIndex:
         BadSealed: anything that does not fit; sizes are checked before memory is asked for.
     """
     content = memoryview(frame)[SKIPPABLE.size :]
-    if len(content) < _HEADER.size or SKIPPABLE.unpack_from(frame) != (INDEX_FRAME_MAGIC, len(content)):
-        raise BadSealed("no index frame")
-    magic, checksum, version, count, log_id, base, following, raw_bytes, epoch, salt, writer = _HEADER.unpack_from(
-        content
-    )
-    end = _HEADER.size + _SECTION.size * count
-    if magic != INDEX_MAGIC or count > _SECTIONS_MAX or end > len(content):
-        raise BadSealed("no index header")
-    if crc32c(content[_CHECKED_FROM:end]) != checksum:
-        raise BadSealed("the index header's checksum is wrong")
-    if version > VERSION:
-        raise BadSealed(f"index version {version} is newer than the {VERSION} this program reads")
+    version, end, log_id, base, following, raw_bytes, epoch, salt, writer = _decode_header(frame)
     sections: dict[str, StoredSection] = {}
     for name, offset, stored, raw, crc in _SECTION.iter_unpack(content[_HEADER.size : end]):
         sections[name.rstrip(b"\0").decode("ascii", "replace")] = (content[offset : offset + stored], raw, crc)
@@ -230,6 +219,30 @@ def decode_index(frame: bytes) -> SealedIndex:
     peers = sections.get("peers")
     stored_peers = None if peers is None else (bytes(peers[0]), *peers[1:])
     return SealedIndex(*span, frames, routes, sha256, damage, stored_batches, relieved, writer, stored_peers)
+
+
+def decode_salt(frame: bytes) -> int | None:
+    """Return the salt in an index of which at least header and directory are whole; None if they are not."""
+    try:
+        return int(_decode_header(frame)[-2])
+    except BadSealed:
+        return None
+
+
+def _decode_header(frame: bytes) -> tuple[Any, ...]:
+    """Return version, end of the directory in the content, and the fields from the log id on."""
+    content = memoryview(frame)[SKIPPABLE.size :]
+    if len(content) < _HEADER.size or SKIPPABLE.unpack_from(frame) != (INDEX_FRAME_MAGIC, len(content)):
+        raise BadSealed("no index frame")
+    magic, checksum, version, count, *fields = _HEADER.unpack_from(content)
+    end = _HEADER.size + _SECTION.size * count
+    if magic != INDEX_MAGIC or count > _SECTIONS_MAX or end > len(content):
+        raise BadSealed("no index header")
+    if crc32c(content[_CHECKED_FROM:end]) != checksum:
+        raise BadSealed("the index header's checksum is wrong")
+    if version > VERSION:
+        raise BadSealed(f"index version {version} is newer than the {VERSION} this program reads")
+    return version, end, *fields
 
 
 def _decode_routes(sections: dict[str, StoredSection]) -> RouteTable:

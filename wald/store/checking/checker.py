@@ -30,7 +30,7 @@ from wald.store.files.regular import open_file
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.contents import Contents
 from wald.store.segments.endings import truncated
-from wald.store.segments.indexes import read_index
+from wald.store.segments.indexes import find_index
 from wald.store.segments.opened import SkippedBatches
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
 from wald.store.segments.salvage import SalvagedSegment
@@ -183,15 +183,11 @@ class _Check:
             message = f"{found.garbage_bytes} bytes of an unfinished write; the next start cuts them ({found.reason})"
             yield Finding(Level.INFO, self._path, found.offset, message)
 
-    def _index(self) -> SparseIndex | None:
-        path = self._path.with_name(segment_name(self._base, Kind.INDEX))
-        return read_index(path, self._target.log_id or b"", self._base)
+    def _index(self) -> SparseIndex:
+        return find_index(self._path.parent, self._target.log_id, self._base)
 
     def _sparse_index(self) -> Iterator[Finding]:
-        index = self._index()
-        if index is None:
-            return
-        path = self._path.with_name(segment_name(self._base, Kind.INDEX))
+        index, path = self._index(), self._path.with_name(segment_name(self._base, Kind.INDEX))
         table = self._contents.table
         known = dict(zip(table.positions, zip(table.bases, table.times_ns, strict=True), strict=True))
         end = table.positions[-1] if table.positions else 0

@@ -34,6 +34,7 @@ from wald.store.files.ledger import read_ledger
 from wald.store.files.ledger_parts import PartName, decode_part, stored_index
 from wald.store.files.regular import open_file, read_regular
 from wald.store.segments.compression import SealedFile
+from wald.store.segments.indexes import find_index
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
 
 Item = dict[str, Any]  # JSON objects
@@ -86,8 +87,10 @@ def _require_file(path: Path) -> None:
 
 
 def _raw(path: Path, *, records: bool) -> Iterator[Item]:
+    name = parse_segment_name(path.name)
+    index = None if name is None else find_index(path.parent, None, name.base_sequence)
     with open_file(path) as file:
-        raw = RawFile(file.fileno())
+        raw = RawFile(file.fileno(), index=lambda: index)
         yield _segment_header(raw.read(0, FIRST_BATCH), SEGMENT_MAGIC)
         for found in raw.scan():
             if isinstance(found, ScannedBatch):

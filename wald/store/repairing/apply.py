@@ -158,8 +158,9 @@ class Repair:
     def _put_in_place(self, old: Segment, made: list[Made]) -> None:
         kind = old.kind.form
         for each in reversed(made):
-            remove_index(self.root.segment(each.base_sequence, Kind.INDEX), self.disk)
             self.disk.rename(each.path, self.root.segment(each.base_sequence, kind))
+            # Not before the rename: the old segment may have lost its header, and the index has the salt.
+            remove_index(self.root.segment(each.base_sequence, Kind.INDEX), self.disk)
             self.disk.sync_directory(self.root.segments)
         if not any(each.base_sequence == old.base_sequence for each in made):
             self._remove(old.path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 
 from wald.errors import Damaged
@@ -18,6 +19,7 @@ from wald.store.files.directory import Root
 from wald.store.files.listing import Listing, Segment
 from wald.store.files.regular import open_file
 from wald.store.segments.head import EVERYTHING
+from wald.store.segments.indexes import find_index
 from wald.store.segments.raw import FIRST_BATCH, RawFile
 from wald.store.segments.view import View
 
@@ -28,7 +30,9 @@ def recorded_end(view: View, segment: Segment) -> int:
     ending = None if following is None else _previous(view, following)
     if ending is not None:
         with suppress(Damaged, OSError), open_file(segment.path) as file:
-            if RawFile(file.fileno()).salt == ending.salt:  # a repair gives a segment that it changes another salt
+            index = partial(find_index, segment.path.parent, view.log_id, segment.base_sequence)
+            # A repair gives a segment that it changes another salt.
+            if RawFile(file.fileno(), index=index).salt == ending.salt:
                 return ending.position
     return 0
 

@@ -23,7 +23,7 @@ import zstandard
 from wald.errors import Damaged
 from wald.format.batch import HEADER, BatchHeader, Flag, decode_header, seed
 from wald.format.index import SparseIndex
-from wald.format.names import Kind, segment_name
+from wald.format.names import Kind
 from wald.format.parsing import Batches, StoredBatch
 from wald.format.peers import BadPeer, Peer, decode_peer, position_of
 from wald.format.sealed import BadSealed, SealedIndex
@@ -34,7 +34,7 @@ from wald.format.tables import Frame, RouteTable
 from wald.store.files.listing import Segment
 from wald.store.files.regular import open_file, open_regular
 from wald.store.segments.compression import SealedFile
-from wald.store.segments.indexes import read_index
+from wald.store.segments.indexes import find_index
 from wald.store.segments.raw import FIRST_BATCH, WINDOW_BYTES, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
 from wald.store.segments.read_ahead import ReadAhead
 
@@ -103,7 +103,7 @@ class RawSegment:
             first = self._header_at(FIRST_BATCH)
             if first is None or not first.is_control:
                 return None
-            return SegmentHeader(log_id, first.base_sequence, first.epoch, 0, RawFile(self._descriptor).salt)
+            return SegmentHeader(log_id, first.base_sequence, first.epoch, 0, self._raw().salt)
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -111,7 +111,7 @@ class RawSegment:
     @property
     def salt(self) -> int | None:
         """The salt of its batches. Only a repair gives a segment another one."""
-        return RawFile(self._descriptor).salt
+        return self._raw().salt
 
     def file_offset(self, position: int) -> int:
         """Where in the file a position is found."""
@@ -194,13 +194,15 @@ class RawSegment:
         return introduced_peer(self.batches(position_of(number), None), number)
 
     def _header_at(self, position: int) -> BatchHeader | None:
-        raw = RawFile(self._descriptor)
+        raw = self._raw()
         return decode_header(raw.read(position, HEADER.size), 0, seed(raw.salt, position))
 
+    def _raw(self) -> RawFile:
+        return RawFile(self._descriptor, index=lambda: self._index(None))
+
     def _index(self, limit: int | None) -> SparseIndex:
-        """What there is of the sparse index; it may be ahead of what may be read."""
-        path = self.path.with_name(segment_name(self.base_sequence, Kind.INDEX))
-        index = read_index(path, self._log_id, self.base_sequence) or SparseIndex()
+        """Return the sparse index without entries from ``limit`` on: it may be ahead of the durable end."""
+        index = find_index(self.path.parent, self._log_id, self.base_sequence)
         if limit is not None:
             readable = bisect_left(index.positions, limit)
             for column in (index.sequences, index.positions, index.times_ns):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from wald.format.batch import HEADER, TRAILER, BatchHeader, begin_of, mended_header, padded, salt_of, seed, trailer
+from wald.format.batch import HEADER, TRAILER, BatchHeader, padded, seed, trailer
 from wald.format.checksum import crc32c
 from wald.format.index import SparseIndex
 from wald.format.parsing import BODY_DAMAGED, TRAILER_DAMAGED, Outcome, Parsed, parse_header
@@ -72,7 +72,7 @@ class RawFile:
     Args:
         limit: the length to read (bytes); what is behind it does not exist.
         durable: where a batch is known to end, by the head; 0: not known.
-        index: gives the sparse index; asked only behind damage.
+        index: returns the sparse index; called only if there is damage.
     """
 
     def __init__(
@@ -100,33 +100,12 @@ class RawFile:
 
     @cached_property
     def salt(self) -> int:
-        """The segment's, also where its header is lost; if it cannot be found, one that no batch will fit.
-
-        Two batches stand where no producer could have put them, the first and the last. Checksums can be calculated
-        backwards, so each gives a salt, and has a second checksum to show that it is the right one. The sparse index
-        has the salt as well.
-        """
+        """The segment's salt; a random one, which no batch fits, if both header and sparse index are lost."""
         try:
             return self.header().salt
         except BadHeader:
-            pass
-        opening = self.read(FIRST_BATCH, HEADER.size)
-        if len(opening) == HEADER.size:
-            salt = salt_of(opening, FIRST_BATCH)
-            found, _ = self._look(FIRST_BATCH, salt)
-            if found.outcome is Outcome.WHOLE and found.header is not None and found.header.is_control:
-                return salt
-        index = self._index()
-        if index is not None and index.salt is not None:
-            return index.salt
-        for end in self._ends:
-            closing = self.read(max(0, end - TRAILER.size), TRAILER.size)
-            begin = end - TRAILER.unpack(closing)[0] if len(closing) == TRAILER.size else 0
-            if FIRST_BATCH <= begin <= end - HEADER.size:
-                salt = salt_of(self.read(begin, HEADER.size), begin)
-                if begin_of(closing, end, salt) == begin:
-                    return salt
-        return secrets.randbits(32)
+            index = self._index()
+            return secrets.randbits(32) if index is None or index.salt is None else index.salt
 
     def read(self, offset: int, length: int) -> bytes:
         """Up to ``length`` bytes at ``offset``; fewer only at the limit."""
@@ -208,22 +187,12 @@ class RawFile:
             return behind if behind < self.limit else None
         if offset >= self._data_end:
             return None
-        place = seed(self.salt, offset)
-        mended = mended_header(self.read(offset, HEADER.size), place)
-        if mended is not None:
-            behind = offset + mended.total_bytes
-            if self.read(behind - TRAILER.size, TRAILER.size) == trailer(mended.total_bytes, place):
-                return behind
         return self._resync.behind(offset)
-
-    @property
-    def _ends(self) -> tuple[int, int]:
-        """Where the last batch ends if it is whole."""
-        return self._durable, padded(self._data_end)
 
     @cached_property
     def _resync(self) -> Resync:
-        return Resync(self.read, self.salt, ends=self._ends, index=self._index())
+        ends = self._durable, padded(self._data_end)  # of the last batch if it is whole
+        return Resync(self.read, self.salt, ends=ends, index=self._index())
 
     @cached_property
     def _data_end(self) -> int:

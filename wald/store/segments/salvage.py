@@ -17,10 +17,10 @@ from itertools import accumulate
 import zstandard
 
 from wald.errors import Damaged
-from wald.format.batch import HEADER, decode_header, salt_of, seed
+from wald.format.batch import HEADER, decode_header, seed
 from wald.format.parsing import Batches, Outcome, StoredBatch
 from wald.format.peers import Peer, position_of
-from wald.format.sealed import BadSealed, SealedIndex
+from wald.format.sealed import BadSealed, SealedIndex, decode_salt
 from wald.format.seek_table import SEEK_FOOTER, decode_seek_table, seek_table_bytes
 from wald.format.segment import BadHeader, SegmentHeader
 from wald.format.segment import decode_header as decode_segment_header
@@ -29,6 +29,7 @@ from wald.store.files.listing import Segment
 from wald.store.files.regular import open_regular
 from wald.store.segments.contents import Contents
 from wald.store.segments.frames import FRAME_BYTES, beginning
+from wald.store.segments.indexes import salt_recorded_after
 from wald.store.segments.opened import Met, Passable, as_met, check_name, first_time_ns, introduced_peer
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes, SegmentEnd
 
@@ -57,6 +58,7 @@ class SalvagedSegment:
         self.tail: SegmentEnd | None = None
         self._places: list[tuple[int, int]] = []
         self._salt: int | None = None
+        self._index_salt: int | None = None
         self._descriptor = open_regular(segment.path)
         try:
             self._file_bytes = os.fstat(self._descriptor).st_size
@@ -119,9 +121,8 @@ class SalvagedSegment:
             if begin + span.raw_bytes > position or not span.raw_bytes:
                 data, wrong = self._content(offset, begin, span)
                 at = FIRST_BATCH if begin == 0 else 0  # a dropped run of batches may contain the position
-                batches = Batches(data, at, position=begin, salt=self._salt_at(data, at, begin + at))
+                batches = Batches(data, at, position=begin, salt=self._salt or 0)
                 for batch in batches:
-                    self._salt = batches.salt
                     if limit is not None and batch.position >= limit:
                         return
                     if batch.header.base_sequence < expected:
@@ -155,21 +156,17 @@ class SalvagedSegment:
             return own, ""
         return listed, "the frame's headers are damaged"
 
-    def _salt_at(self, data: bytes, at: int, position: int) -> int:
-        """The salt; where the segment's header is lost, that of what stands at ``at``: if it is a batch, it holds."""
-        opening = data[at : at + HEADER.size]
-        if self._salt is None and len(opening) == HEADER.size:
-            return salt_of(opening, position)
-        return self._salt or 0
-
     def _header(self) -> SegmentHeader | None:
-        """What the first frame opens with; None if that is lost."""
+        """Return the header of the segment, with which the first frame begins; None if it is lost."""
         opening = self._opening(0)
         if not opening and not self._table:
             raise self.error
         try:
             header = decode_segment_header(opening)
         except BadHeader:
+            self._salt = self._index_salt
+            if self._salt is None:
+                self._salt = salt_recorded_after(self.path.parent, self.base_sequence)
             return None
         self._salt = header.salt
         return header
@@ -189,8 +186,7 @@ class SalvagedSegment:
         opening = self._opening(offset)
         if len(opening) < HEADER.size:
             return 0
-        salt = salt_of(opening, begin) if self._salt is None else self._salt
-        header = decode_header(opening, 0, seed(salt, begin))
+        header = decode_header(opening, 0, seed(self._salt or 0, begin))
         return header.total_bytes if header is not None else 0
 
     def _opening(self, offset: int) -> bytes:
@@ -208,9 +204,10 @@ class SalvagedSegment:
             length = seek_table_bytes(self._read(max(0, size - SEEK_FOOTER.size), SEEK_FOOTER.size))
             if length > size:
                 return []
-            *frames, _index = decode_seek_table(self._read(size - length, length), file_bytes=size)
+            *frames, (index_bytes, _) = decode_seek_table(self._read(size - length, length), file_bytes=size)
         except BadSealed:
             return []
+        self._index_salt = decode_salt(self._read(size - length - index_bytes, index_bytes))
         offsets = accumulate((stored for stored, _ in frames), initial=0)
         return list(zip(offsets, [*(raw for _, raw in frames), 0], strict=True))
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from typing import TypeVar
 
 from wald.errors import Damaged
@@ -23,6 +24,7 @@ from wald.store.files.listing import SEGMENT_KINDS, Listing, Segment, last_chang
 from wald.store.files.regular import open_file
 from wald.store.segments.continuity import Continuity
 from wald.store.segments.head import EVERYTHING, Bound, lost_head, read_head, readable_head
+from wald.store.segments.indexes import find_index
 from wald.store.segments.opened import OpenSegment, open_segment
 from wald.store.segments.raw import RawFile, ScannedBatch
 
@@ -261,7 +263,8 @@ def _holds_a_batch(segment: Segment) -> bool:
     """Whether a raw segment has more in it than control batches; one that is gone counts as empty."""
     try:
         with open_file(segment.path) as file:
-            scan = RawFile(file.fileno()).scan()
+            index = partial(find_index, segment.path.parent, None, segment.base_sequence)
+            scan = RawFile(file.fileno(), index=index).scan()
             return any(isinstance(found, ScannedBatch) and not found.header.is_control for found in scan)
     except (FileNotFoundError, Damaged):
         return False

@@ -8,7 +8,6 @@ from enum import Enum
 from functools import partial
 
 from wald.format.batch import Flag
-from wald.format.index import SparseIndex
 from wald.format.names import Kind, segment_name
 from wald.format.parsing import Outcome
 from wald.format.segment import BadHeader, NewerVersion
@@ -16,7 +15,7 @@ from wald.format.state import LogState
 from wald.store.files.directory import Root
 from wald.store.files.listing import Listing, Segment
 from wald.store.files.regular import open_file
-from wald.store.segments.indexes import read_index
+from wald.store.segments.indexes import find_index
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
 from wald.store.writing.replay import Replay, state_before
 
@@ -120,7 +119,7 @@ def _scan(
     segment, older = listing.segments[-1], Listing(listing.segments[:-1])
     replay, gaps, end = Replay(LogState(next_sequence=segment.base_sequence)), list[DamagedBytes](), None
     with open_file(segment.path) as file:
-        index = partial(_index, segment, log_id)
+        index = partial(find_index, segment.path.parent, log_id, segment.base_sequence)
         raw = RawFile(file.fileno(), limit=limit, durable=durable_bytes, index=index)
         salt = raw.salt
         header, reason = _header_fact(raw, log_id, segment.base_sequence)
@@ -138,11 +137,6 @@ def _scan(
     assert end is not None, "a scan ends with its tail"
     content = _content(replay, segment.base_sequence)
     return Facts(segment, header, reason, content, replay.state, replay.batches, gaps, end, durable_bytes, salt)
-
-
-def _index(segment: Segment, log_id: bytes) -> SparseIndex | None:
-    path = segment.path.with_name(segment_name(segment.base_sequence, Kind.INDEX))
-    return read_index(path, log_id, segment.base_sequence)
 
 
 def _content(replay: Replay, base_sequence: int) -> Content:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from wald.errors import Damaged
 from wald.format.batch import BatchHeader
@@ -15,6 +16,7 @@ from wald.store.files.directory import Root
 from wald.store.files.listing import Listing, Segment
 from wald.store.files.regular import open_file
 from wald.store.segments.compression import SealedFile
+from wald.store.segments.indexes import find_index
 from wald.store.segments.raw import FIRST_BATCH, RawFile, ScannedBatch, SegmentEnd
 from wald.store.segments.salvage import SalvagedSegment
 
@@ -80,7 +82,7 @@ def state_after(listing: Listing, log_id: bytes, errors: list[str], dropped: Dro
     replay = Replay(LogState(next_sequence=newest.base_sequence))
     replay.dropped = dropped(newest.base_sequence)
     if newest.kind is Kind.RAW:
-        _replay_raw(newest, replay)
+        _replay_raw(newest, log_id, replay)
         return replay.state
     try:
         with SealedFile(newest.path) as sealed:
@@ -116,9 +118,10 @@ def take_step(root: Root, state: LogState, first: int, base: int) -> None:
         state.append_time_ns = min(state.append_time_ns, step.at_ns)
 
 
-def _replay_raw(segment: Segment, replay: Replay) -> None:
+def _replay_raw(segment: Segment, log_id: bytes, replay: Replay) -> None:
+    index = partial(find_index, segment.path.parent, log_id, segment.base_sequence)
     with open_file(segment.path) as file:
-        raw = RawFile(file.fileno())
+        raw = RawFile(file.fileno(), index=index)
         for met in raw.scan():
             if isinstance(met, ScannedBatch):
                 replay.add_scanned(raw, met)

@@ -18,6 +18,7 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -38,7 +39,7 @@ from wald.format.state import Ending, LogState, encode_state
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.inodes import Name
-from wald.store.segments.indexes import SparseIndexWriter
+from wald.store.segments.indexes import SparseIndexWriter, find_index
 from wald.store.segments.raw import FIRST_BATCH, RawFile
 from wald.store.writing.blanks import Blanks
 from wald.store.writing.drafts import Draft, Placed, Placement, Sender, introduction
@@ -359,7 +360,7 @@ class Writer:
         # Append times never decrease, even if the clock was set back, and the control batch has one too.
         state.append_time_ns = max(now_ns, state.append_time_ns)
         # The checksums of carried batches hold only with the salt of their segment.
-        salt = secrets.randbits(32) if carry is None else _salt_of(carry[0])
+        salt = secrets.randbits(32) if carry is None else self._salt_of(carry[0])
         header = SegmentHeader(self._log_id, state.next_sequence, self.epoch, now_ns, salt, writer=self._version)
         blank = self._blanks.take(self.segment_max_bytes)
         before, state.previous = state.previous, self._previous()
@@ -449,7 +450,8 @@ class Writer:
         )
         return encode(header, b"", [payload], seed(salt, FIRST_BATCH))
 
-
-def _salt_of(path: Path) -> int:
-    with path.open("rb") as file:
-        return RawFile(file.fileno()).salt
+    def _salt_of(self, path: Path) -> int:
+        """Return the salt of the segment that the next one replaces, even if its header is lost."""
+        index = partial(find_index, path.parent, self._log_id, self.state.next_sequence)
+        with path.open("rb") as file:
+            return RawFile(file.fileno(), index=index).salt
