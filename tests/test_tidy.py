@@ -45,7 +45,6 @@ DOCUMENTS = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md")
 CONFIGURATIONS = (".ci/run", ".editorconfig", ".github/workflows/ci.yml", ".pre-commit-config.yaml")
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*") if path.suffix in (".md", ".py"))
 OTHERS = PAGES + [ROOT / name for name in (*DOCUMENTS, *CONFIGURATIONS, "Makefile", "pyproject.toml")] + LOCKS
-LINES_MAX = 500
 OPENING = re.compile(r'(?:#.*\n)*r?"""(.*?)"""', re.DOTALL)  # quicker than to parse a file
 HOMELESS = {"utils", "util", "common", "helpers", "helper", "base", "misc"}
 # A path that exists on one machine only: somebody's home, a work directory, a scratch directory in code.
@@ -95,11 +94,6 @@ def test_modules_say_what_they_are_in_their_first_sentence() -> None:
         return not is_empty and (not docstring or docstring[1].split("\n\n")[0].rstrip()[-1:] not in (".", ":", "?"))
 
     assert breaking(SOURCES + TESTS, says_nothing) == {}
-
-
-def test_test_modules_can_be_read_as_a_whole() -> None:
-    """A longer one has several subjects, and is parted by them."""
-    assert breaking(TESTS, lambda path: max(0, len(text(path).splitlines()) - LINES_MAX)) == {}
 
 
 def test_modules_have_a_home() -> None:

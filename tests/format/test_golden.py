@@ -38,14 +38,14 @@ def _id(sample: Sample) -> str:
 MAKE_GOLDEN = Path(__file__).parents[2] / "scripts" / "make-golden"
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=_id)
-def test_a_golden_file_decodes_to_its_value(sample: Sample) -> None:
-    assert sample.decode(sample.path.read_bytes()) == sample.value
+def test_a_golden_file_decodes_to_its_value() -> None:
+    for sample in SAMPLES:
+        assert sample.decode(sample.path.read_bytes()) == sample.value
 
 
-@pytest.mark.parametrize("sample", [s for s in SAMPLES if s.exact], ids=_id)
-def test_a_value_encodes_to_its_golden_file(sample: Sample) -> None:
-    assert sample.encode() == sample.path.read_bytes()
+def test_a_value_encodes_to_its_golden_file() -> None:
+    for sample in [s for s in SAMPLES if s.exact]:
+        assert sample.encode() == sample.path.read_bytes()
 
 
 @pytest.mark.parametrize("sample", [s for s in SAMPLES if not s.exact], ids=_id)

@@ -70,23 +70,19 @@ def test_a_segment_is_not_its_index() -> None:
     assert decoded(encode_header(HEADER) + ENCODED[64:]) is None
 
 
-@pytest.mark.parametrize(
-    ("sequence", "position"), [(9, 64), (10, 70_000), (29, 70_000), (30, 140_000), (49, 140_000), (50, 280_000)]
-)
-def test_a_sequence_is_looked_for_from_the_entry_at_or_before_it(sequence: int, position: int) -> None:
-    index = decoded(ENCODED)
-    assert index is not None
-    assert index.position_of_sequence(sequence) == position
+def test_a_sequence_is_looked_for_from_the_entry_at_or_before_it() -> None:
+    for sequence, position in [(9, 64), (10, 70_000), (29, 70_000), (30, 140_000), (49, 140_000), (50, 280_000)]:
+        index = decoded(ENCODED)
+        assert index is not None
+        assert index.position_of_sequence(sequence) == position
 
 
-@pytest.mark.parametrize(
-    ("time_ns", "position"), [(0, 64), (100, 64), (101, 140_000), (200, 140_000), (201, 210_000), (9999, 280_000)]
-)
-def test_a_time_is_looked_for_from_an_entry_that_is_older(time_ns: int, position: int) -> None:
+def test_a_time_is_looked_for_from_an_entry_that_is_older() -> None:
     """The batch at the entry before the first of that time may be followed by unindexed ones of that time."""
-    index = decoded(ENCODED)
-    assert index is not None
-    assert index.position_of_time(time_ns) == position
+    for time_ns, position in [(0, 64), (100, 64), (101, 140_000), (200, 140_000), (201, 210_000), (9999, 280_000)]:
+        index = decoded(ENCODED)
+        assert index is not None
+        assert index.position_of_time(time_ns) == position
 
 
 def test_an_empty_index_leads_to_the_first_batch() -> None:

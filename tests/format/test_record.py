@@ -43,9 +43,8 @@ def test_any_record_is_one_line_of_json(
     assert ("terminated" in reported) == (not terminated)
 
 
-@pytest.mark.parametrize(
-    ("headers", "shown"),
-    [
+def test_headers_are_shown_whatever_a_producer_sent() -> None:
+    for headers, shown in [
         (b'{"a":"b"}', {"headers": {"a": "b"}}),
         (b"{}", {"headers": {}}),
         (b"not json", {"headers": "not json"}),
@@ -54,9 +53,6 @@ def test_any_record_is_one_line_of_json(
         (b'{"a":"\\ud800"}', {"headers": '{"a":"\\ud800"}'}),
         (b"\xff", {"headers_hex": "ff"}),
         (b"[" * 100_000, {"headers": "[" * 100_000}),
-    ],
-    ids=lambda value: str(value)[:20],
-)
-def test_headers_are_shown_whatever_a_producer_sent(headers: bytes, shown: dict[str, object]) -> None:
-    reported = json.loads(Record("web", 7, b"", 5, headers=headers).to_json().encode())
-    assert {name: value for name, value in reported.items() if name.startswith("headers")} == shown
+    ]:
+        reported = json.loads(Record("web", 7, b"", 5, headers=headers).to_json().encode())
+        assert {name: value for name, value in reported.items() if name.startswith("headers")} == shown

@@ -24,9 +24,8 @@ from wald.format.protocol import (
 U64_MAX = (1 << 64) - 1
 
 
-@pytest.mark.parametrize(
-    ("line", "request_"),
-    [
+def test_a_request_is_what_its_line_says() -> None:
+    for line, request_ in [
         (b"PUB web 5", Publish(b"web", 5)),
         (b"PUB web 5\r", Publish(b"web", 5)),
         (b"  PUB   web\t5  ", Publish(b"web", 5)),
@@ -48,15 +47,13 @@ U64_MAX = (1 << 64) - 1
         (b"PING", Command("PING")),
         (b"ROUTE ADD web fifo mode=0620", Command("ROUTE", ("ADD", "web", "fifo", "mode=0620"))),
         (b"ROUTE RETIRE \xff", Command("ROUTE", ("RETIRE", "\ufffd"))),
-    ],
-)
-def test_a_request_is_what_its_line_says(line: bytes, request_: Publish | Command) -> None:
-    assert parse_request(line) == request_
+    ]:
+        assert parse_request(line) == request_
 
 
-@pytest.mark.parametrize(
-    ("line", "code", "payload_bytes"),
-    [
+def test_a_bad_request_says_how_to_go_on() -> None:
+    """payload_bytes: what to pass over before the next request; None: nobody can know, the connection ends."""
+    for line, code, payload_bytes in [
         (b"", Code.UNKNOWN_VERB, 0),
         (b" \r", Code.UNKNOWN_VERB, 0),
         (b"pub web 5", Code.UNKNOWN_VERB, 0),
@@ -98,14 +95,11 @@ def test_a_request_is_what_its_line_says(line: bytes, request_: Publish | Comman
         (b"PUB web 5 pid=1 pseq=1 seen=", Code.BAD_REQUEST, 5),
         (b"PUB web 5 pid=1 pseq=1 seen=-1", Code.BAD_REQUEST, 5),
         (b"PUB web 5 pid=1 pseq=1 seen=18446744073709551616", Code.BAD_REQUEST, 5),
-    ],
-)
-def test_a_bad_request_says_how_to_go_on(line: bytes, code: Code, payload_bytes: int | None) -> None:
-    """payload_bytes: what to pass over before the next request; None: nobody can know, the connection ends."""
-    with pytest.raises(ProtocolError) as caught:
-        parse_request(line)
-    assert (caught.value.code, caught.value.payload_bytes) == (code, payload_bytes)
-    assert parse_error(encode_err(caught.value.code, caught.value.message)).code == code
+    ]:
+        with pytest.raises(ProtocolError) as caught:
+            parse_request(line)
+        assert (caught.value.code, caught.value.payload_bytes) == (code, payload_bytes)
+        assert parse_error(encode_err(caught.value.code, caught.value.message)).code == code
 
 
 def parse_error(line: bytes) -> ProtocolError:
@@ -168,24 +162,20 @@ def test_any_line_is_a_request_or_a_protocol_error(line: bytes) -> None:
     assert answer == b"" or parse_error(answer).message
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
+def test_a_good_reply_is_its_words() -> None:
+    for line, words in [
         (b"OK 1 2\n", "1 2"),
         (b"OK 1 2", "1 2"),
         (b"OK\n", ""),
         (b"OK \n", ""),
         (b'OK {"a": 1}\n', '{"a": 1}'),
         (encode_ok("pong"), "pong"),
-    ],
-)
-def test_a_good_reply_is_its_words(line: bytes, words: str) -> None:
-    assert parse_reply(line) == words
+    ]:
+        assert parse_reply(line) == words
 
 
-@pytest.mark.parametrize(
-    ("line", "code", "words"),
-    [
+def test_any_other_reply_is_an_error() -> None:
+    for line, code, words in [
         (b"ERR full the disk is nearly full\n", Code.FULL, "the disk is nearly full"),
         (b"ERR full\n", Code.FULL, ""),
         (b"", Code.BAD_REQUEST, "not a reply: ''"),
@@ -195,17 +185,15 @@ def test_a_good_reply_is_its_words(line: bytes, words: str) -> None:
         (b"OKAY\n", Code.BAD_REQUEST, "not a reply: 'OKAY'"),
         (b"ok 1 2\n", Code.BAD_REQUEST, "not a reply: 'ok 1 2'"),
         (b"\xff\n", Code.BAD_REQUEST, "not a reply: '\ufffd'"),
-    ],
-)
-def test_any_other_reply_is_an_error(line: bytes, code: Code, words: str) -> None:
-    error = parse_error(line if line.endswith(b"\n") else line + b"\n")
-    assert (error.code, error.message) == (code, words)
+    ]:
+        error = parse_error(line if line.endswith(b"\n") else line + b"\n")
+        assert (error.code, error.message) == (code, words)
 
 
-@pytest.mark.parametrize("code", Code)
-def test_every_code_comes_back(code: Code) -> None:
-    error = parse_error(encode_err(code, "some\nwords \r\n here"))
-    assert (error.code, error.message) == (code, "some words here")
+def test_every_code_comes_back() -> None:
+    for code in Code:
+        error = parse_error(encode_err(code, "some\nwords \r\n here"))
+        assert (error.code, error.message) == (code, "some words here")
 
 
 @settings(max_examples=200, deadline=None)

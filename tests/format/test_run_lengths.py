@@ -30,10 +30,10 @@ def test_routes_that_take_turns_cost_no_two_numbers_a_record() -> None:
     assert len(pack(chance)) < 1.5 * sum(chance[1::2])
 
 
-@pytest.mark.parametrize("stored", [None, 7, "*", "AAAA", [1], [1, "x"], [-1, 1], [1, 2**64]])
-def test_what_are_no_turns_is_refused(stored: object) -> None:
-    with pytest.raises(BadRunLengths):
-        unpack(stored, 5)
+def test_what_are_no_turns_is_refused() -> None:
+    for stored in [None, 7, "*", "AAAA", [1], [1, "x"], [-1, 1], [1, 2**64]]:
+        with pytest.raises(BadRunLengths):
+            unpack(stored, 5)
 
 
 def test_a_bomb_is_not_decompressed() -> None:

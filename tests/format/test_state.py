@@ -81,9 +81,8 @@ def test_any_bytes_are_refused(data: bytes) -> None:
             decode_state(candidate)
 
 
-@pytest.mark.parametrize(
-    "payload",
-    [
+def test_state_that_lies_is_refused() -> None:
+    for payload in [
         b"[" * 100_000 + b"\n",
         b'{"version":1,"next":Infinity,"at":0,"routes":{},"open":{},"producers":0}\n',
         b'{"version":1,"next":1,"at":0,"routes":[],"open":{},"producers":0}\n',
@@ -92,11 +91,9 @@ def test_any_bytes_are_refused(data: bytes) -> None:
         b'{"version":1,"next":1,"at":0,"routes":{},"open":{},"producers":1}\n' + b"\xff" * 16,
         b'{"version":2,"next":1,"at":0,"routes":{},"open":{},"producers":0}\n',
         b'{"version":1,"next":1,"at":0,"routes":{},"open":{},"producers":0}',
-    ],
-)
-def test_state_that_lies_is_refused(payload: bytes) -> None:
-    with pytest.raises(BadControl):
-        decode_state(payload)
+    ]:
+        with pytest.raises(BadControl):
+            decode_state(payload)
 
 
 def test_a_retry_is_found_while_it_is_remembered() -> None:

@@ -46,15 +46,14 @@ def test_a_page_shows_its_holes() -> None:
     assert b'"more": [361, 62, 362, 254]' in encoded
 
 
-@pytest.mark.parametrize("damaged", [*every_truncation(SAMPLE), *every_flip(SAMPLE)])
-def test_a_damaged_line_is_none(damaged: bytes) -> None:
-    with pytest.raises(BadWork):
-        decode_work(damaged)
+def test_a_damaged_line_is_none() -> None:
+    for damaged in (*every_truncation(SAMPLE), *every_flip(SAMPLE)):
+        with pytest.raises(BadWork):
+            decode_work(damaged)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
+def test_a_line_that_wald_does_not_write_is_none() -> None:
+    lines: list[dict[str, object]] = [
         {"work": 2, "log": "00" * 16, "route": "r", "group": "g", "floor": 0, "end": 1},
         {"work": 1, "log": "not hex", "route": "r", "group": "g", "floor": 0, "end": 1},
         {"work": 1, "route": "r", "group": "g", "floor": 0, "end": 1},
@@ -73,8 +72,7 @@ def test_a_damaged_line_is_none(damaged: bytes) -> None:
         {"why": [["exit 1", 1, 1]]},
         {"out": [["w", 5, 1]]},
         {"out": "w"},
-    ],
-)
-def test_a_line_that_wald_does_not_write_is_none(fields: dict[str, object]) -> None:
-    with pytest.raises(BadWork):
-        decode_work(encode_line({**fields, "synced": 0}))
+    ]
+    for fields in lines:
+        with pytest.raises(BadWork):
+            decode_work(encode_line({**fields, "synced": 0}))

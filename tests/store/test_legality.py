@@ -38,29 +38,29 @@ def sealed(*routes: tuple[str, int, int, int], **more: object) -> Line:
     return content | {"routes": [[*route, 99] for route in routes]} | more
 
 
-@pytest.mark.parametrize(("name", "rule", "lost"), [*product(CLAIMS, RULES, (None, -1, 0, 1, 6, 10, 11))])
-def test_every_claim_by_every_rule(name: str, rule: str, lost: int | None) -> None:
+def test_every_claim_by_every_rule() -> None:
     """Legal is what was read, and what expired with all the loss that there was, and no more; the loss is counted."""
-    claim, read = CLAIMS[name]
-    content = line(HELD | claim, rule=rule, **({} if lost is None else {"lost": {"a": lost}}))
-    ruling = judge(content, sealed(("a", 10, 1, 10)))
-    expired = rule in EXPIRING and lost is not None
-    unread = 0 if read else 10 - SLOWEST[name]
-    assert (not ruling.errors) == (lost == unread if expired else read)
-    assert ruling.lost == (lost if expired else 0)
+    for name, rule, lost in product(CLAIMS, RULES, (None, -1, 0, 1, 6, 10, 11)):
+        claim, read = CLAIMS[name]
+        content = line(HELD | claim, rule=rule, **({} if lost is None else {"lost": {"a": lost}}))
+        ruling = judge(content, sealed(("a", 10, 1, 10)))
+        expired = rule in EXPIRING and lost is not None
+        unread = 0 if read else 10 - SLOWEST[name]
+        assert (not ruling.errors) == (lost == unread if expired else read)
+        assert ruling.lost == (lost if expired else 0)
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_where_each_route_goes_by_its_own_rule_that_one_counts(rule: str) -> None:
-    unread = HELD | {"cursors": {"processed": 4}}
-    read = {"route": "b", "count": 10, "first": 11, "last": 20, "cursors": {"processed": 20}, "rule": "read"}
-    content = line(unread | {"rule": rule}, read, rule="each_route", lost={"a": 6})
-    ruling = judge(content, sealed(("a", 10, 1, 10), ("b", 10, 11, 20)))
+def test_where_each_route_goes_by_its_own_rule_that_one_counts() -> None:
+    for rule in RULES:
+        unread = HELD | {"cursors": {"processed": 4}}
+        read = {"route": "b", "count": 10, "first": 11, "last": 20, "cursors": {"processed": 20}, "rule": "read"}
+        content = line(unread | {"rule": rule}, read, rule="each_route", lost={"a": 6})
+        ruling = judge(content, sealed(("a", 10, 1, 10), ("b", 10, 11, 20)))
 
-    assert (not ruling.errors) == (rule in EXPIRING)
-    assert ruling.lost == 6 * (rule in EXPIRING)
-    assert judge(line(unread, read, rule="each_route", lost={"a": 6}), None).errors
-    assert judge(line(unread | {"rule": rule}, read, lost={"a": 6}), None).errors
+        assert (not ruling.errors) == (rule in EXPIRING)
+        assert ruling.lost == 6 * (rule in EXPIRING)
+        assert judge(line(unread, read, rule="each_route", lost={"a": 6}), None).errors
+        assert judge(line(unread | {"rule": rule}, read, lost={"a": 6}), None).errors
 
 
 def test_words_name_record_route_and_group() -> None:
@@ -72,9 +72,8 @@ def test_words_name_record_route_and_group() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("was", "words"),
-    [
+def test_what_was_sealed_has_to_be_what_was_deleted() -> None:
+    for was, words in [
         (sealed(("a", 10, 1, 10)), []),
         (sealed(("a", 10, 1, 10), ("b", 1, 11, 11)), ["it leaves out route b, of which it held 1 records, 11 to 11"]),
         (sealed(), ["it names route a, of which it held nothing"]),
@@ -86,10 +85,8 @@ def test_words_name_record_route_and_group() -> None:
         (sealed(("a", 10, 1, 10), sha256="cd"), [f"its sha256 is {SHA256}, and was cd when it was sealed"]),
         ({"event": "sealed", "base": 1, "last": 20, "sha256": SHA256}, ["the sealed line does not say what it held"]),
         (sealed() | {"routes": [["a"]]}, ["the sealed line does not say what it held"]),
-    ],
-)
-def test_what_was_sealed_has_to_be_what_was_deleted(was: Line, words: list[str]) -> None:
-    assert list(judge(line(HELD | {"cursors": {"processed": 10}}), was).errors) == words
+    ]:
+        assert list(judge(line(HELD | {"cursors": {"processed": 10}}), was).errors) == words
 
 
 def test_a_line_without_cursors_proves_nothing() -> None:
@@ -117,9 +114,8 @@ def test_a_segment_that_still_exists_is_reported() -> None:
     assert any("still exists" in note for note in ruling.notes)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_a_line_of_another_form_proves_nothing() -> None:
+    others: list[Line] = [
         {"routes": [5]},
         {"routes": [{}]},
         {"routes": [HELD]},
@@ -134,10 +130,9 @@ def test_a_segment_that_still_exists_is_reported() -> None:
         {"lost": {"b": 1}},
         {"routes": 5},
         {"routes": None},
-    ],
-)
-def test_a_line_of_another_form_proves_nothing(wrong: Line) -> None:
-    assert judge(line(HELD | {"cursors": {"processed": 10}}) | wrong, None).errors
+    ]
+    for wrong in others:
+        assert judge(line(HELD | {"cursors": {"processed": 10}}) | wrong, None).errors
 
 
 def test_deletions_that_overlap_are_found() -> None:
