@@ -24,7 +24,7 @@ COMMANDS = (
     "|verify"
 )
 BARE = re.compile(rf"\bwald(-\w+ --root\b| --root\b| ({COMMANDS})\b(?! --help|:))")
-CORE = [ROOT / "wald/format", ROOT / "wald/store"]
+CORE = [*(ROOT / "wald" / part for part in ("client", "format", "store")), *(ROOT / "wald").glob("*.py")]
 TITLES = {"wald top", "wald cursor skip", *ARGUMENTS}
 
 

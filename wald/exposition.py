@@ -169,7 +169,7 @@ class Endpoint:
                 raise ValueError("not an address such as 127.0.0.1:9464")
             self._server = _Server(host.strip("[]"), int(port), pages)
         except (OSError, ValueError, OverflowError) as error:
-            raise InvalidInput(f"{setting} {address!r}: {error}", hint='use a free "127.0.0.1:PORT"') from error
+            raise InvalidInput(f"{setting} {address!r}: {error}", case="address-is-not-free") from error
         self._thread = threading.Thread(target=self._server.serve_forever, name="endpoint", daemon=True)
 
     def start(self) -> None:

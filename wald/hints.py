@@ -188,6 +188,89 @@ def _restore_unfinished(path: Path) -> str:
     return f"rm -r {shlex.quote(str(path))}; then the same command again"
 
 
+def _route_missing_at_daemon(root: Path | None, route: str, socket: Path, *, is_retired: bool) -> str:
+    adding = _command(root, f"route add {route}")
+    if not is_retired:
+        return f"{adding} makes it; {_command(root, 'routes')} lists them"
+    if _is_owner(socket):
+        return f"{adding} takes it back"
+    return f"{adding} takes it back; that is for user {_owner(socket)}, and for writers in [routes.{route}]"
+
+
+def _request_denied(words: list[str], route: str, socket: Path) -> str:
+    """Name what the request of ``words`` needs: another user, other settings, or other options."""
+    settings = f"writers in [routes.{route}] of the daemon's config"
+    match words:
+        case "PUB", *_:
+            return f"add the user to {settings}, and kill -HUP the daemon"
+        case "ROUTE", "ADD", _, *options if any(option.startswith("mode=") for option in options):
+            return "--mode 0600, or none" if _is_owner(socket) else f"leave out --mode, or be user {_owner(socket)}"
+        case "ROUTE", "ADD", _, *options if any(option.startswith("consumers=") for option in options):
+            owner = _owner(socket)
+            joining = f"usermod --append --groups GROUP {owner}, and start the daemon again"
+            return joining if _is_owner(socket) else f"leave out --consumers, or be user {owner}"
+        case "ROUTE", "ADD", _, *options if "fifo" in options:
+            return f"be user {_owner(socket)}"
+        case _:
+            return f"be user {_owner(socket)}, or one of the {settings}"
+
+
+def _producer_out_of_step(root: Path | None, route: str) -> str:
+    return f"use another producer id; {_command(root, f'read {route}')} shows what has arrived"
+
+
+def _no_daemon(root: Path | None, socket: Path) -> str:
+    return command_line(root, "run") if root is not None else f"ls -l {socket}; start the daemon that listens there"
+
+
+def _daemon_hangs(root: Path | None, socket: Path) -> str:
+    import shlex
+
+    held = shlex.quote(os.fspath(socket if root is None else root / "lock"))
+    return f"ps -o pid,stat,wchan,args -p $(fuser {held} 2>&-)"
+
+
+def _daemon_over_quota(root: Path | None, socket: Path) -> str:
+    """Return the command that shows which group is behind."""
+    return command_line(root, "explain") if root is not None else f"STAT to {socket}"
+
+
+def _daemon_lacks_room(root: Path | None, socket: Path) -> str:
+    return _room_and(root, socket, "explain")
+
+
+def _daemon_not_available(root: Path | None, socket: Path) -> str:
+    return _room_and(root, socket, "head")
+
+
+def _room_and(root: Path | None, socket: Path, command: str) -> str:
+    """Return the commands that show the state of the disk and of the log."""
+    free = room_commands(socket.parent)
+    return free if root is None else f"{free}; {command_line(root, command)}"
+
+
+def _command(root: Path | None, arguments: str) -> str:
+    return f"wald {arguments}" if root is None else command_line(root, arguments)
+
+
+def _owner(socket: Path) -> str:
+    try:
+        return user_name(socket.stat().st_uid)
+    except OSError:
+        return "that the daemon runs as"
+
+
+def _is_owner(socket: Path) -> bool:
+    try:
+        return os.geteuid() in (0, socket.stat().st_uid)
+    except OSError:
+        return False
+
+
+def _no_such_setting(nearest: list[str], help_command: str) -> str:
+    return f"did you mean {nearest[0]!r}?" if nearest else f"{help_command} lists every setting"
+
+
 PROGRAMS = {"wald": "wald", "wald_reclaim": "wald-reclaim", "wald_drain": "wald-drain"}
 
 TEMPLATES: dict[str, str | Callable[..., str]] = {
@@ -290,4 +373,42 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "copy-differs": "report it; nothing was changed",
     "directory-for-restore-needed": "name a new or an empty directory with --into",
     "restore-unfinished": _restore_unfinished,
+    # producers and their records
+    "values-are-not-a-list": "send(route, [value])",
+    "column-is-not-a-list": "{name}: a list with one for each value",
+    "column-of-another-length": "{name}: one for each value",
+    "neither-bytes-nor-text": "give bytes or str",
+    "text-without-utf-8": "give bytes",
+    "time-is-not-valid": "time.time_ns()",
+    "event-time-is-not-valid": "time.time_ns(), or a datetime with a zone",
+    "due-time-is-not-valid": "time.time_ns() + 300 * 10**9, or a datetime",
+    "headers-are-not-a-mapping": '{{"content-type": "text/csv"}}',
+    "line-is-not-json": "a line is a JSON value",
+    "line-is-not-a-record": 'a line is like {{"key": "a", "value": "b"}}',
+    "payload-without-newline": "append b'\\n'",
+    "record-too-large": "write it to the route's FIFO, or split it",
+    "producer-of-the-parent": "create another Producer in the child, with another id",
+    "producer-has-ended": "create another Producer; acknowledged() and unanswered report the state of its records",
+    # a daemon that refuses a request, or does not answer
+    "route-missing-at-daemon": _route_missing_at_daemon,
+    "request-denied": _request_denied,
+    "request-too-large": "raise request_max_bytes, or write the record to the route's FIFO",
+    "request-refused": "wald append --help",
+    "producer-out-of-step": _producer_out_of_step,
+    "no-daemon": _no_daemon,
+    "daemon-hangs": _daemon_hangs,
+    "daemon-over-quota": _daemon_over_quota,
+    "daemon-lacks-room": _daemon_lacks_room,
+    "daemon-not-available": _daemon_not_available,
+    # settings
+    "file-is-not-text": "file {path}",
+    "file-is-not-toml": "edit {path}; {reason}",
+    "no-such-setting": _no_such_setting,
+    "setting-is-not-valid": "{help_command} lists every setting",
+    "setting-is-not-a-table": "write [{table}]",
+    "routes-are-not-tables": "write [routes.NAME]",
+    "setting-is-not-a-list-of-users": 'write names or numbers, as in ["root", 33]; getent passwd lists users',
+    "setting-misplaced": "move {key} {home}",
+    "fifo-mode-too-open": 'mode = "{mode:04o}", or no writers',
+    "address-is-not-free": 'use a free "127.0.0.1:PORT"',
 }

@@ -351,13 +351,17 @@ class SettingFile:
             content = path.read_bytes().removeprefix(BOM_UTF8).decode()
             return cls(path, content, tomllib.loads(content), help_command, homes)
         except OSError as error:
-            raise InvalidInput(f"{path}: {error.strerror}", hint=f"ls -l {path}") from error
+            raise InvalidInput(f"{path}: {error.strerror}", case="file-unreadable", path=path) from error
         except UnicodeDecodeError as error:
-            raise InvalidInput(f"{path}: not text, at offset {error.start}", hint=f"file {path}") from error
+            raise InvalidInput(
+                f"{path}: not text, at offset {error.start}", case="file-is-not-text", path=path
+            ) from error
         except tomllib.TOMLDecodeError as error:
             is_duplicate = re.match("Cannot (declare|overwrite)", str(error))
             reason = "a table or a setting may occur only once" if is_duplicate else "text in TOML is quoted"
-            raise InvalidInput(f"{path}: not TOML: {error}", hint=f"edit {path}; {reason}") from error
+            raise InvalidInput(
+                f"{path}: not TOML: {error}", case="file-is-not-toml", path=path, reason=reason
+            ) from error
 
     def place(self, key: str, *, after: str = "") -> str:
         """Return ``path:line`` of ``key`` in the table named ``after``; the parser does not report lines."""
@@ -379,7 +383,9 @@ class SettingFile:
             after: the part of the name that finds its heading; by default all of it.
         """
         if not isinstance(keys, dict):
-            raise InvalidInput(f"{self.place(after or table)}: {table} must be a table", hint=f"write [{table}]")
+            raise InvalidInput(
+                f"{self.place(after or table)}: {table} must be a table", case="setting-is-not-a-table", table=table
+            )
         values: dict[str, Any] = {}
         for key, value in keys.items():
             place = self.place(key, after=after or table)
@@ -387,9 +393,13 @@ class SettingFile:
                 name = f"{table}.{key}" if table else key
                 values[key] = parse_setting(name, value, types[key], place, help_command=self.help_command)
             elif key in self.homes and table:
-                raise InvalidInput(f"{place}: {key!r} is inside [{table}]", hint=f"move {key} {self.homes[key]}")
+                raise InvalidInput(
+                    f"{place}: {key!r} is inside [{table}]", case="setting-misplaced", key=key, home=self.homes[key]
+                )
             elif key in self.homes:
-                raise InvalidInput(f"{place}: {key!r} is above all tables", hint=f"move {key} {self.homes[key]}")
+                raise InvalidInput(
+                    f"{place}: {key!r} is above all tables", case="setting-misplaced", key=key, home=self.homes[key]
+                )
             else:
                 suffix = f" in [{table}]" if table else ""
                 raise _unknown_setting(key, types, place, table=suffix, help_command=self.help_command)
@@ -408,17 +418,23 @@ def parse_setting(name: str, value: object, type_: SettingType, place: str, *, h
         if type_ is USERS:
             raise InvalidInput(
                 f"{place}: {name} must be {error}",
-                hint='write names or numbers, as in ["root", 33]; getent passwd lists users',
+                case="setting-is-not-a-list-of-users",
             ) from None
-        raise InvalidInput(f"{place}: {name} must be {error}", hint=f"{help_command} lists every setting") from None
+        raise InvalidInput(
+            f"{place}: {name} must be {error}", case="setting-is-not-valid", help_command=help_command
+        ) from None
 
 
 def _unknown_setting(
     name: str, known: Iterable[str], place: str, *, table: str = "", help_command: str = _HELP
 ) -> InvalidInput:
     nearest = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else f"{help_command} lists every setting"
-    return InvalidInput(f"{place}: there is no setting {name!r}{table}", hint=hint)
+    return InvalidInput(
+        f"{place}: there is no setting {name!r}{table}",
+        case="no-such-setting",
+        nearest=nearest,
+        help_command=help_command,
+    )
 
 
 def _from_file(path: Path, origins: dict[str, str]) -> dict[str, Any]:
@@ -438,7 +454,7 @@ def _from_file(path: Path, origins: dict[str, str]) -> dict[str, Any]:
 
 def _routes(tables: object, file: SettingFile) -> dict[str, RouteConfig]:
     if not isinstance(tables, dict):
-        raise InvalidInput(f"{file.place('routes')}: routes must be tables", hint="write [routes.NAME]")
+        raise InvalidInput(f"{file.place('routes')}: routes must be tables", case="routes-are-not-tables")
     routes = {}
     for route, keys in tables.items():
         try:
@@ -449,7 +465,7 @@ def _routes(tables: object, file: SettingFile) -> dict[str, RouteConfig]:
         if values.get("writers") and values.setdefault("mode", _GUARDED_MODE) & ~_GUARDED_MODE:
             place = file.place("mode", after=route)
             message = f"{place}: routes.{route} has writers, and a FIFO admits every user that its mode does"
-            raise InvalidInput(message, hint=f'mode = "{_GUARDED_MODE:04o}", or no writers')
+            raise InvalidInput(message, case="fifo-mode-too-open", mode=_GUARDED_MODE)
         routes[route] = RouteConfig(**values)
     return routes
 

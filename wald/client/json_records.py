@@ -89,9 +89,7 @@ def json_payloads(lines: bytes, name: str, number: int, due_ns: int | None, *, b
             headers=headers if any(header is not None for header in headers) else None,
         )
     if wrong:
-        raise InvalidInput(
-            wrong, hint="a line is a JSON value" if bare else 'a line is like {"key": "a", "value": "b"}'
-        )
+        raise InvalidInput(wrong, case="line-is-not-json" if bare else "line-is-not-a-record")
 
 
 def _decoded(line: bytes) -> tuple[str, Any]:

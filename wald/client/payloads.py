@@ -53,13 +53,15 @@ def encode_values(
         InvalidInput: a column has another length than ``values``, or an entry is of another type or cannot be stored.
     """
     if isinstance(values, bytes | str):
-        raise InvalidInput("values is a single value", hint="send(route, [value])")
+        raise InvalidInput("values is a single value", case="values-are-not-a-list")
     columns = {"keys": keys, "times": times, "headers": headers, "not_before": not_before}
     for name, column in columns.items():
         if isinstance(column, bytes | str):
-            raise InvalidInput(f"{name} is a single value", hint=f"{name}: a list with one for each value")
+            raise InvalidInput(f"{name} is a single value", case="column-is-not-a-list", name=name)
         if column is not None and len(column) != len(values):
-            raise InvalidInput(f"{len(values)} values and {len(column)} {name}", hint=f"{name}: one for each value")
+            raise InvalidInput(
+                f"{len(values)} values and {len(column)} {name}", case="column-of-another-length", name=name
+            )
     nothing = [None] * len(values)
     encoded = None
     if headers is not None or not_before is not None:
@@ -132,11 +134,11 @@ def _as_bytes(value: object) -> bytes:
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str):
-        raise InvalidInput(f"a value or key of type {type(value).__name__}", hint="give bytes or str")
+        raise InvalidInput(f"a value or key of type {type(value).__name__}", case="neither-bytes-nor-text")
     try:
         return value.encode()
     except UnicodeEncodeError as error:
-        raise InvalidInput(f"text that UTF-8 cannot encode: {error.reason}", hint="give bytes") from None
+        raise InvalidInput(f"text that UTF-8 cannot encode: {error.reason}", case="text-without-utf-8") from None
 
 
 def _time_ns(time: object) -> int:
@@ -145,7 +147,7 @@ def _time_ns(time: object) -> int:
         with suppress(OverflowError, ValueError):  # in UTC its year is none from 1 to 9999
             time_ns = nanoseconds(time)
     if isinstance(time_ns, bool) or not isinstance(time_ns, int) or not -_TIME_LIMIT_NS <= time_ns < _TIME_LIMIT_NS:
-        raise InvalidInput(f"time {time!r} is not a datetime or nanoseconds within 64 bits", hint="time.time_ns()")
+        raise InvalidInput(f"time {time!r} is not a datetime or nanoseconds within 64 bits", case="time-is-not-valid")
     return time_ns
 
 
@@ -157,7 +159,7 @@ def _event_time_ns(time: object) -> int | None:
         try:
             require_nanoseconds(time_ns)
         except ValueError as error:
-            raise InvalidInput(f"time {error}", hint="time.time_ns(), or a datetime with a zone") from None
+            raise InvalidInput(f"time {error}", case="event-time-is-not-valid") from None
     return time_ns
 
 
@@ -168,7 +170,7 @@ def _due_ns(due: Time) -> int:
     try:
         return check_number(due_ns)
     except ValueError as error:
-        raise InvalidInput(str(error), hint="time.time_ns() + 300 * 10**9, or a datetime") from None
+        raise InvalidInput(str(error), case="due-time-is-not-valid") from None
 
 
 def _as_json(headers: object, due: Time | None) -> bytes | None:
@@ -176,6 +178,6 @@ def _as_json(headers: object, due: Time | None) -> bytes | None:
         return None
     given = {} if headers is None else headers
     if not isinstance(given, Mapping) or not all(isinstance(part, str) for pair in given.items() for part in pair):
-        raise InvalidInput(f"headers {headers!r} are not a mapping of str to str", hint='{"content-type": "text/csv"}')
+        raise InvalidInput(f"headers {headers!r} are not a mapping of str to str", case="headers-are-not-a-mapping")
     every = dict(given) if due is None else with_not_before(given, _due_ns(due))
     return _as_bytes(json.dumps(every, ensure_ascii=False, separators=(",", ":")))

@@ -25,7 +25,6 @@ from wald.client.payloads import Time, Value, encode_values, frames
 from wald.client.session import SOCKET_NAME, Durable, Session
 from wald.errors import InvalidInput, NotFound, Refused
 from wald.format.names import check_route
-from wald.hints import command_line
 
 _IDENTITY_NAME = "log.json"
 
@@ -167,7 +166,9 @@ class Producer:
         """
         check_route(route)
         if not columns and payload[-1:] != b"\n":
-            raise InvalidInput(f"route {route}: a payload of lines must end in a newline", hint="append b'\\n'")
+            raise InvalidInput(
+                f"route {route}: a payload of lines must end in a newline", case="payload-without-newline"
+            )
         self._publish_all(route, [payload] if columns else frames(payload), columns)
 
     def flush(self) -> list[Durable]:
@@ -250,7 +251,7 @@ class Producer:
                 if self._given_id:
                     raise Refused(
                         f"{self._path}: producer id {self._given_id:x} was given to the process before the fork",
-                        hint="create another Producer in the child, with another id",
+                        case="producer-of-the-parent",
                     )
                 self._is_inherited = False
                 self._session.connect(self._connect_for)
@@ -282,7 +283,7 @@ def _require_log(root: Path) -> None:
         if not (root / SOCKET_NAME).exists():
             (root / _IDENTITY_NAME).stat()
     except (FileNotFoundError, NotADirectoryError):
-        raise NotFound(f"{root}: there is no log here", hint=f"{command_line(root, 'run')} makes one") from None
+        raise NotFound(f"{root}: there is no log here", case="no-log", root=root) from None
     except OSError:
         return  # the attempt to connect reports it
 

@@ -92,7 +92,7 @@ class Session:
         if len(payload) > REQUEST_MAX_BYTES:
             raise InvalidInput(
                 f"route {route}: a record of {len(payload)} bytes; the limit is {REQUEST_MAX_BYTES}",
-                hint="write it to the route's FIFO, or split it",
+                case="record-too-large",
             )
         # The first goes alone: the daemon lets a new producer start at any number, so if it took the second and not
         # the first, the first would come too late.
@@ -203,7 +203,7 @@ class Session:
         if self._ended:
             raise Refused(
                 f"the producer has ended: {self._ended}",
-                hint="create another Producer; acknowledged() and unanswered report the state of its records",
+                case="producer-has-ended",
             )
         return time.monotonic() + self._retry_for if self._deadline is None else self._deadline
 
