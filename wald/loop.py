@@ -1,4 +1,4 @@
-"""What programs that watch a log share: waiting for a changed file or for some time, and stopping on a signal."""
+"""Main loops of programs: wait for changed files or for a time, and stop on a signal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TICK_MS = 500
 
 
 class _Stop(threading.Event):
-    """An event that a signal sets: it is set at once, and those who wait for it hear of it a moment later."""
+    """Event that a signal handler sets: ``is_set`` is true at once, and waiting threads wake a moment later."""
 
     signalled = False
 
@@ -46,13 +46,13 @@ def outlive_signals() -> None:
 def stop_on_signals(again: Callable[[], None] = lambda: None) -> Iterator[threading.Event]:
     """Yield an event that SIGTERM, SIGINT and SIGHUP set, instead of killing the process at once.
 
-    SIGHUP keeps a disposition other than the default: a process under ``nohup`` continues.
+    A SIGHUP that is ignored or handled stays so: a process under ``nohup`` continues.
 
     Args:
-        again: called for each Ctrl-C that follows, wherever the main thread is then.
+        again: called in the main thread for each further Ctrl-C.
 
     Yields:
-        the event; signals are handled as before when the block ends.
+        the event. The end of the block restores the previous handlers.
 
     Example::
 
@@ -65,8 +65,8 @@ def stop_on_signals(again: Callable[[], None] = lambda: None) -> Iterator[thread
     def handle(number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGINT and stop.is_set():
             again()
-        stop.signalled = True  # so that nothing is begun before the thread has run
-        # Not in this thread: the signal may have interrupted code in it that holds the event's lock.
+        stop.signalled = True  # so that no work starts before the thread has run
+        # In another thread, because the signal may have interrupted code of this one that holds the event's lock.
         threading.Thread(target=stop.set).start()
 
     before = {number: signal.signal(number, handle) for number in _ending()}
@@ -86,36 +86,36 @@ def wakes(
     on_tick: Callable[[], None] = lambda: None,
     report: Callable[[str], None] = lambda _: None,
 ) -> Iterator[None]:
-    """Yield at once, then whenever a wanted file in ``directories`` has changed, and at least every period.
+    """Yield at once, after each change of a wanted file in ``directories``, and at least every period, until ``stop``.
 
-    Events only save waiting. They may be lost, or not come at all (network file systems, no watches left), so the
-    caller checks everything each time. Ends when ``stop`` is set.
+    Events only shorten the wait. They may be lost or unavailable (network file systems, no watches left), so the caller
+    checks everything each time.
 
     Args:
-        directories: the directories to watch, asked for again at each yield; what is below them is not watched. Other
-            users may make directories and links there, and the kernel has so many watches only.
-        wanted: whether to yield for a change of this path.
-        period_seconds: at most this long between two yields.
+        directories: returns the directories to watch; called again after each yield. Subdirectories are not watched,
+            because other users may create any number of them and the kernel limits watches.
+        wanted: True for a path whose change ends the wait.
+        period_seconds: maximum time between two yields.
         stop: ends the iteration.
         on_tick: called twice a second while waiting for events; it may raise.
-        report: gets a line when the kernel stops delivering events and this falls back to polling.
+        report: receives a message when events become unavailable and polling replaces them.
     """
-    from watchfiles import watch  # 50 ms that a single pass need not take
+    from watchfiles import watch  # takes 50 ms, which a single pass does not need
 
     def readable() -> list[Path]:
-        # With ignore_permission_denied, watchfiles would also ignore that the kernel has run out of watches.
+        # The option ignore_permission_denied of watchfiles would also hide that the kernel has run out of watches.
         return [path for path in directories() if os.access(path, os.R_OK) or not path.exists()]
 
     yield
     without_events = False
     while not stop.is_set():
         watched = readable()
-        due = 0.0  # no event reports what has changed between the yield above and the beginning of the watch
+        due = 0.0  # no event reports a change between the yield above and the start of the watch
         try:
             for changes in watch(
                 *watched,
                 recursive=False,
-                watch_filter=None,  # filtered here, so that what is not wanted does not put off what is due
+                watch_filter=None,  # filtered below, so that other changes do not delay a yield that is due
                 rust_timeout=_TICK_MS,
                 yield_on_timeout=True,
                 stop_event=stop,

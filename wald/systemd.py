@@ -1,8 +1,8 @@
-"""The service manager: what is sent to systemd, and what it hands over; without one, nothing is sent.
+"""Client of systemd: notifications, and descriptors that survive a restart.
 
-Messages are datagrams (sd_notify(3)): READY, RELOADING, STOPPING, WATCHDOG, and FDSTORE to hand over pipes, so that
-their content outlives a restart. Descriptors come back as sd_listen_fds(3) describes, named as they were handed over.
-Socket units hand over FIFOs and listening sockets likewise.
+Notifications are datagrams (sd_notify(3)): READY, RELOADING, STOPPING, WATCHDOG, and FDSTORE, which stores pipes so
+that their content survives a restart. The next start inherits the stored descriptors under their names
+(sd_listen_fds(3)), and the FIFOs and listening sockets of socket units.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ _FIRST_LISTENED = 3  # SD_LISTEN_FDS_START
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """A descriptor that systemd handed over, and the name that it has there."""
+class InheritedDescriptor:
+    """A descriptor from systemd, and its name there."""
 
     name: str
     descriptor: int
 
 
 class Systemd:
-    """The service manager; without one, nothing is sent."""
+    """Connection to systemd; without systemd, all notifications are dropped."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._address = environ.get("NOTIFY_SOCKET", "")
         for_this_process = environ.get("WATCHDOG_PID") in (None, str(os.getpid()))
         microseconds = environ.get("WATCHDOG_USEC", "")
-        # A quarter of what systemd waits for: input that comes at the moment of a check looks as if it stood still.
+        # A quarter of systemd's timeout, because input that arrives during a check looks as if it had stalled.
         self.watchdog_seconds = int(microseconds) / 4e6 if for_this_process and microseconds.isdigit() else 0.0
-        self._given = _listened(environ)
+        self._inherited = _inherited(environ)
 
     def ready(self) -> None:
         self._send("READY=1")
@@ -49,30 +49,30 @@ class Systemd:
         self._send("WATCHDOG=1")
 
     def take_sockets(self) -> list[socket.socket]:
-        """The sockets that systemd handed over."""
-        files = [file for file, each in self._given.items() if stat.S_ISSOCK(os.fstat(each.descriptor).st_mode)]
-        return [socket.socket(fileno=self._given.pop(file).descriptor) for file in files]
+        """Return the inherited sockets, once."""
+        files = [file for file, each in self._inherited.items() if stat.S_ISSOCK(os.fstat(each.descriptor).st_mode)]
+        return [socket.socket(fileno=self._inherited.pop(file).descriptor) for file in files]
 
     def take(self, file: tuple[int, int]) -> int | None:
-        """The descriptor that systemd handed over for a FIFO, by its device and inode; None if there is none."""
-        given = self._given.pop(file, None)
-        return None if given is None else given.descriptor
+        """Return the inherited descriptor of a FIFO, by device and inode, once; None without one."""
+        inherited = self._inherited.pop(file, None)
+        return None if inherited is None else inherited.descriptor
 
     def kept(self, name: str) -> int | None:
-        """A descriptor that systemd handed over under this name and that was not taken yet; None if there is none."""
-        return next((given.descriptor for given in self._given.values() if given.name == name), None)
+        """Return an inherited descriptor of this name that no call has taken yet; None without one."""
+        return next((each.descriptor for each in self._inherited.values() if each.name == name), None)
 
-    def take_rest(self) -> list[Given]:
-        """Those that are left: of FIFOs that are at the path of no route."""
-        rest, self._given = list(self._given.values()), {}
+    def take_rest(self) -> list[InheritedDescriptor]:
+        """Return the remaining descriptors, once; their FIFOs are not at the path of any route."""
+        rest, self._inherited = list(self._inherited.values()), {}
         return rest
 
     def keep(self, name: str, descriptor: int) -> None:
-        """Ask systemd to hold a pipe too, hung up or not; it does if FileDescriptorStoreMax allows."""
+        """Ask systemd to store a pipe even after a hangup; FileDescriptorStoreMax limits their number."""
         self._send(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", [descriptor])
 
     def forget(self, name: str) -> None:
-        """Ask systemd to close the pipes that it holds under a name."""
+        """Ask systemd to close the pipes that it stores under a name."""
         self._send(f"FDSTOREREMOVE=1\nFDNAME={name}")
 
     def _send(self, message: str, descriptors: list[int] | None = None) -> None:
@@ -83,24 +83,24 @@ class Systemd:
             try:
                 datagram.connect(address)
                 socket.send_fds(datagram, [message.encode()], descriptors or [])
-            except OSError:  # a manager that does not listen is no reason to stop
+            except OSError:  # the daemon works without systemd
                 return
 
 
-def _listened(environ: Mapping[str, str]) -> dict[tuple[int, int], Given]:
-    """What was handed over, by device and inode; of two descriptors of one file the first is closed."""
+def _inherited(environ: Mapping[str, str]) -> dict[tuple[int, int], InheritedDescriptor]:
+    """Return the inherited descriptors by device and inode; close all but the last of each file."""
     count = environ.get("LISTEN_FDS", "")
     if environ.get("LISTEN_PID") != str(os.getpid()) or not count.isdigit():
         return {}
     descriptors = range(_FIRST_LISTENED, _FIRST_LISTENED + int(count))
     names = environ.get("LISTEN_FDNAMES", "").split(":") + [""] * len(descriptors)
-    listened: dict[tuple[int, int], Given] = {}
+    found: dict[tuple[int, int], InheritedDescriptor] = {}
     for name, descriptor in zip(names, descriptors, strict=False):
         os.set_blocking(descriptor, False)
         os.set_inheritable(descriptor, False)
         status = os.fstat(descriptor)
         file = status.st_dev, status.st_ino
-        if file in listened:
-            os.close(listened[file].descriptor)
-        listened[file] = Given(name, descriptor)
-    return listened
+        if file in found:
+            os.close(found[file].descriptor)
+        found[file] = InheritedDescriptor(name, descriptor)
+    return found
