@@ -63,22 +63,22 @@ class Counts:
 
 
 def of_drain(counts: Counts, route: str, group: str, now: float) -> Iterator[Metric]:
-    """The metrics of ``wald-drain``; ``now`` is on the monotonic clock."""
+    """Yield the metrics of ``wald-drain``; ``now`` is on the monotonic clock."""
     labels, values = ("route", "group"), (route, group)
     records: Samples = {values: counts.records}
-    meaning = "Records that the command has processed"
+    meaning = "Records that the command processed"
     yield Metric("wald_drain_records_total", "counter", meaning, labels, records)
     given_up: Samples = {values: counts.given_up}
-    meaning = "Records that went to the dead-letter route"
+    meaning = "Records moved to the dead-letter route"
     yield Metric("wald_drain_dead_letters_total", "counter", meaning, labels, given_up)
     runs: Samples = {(*values, result.value): counts.runs[result] for result in Result}
     yield Metric("wald_drain_runs_total", "counter", "Runs of the command", (*labels, "result"), runs)
     seconds: Samples = {values: counts.run_seconds}
-    yield Metric("wald_drain_run_seconds", "histogram", "Time of a run of the command", labels, seconds)
+    yield Metric("wald_drain_run_seconds", "histogram", "Duration of a run of the command", labels, seconds)
     since = counts.failing_since  # written by another thread
     failing: Samples = {values: max(0.0, now - since) if since else 0.0}
-    meaning = "How long the command has failed to process the records that are next"
+    meaning = "Time that the command has failed on the next records"
     yield Metric("wald_drain_failing_seconds", "gauge", meaning, labels, failing)
     succeeded: Samples = {values: counts.succeeded_ns / 1e9} if counts.succeeded_ns else {}
-    meaning = "When the command last succeeded"
+    meaning = "Time of the last successful run"
     yield Metric("wald_drain_last_success_timestamp_seconds", "gauge", meaning, labels, succeeded)

@@ -70,27 +70,27 @@ class Counts:
 
 
 def of_reclaim(counts: Counts) -> Iterator[Metric]:
-    """The metrics of ``wald-reclaim``."""
-    yield histogram("wald_reclaim_pass_seconds", "Time of a pass that ended without an error", counts.pass_seconds)
-    yield counter("wald_reclaim_failed_passes_total", "Passes that ended with an error", counts.failed)
+    """Yield the metrics of ``wald-reclaim``."""
+    yield histogram("wald_reclaim_pass_seconds", "Duration of a successful pass", counts.pass_seconds)
+    yield counter("wald_reclaim_failed_passes_total", "Passes that failed", counts.failed)
     rules = [verdict for verdict in Verdict if verdict.goes]
     gone: Samples = {(rule.value,): counts.gone[rule] for rule in rules}
-    meaning = "Segments that were released, to be deleted after the grace period"
+    meaning = "Segments released, to be deleted after the grace period"
     yield Metric("wald_reclaim_released_segments_total", "counter", meaning, ("rule",), gone)
     gone_bytes: Samples = {(rule.value,): counts.gone_bytes[rule] for rule in rules}
-    yield Metric("wald_reclaim_released_bytes_total", "counter", "Their bytes", ("rule",), gone_bytes)
-    yield counter("wald_reclaim_deleted_segments_total", "Segments that were deleted", counts.deleted)
-    yield counter("wald_reclaim_deleted_bytes_total", "Their bytes", counts.deleted_bytes)
-    meaning = "Released segments that got their names back, because they are needed again"
+    yield Metric("wald_reclaim_released_bytes_total", "counter", "Bytes of released segments", ("rule",), gone_bytes)
+    yield counter("wald_reclaim_deleted_segments_total", "Segments deleted", counts.deleted)
+    yield counter("wald_reclaim_deleted_bytes_total", "Bytes of deleted segments", counts.deleted_bytes)
+    meaning = "Released segments restored because they are needed again"
     yield counter("wald_reclaim_taken_back_segments_total", meaning, counts.taken_back)
-    meaning = "Segments that were rewritten to what is unread"
+    meaning = "Pinned segments rewritten to their unread records"
     yield counter("wald_reclaim_relieved_segments_total", meaning, counts.relieved)
-    yield counter("wald_reclaim_relieved_bytes_total", "The bytes that this has freed", counts.relieved_bytes)
-    meaning = "Unread records in released segments, which a limit or a quota lets expire"
+    yield counter("wald_reclaim_relieved_bytes_total", "Bytes freed in rewritten segments", counts.relieved_bytes)
+    meaning = "Unread records in segments released by a limit or a quota"
     yield counter("wald_reclaim_lost_records_total", meaning, counts.lost_records)
     kept: Samples = {(verdict.name.lower(),): counts.kept[verdict] for verdict in Verdict if not verdict.goes}
-    meaning = "Segments that stay, by what keeps them, in the last pass without an error"
+    meaning = "Segments kept by the last successful pass, by reason"
     yield Metric("wald_reclaim_kept_segments", "gauge", meaning, ("reason",), kept)
     ended: Samples = {(): counts.ended_ns / 1e9} if counts.ended_ns else {}
-    meaning = "When the last pass without an error ended"
+    meaning = "End of the last successful pass"
     yield Metric("wald_reclaim_last_pass_timestamp_seconds", "gauge", meaning, (), ended)

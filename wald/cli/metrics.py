@@ -160,37 +160,37 @@ def _at(entry: dict[str, Any]) -> int:
 
 
 def of_directory(found: Measured, *, needed_bytes: int, now_ns: int) -> Iterator[Metric]:
-    """What was measured, as metrics.
+    """Yield the metrics of the directory.
 
     Args:
-        needed_bytes: the free space with which input is taken.
+        needed_bytes: free space that the daemon needs to accept input.
     """
     left = max(0, found.free_bytes - needed_bytes)
     created: Samples = {} if found.created_seconds is None else {(): found.created_seconds}
-    yield Metric("wald_created_timestamp_seconds", "gauge", "When the log was made", (), created)
-    yield gauge("wald_measured_timestamp_seconds", "When the directory was read", now_ns / 1e9)
-    yield gauge("wald_measurement_seconds", "How long that took", found.seconds)
-    yield gauge("wald_until_full_bytes", "What can still be written before input waits", left)
+    yield Metric("wald_created_timestamp_seconds", "gauge", "Creation time of the log", (), created)
+    yield gauge("wald_measured_timestamp_seconds", "Time at which the directory was read", now_ns / 1e9)
+    yield gauge("wald_measurement_seconds", "Duration of reading the directory", found.seconds)
+    yield gauge("wald_until_full_bytes", "Bytes that can be written before input waits", left)
     yield from _growth(found.growth, left)
-    yield _by_condition("wald_segments", "Segments by what keeps them", found.segments)
-    yield _by_condition("wald_segment_bytes", "Their bytes on disk", found.segment_bytes)
-    yield gauge("wald_damaged_segments", "Segments of which something cannot be read", found.damaged)
-    yield gauge("wald_quarantine_files", "Files in quarantine/, of bytes that were put aside", len(found.quarantine))
-    yield gauge("wald_quarantine_bytes", "Their bytes", sum(found.quarantine))
+    yield _by_condition("wald_segments", "Segments by state", found.segments)
+    yield _by_condition("wald_segment_bytes", "Bytes of segments on disk, by state", found.segment_bytes)
+    yield gauge("wald_damaged_segments", "Segments with unreadable parts", found.damaged)
+    yield gauge("wald_quarantine_files", "Files in quarantine/", len(found.quarantine))
+    yield gauge("wald_quarantine_bytes", "Bytes of the files in quarantine/", sum(found.quarantine))
     yield from _groups(found, now_ns)
     yield from of_work_groups(found.work)
     yield from _runs(found.ran)
 
 
 def _growth(growth: Growth | None, left: int) -> Iterator[Metric]:
-    """Nothing where it is not known: the log is too young, or the clock is wrong."""
+    """Yield metrics without samples if the growth is unknown: the log is too young, or the clock is wrong."""
     rates: Samples = {} if growth is None else {(): growth.bytes_per_second}
     seconds: Samples = {}
     if growth is not None:
         until = growth.seconds_until(left)
         seconds[()] = float("inf") if until is None else until
-    yield Metric("wald_growth_bytes_per_second", "gauge", "How fast the log grows on disk", (), rates)
-    meaning = "How long until input waits, if the log grows like this and nothing is deleted"
+    yield Metric("wald_growth_bytes_per_second", "gauge", "Growth of the log on disk", (), rates)
+    meaning = "Time until input waits if the growth continues and nothing is deleted"
     yield Metric("wald_until_full_seconds", "gauge", meaning, (), seconds)
 
 
@@ -203,40 +203,38 @@ def _groups(found: Measured, now_ns: int) -> Iterator[Metric]:
     named = [((group.cursor.route, group.cursor.group), group) for group in found.groups]
     usable = (CursorState.VALID, CursorState.ABSENT)
     lag: Samples = {name: group.lag.records for name, group in named}
-    yield Metric("wald_group_lag_records", "gauge", "Records that the group has not read", _ROUTE_GROUP, lag)
+    yield Metric("wald_group_lag_records", "gauge", "Records that the consumer group has not read", _ROUTE_GROUP, lag)
     waits: Samples = {name: group.lag.seconds(now_ns) for name, group in named}
-    meaning = "How long the oldest of them has waited; 0 if there is none"
+    meaning = "Age of the oldest unread record, or 0"
     yield Metric("wald_group_lag_seconds", "gauge", meaning, _ROUTE_GROUP, waits)
     oldest: Samples = {name: group.lag.oldest_ns / 1e9 for name, group in named if group.lag.oldest_ns is not None}
-    meaning = "When the oldest of them was written"
+    meaning = "Time of the oldest unread record"
     yield Metric("wald_group_oldest_unread_timestamp_seconds", "gauge", meaning, _ROUTE_GROUP, oldest)
     pinned: Samples = {name: group.pinned_bytes for name, group in named}
-    meaning = "Bytes of the segments that the group holds back, alone or with others"
+    meaning = "Bytes of the segments that the group pins, alone or with others"
     yield Metric("wald_group_pinned_bytes", "gauge", meaning, _ROUTE_GROUP, pinned)
     broken: Samples = {name: float(group.cursor.state not in usable) for name, group in named}
-    meaning = "1 if the cursor cannot be trusted, and so counts as nothing read"
+    meaning = "1 if the cursor is unusable, so that all records count as unread"
     yield Metric("wald_group_cursor_unusable", "gauge", meaning, _ROUTE_GROUP, broken)
-    meaning = f"Groups that are left out here, because there are more than {GROUPS_MAX}"
+    meaning = f"Groups without metrics, because there are more than {GROUPS_MAX}"
     yield gauge("wald_groups_left_out", meaning, found.left_out)
 
 
 def _runs(ran: Ran) -> Iterator[Metric]:
-    """Nothing about a program that has left no trace in its ledger."""
+    """Yield metrics without samples for a program whose ledger is empty."""
     for name, meaning, at_ns in (
-        ("seal", "When a segment was last sealed", ran.sealed_ns),
+        ("seal", "Time of the last sealing", ran.sealed_ns),
         (
             "reclaim",
-            "When wald-reclaim last deleted a segment, or noted with an age limit what there is",
+            "Time at which wald-reclaim last deleted a segment, or recorded the segments for an age limit",
             ran.reclaimed_ns,
         ),
-        ("verify", "When a verification with --record last found the log good", ran.verified_ns),
+        ("verify", "Time of the last verification with --record that found no error", ran.verified_ns),
     ):
         samples: Samples = {} if at_ns is None else {(): at_ns / 1e9}
         yield Metric(f"wald_last_{name}_timestamp_seconds", "gauge", meaning, (), samples)
     archived: Samples = {name: at_ns / 1e9 for name, at_ns in ran.archived_ns.items()}
-    meaning = "When wald-archive last finished a run with records"
+    meaning = "End of the last run of wald-archive that archived records"
     yield Metric("wald_last_archive_timestamp_seconds", "gauge", meaning, _ROUTE_GROUP, archived)
     errors: Samples = {} if ran.verify_errors is None else {(): ran.verify_errors}
-    yield Metric(
-        "wald_last_verify_errors", "gauge", "Errors that the last verification with --record found", (), errors
-    )
+    yield Metric("wald_last_verify_errors", "gauge", "Errors found by the last verification with --record", (), errors)

@@ -1,4 +1,4 @@
-"""What ``wald metrics`` prints of work groups: by their journals, read beside their owners and without a lock."""
+"""Metrics of work groups, from journals that are read without a lock while their owners run."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _LABELS = ("route", "group")
 
 
 def of_work_groups(counts: Mapping[tuple[str, str], WorkCounts]) -> Iterator[Metric]:
-    """The counts as metrics; of a damaged journal there is only that it is."""
+    """Yield the counts as metrics; a damaged journal has only that metric."""
     whole = {name: each for name, each in counts.items() if not each.unusable}
     leased: Samples = {name: each.leased for name, each in whole.items()}
-    yield Metric("wald_work_leased_records", "gauge", "Records that workers of the group have", _LABELS, leased)
+    yield Metric("wald_work_leased_records", "gauge", "Records leased to workers", _LABELS, leased)
     waiting: Samples = {name: each.waiting for name, each in whole.items()}
-    meaning = "Records of the group that are not due, as they were sent or given back with a delay"
+    meaning = "Delayed records that are not yet due"
     yield Metric("wald_work_waiting_records", "gauge", meaning, _LABELS, waiting)
     giving_up: Samples = {name: each.giving_up for name, each in whole.items()}
-    meaning = "Records of the group that are to become dead letters, and are none yet"
+    meaning = "Records to be moved to the dead-letter route"
     yield Metric("wald_work_giving_up_records", "gauge", meaning, _LABELS, giving_up)
     damaged: Samples = {name: float(each.unusable) for name, each in counts.items()}
-    meaning = "1 if the journal of the group is damaged"
+    meaning = "1 if the journal of the work group is damaged"
     yield Metric("wald_work_journal_damaged", "gauge", meaning, _LABELS, damaged)
