@@ -1,4 +1,7 @@
-"""A log as a Python program reads it: records or batches from any place, cursors, and where any record is."""
+"""A log as a Python program reads it: records or batches from any place, cursors, and where any record is.
+
+Each method imports what it needs, because a short command such as ``wald head`` calls one of them and ends.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +15,23 @@ from typing import TYPE_CHECKING
 from wald.errors import Damaged
 from wald.format.head import Head
 from wald.format.names import DEFAULT_GROUP
-from wald.format.record import Record
 from wald.format.times import utc
 from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
 from wald.store.files.identity import read_identity
-from wald.store.reading.batches import Batch
-from wald.store.reading.lookup import Whereabouts, where
-from wald.store.reading.reader import read_batches
-from wald.store.reading.selection import Start, Stop
-from wald.store.reading.senders import Sender, Senders
-from wald.store.retention.cursors import Cursor, read_cursor
-from wald.store.retention.missing import OnMissing
-from wald.store.retention.taken import move_cursor
 from wald.store.segments.continuity import Continuity
-from wald.store.segments.seeking import end_sequence
-from wald.store.segments.view import View, head_of, read_view
+from wald.store.segments.head import read_head, readable_head
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from wald.format.record import Record
+    from wald.store.reading.batches import Batch
+    from wald.store.reading.lookup import Whereabouts
+    from wald.store.reading.selection import Start, Stop
+    from wald.store.reading.senders import Sender
+    from wald.store.retention.cursors import Cursor
+    from wald.store.retention.missing import OnMissing
+    from wald.store.segments.view import View
 
 
 class Log:
@@ -71,7 +72,11 @@ class Log:
             Replaced: as of :meth:`require_continuity`.
         """
         try:
-            head = head_of(self.root)
+            head = read_head(self.root)
+            if head is None:  # nothing is durable yet, or the file is lost
+                from wald.store.segments.view import head_of
+
+                head = head_of(self.root)
         except Damaged:
             self.require_continuity()
             raise
@@ -97,6 +102,8 @@ class Log:
             Damaged: the directory of the segments is gone.
             Replaced: as of :meth:`require_continuity`.
         """
+        from wald.store.segments.view import read_view
+
         if self._view is None:
             view = read_view(self.root, self.identity.log_id, continuity=self._continuity)
         else:
@@ -190,6 +197,8 @@ class Log:
             for batch in log.batches("orders", start="cursor", group="billing"):
                 print(batch.first_sequence, batch.last_sequence, len(batch.raw()))
         """
+        from wald.store.reading.reader import read_batches
+
         return read_batches(
             self.view(),
             route=route,
@@ -250,6 +259,8 @@ class Log:
             InvalidInput: below 1.
             Damaged: it is in no segment, and the ledger that should report it is damaged.
         """
+        from wald.store.reading.lookup import where
+
         return where(self.view(), sequence)
 
     def sender(self, batch: Batch) -> Sender:
@@ -266,6 +277,8 @@ class Log:
             for batch in log.batches("orders"):
                 print(batch.first_sequence, log.sender(batch))
         """
+        from wald.store.reading.senders import Senders
+
         with Senders(self.view) as senders:
             return senders.of(batch.segment, batch.header)
 
@@ -286,10 +299,25 @@ class Log:
             NotFound: no such route.
             Replaced: as of :meth:`require_continuity`.
         """
+        from wald.store.retention.cursors import read_cursor
+
         self.require_continuity()
-        head_sequence = end_sequence(self.root, self.identity.log_id) - 1
-        log_id = self.identity.log_id
-        return read_cursor(self.root, route, group, log_id=log_id, head_sequence=head_sequence, of_consumer=of_consumer)
+        return read_cursor(
+            self.root,
+            route,
+            group,
+            log_id=self.identity.log_id,
+            head_sequence=self._last_sequence(),
+            of_consumer=of_consumer,
+        )
+
+    def _last_sequence(self) -> int:
+        head = readable_head(self.root)
+        if head is not None:
+            return head.sequence
+        from wald.store.segments.seeking import end_sequence
+
+        return end_sequence(self.root, self.identity.log_id) - 1
 
     def set_cursor(
         self,
@@ -322,6 +350,9 @@ class Log:
             Replaced: as of :meth:`require_continuity`.
             OSError: the cursor cannot be written, as the disk is full.
         """
+        from wald.store.files.disk import Disk
+        from wald.store.retention.taken import move_cursor
+
         self.require_continuity()
         return move_cursor(
             self.root,

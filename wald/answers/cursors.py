@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from wald.store.retention.cursors import Cursor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from wald.store.retention.cursors import Cursor
 
 
 def cursor_fields(cursor: Cursor) -> dict[str, object]:

@@ -5,20 +5,16 @@ Commands are imported when they are called, because their start has a budget (``
 
 from __future__ import annotations
 
-import importlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 import wald
 from wald.cli.entry import run
+from wald.cli.lazy_group import LazyCommand, LazyGroup
 
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
-# name → (module, function, what it does)
+# name → (module, function, summary)
 _COMMANDS = {
     "run": ("service", "run", "Run the daemon: take records, make them durable, cut, seal."),
     "init": ("service", "init", "Create a log for a daemon that must not create one."),
@@ -31,8 +27,8 @@ _COMMANDS = {
     "show": ("show", "show", "Show a record from the log or from an archive."),
     "routes": ("routes", "routes", "List routes, their cursors and their lag."),
     "route": ("routes", "route", "Add or retire a route."),
-    "cursor": ("unprocessed", "cursor", "Show or move a consumer group's cursor."),
-    "group": ("group_changes", "group", "Inspect work groups, and unblock a stuck one."),
+    "cursor": ("cursors", "cursor", "Show or move a consumer group's cursor."),
+    "group": ("groups", "group", "Inspect work groups, and unblock a stuck one."),
     "explain": ("explain", "explain", "Show which groups pin which segments, and when the disk will be full."),
     "latency": ("latency", "latency", "Show why producers wait: commits, syncs, the disk, who sends most."),
     "top": ("top", "top", "Watch the log live: segments, routes, rates, lag, disk."),
@@ -47,35 +43,10 @@ _COMMANDS = {
     "repair": ("repair", "repair", "Repair a damaged log, and record what is lost."),
     "verify": ("inspect", "verify", "Read everything, change nothing, report damage."),
 }
+_LAZY = {name: LazyCommand(f"wald.cli.{module}", *rest) for name, (module, *rest) in _COMMANDS.items()}
 
 
-class Commands(click.Group):
-    """A group that knows the names of its commands, and imports one when it is called."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return None
-        module, function, _ = _COMMANDS[cmd_name]
-        command = getattr(importlib.import_module(f"wald.cli.{module}"), function)
-        assert isinstance(command, click.Command)
-        return command
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """What may follow, without importing any command."""
-        from click.shell_completion import CompletionItem
-
-        named = [CompletionItem(name, help=_COMMANDS[name][2]) for name in _COMMANDS if name.startswith(incomplete)]
-        return named + click.Command.shell_complete(self, ctx, incomplete)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, _, summary) in _COMMANDS.items()])
-
-
-@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=LazyGroup, lazy=_LAZY, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--root", type=click.Path(path_type=Path, readable=False), help="The directory of the log.  [env: WALD_ROOT]"
 )

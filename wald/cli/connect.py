@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from wald.client.producer import Producer
 from wald.errors import Unavailable
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.identity import read_identity
-from wald.store.writing.lock import is_held
+from wald.store.files.locks import is_held
+
+if TYPE_CHECKING:
+    from wald.client.producer import Producer
 
 START_SECONDS = 10.0  # a daemon that holds the lock and does not listen yet is recovering the log
 _NEVER_SEEN_SECONDS = 2.0  # without a daemon: perhaps the command before has just started one
@@ -23,6 +26,7 @@ def daemon_at(root: Path, socket: Path | None) -> Producer:
         Unavailable: no daemon runs, or its process is stopped.
     """
     from wald.answers.liveness import frozen  # which wald append does not need
+    from wald.client.producer import Producer
 
     read_identity(Root(root))
     if (stopped := frozen(Root(root))) is not None:
@@ -41,6 +45,8 @@ def producer_at(root: Path, socket: Path | None, route: str, *, retry_for: float
         NotFound: there is no such root, or no such route.
         Unavailable: no daemon runs.
     """
+    from wald.client.producer import Producer
+
     read_identity(Root(root))
     Root(root).require_route(route)
     connect_for = retry_for if insists or runs(root) else min(retry_for, _NEVER_SEEN_SECONDS)
@@ -49,4 +55,4 @@ def producer_at(root: Path, socket: Path | None, route: str, *, retry_for: float
 
 def runs(root: Path) -> bool:
     """Whether a daemon holds the root, listening or not."""
-    return is_held(Root(root), Disk())
+    return is_held(Root(root).lock, Disk())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 import wald
 from wald.answers.cursors import cursor_fields
+from wald.cli.lazy_group import LazyCommand, LazyGroup
 from wald.cli.options import group_option, json_option, of_consumer_option, root_option, route_argument
 from wald.cli.output import aligned, json_line
 from wald.cli.streams import stdout_is_a_report
@@ -17,35 +19,41 @@ from wald.format.names import CONSUMERS, check_group, check_route
 from wald.format.positions import position as position_of
 from wald.format.times import nanoseconds
 from wald.hints import command_line
-from wald.log import Log
-from wald.store.files.disk import Disk
-from wald.store.retention.cursors import Cursor, CursorState, newcomer, remove_cursor, require_no_remains
-from wald.store.segments.seeking import sequence_since
+
+if TYPE_CHECKING:
+    from wald.log import Log
+    from wald.store.retention.cursors import Cursor
 
 
-class CursorCommands(click.Group):
-    """The commands below, and those that other programs register as entry points of the group ``wald.cursor``."""
+_COMMANDS = {
+    "get": LazyCommand(__name__, "get", "Print the sequence up to which a group has processed a route."),
+    "list": LazyCommand(__name__, "list_", "List the cursors of one route, or of all routes."),
+    "remove": LazyCommand(__name__, "remove", "Remove a group's cursor, so that it keeps no records."),
+    "set": LazyCommand(__name__, "set_", "Record that a group has processed a route up to a position."),
+    "show": LazyCommand("wald.cli.unprocessed", "show", "Show the records that a group has not processed."),
+    "skip": LazyCommand("wald.cli.unprocessed", "skip", "Move a group past a record that it cannot process."),
+}
+_OF_SPARK = ("from-checkpoint", "Move a cursor to the position that a Spark stream has committed.")
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        from importlib.metadata import entry_points
 
-        return [*super().list_commands(ctx), *sorted(entry_points(group="wald.cursor").names)]
+class CursorCommands(LazyGroup):
+    """The commands below, and one that wald_spark registers as an entry point of the group ``wald.cursor``."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if (own := super().get_command(ctx, cmd_name)) is not None:
-            return own
+        if cmd_name in _COMMANDS:
+            return super().get_command(ctx, cmd_name)
         from importlib.metadata import entry_points
 
         registered = next(iter(entry_points(group="wald.cursor", name=cmd_name)), None)
         return None if registered is None else registered.load()
 
 
-@click.group(cls=CursorCommands)
+@click.group(cls=CursorCommands, lazy=_COMMANDS | {_OF_SPARK[0]: LazyCommand("", *_OF_SPARK)})
 def cursor() -> None:
     """Show, move or remove the cursor of a consumer group: the last sequence it has processed."""
 
 
-@cursor.command("get")
+@click.command("get")
 @route_argument
 @root_option
 @group_option
@@ -53,6 +61,8 @@ def cursor() -> None:
 @json_option
 def get(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) -> None:
     """Print the sequence up to which the group has processed ROUTE."""
+    from wald.store.retention.cursors import CursorState
+
     found = wald.open(root).cursor(route, group, of_consumer=of_consumer)
     option = " --of-consumer" if of_consumer else ""
     again = command_line(root, f"cursor set {route} SEQUENCE --group {group}{option}")
@@ -66,7 +76,7 @@ def get(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) ->
         raise Damaged(f"{found.message}; no record counts as processed", hint=f"{again} --rewind")
 
 
-@cursor.command("set")
+@click.command("set")
 @route_argument
 @click.argument("position")
 @root_option
@@ -79,6 +89,8 @@ def get(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) ->
 @stdout_is_a_report
 def set_(root: Path, route: str, position: str, group: str, of_consumer: bool, rewind: bool, as_json: bool) -> None:
     """Record that the group has processed ROUTE up to POSITION: a sequence (0: no record), or all before a time."""
+    from wald.store.retention.cursors import newcomer, require_no_remains
+
     log = wald.open(root)
     number = _sequence(log, position, route, group)
     require_no_remains(log.root, log.cursor(route, group, of_consumer=of_consumer))
@@ -91,6 +103,8 @@ def set_(root: Path, route: str, position: str, group: str, of_consumer: bool, r
 
 
 def _sequence(log: Log, given: str, route: str, group: str) -> int:
+    from wald.store.segments.seeking import sequence_since
+
     try:
         place = position_of("", given, now())
     except InvalidInput:
@@ -103,7 +117,7 @@ def _sequence(log: Log, given: str, route: str, group: str) -> int:
     return place if isinstance(place, int) else sequence_since(log.view(), nanoseconds(place)) - 1
 
 
-@cursor.command("list")
+@click.command("list")
 @click.argument("route", required=False, callback=lambda _ctx, _parameter, name: name and check_route(name))
 @root_option
 @json_option
@@ -126,7 +140,7 @@ def list_(root: Path, route: str | None, as_json: bool) -> None:
         click.echo(line)
 
 
-@cursor.command("remove")
+@click.command("remove")
 @route_argument
 @root_option
 @click.option(
@@ -143,6 +157,9 @@ def remove(root: Path, route: str, group: str, of_consumer: bool, as_json: bool)
 
     Records that other groups of the route have not processed are kept; if there is no other group, all are.
     """
+    from wald.store.files.disk import Disk
+    from wald.store.retention.cursors import remove_cursor
+
     log = wald.open(root)
     log.root.require_route(route)
     _require_no_work(log, route, group, of_consumer=of_consumer)

@@ -11,7 +11,7 @@ import click
 
 import wald
 from wald.answers.work import count_of
-from wald.cli.groups import group, group_argument, group_line
+from wald.cli.groups import group_argument, group_line
 from wald.cli.options import duration_option, json_option, of_consumer_option, root_option, route_argument
 from wald.cli.output import json_line
 from wald.cli.streams import stdout_is_a_report
@@ -32,7 +32,7 @@ from wald.work.requests import OwnerGone, ask
 timeout_option = duration_option("--timeout", "10s", "How long to wait for the owner of the group.", seconds_min=0.1)
 
 
-@group.command("release")
+@click.command("release")
 @route_argument
 @group_argument
 @click.argument("consumer")
@@ -73,7 +73,7 @@ def release(
         click.echo(f"{route}/{group}: taken back from {consumer}: {_records(records)}")
 
 
-@group.command("skip")
+@click.command("skip")
 @route_argument
 @group_argument
 @click.argument("records", metavar="FIRST[..LAST]")
@@ -107,7 +107,7 @@ def skip(root: Path, route: str, group: str, records: str, why: str, timeout: fl
         click.echo(f"{route}/{group}: skipped: {_records(skipped)} of {records}")
 
 
-@group.command("remove")
+@click.command("remove")
 @route_argument
 @group_argument
 @root_option

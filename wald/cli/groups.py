@@ -14,6 +14,7 @@ from wald.answers.groups import FoundGroup, found_groups, group_fields, with_lag
 from wald.answers.pending import pending_fields
 from wald.answers.work import count_of
 from wald.cli.group_tables import SHOWN, dead_table, one_line, out_table, waiting_table
+from wald.cli.lazy_group import LazyCommand, LazyGroup
 from wald.cli.options import count_option, json_option, of_consumer_option, root_option, route_argument
 from wald.cli.output import aligned, json_line
 from wald.errors import Damaged
@@ -34,7 +35,18 @@ _COLUMNS = ("ROUTE", "GROUP", "OWNER", "DONE TO", "READ TO", "OPEN", "OUT", "WAI
 _NUMERIC = tuple(range(2, len(_COLUMNS)))
 
 
-@click.group()
+_CHANGES = "wald.cli.group_changes"
+_COMMANDS = {
+    "list": LazyCommand(__name__, "list_", "List work groups with their owners and positions."),
+    "pending": LazyCommand(__name__, "pending", "Show which worker has which records, and what waits."),
+    "release": LazyCommand(_CHANGES, "release", "Release the records that a worker has leased."),
+    "remove": LazyCommand(_CHANGES, "remove", "Remove a work group with its cursor and its journal."),
+    "show": LazyCommand(__name__, "show", "Show one work group: owner, position, open records."),
+    "skip": LazyCommand(_CHANGES, "skip", "Mark records that no worker can process as done."),
+}
+
+
+@click.group(cls=LazyGroup, lazy=_COMMANDS)
 def group() -> None:
     """Inspect work groups, and unblock a stuck one.
 
@@ -47,7 +59,7 @@ def group_argument(function: click.decorators.FC) -> click.decorators.FC:
     return click.argument("group", callback=lambda _ctx, _parameter, name: check_group(name))(function)
 
 
-@group.command("list")
+@click.command("list")
 @click.argument("route", required=False, callback=lambda _ctx, _parameter, name: name and check_route(name))
 @root_option
 @json_option
@@ -87,7 +99,7 @@ def _row(log: Log, found: FoundGroup, now_ns: int) -> tuple[str, ...]:
     return (seen.file.route, seen.file.group, owner, *numbers, age, ", ".join(notes))
 
 
-@group.command("show")
+@click.command("show")
 @route_argument
 @group_argument
 @root_option
@@ -263,7 +275,7 @@ def _only_waits(found: FoundGroup) -> str:
     return f"nothing before {utc(min(due))}, when the next record is due{starting}"
 
 
-@group.command("pending")
+@click.command("pending")
 @route_argument
 @group_argument
 @root_option

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 import wald
-from wald.answers.positions import head_fields, where_fields
 from wald.cli.options import json_option, root_option
 from wald.cli.output import json_line
 from wald.cli.times import check_span, now, time_option, warn_of_wrong_times
@@ -16,19 +16,24 @@ from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import check_route
 from wald.format.times import nanoseconds, utc
 from wald.hints import command_line
-from wald.log import Log
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.segments.view import State
-from wald.store.writing.lives import no_daemon
 
-EXITS = {
-    State.NEVER_ISSUED: NotFound.exit_code,
-    State.SKIPPED: NotFound.exit_code,
-    State.UNKNOWN: NotFound.exit_code,
-    State.QUARANTINED: Damaged.exit_code,
-    State.LOST: Damaged.exit_code,
+if TYPE_CHECKING:
+    from wald.log import Log
+    from wald.store.files.directory import Root
+    from wald.store.segments.view import State
+
+_EXIT_CODES = {
+    "never-issued": NotFound.exit_code,
+    "skipped": NotFound.exit_code,
+    "unknown": NotFound.exit_code,
+    "quarantined": Damaged.exit_code,
+    "lost": Damaged.exit_code,
 }
+
+
+def exit_code(state: State) -> int:
+    """Return the exit code that reports the state of a record."""
+    return _EXIT_CODES.get(state.value, 0)
 
 
 @click.command()
@@ -44,6 +49,8 @@ def head(root: Path, as_json: bool) -> None:
             hint=f"{command_line(root, 'run')}, or send it a record if it runs",
         )
     if as_json:
+        from wald.answers.positions import head_fields
+
         click.echo(json_line("head", head_fields(log.root, found)))
     else:
         click.echo(
@@ -70,6 +77,9 @@ def where(
     With --since: show whether all records of that time are here, and where the others are. The exit code is 0 if they
     are, 12 if some were reclaimed, and 4 if some are damaged or lost.
     """
+    from wald.answers.positions import where_fields
+    from wald.store.segments.view import State
+
     log = wald.open(root)
     if (sequence is None) == (since is None) or (since is None and (route is not None or until is not None)):
         message = "where takes a SEQUENCE, or --since with --until and --route"
@@ -90,9 +100,9 @@ def where(
         if found.bundle is not None and found.state is not State.ARCHIVED:
             lines.append(f"  also in bundle {found.bundle}, member {found.member or 'not known'}")
         click.echo("\n".join(lines))
-        return EXITS.get(found.state, 0)
+        return exit_code(found.state)
     click.echo(json_line("where", where_fields(found)))
-    return EXITS.get(found.state, 0)
+    return exit_code(found.state)
 
 
 def _coverage(log: Log, route: str | None, since: datetime, until: datetime | None, *, as_json: bool) -> int:
@@ -118,6 +128,9 @@ def _coverage(log: Log, route: str | None, since: datetime, until: datetime | No
 
 def warn_without_daemon(root: Root) -> None:
     """Report on stderr that no daemon runs, and how the last one ended."""
+    from wald.store.files.disk import Disk
+    from wald.store.writing.lives import no_daemon
+
     if message := no_daemon(root, Disk()):
         click.echo(f"{message}\n  hint: {command_line(root.path, 'run')}", err=True)
 

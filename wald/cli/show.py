@@ -13,7 +13,7 @@ import wald
 from wald.answers.fields import segment_fields, time_fields
 from wald.cli.options import json_option, root_option
 from wald.cli.output import aligned, json_line
-from wald.cli.positions import EXITS
+from wald.cli.positions import exit_code
 from wald.cli.streams import write_stdout
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.record import Record
@@ -95,7 +95,7 @@ def _nowhere(log: Log, found: Whereabouts, archive: str | None) -> NotFound | Da
             message += ", which is no directory"
     elif found.bundle is not None:
         message += "; that bundle is not there"
-    if EXITS.get(found.state) == Damaged.exit_code:
+    if exit_code(found.state) == Damaged.exit_code:
         return Damaged(message, hint=f"{command_line(log.root.path, 'verify')} reports all damage")
     naming = command_line(log.root.path, f"show {found.sequence} --archive DIR")
     return NotFound(message, hint=f"{looking} --json has all that is known; {naming} looks into an archive")

@@ -14,10 +14,9 @@ import click
 
 import wald
 from wald.answers.fields import time_fields
-from wald.cli.cursors import cursor
 from wald.cli.options import group_option, json_option, of_consumer_option, root_option, route_argument
 from wald.cli.output import aligned, json_line
-from wald.cli.positions import EXITS
+from wald.cli.positions import exit_code
 from wald.cli.streams import stdout_is_a_report
 from wald.errors import Damaged, NotFound, NotPermitted, Refused
 from wald.format.names import CONSUMERS, SKIPS
@@ -91,7 +90,7 @@ def _lost_behind(log: Log, route: str, sequence: int) -> int:
     return count([loss.begun for loss in History(log.root).losses(sequence + 1, head)], wanted).records
 
 
-@cursor.command("show")
+@click.command("show")
 @route_argument
 @root_option
 @group_option
@@ -158,7 +157,7 @@ def _records(count: int) -> str:
     return f"{count} record{'s' * (count != 1)}"
 
 
-@cursor.command("skip")
+@click.command("skip")
 @route_argument
 @click.argument("sequence", type=int)
 @root_option
@@ -258,7 +257,7 @@ def _skippable(log: Log, found: Cursor, sequence: int, *, through: bool) -> tupl
         first, last = first or batch.first_sequence, batch.last_sequence
         records += batch.count
     if last != sequence:
-        if damage and EXITS.get(log.where(sequence).state) == Damaged.exit_code:
+        if damage and exit_code(log.where(sequence).state) == Damaged.exit_code:
             raise _damaged(log, found, sequence, damage[-1])
         message = f"record {sequence} is no record of route {route} that group {found.group} has still to process"
         raise NotFound(message, hint=showing)

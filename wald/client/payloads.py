@@ -10,8 +10,6 @@ from datetime import datetime
 from itertools import accumulate, groupby
 
 from wald.errors import InvalidInput
-from wald.format.columns import decode, encode
-from wald.format.not_before import check_number, with_not_before
 from wald.format.protocol import Publish, parse_request
 from wald.format.times import nanoseconds, require_nanoseconds
 
@@ -86,6 +84,8 @@ def encode_columns(
 
     Within a payload, either all records have a time or none does.
     """
+    from wald.format.columns import encode
+
     for part in _parts(values, times_ns, keys, headers):
         times = None if times_ns is None else [time_ns for time_ns in times_ns[part] if time_ns is not None]
         yield encode(
@@ -98,6 +98,8 @@ def encode_columns(
 
 def records_in(line: bytes, payload: bytes | memoryview) -> int:
     """How many records a request carries."""
+    from wald.format.columns import decode
+
     request = parse_request(line)
     if not isinstance(request, Publish):
         return 0
@@ -164,6 +166,8 @@ def _event_time_ns(time: object) -> int | None:
 
 
 def _due_ns(due: Time) -> int:
+    from wald.format.not_before import check_number
+
     due_ns = _time_ns(due)
     if isinstance(due, datetime):
         return due_ns
@@ -174,6 +178,8 @@ def _due_ns(due: Time) -> int:
 
 
 def _as_json(headers: object, due: Time | None) -> bytes | None:
+    from wald.format.not_before import with_not_before
+
     if headers is None and due is None:
         return None
     given = {} if headers is None else headers

@@ -19,12 +19,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from wald.client.payloads import Time, Value, encode_values, frames
 from wald.client.session import SOCKET_NAME, Durable, Session
 from wald.errors import InvalidInput, NotFound, Refused
 from wald.format.names import check_route
+
+if TYPE_CHECKING:
+    from wald.client.payloads import Time, Value
 
 _IDENTITY_NAME = "log.json"
 
@@ -141,6 +143,8 @@ class Producer:
                 not_before=[time.time_ns() + 300 * 10**9, None],
             )
         """
+        from wald.client.payloads import encode_values
+
         check_route(route)
         payloads = encode_values(values, keys=keys, times=times, headers=headers, not_before=not_before)
         self._publish_all(route, payloads, columns=True)
@@ -164,6 +168,8 @@ class Producer:
             DiskFailure: the daemon has had too little space for ``retry_for`` seconds.
             Unavailable: no daemon for that long, or one that does not answer, or the route is over its quota.
         """
+        from wald.client.payloads import frames
+
         check_route(route)
         if not columns and payload[-1:] != b"\n":
             raise InvalidInput(

@@ -13,13 +13,15 @@ import ctypes
 import errno
 import fcntl
 import os
-import secrets
 import stat
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from wald.format.batch import Buffer
 from wald.store.files.making import make_directory, make_file, open_or_make_file
+
+if TYPE_CHECKING:
+    from wald.format.batch import Buffer
 
 _IOV_MAX = 1024  # what Linux takes in one gather-write
 _KEEP_SIZE = 1
@@ -276,7 +278,7 @@ class Disk:
         while True:
             # A unique name: containers share process ids, and one process would publish the unfinished file of
             # another.
-            temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
+            temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}.tmp")
             try:
                 descriptor = self.create(temporary)
             except OSError as error:

@@ -24,7 +24,6 @@ from wald.format.head import Head
 from wald.format.names import Kind, segment_name
 from wald.store.files.directory import Root
 from wald.store.files.identity import read_identity
-from wald.store.files.lines import Lines
 from wald.store.files.regular import read_object
 from wald.store.segments.head import readable_head
 
@@ -192,6 +191,8 @@ def _begins_before(report: Mapping[str, Any], seen: Seen, root: Root) -> bool:
 
 def _is_repaired(root: Root, seen: Seen) -> bool:
     """Return True if a repair has since made the segment of ``seen`` again, maybe shorter; an older copy lacks that."""
+    from wald.store.files.lines import Lines
+
     with suppress(Damaged):
         # "last" is base - 1 if only pieces of records are left in it
         for line in Lines(root.ledger / "segments.jsonl").about(seen.segment - 1, seen.segment):

@@ -9,14 +9,15 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wald.format.times import utc
 from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
+from wald.store.files.locks import is_held
 from wald.store.files.regular import read_object
-from wald.store.files.uptime import boot_id
-from wald.store.writing.lock import is_held, is_hidden, signature
+
+if TYPE_CHECKING:
+    from wald.store.files.disk import Disk
 
 STOPPED = "stopped"
 _SIGNED = ("epoch", "pid", "host", "started")
@@ -63,6 +64,8 @@ def signed(root: Root) -> dict[str, object]:
     The lock file says it; to a user who may not open that, the report of the life. Before the start has written its
     report, such a user knows only when the lock was taken.
     """
+    from wald.store.writing.lock import is_hidden, signature
+
     if not is_hidden(root):
         return signature(root)
     taken_ns = os.stat(root.lock).st_mtime_ns
@@ -136,12 +139,14 @@ def no_daemon(root: Root, disk: Disk) -> str:
     """Says that no daemon runs and how the last one ended; "" if one runs, or records came without one."""
     if not os.path.lexists(root.lock):
         return "" if os.path.lexists(root.head) else "no daemon runs: none has run on this log"
-    if is_held(root, disk):
+    if is_held(root.lock, disk):
         return ""
     return f"no daemon runs: {last_end(root) or 'the last one ended before it had recovered the log'}"
 
 
 def _ending(report: dict[str, Any]) -> str:
+    from wald.store.files.uptime import boot_id
+
     who = f"the last one (epoch {report.get('epoch')})"
     how, at_ns = report.get("ended"), report.get("ended_at_ns")
     if how and isinstance(at_ns, int):
