@@ -54,7 +54,8 @@ class Life:
     def append(self, count: int, route: str = "r") -> None:
         """One turn with a batch."""
         self.now += 0.01
-        placed = commit(self.built, [draft(RECORD % 0 * count, route=Route.named(route))]).batches
+        placed = [draft(RECORD % 0 * count, route=Route.named(route))]
+        commit(self.built, placed)
         self.quotas.count(placed, self.built.writer.base_sequence)
         if route == "r":
             self.records += range(placed[0].base_sequence, placed[0].last_sequence + 1)
@@ -172,7 +173,8 @@ def test_many_small_turns_are_counted_once(life: Life) -> None:
 def test_the_rest_of_a_record_belongs_to_it(life: Life) -> None:
     for payload, count, flags in ((b"x" * 600, 1, Flag.CONTINUED), (b"x" * 600 + b"\n", 0, Flag.CONTINUES)):
         rest = Draft(Route.named("r"), [payload], len(payload), count, flags=int(flags), continues=1 - count)
-        life.quotas.count(commit(life.built, [rest]).batches, life.built.writer.base_sequence)
+        commit(life.built, [rest])
+        life.quotas.count([rest], life.built.writer.base_sequence)
     assert life.over() == 1201
     life.set_cursor(1)
     assert life.over() == 0

@@ -151,8 +151,24 @@ def test_a_segment_says_which_version_wrote_it(tmp_path: Path) -> None:
 def test_it_is_known_beforehand_what_introducing_peers_takes(tmp_path: Path) -> None:
     """So that a segment is cut before it, and does not overshoot."""
     built = Built(tmp_path / "log")
-    drafts = sent(CURL, BASH, CURL)
-    before, foretold = built.writer.position, built.writer.introduction_bytes(drafts)
-    commit(built, drafts)
-    assert built.writer.position - before == sum(each.total_bytes for each in drafts) + foretold
-    assert (foretold > 0, built.writer.introduction_bytes(drafts)) == (True, 0)
+    for each, introduced in ((sent(CURL)[0], True), (sent(BASH)[0], True), (sent(CURL)[0], False)):
+        before, foretold = built.writer.position, built.writer.needed_bytes(each)
+        assert (foretold > each.total_bytes) == introduced
+        commit(built, [each])
+        assert built.writer.position - before == foretold
+
+
+def test_as_many_drafts_are_placed_as_fit_a_segment_with_the_introductions_of_their_peers(tmp_path: Path) -> None:
+    built = Built(tmp_path / "log", segment_max_bytes=4096)
+    drafts = sent(CURL, BASH, CURL, payload=b"x" * 1500 + b"\n")
+    placed = built.writer.place(drafts, limited=True)
+    assert [(each.introduces, each.peer) for each in placed] == [
+        (True, CURL),
+        (False, CURL),
+        (True, BASH),
+        (False, BASH),
+    ]
+    assert placed[-1].position + placed[-1].total_bytes <= 4096 < placed[-1].position + 2 * placed[-1].total_bytes
+    assert len(built.writer.place(drafts)) == 5
+    huge = sent(BASH, CURL, payload=b"x" * 9000 + b"\n")
+    assert [each.peer for each in built.writer.place(huge, limited=True)] == [BASH, BASH]

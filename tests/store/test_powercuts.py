@@ -40,11 +40,11 @@ class Recorded(Built):
         return [Draft(Route.named(f"r{at}"), [each + b"\n"], len(each) + 1, 1) for at, each in enumerate(lines)]
 
     def turn(self, batches: int) -> None:
-        self.writer.commit(self.writer.place(self.drafts(batches), now_ns=self.now_ns))
+        self.writer.commit(self.writer.place(self.drafts(batches)), now_ns=self.now_ns)
         self.publish()
 
     def is_killed_before_the_sync(self, batches: int) -> None:
-        self.writer._write(self.writer.place(self.drafts(batches), now_ns=self.now_ns))
+        self.writer._write(self.writer.place(self.drafts(batches)), self.now_ns)
         self.crash()
 
 
@@ -83,7 +83,7 @@ def failures(base: Path, disk: RecordingDisk) -> None:
     for batches in (0, 2):
         if batches:
             built.turn(batches)
-        built.writer._write(built.writer.place(built.drafts(2), now_ns=built.now_ns))
+        built.writer._write(built.writer.place(built.drafts(2)), built.now_ns)
         built.writer.failed = True
         built.writer.replace(now_ns=built.now_ns)
         built.turn(2)

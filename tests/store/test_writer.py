@@ -79,10 +79,10 @@ class TestPlaces:
     def test_placing_changes_nothing(self, tmp_path: Path) -> None:
         built = with_some_records(tmp_path / "log", TracingDisk())
         before, steps = in_memory(built.writer), len(built.disk.steps)  # type: ignore[attr-defined]
-        first = built.writer.place([draft(b"a\nb\n"), draft(b"c\n")], now_ns=built.now_ns)
-        assert built.writer.place([draft(b"a\nb\n"), draft(b"c\n")], now_ns=built.now_ns).end == first.end
-        assert [placed.base_sequence for placed in first.batches] == [5, 7]
-        assert [placed.last_sequence for placed in first.batches] == [6, 7]
+        first = built.writer.place([draft(b"a\nb\n"), draft(b"c\n")])
+        assert built.writer.place([draft(b"a\nb\n"), draft(b"c\n")]) == first
+        assert [placed.base_sequence for placed in first] == [5, 7]
+        assert [placed.last_sequence for placed in first] == [6, 7]
         assert (in_memory(built.writer), len(built.disk.steps)) == (before, steps)  # type: ignore[attr-defined]
 
     def test_a_cut_segment_ends_with_its_last_batch_and_the_active_one_is_allocated(self, tmp_path: Path) -> None:
@@ -366,6 +366,6 @@ def test_a_draft_knows_what_it_takes(tmp_path: Path) -> None:
     built = Built(tmp_path / "log")
     before = built.writer.position
     made = draft(b"12345\n")
-    placement = commit(built, [made])
-    assert placement.end - before == made.total_bytes == HEADER.size + 8 + 8 + TRAILER.size
+    commit(built, [made])
+    assert built.writer.position - before == made.total_bytes == HEADER.size + 8 + 8 + TRAILER.size
     assert Root(built.root.path).segment(1, Kind.RAW).stat().st_size == 1 << 20

@@ -22,7 +22,7 @@ from wald.store.files.routes import add_route
 from wald.store.files.uptime import Moment
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.view import View, read_view
-from wald.store.writing.drafts import Draft, Placement, Route
+from wald.store.writing.drafts import Draft, Route
 from wald.store.writing.recovery import recover
 from wald.store.writing.sealer import remove_temporaries, seal
 from wald.store.writing.writer import Writer
@@ -140,11 +140,10 @@ class Built:
             add_route(self.root, self.disk, route)
         self.now_ns += SECOND_NS
         draft = Draft(Route.named(route), [payload], len(payload), count, encoding, flags, continues)
-        placement = self.writer.place([draft], now_ns=self.now_ns)
-        self.writer.commit(placement)
+        self.writer.commit(self.writer.place([draft]), now_ns=self.now_ns)
         if publish:
             self.publish()
-        return placement.batches[0].base_sequence
+        return draft.base_sequence
 
     def publish(self) -> None:
         """Move the head to what has been committed, in place as the daemon does."""
@@ -208,10 +207,8 @@ def draft(payload: bytes, *, producer: tuple[int, int] = (0, 0), route: Route = 
     return Draft(route, [payload], len(payload), count, producer_id=producer[0], producer_sequence=producer[1])
 
 
-def commit(built: Built, drafts: list[Draft], *, publish: bool = True) -> Placement:
+def commit(built: Built, drafts: list[Draft], *, publish: bool = True) -> None:
     """Append drafts in one write."""
-    placement = built.writer.place(drafts, now_ns=built.now_ns)
-    built.writer.commit(placement)
+    built.writer.commit(built.writer.place(drafts), now_ns=built.now_ns)
     if publish:
         built.publish()
-    return placement

@@ -28,7 +28,7 @@ from wald.store.files.clock import ClockStep, add_step
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk, free_bytes
 from wald.store.files.inplace import InPlaceFile
-from wald.store.writing.drafts import Draft, Placed, Placement
+from wald.store.writing.drafts import Draft
 from wald.store.writing.lock import Lock, root_gone
 from wald.store.writing.room import Cause, Room, Sizes
 from wald.store.writing.writer import Writer
@@ -47,10 +47,10 @@ class Full(DiskFailure):
 class Sources(Protocol):
     """The sources that act when their bytes go to disk and when they are there."""
 
-    def before_write(self, placement: Placement) -> None:
+    def before_write(self, drafts: Sequence[Draft], segment: int) -> None:
         """The bytes are about to be written."""
 
-    def after_sync(self, placement: Placement) -> list[str]:
+    def after_sync(self, drafts: Sequence[Draft]) -> list[str]:
         """The bytes are durable; returns messages about what went wrong with them since."""
 
 
@@ -116,15 +116,16 @@ class Committer:
         )
 
     def commit(self, turn: Turn) -> None:
-        """Make every draft of ``turn`` durable; ``turn.placed`` grows as they are.
+        """Make every draft of ``turn`` durable; ``turn.committed`` grows as they are.
 
         Raises:
             Full: not all of them; commit the same turn again when there is room.
             DiskFailure: not all of them, and there will be no later.
             Locked: another daemon has taken the root over.
         """
-        while (done := len(turn.placed)) < len(turn.drafts):
-            turn.placed += self._commit(self._group(turn.drafts[done:]))
+        while turn.committed < len(turn.drafts):
+            drafts = turn.drafts[turn.committed :] if turn.committed else turn.drafts
+            turn.committed += self._commit(drafts)
 
     def cut(self) -> bool:
         """Cut the active segment if it holds a record; False if it does not, or if there is no room for the next.
@@ -288,38 +289,31 @@ class Committer:
     def close(self) -> None:
         self._head.close()
 
-    def _group(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
-        """Those of ``drafts`` that go into the active segment, which is cut before it would overshoot."""
-        if self.writer.overshoots(drafts[0].total_bytes + self.writer.introduction_bytes(drafts[:1])):
+    def _commit(self, drafts: Sequence[Draft]) -> int:
+        """Commit the drafts that fit the active segment, which is cut if the first does not fit; return how many."""
+        writer = self.writer
+        if writer.overshoots(writer.needed_bytes(drafts[0])):
             self.cut()
-        end = self.writer.position + drafts[0].total_bytes + self.writer.introduction_bytes(drafts)
-        for count, draft in enumerate(drafts[1:], start=1):
-            end += draft.total_bytes
-            if end > self.writer.full_at:
-                return drafts[:count]
-        return drafts
-
-    def _commit(self, drafts: Sequence[Draft]) -> Sequence[Placed]:
         started = time.monotonic()
         self._metrics.waiting_since = self._metrics.waiting_since or started
         # Before the write too: an old writer must not append to a segment that is complete for the new one.
         self._require_lock()
         self.keep_name()
         self.leave_truncated()
-        placement = self._write(drafts)
+        placed = self._write(drafts)
         self._require_lock()
         self._refused = False
         self._publish()
-        for message in self._sources.after_sync(placement):
+        for message in self._sources.after_sync(placed):
             self._journal.error("pipe", what=message)
         now = time.monotonic()
-        self._count(placement, now, now - started)
-        return placement.batches
+        return self._count(placed, now, now - started)
 
-    def _write(self, drafts: Sequence[Draft]) -> Placement:
+    def _write(self, drafts: Sequence[Draft]) -> list[Draft]:
+        placed = self.writer.place(drafts, limited=True)
         try:
             if not self.writer.failed:
-                return self._attempt(drafts)
+                return self._attempt(placed)
         except OSError as error:
             if not self.writer.failed:  # nothing was written: another segment would change nothing
                 raise self._failure(self._root.transfers, error) from error
@@ -328,7 +322,7 @@ class Committer:
         try:
             self.writer.replace(now_ns=time.time_ns())
             self._publish()
-            return self._attempt(drafts)
+            return self._attempt(self.writer.place([draft for draft in placed if not draft.introduces]))
         except OSError as error:
             raise self._failure(self._root.segments, error) from error
 
@@ -380,25 +374,26 @@ class Committer:
         writer.abandon()
         return DiskFailure(message, hint=hint)
 
-    def _attempt(self, drafts: Sequence[Draft]) -> Placement:
-        placement = self.writer.place(drafts, now_ns=time.time_ns())
-        self._sources.before_write(placement)
-        self.writer.commit(placement)
-        return placement
+    def _attempt(self, placed: list[Draft]) -> list[Draft]:
+        self._sources.before_write(placed, self.writer.base_sequence)
+        self.writer.commit(placed, now_ns=time.time_ns())
+        return placed
 
     def _require_lock(self) -> None:
         if not self._lock.is_ours():
             self.writer.abandon()
             raise self._lock.loss(self._root)
 
-    def _count(self, placement: Placement, now: float, seconds: float) -> None:
+    def _count(self, placed: Sequence[Draft], now: float, seconds: float) -> int:
+        """Count what was committed; return how many drafts, introductions excluded."""
         metrics = self._metrics
-        records = payload_bytes = 0
-        for placed in placement.batches:
-            draft = placed.draft
-            records += draft.count
-            payload_bytes += draft.payload_bytes
-        written_bytes = placement.end - placement.position
+        count = records = payload_bytes = 0
+        for draft in placed:
+            if not draft.introduces:
+                count += 1
+                records += draft.count
+                payload_bytes += draft.payload_bytes
+        written_bytes = self.writer.position - placed[0].position
         metrics.turns += 1
         metrics.records += records
         metrics.payload_bytes += payload_bytes
@@ -412,6 +407,7 @@ class Committer:
         if self._filled_at is None and self.writer.advanced:
             # Jitter only shortens: many logs started together do not cut together, and none is cut late.
             self._filled_at, self._age_share = now, 1 - random.random() * self._config.segment_age_jitter  # noqa: S311
+        return count
 
     def _cut_at(self) -> float:
         """When the active segment is due by its age, on the monotonic clock."""

@@ -260,7 +260,7 @@ class Connections:
     def reply(self, turn: Turn) -> None:
         """After the commit: send each connection the sequences of its records."""
         self._recorded = self._recorded or bool(turn.drafts)
-        self._answer(lambda ticket: ok(*turn.sequences(ticket)))
+        self._answer(lambda ticket: ok(*ticket.sequences()))
 
     def refuse(self, code: Code, message: str) -> None:
         """The turn could not be committed: refuse all records that were in it."""
@@ -361,6 +361,8 @@ class Connections:
         before = connection.wanted_events
         try:
             sent = connection.socket.send(data) if data else 0
+            if sent == len(data) and not (connection.unsent or connection.closing) and connection.waits_for is None:
+                return  # as nearly always: nothing else has changed
         except BlockingIOError:
             sent = 0
         except OSError:  # the peer is gone; what the reply says is in the log all the same

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 
 from wald.daemon.fifos import Fifos, OpenPipe, require_other
 from wald.daemon.pipe_calls import Scratch, held_bytes
@@ -25,7 +25,7 @@ from wald.format.peers import FIFO, STDIN
 from wald.settings import Config
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
-from wald.store.writing.drafts import Draft, Placed, Placement, Route
+from wald.store.writing.drafts import Draft, Route
 from wald.systemd import Systemd
 
 PIPES_MAX = 1024  # slots in the transfers file; the first is stdin's
@@ -240,20 +240,21 @@ class Intake:
             elif not (pipe.ready or pipe.waits):
                 del self._awake[pipe]
 
-    def before_write(self, placement: Placement) -> None:
+    def before_write(self, drafts: Sequence[Draft], segment: int) -> None:
         """As :class:`wald.daemon.committer.Sources`."""
-        placed_here = list(_from_pipes(placement))
-        if placed_here:
+        from_pipes = [(draft.source, draft) for draft in drafts if isinstance(draft.source, Pipe)]
+        if from_pipes:
             self._transfers.restore()
-        for pipe, placed in placed_here:
-            pipe.before_write(placed, placement.segment)
+        for pipe, draft in from_pipes:
+            pipe.before_write(draft, segment)
 
-    def after_sync(self, placement: Placement) -> list[str]:
+    def after_sync(self, drafts: Sequence[Draft]) -> list[str]:
         """As :class:`wald.daemon.committer.Sources`."""
         wrong = []
-        for pipe, placed in _from_pipes(placement):
-            wrong.append(pipe.after_sync(placed))
-            (self._inside.add if pipe.inside_record else self._inside.discard)(pipe)
+        for draft in drafts:
+            if isinstance(pipe := draft.source, Pipe):
+                wrong.append(pipe.after_sync(draft))
+                (self._inside.add if pipe.inside_record else self._inside.discard)(pipe)
         return [message for message in wrong if message]
 
     def release_writing_ends(self) -> None:
@@ -427,7 +428,3 @@ class Intake:
             relay=opened.relay,
             peer=STDIN if opened.is_stdin else FIFO,
         )
-
-
-def _from_pipes(placement: Placement) -> Iterator[tuple[Pipe, Placed]]:
-    return ((placed.draft.source, placed) for placed in placement.batches if isinstance(placed.draft.source, Pipe))

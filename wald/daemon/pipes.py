@@ -24,7 +24,7 @@ from wald.daemon.turn import Arena
 from wald.format.batch import Flag
 from wald.format.peers import FIFO, NOT_KNOWN
 from wald.format.transfers import Transfer
-from wald.store.writing.drafts import Draft, Placed, Route
+from wald.store.writing.drafts import Draft, Route
 
 PAUSE_MAX_SECONDS = 1.0  # between checks of an unfinished line
 
@@ -136,20 +136,18 @@ class Pipe:
         ):
             self.ready = self._stalled = True
 
-    def before_write(self, placed: Placed, segment: int) -> None:
-        """Record where the bytes that are still in the pipe will stand in the log."""
-        draft = placed.draft
+    def before_write(self, draft: Draft, segment: int) -> None:
+        """Record the place in the log for which the bytes that are still in the pipe are meant."""
         if draft.payload:
             first = draft.payload[0][0]
-            transfer = Transfer(self.route.name, self.file[1], draft.payload_bytes, segment, placed.position, first)
+            transfer = Transfer(self.route.name, self.file[1], draft.payload_bytes, segment, draft.position, first)
             self._transfers.write(self.slot, transfer)
 
-    def after_sync(self, placed: Placed) -> str:
+    def after_sync(self, draft: Draft) -> str:
         """Take the bytes, which are in the log, out of the pipe; returns what went wrong, "" if nothing did."""
-        draft = placed.draft
         taken = self._consume(draft.payload_bytes) if draft.payload else 0
         if draft.flags & Flag.CONTINUED:
-            self._open_sequence = placed.last_sequence if draft.count else draft.continues
+            self._open_sequence = draft.last_sequence if draft.count else draft.continues
             self._open_bytes += draft.payload_bytes
         else:
             self._open_sequence = self._open_bytes = 0

@@ -29,7 +29,7 @@ from wald.settings import Config, RouteLimits
 from wald.store.files.directory import Root
 from wald.store.files.listing import list_segments
 from wald.store.retention.cursors import Cursor, SlowestCursor
-from wald.store.writing.drafts import Placed
+from wald.store.writing.drafts import Draft
 
 _LOOK_SECONDS = 0.25  # between looks at a route that is over its quota
 _AGAIN_SECONDS = 0.02  # before a look that is not finished goes on, and while the indexes are read
@@ -126,13 +126,13 @@ class Quotas:
         """When :meth:`look` has something to do, on the monotonic clock."""
         return self._look_at if self._suspects or self._thread is not None else None
 
-    def count(self, placed: Sequence[Placed], base: int) -> None:
+    def count(self, drafts: Sequence[Draft], base: int) -> None:
         """Count what a turn has written; ``base`` is that of the segment that is active now."""
         if not self._any:
             return
-        for each in placed:
-            limits = self._limits_of(each.draft.route.name)
-            if limits is not None and each.draft.payload_bytes:
+        for each in drafts:
+            limits = self._limits_of(each.route.name)
+            if limits is not None and each.payload_bytes:
                 self._add(each, limits, base)
         self._base = base
 
@@ -246,9 +246,8 @@ class Quotas:
             self._limits[route] = limits if _quota(limits) else None
         return self._limits[route]
 
-    def _add(self, placed: Placed, limits: RouteLimits, base: int) -> None:
-        draft, route = placed.draft, placed.draft.route.name
-        first, last = placed.base_sequence, placed.last_sequence
+    def _add(self, draft: Draft, limits: RouteLimits, base: int) -> None:
+        route, first, last = draft.route.name, draft.base_sequence, draft.last_sequence
         if not draft.count:  # the rest of a record
             first = last = draft.continues
         unread = self._unread.get(route)

@@ -201,7 +201,7 @@ class Service:
         try:
             self._committer.commit(turn)
         except Full:
-            if self._config.on_full == "reject" and not turn.placed:
+            if self._config.on_full == "reject" and not turn.committed:
                 self._held_turn = None
                 self._connections.refuse(Code.FULL, "the disk is full")
             else:
@@ -211,7 +211,7 @@ class Service:
             self._connections.refuse(Code.FAILED, "the daemon stops")
             raise
         self._held_turn = None
-        self._quotas.count(turn.placed, self._writer.base_sequence)
+        self._quotas.count(turn.drafts, self._writer.base_sequence)
         self._connections.reply(turn)
 
     def _serve_without_disk(self, held: Turn, events: list[tuple[int, int]], now: float) -> None:

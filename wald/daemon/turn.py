@@ -8,12 +8,13 @@ are durable.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from wald.daemon.spooling import Spooling
 from wald.format.batch import Buffer, Encoding, Flag
 from wald.format.protocol import Code, ProtocolError, Publish
 from wald.format.state import Producers, Written
-from wald.store.writing.drafts import Draft, Placed, Route, Sender
+from wald.store.writing.drafts import Draft, Route, Sender
 
 ARENA_BYTES = 4 << 20  # several pipe chunks; at a millisecond a turn more would not be faster
 
@@ -39,28 +40,32 @@ class Arena:
         self.used = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """A claim on ``count`` records from ``offset`` on in the turn's draft number ``draft``."""
+class Ticket(NamedTuple):
+    """A claim on ``records`` records of ``draft``, the first of which is number ``offset``."""
 
-    draft: int
+    draft: Draft
     offset: int
-    count: int
+    records: int
+
+    def sequences(self) -> tuple[int, int]:
+        """Return the first and the last sequence, after the commit."""
+        first = self.draft.base_sequence + self.offset
+        return first, first + self.records - 1
 
 
 @dataclass(slots=True)
 class Turn:
-    """The drafts of one round of the loop, and after the commit where each of them stands.
+    """The drafts of one round of the loop.
 
     Attributes:
-        placed: parallel to ``drafts``; empty before the commit.
+        committed: how many of ``drafts`` are durable.
     """
 
     producers: Producers
     drafts: list[Draft] = field(default_factory=list)
-    placed: list[Placed] = field(default_factory=list)
+    committed: int = 0
     payload_bytes: int = 0
-    _merging: dict[tuple[str, Sender], int] = field(default_factory=dict)
+    _merging: dict[tuple[str, Sender], Draft] = field(default_factory=dict)
     _published: dict[int, dict[int, Ticket]] = field(default_factory=dict)
 
     @property
@@ -68,22 +73,20 @@ class Turn:
         """The routes on which a record is left open."""
         return frozenset(draft.route.name for draft in self.drafts if draft.flags & Flag.CONTINUED)
 
-    def add(self, draft: Draft) -> int:
-        """Take a source's own batch; returns its number in ``drafts``."""
+    def add(self, draft: Draft) -> None:
+        """Add a source's own batch."""
         self.drafts.append(draft)
         self.payload_bytes += draft.payload_bytes
-        return len(self.drafts) - 1
 
     def publish_lines(self, route: Route, payload: Buffer, count: int, peer: Sender) -> Ticket:
         """Take lines without a producer; they join the peer's batch of this turn on the route."""
-        number = self._merging.get((route.name, peer), -1)
+        draft = self._merging.get((route.name, peer))
         length = len(payload)
-        if number < 0:
-            draft = Draft(route, [payload], length, count, peer=peer)
-            number = self._merging[route.name, peer] = self.add(draft)
-            return Ticket(number, 0, count)
-        draft = self.drafts[number]
-        ticket = Ticket(number, draft.count, count)
+        if draft is None:
+            draft = self._merging[route.name, peer] = Draft(route, [payload], length, count, peer=peer)
+            self.add(draft)
+            return Ticket(draft, 0, count)
+        ticket = Ticket(draft, draft.count, count)
         draft.payload.append(payload)
         draft.payload_bytes += length
         draft.count += count
@@ -123,19 +126,16 @@ class Turn:
         )
         if spooling is not None:
             draft.spool, draft.body_checksum = spooling.descriptor, spooling.body_checksum
+        ticket = Ticket(draft, 0, count)
         if not producer_id:
-            return Ticket(self.add(draft), 0, count)
+            self.add(draft)
+            return ticket
         if known := self._known(draft):
             return known
         self._check_order(producer_id, number, request.seen)
-        ticket = Ticket(self.add(draft), 0, count)
+        self.add(draft)
         self._published.setdefault(producer_id, {})[number] = ticket
         return ticket
-
-    def sequences(self, ticket: Ticket) -> tuple[int, int]:
-        """First and last sequence of a ticket, after the commit."""
-        first = self.placed[ticket.draft].base_sequence + ticket.offset
-        return first, first + ticket.count - 1
 
     def _known(self, draft: Draft) -> Ticket | Written | None:
         """Return the result of the batch that this one repeats; None if it is new."""
@@ -144,7 +144,7 @@ class Turn:
         known = here or self.producers.find(producer_id, number)
         if known is None:
             return None
-        before = known.fingerprint if isinstance(known, Written) else self.drafts[known.draft].fingerprint
+        before = known.fingerprint if isinstance(known, Written) else known.draft.fingerprint
         if before != draft.fingerprint:
             raise ProtocolError(Code.CONFLICT, f"batch {number} of this producer is already another one")
         return known

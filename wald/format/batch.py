@@ -92,10 +92,7 @@ OUTSIDE_BYTES = _HEADER_BYTES + _TRAILER_BYTES  # of a batch, around its body
 
 
 class BatchHeader(NamedTuple):
-    """The decoded 64 bytes. A tuple, because one is made for every batch that is read.
-
-    Where speed matters, a plain tuple of the same fields is used instead (:data:`Fields`).
-    """
+    """The decoded 64 bytes. A tuple, because one is made for every batch."""
 
     body_checksum: int
     payload_bytes: int
@@ -161,10 +158,6 @@ class BatchHeader(NamedTuple):
         return self.flags & (_CONTROL | _DROPPED) == _CONTROL and not self.peer
 
 
-Fields = tuple[int, int, int, int, int, int, int, int, int, int, int, int]
-"""The fields of a :class:`BatchHeader`, in their order."""
-
-
 def padded(length: int) -> int:
     """``length`` rounded up to a multiple of 8."""
     return (length + ALIGNMENT - 1) & ~(ALIGNMENT - 1)
@@ -180,7 +173,7 @@ def route_prefix(route: bytes) -> bytes:
     return route + _ZEROS[: padded(len(route)) - len(route)]
 
 
-def encode(header: Fields, prefix: bytes, payload: Sequence[Buffer], seed: int) -> list[Buffer]:
+def encode(header: BatchHeader, prefix: bytes, payload: Sequence[Buffer], seed: int) -> list[Buffer]:
     """The buffers of one batch, ready for a gather-write; the payload is not copied.
 
     Args:

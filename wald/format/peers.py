@@ -15,6 +15,7 @@ was written together with it. So a segment says of itself who sent what is in it
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import NamedTuple
 
 NOT_KNOWN, FIFO, STDIN = 0, 1, 2
@@ -39,8 +40,9 @@ class Peer(NamedTuple):
     process: str
 
 
+@lru_cache(maxsize=256)  # for the length, and again for the batch
 def encode_peer(peer: Peer) -> bytes:
-    """The payload that introduces ``peer``."""
+    """Return the payload that introduces ``peer``."""
     line = {"user": peer.user, "pid": peer.pid, "process": peer.process}
     return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 

@@ -32,7 +32,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
-from wald.format.batch import BatchHeader, Fields, Flag
+from wald.format.batch import BatchHeader, Flag
 from wald.format.checksum import crc32c
 
 VERSION = 1
@@ -142,7 +142,7 @@ class LogState:
     producers: Producers = field(default_factory=Producers)
     previous: Ending | None = field(default=None, compare=False)
 
-    def apply(self, header: Fields, route: str, dropped: Mapping[str, int] | None = None) -> None:
+    def apply(self, header: BatchHeader, route: str, dropped: Mapping[str, int] | None = None) -> None:
         """Add the next batch of the log. A control batch adds only its append time: its payload is a state.
 
         One in the place of dropped batches adds their sequences, and ends the records that may have ended in them.
@@ -164,11 +164,11 @@ class LogState:
         if count:
             self.routes[route] = end - 1
         if flags & _CONTINUED:
-            self.open_records[route] = BatchHeader._make(header).open_sequence
+            self.open_records[route] = header.open_sequence
         elif self.open_records:
             self.open_records.pop(route, None)
         if producer_id:
-            self.producers.add(producer_id, Written.of(BatchHeader._make(header)))
+            self.producers.add(producer_id, Written.of(header))
 
 
 def still_open(open_records: Mapping[str, int], dropped: Mapping[str, int] | None) -> dict[str, int]:

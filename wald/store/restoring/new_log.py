@@ -136,7 +136,7 @@ class NewLog:
         draft = self._draft(batch)
         if writer.overshoots(draft.total_bytes):
             self._cut(writer, batch.append_time_ns)
-        writer.commit(writer.place([draft], now_ns=batch.append_time_ns))
+        writer.commit(writer.place([draft]), now_ns=batch.append_time_ns)
 
     def finish(self) -> None:
         """Seal what is not sealed, and make the directory a log.
@@ -189,7 +189,7 @@ class NewLog:
             flags = int(Flag.CONTROL | Flag.DROPPED)
             dropped = Draft(_NO_ROUTE, [bytes(count)], count, count, Encoding.CONTROL, flags)
             if not writer.overshoots(dropped.total_bytes):
-                writer.commit(writer.place([dropped], now_ns=writer.state.append_time_ns))
+                writer.commit(writer.place([dropped]), now_ns=writer.state.append_time_ns)
                 return
         writer.state.next_sequence = batch.first
         self._cut(writer, batch.append_time_ns)

@@ -1,7 +1,7 @@
 """The active segment, its cut and sealing, and what a start repairs.
 
 blanks      files that segments are made in
-drafts      batches that wait to be written, and their places
+drafts      batches on their way to disk
 examination  the facts about the newest raw segment
 floor       above all sequences given out
 lives       how the lives of the daemon ended

@@ -1,11 +1,10 @@
-"""Drafts are batches that wait to be written. A commit gives each of them its place in the log."""
+"""A draft is a batch on its way to disk. The writer gives it its place in the log."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from wald.format.batch import OUTSIDE_BYTES, Buffer, Encoding, Fields, Flag, checksum_body, padded, route_prefix
+from wald.format.batch import OUTSIDE_BYTES, BatchHeader, Buffer, Encoding, Flag, checksum_body, padded, route_prefix
 from wald.format.peers import NOT_KNOWN, Peer, encode_peer
 from wald.format.state import fingerprint
 
@@ -31,7 +30,7 @@ Sender = Peer | int
 
 @dataclass(slots=True)
 class Draft:
-    """One batch before it has a place in the log.
+    """One batch on its way to disk.
 
     Attributes:
         payload: the buffers; empty where ``spool`` holds the payload.
@@ -41,6 +40,10 @@ class Draft:
         spool: descriptor of the file that holds a payload too large for memory.
         source: the pipe or connection that sent it.
         peer: who sent it.
+        introduces: True for the control batch that gives ``peer`` its number in the segment.
+        position: in the segment; this and the next two are set by :meth:`wald.store.writing.writer.Writer.place`.
+        base_sequence: sequence of the first record that begins in it.
+        peer_number: number of ``peer`` in the segment.
     """
 
     route: Route
@@ -56,6 +59,10 @@ class Draft:
     spool: int | None = None
     source: object = None
     peer: Sender = NOT_KNOWN
+    introduces: bool = False
+    position: int = 0
+    base_sequence: int = 0
+    peer_number: int = NOT_KNOWN
 
     def checksum(self) -> int:
         """The checksum of the body, computed once."""
@@ -78,58 +85,34 @@ class Draft:
         """The length of the batch in the segment."""
         return OUTSIDE_BYTES + len(self.route.prefix) + padded(self.payload_bytes)
 
-
-class Placed(NamedTuple):
-    """A draft with its place: ``position`` in the segment, and the sequence of the first record that begins in it."""
-
-    draft: Draft
-    position: int
-    base_sequence: int
-
     @property
     def last_sequence(self) -> int:
-        return self.base_sequence + self.draft.count - 1
+        return self.base_sequence + self.count - 1
 
-    def header(self, append_time_ns: int, epoch: int, flags: int, peer: int) -> Fields:
-        """The header that is written, with ``flags`` besides those of the draft, and the number of its peer."""
-        draft, _, base_sequence = self
-        checksum = draft.body_checksum
-        if checksum is None:  # this is faster than draft.checksum(), and nothing asks again
-            checksum = checksum_body(draft.route.prefix, draft.payload, draft.payload_bytes)
-        return (
-            checksum,
-            draft.payload_bytes,
-            base_sequence,
-            append_time_ns,
-            draft.producer_id,
-            draft.continues or draft.producer_sequence,
-            draft.count,
-            epoch,
-            draft.encoding,
-            int(draft.flags) | flags,  # flags are slow to combine
-            draft.route.name_bytes,
-            peer,
+    def header(self, append_time_ns: int, epoch: int, flags: int) -> BatchHeader:
+        """Return the header to write; ``flags`` are added to those of the draft."""
+        checksum = self.body_checksum
+        if checksum is None:  # this is faster than self.checksum(), and nothing asks again
+            checksum = checksum_body(self.route.prefix, self.payload, self.payload_bytes)
+        return BatchHeader._make(
+            (
+                checksum,
+                self.payload_bytes,
+                self.base_sequence,
+                append_time_ns,
+                self.producer_id,
+                self.continues or self.producer_sequence,
+                self.count,
+                epoch,
+                self.encoding,
+                int(self.flags) | flags,  # flags are slow to combine
+                self.route.name_bytes,
+                self.peer_number,
+            )
         )
 
 
-class Placement(NamedTuple):
-    """What one commit will write.
-
-    Attributes:
-        introductions: the control batches that go in front of the others: the peers that are new to the segment.
-        peers: the numbers of these.
-    """
-
-    segment: int
-    position: int
-    end: int
-    append_time_ns: int
-    introductions: tuple[Placed, ...]
-    batches: tuple[Placed, ...]
-    peers: dict[Sender, int]
-
-
 def introduction(peer: Peer) -> Draft:
-    """The control batch that gives ``peer`` its number."""
+    """Return the control batch that gives ``peer`` its number."""
     payload = encode_peer(peer)
-    return Draft(_NO_ROUTE, [payload], len(payload), 0, Encoding.CONTROL, Flag.CONTROL, peer=peer)
+    return Draft(_NO_ROUTE, [payload], len(payload), 0, Encoding.CONTROL, Flag.CONTROL, peer=peer, introduces=True)

@@ -1,8 +1,8 @@
 """The writer of the active segment. No other code appends to the log or cuts a segment.
 
-    placed = writer.place(drafts, now_ns=…)   where each batch will stand; nothing has happened yet
-    writer.commit(placed)                     one gather-write, one fdatasync; then it is durable
-    writer.cut(now_ns=…)                      the segment is complete; the next one is active
+    placed = writer.place(drafts)        gives each draft its place; nothing is written yet
+    writer.commit(placed, now_ns=…)      one gather-write, one fdatasync; then it is durable
+    writer.cut(now_ns=…)                 the segment is complete; the next one is active
 
 State in memory changes only after the write and the sync have succeeded. After an OSError from either, the descriptor
 is never written or synced again (:attr:`Writer.failed`). :meth:`Writer.replace` truncates the file to its durable
@@ -16,17 +16,17 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 import time
 from collections.abc import Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
+from typing import TypeGuard
 
 from wald.format.batch import (
     BatchHeader,
     Buffer,
     Encoding,
-    Fields,
     Flag,
     checksum_body,
     encode,
@@ -42,7 +42,7 @@ from wald.store.files.inodes import Name
 from wald.store.segments.indexes import SparseIndexWriter, find_index
 from wald.store.segments.raw import FIRST_BATCH, RawFile
 from wald.store.writing.blanks import Blanks
-from wald.store.writing.drafts import Draft, Placed, Placement, Sender, introduction
+from wald.store.writing.drafts import Draft, Sender, introduction
 from wald.store.writing.room import Room
 
 _U32 = 0xFFFFFFFF
@@ -125,60 +125,77 @@ class Writer:
         """Whether the segment must be cut before ``total_bytes`` more are written."""
         return self.position + total_bytes > self.full_at and self.advanced
 
-    def place(self, drafts: Sequence[Draft], *, now_ns: int) -> Placement:
-        """The places of ``drafts``, in their order. Nothing is written."""
+    def place(self, drafts: Sequence[Draft], *, limited: bool = False) -> list[Draft]:
+        """Give drafts their places in the segment; nothing is written.
+
+        Args:
+            limited: stop at the first draft, except for the very first, that would make the segment too long.
+
+        Returns:
+            the placed drafts in their order, each new peer with its introduction in front of its first draft.
+        """
         position, sequence = self.position, self.state.next_sequence
-        batches, introductions = [], []
-        peers: dict[Sender, int] = {}
-        for peer in self._newcomers(drafts):
-            introductions.append(Placed(introduction(peer), position, sequence))
-            peers[peer] = number_of(position)
-            position += introductions[-1].draft.total_bytes
+        full_at = self.full_at if limited else sys.maxsize
+        peers, introduced = self._peers, dict[Sender, int]()
+        placed: list[Draft] = []
         for draft in drafts:
-            batches.append(Placed(draft, position, sequence))
+            peer, start = draft.peer, len(placed)
+            number = peers.get(peer)
+            if number is None and (number := introduced.get(peer)) is None:
+                number = NOT_KNOWN
+                if self._is_new(peer):
+                    first = introduction(peer)
+                    first.position, first.base_sequence = position, sequence
+                    first.peer_number = number = introduced[peer] = number_of(position)
+                    placed.append(first)
+                    position += first.total_bytes
+            draft.position, draft.base_sequence, draft.peer_number = position, sequence, number
             position += draft.total_bytes
+            if position > full_at and start:
+                del placed[start:]
+                break
+            placed.append(draft)
             sequence += draft.count
-        time_ns = max(now_ns, self.state.append_time_ns)
-        placed = (tuple(introductions), tuple(batches))
-        return Placement(self.base_sequence, self.position, position, time_ns, *placed, peers)
+        return placed
 
-    def introduction_bytes(self, drafts: Sequence[Draft]) -> int:
-        """The length of what introduces those of the peers of ``drafts`` that are new to the segment."""
-        return sum(introduction(peer).total_bytes for peer in self._newcomers(drafts))
+    def needed_bytes(self, draft: Draft) -> int:
+        """Return how much longer ``draft`` makes the segment, the introduction of its peer included."""
+        if draft.peer not in self._peers and self._is_new(draft.peer):
+            return introduction(draft.peer).total_bytes + draft.total_bytes
+        return draft.total_bytes
 
-    def _newcomers(self, drafts: Sequence[Draft]) -> list[Peer]:
-        """The peers of ``drafts`` that have no number in the segment; none if they could not have one any more."""
-        new = {draft.peer: None for draft in drafts if draft.peer not in self._peers}
-        return [peer for peer in new if isinstance(peer, Peer)] if new and self.position < _NUMBERED_BYTES else []
+    def _is_new(self, peer: Sender) -> TypeGuard[Peer]:
+        """Return True if ``peer``, which has no number in the segment, can get a number."""
+        return isinstance(peer, Peer) and self.position < _NUMBERED_BYTES
 
-    def commit(self, placement: Placement) -> None:
-        """Write the batches and sync them.
+    def commit(self, placed: Sequence[Draft], *, now_ns: int) -> None:
+        """Write the drafts that :meth:`place` returned, and sync them.
 
         Raises:
             OSError: the batches are not durable. In memory only :attr:`failed` has changed.
         """
         assert not self.failed, "the descriptor must not be used again"
+        time_ns = max(now_ns, self.state.append_time_ns)
         try:
-            headers = self._write(placement)
+            headers = self._write(placed, time_ns)
             if self.sync_commits:
                 self._sync()
         except OSError:
             self.failed = True
             raise
         self.unsynced = not self.sync_commits
-        self.position = placement.end
-        self._remember(placement, headers)
+        self.position = placed[-1].position + placed[-1].total_bytes
+        self._remember(placed, headers, time_ns)
 
-    def _write(self, placement: Placement) -> list[Fields]:
+    def _write(self, placed: Sequence[Draft], time_ns: int) -> list[BatchHeader]:
         """Write the batches; returns their headers."""
-        headers: list[Fields] = []
+        headers: list[BatchHeader] = []
         pending: list[Buffer] = []
-        start, time_ns, epoch, salt = placement.position, placement.append_time_ns, self.epoch & _U32, self._salt
-        peers = self._peers | placement.peers if placement.peers else self._peers
+        start, epoch, salt = placed[0].position, self.epoch & _U32, self._salt
         flags = 0 if self.unsynced else int(Flag.BARRIER)
-        for placed in chain(placement.introductions, placement.batches):
-            draft, position, _ = placed
-            header = placed.header(time_ns, epoch, flags, peers.get(draft.peer, NOT_KNOWN))
+        for draft in placed:
+            position = draft.position
+            header = draft.header(time_ns, epoch, flags)
             flags = 0
             headers.append(header)
             buffers = encode(header, draft.route.prefix, draft.payload, seed(salt, position))
@@ -332,17 +349,17 @@ class Writer:
             self._index.close()
         self._blanks.close()
 
-    def _remember(self, placement: Placement, headers: list[Fields]) -> None:
-        apply, time_ns, index = self.state.apply, placement.append_time_ns, self._index
-        if placement.peers:
-            if len(self._peers) > _PEERS_MAX:  # those who are still there are introduced again
-                self._peers = dict(_NO_PEERS)
-            self._peers |= placement.peers
-        headers = headers[len(placement.introductions) :]
-        for (draft, position, base_sequence), header in zip(placement.batches, headers, strict=True):
+    def _remember(self, placed: Sequence[Draft], headers: list[BatchHeader], time_ns: int) -> None:
+        apply, index = self.state.apply, self._index
+        if len(self._peers) > _PEERS_MAX and any(draft.introduces for draft in placed):
+            self._peers = dict(_NO_PEERS)  # those who are still there are introduced again
+        for draft, header in zip(placed, headers, strict=True):
+            if draft.introduces:
+                self._peers[draft.peer] = draft.peer_number
+                continue
             apply(header, draft.route.name)
             if index is not None:
-                index.add(base_sequence, position, time_ns)
+                index.add(draft.base_sequence, draft.position, time_ns)
 
     def _complete(self) -> None:
         """Truncate the active segment to its true length."""
