@@ -271,6 +271,27 @@ def _no_such_setting(nearest: list[str], help_command: str) -> str:
     return f"did you mean {nearest[0]!r}?" if nearest else f"{help_command} lists every setting"
 
 
+def _daemon_cannot_start(root: Path, error: OSError) -> str:
+    return (
+        f"{room_commands(root, error=error)}; ls -ld {root}; "
+        f"{command_line(root, program='wald-reclaim')} makes room without it"
+    )
+
+
+def _disk_failed(root: Path, segments: Path, error: OSError) -> str:
+    return f"{room_commands(segments, error=error)}; dmesg; then {command_line(root, 'verify')} and start again"
+
+
+def _head_cannot_be_written(root: Path, head: Path, error: OSError) -> str:
+    return f"ls -l {head}; {room_commands(root, error=error)}; then start again"
+
+
+def _stdin_beside_fifo(fifo: Path) -> str:
+    import shlex
+
+    return f"--stdin with another route, or write to the FIFO: producer > {shlex.quote(str(fifo))}"
+
+
 PROGRAMS = {"wald": "wald", "wald_reclaim": "wald-reclaim", "wald_drain": "wald-drain"}
 
 TEMPLATES: dict[str, str | Callable[..., str]] = {
@@ -411,4 +432,25 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "setting-misplaced": "move {key} {home}",
     "fifo-mode-too-open": 'mode = "{mode:04o}", or no writers',
     "address-is-not-free": 'use a free "127.0.0.1:PORT"',
+    # a daemon that runs
+    "daemon-cannot-start": _daemon_cannot_start,
+    "disk-failed": _disk_failed,
+    "head-cannot-be-written": _head_cannot_be_written,
+    "segments-unmounted": "findmnt -T {segments}; mount it again, or move it back; then start again",
+    "active-segment-gone": "df -h {segments}; make room, or put back what was moved away; then {wald} verify",
+    "records-of-truncated-segment": "{wald} verify shows which",
+    "disk-too-small": "WALD_SEGMENT_MAX_BYTES={segment} WALD_FREE_SPACE_MIN={reserve}",
+    "route-retired": "{wald} route add {route} takes it back",
+    "route-over-quota": "{wald} explain",
+    "stdin-beside-fifo": _stdin_beside_fifo,
+    "stdin-feeds-route": "use another route",
+    "stdin-is-no-pipe": "producer | {wald} run --stdin {route}",
+    "fifo-of-two-routes": "{wald} route add {route} --fifo",
+    "fifo-replaced": "end the producers of a FIFO before it is replaced",
+    "too-many-fifos": "use the socket",
+    "cannot-listen": "WALD_SOCKET=PATH sets another, of at most {limit} bytes; ls -ld {directory} {path}",
+    "socket-replaced": "fuser {path}; ls -l {path}; remove it, and the daemon makes its socket again",
+    "socket-of-systemd-gone": "systemctl restart wald.socket",
+    "sockets-of-another-kind": "leave one ListenStream=PATH in the socket unit, and no Accept=yes",
+    "settings-of-a-socket-of-systemd": "systemctl edit wald.socket: ListenStream=, SocketMode=",
 }

@@ -22,7 +22,7 @@ from wald.daemon.turn import Turn
 from wald.errors import DISK_FULL, DiskFailure
 from wald.format.head import LINE_BYTES, Head, encode_head
 from wald.format.times import utc
-from wald.hints import command_line, room_commands
+from wald.hints import hint_for
 from wald.settings import Config
 from wald.store.files.clock import ClockStep, add_step
 from wald.store.files.directory import Root
@@ -242,7 +242,7 @@ class Committer:
             path=str(path),
             what="; ".join(lost) or "the end of a long record may be lost",
             next="the log continues in a new segment",
-            hint=f"{command_line(self._root.path, 'verify')} shows which",
+            hint=hint_for("records-of-truncated-segment", root=self._root.path),
         )
         return True
 
@@ -266,7 +266,10 @@ class Committer:
             raise DiskFailure(
                 f"{self._root.segments}: {error.strerror}: the free space cannot be read; nothing unacknowledged was "
                 "kept, nothing acknowledged is lost",
-                hint=self._hint(error),
+                case="disk-failed",
+                root=self._root.path,
+                segments=self._root.segments,
+                error=error,
             ) from error
 
     def has_room(self, *, wanted_bytes: int | None) -> bool:
@@ -330,49 +333,57 @@ class Committer:
         """Return the error for a turn that the disk refused: :class:`Full` if the turn is retried."""
         where = error.filename or path
         if error.errno in DISK_FULL:
-            return self._refuse(f"{where}: {error.strerror}", self._hint(error))
+            self._wait_for_room()
+            return Full(
+                f"{where}: {error.strerror}",
+                case="disk-failed",
+                root=self._root.path,
+                segments=self._root.segments,
+                error=error,
+            )
         return DiskFailure(
             f"{where}: {error.strerror}; nothing unacknowledged was kept, nothing acknowledged is lost",
-            hint=self._hint(error),
+            case="disk-failed",
+            root=self._root.path,
+            segments=self._root.segments,
+            error=error,
         )
 
-    def _hint(self, error: OSError) -> str:
-        looking = room_commands(self._root.segments, error=error)
-        return f"{looking}; dmesg; then {command_line(self._root.path, 'verify')} and start again"
-
-    def _refuse(self, message: str, hint: str) -> Full:
+    def _wait_for_room(self) -> None:
         self._refused, self._full_until = True, time.monotonic() + _FULL_SECONDS
         self._report_room(degraded=True)
-        return Full(message, hint=hint)
 
     def _unnamed(self, error: OSError) -> DiskFailure:
         """The active segment could not be named again: :class:`Full` where that is tried again."""
         writer, now = self.writer, time.monotonic()
         first, self._unnamed_at = self._unnamed_at is None, self._unnamed_at or now
         records = writer.state.next_sequence - writer.base_sequence
+        is_full = error.errno in DISK_FULL
+        kind = Full if is_full or now - self._unnamed_at < _NAME_PATIENCE_SECONDS else DiskFailure
         if error.errno == errno.ESTALE:
-            message = (
+            failure = kind(
                 f"{self._root.segments}: the directory was unmounted or replaced; acknowledged records are still in "
-                "the original directory; the daemon accepts no more"
+                "the original directory; the daemon accepts no more",
+                case="segments-unmounted",
+                segments=self._root.segments,
             )
-            hint = f"findmnt -T {self._root.segments}; mount it again, or move it back; then start again"
         else:
-            message = (
+            failure = kind(
                 f"{writer.path}: the active segment was removed or replaced and cannot be restored ({error}); its "
-                f"{records} records starting at sequence {writer.base_sequence} are lost when the daemon exits"
-            )
-            hint = (
-                f"df -h {self._root.segments}; make room, or put back what was moved away; "
-                f"then {command_line(self._root.path, 'verify')}"
+                f"{records} records starting at sequence {writer.base_sequence} are lost when the daemon exits",
+                case="active-segment-gone",
+                root=self._root.path,
+                segments=self._root.segments,
             )
         if first:
-            self._journal.error("active segment removed or replaced", what=message, next="tried again", hint=hint)
-        if error.errno in DISK_FULL:
-            return self._refuse(message, hint)
-        if now - self._unnamed_at < _NAME_PATIENCE_SECONDS:
-            return Full(message, hint=hint)
-        writer.abandon()
-        return DiskFailure(message, hint=hint)
+            self._journal.error(
+                "active segment removed or replaced", what=failure.message, next="tried again", hint=failure.hint
+            )
+        if is_full:
+            self._wait_for_room()
+        if kind is DiskFailure:
+            writer.abandon()
+        return failure
 
     def _attempt(self, placed: list[Draft]) -> list[Draft]:
         self._sources.before_write(placed, self.writer.base_sequence)
@@ -430,8 +441,9 @@ class Committer:
         cause = Cause.REFUSED if self._refused else self._room.cause(self._free_bytes)
         if cause != self._degraded_by:
             self._degraded_by = metrics.degraded_by = cause
-            hint = cause.hint(self._root.path)
-            self._journal.error("disk full: input waits", degraded_by=cause, **numbers, hint=hint)
+            self._journal.error(
+                "disk full: input waits", degraded_by=cause, **numbers, hint=cause.hint(self._root.path)
+            )
 
     def _report_held(self, wanted_bytes: int | None) -> None:
         """Report once that a request waits for room while there is room for others."""
@@ -440,8 +452,7 @@ class Committer:
             return
         cause = self._room.cause(self._free_bytes - wanted_bytes)
         numbers = {"wanted": wanted_bytes, "free": self._free_bytes, "needed": self._needed_bytes}
-        hint = cause.hint(self._root.path)
-        self._journal.warning("request waits for room", because=cause, **numbers, hint=hint)
+        self._journal.warning("request waits for room", because=cause, **numbers, hint=cause.hint(self._root.path))
 
     def _publish(self) -> None:
         head = self.head
@@ -451,7 +462,10 @@ class Committer:
         except OSError as error:
             raise DiskFailure(
                 f"{self._root.head}: {error.strerror}: the head cannot be written",
-                hint=f"ls -l {self._root.head}; {room_commands(self._root.path, error=error)}; then start again",
+                case="head-cannot-be-written",
+                root=self._root.path,
+                head=self._root.head,
+                error=error,
             ) from error
         self._metrics.head_sequence = head.sequence
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import shlex
 import stat
 import sys
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,6 @@ from pathlib import Path
 
 from wald.daemon.pipe_calls import Relay, file_of, open_fifo, open_stdin
 from wald.errors import InvalidInput, WaldError
-from wald.hints import command_line
 from wald.settings import Config
 from wald.store.files.directory import Root
 from wald.store.files.fifos import found_files, found_words, has_fifo, is_displaced, make_fifo, same_fifo_words
@@ -57,11 +55,10 @@ def take_stdin(root: Root, config: Config, route: str) -> OpenPipe:
     if has_fifo(root, route) or (route in config.routes and config.routes[route].fifo):
         raise InvalidInput(
             f"{root.fifo(route)}: the route has a FIFO, and lines from stdin would be mixed with its lines",
-            hint=f"--stdin with another route, or write to the FIFO: producer > {shlex.quote(str(root.fifo(route)))}",
+            case="stdin-beside-fifo",
+            fifo=root.fifo(route),
         )
-    descriptor, held, relay = open_stdin(
-        sys.stdin, hint=f"producer | {command_line(root.path, f'run --stdin {route}')}"
-    )
+    descriptor, held, relay = open_stdin(sys.stdin, root.path, route)
     return OpenPipe(route, descriptor, held, is_stdin=True, relay=relay)
 
 
@@ -138,7 +135,9 @@ class Fifos:
         if other != route:
             raise InvalidInput(
                 same_fifo_words(self._root, path, self._root.fifo(other)),
-                hint=command_line(self._root.path, f"route add {route} --fifo"),
+                case="fifo-of-two-routes",
+                root=self._root.path,
+                route=route,
             )
         given = self._systemd.take(file)
         if given is not None:
@@ -209,4 +208,4 @@ def require_other(route: str, stdin_route: str) -> None:
         InvalidInput: stdin feeds the route.
     """
     if route == stdin_route:
-        raise InvalidInput(f"route {route}: stdin feeds it, so its FIFO is not read", hint="use another route")
+        raise InvalidInput(f"route {route}: stdin feeds it, so its FIFO is not read", case="stdin-feeds-route")

@@ -381,7 +381,7 @@ class Intake:
         """Watch a pipe."""
         if not (opened.is_stdin or self._free_slots):
             os.close(opened.descriptor)
-            raise InvalidInput(f"route {opened.route}: more than {PIPES_MAX - 1} FIFOs", hint="use the socket")
+            raise InvalidInput(f"route {opened.route}: more than {PIPES_MAX - 1} FIFOs", case="too-many-fifos")
         if not (opened.is_stdin or opened.handed_over):
             self._systemd.keep(opened.route, opened.descriptor)
         number = _STDIN_SLOT if opened.is_stdin else self._free_slots.pop()

@@ -91,7 +91,7 @@ class Listener:
         try:
             if self._is_systemds:
                 message = f"{path}: the socket that systemd made was {how}, and no program can connect"
-                raise InvalidInput(message, hint="systemctl restart wald.socket")
+                raise InvalidInput(message, case="socket-of-systemd-gone")
             if found is not None:
                 _require_dead(path)
             self.socket = listen(path, self._mode, replace=found is not None)
@@ -155,7 +155,7 @@ def inherited(sockets: Sequence[socket.socket]) -> socket.socket | None:
             names = ", ".join(str(each.getsockname()) for each in sockets)
             raise InvalidInput(
                 f"systemd handed over {names}: wald takes one unix socket",
-                hint="leave one ListenStream=PATH in the socket unit, and no Accept=yes",
+                case="sockets-of-another-kind",
             )
     return sockets[0] if sockets else None
 
@@ -258,8 +258,9 @@ def _require_dead(path: Path) -> None:
         is_socket = os.path.lexists(path) and stat.S_ISSOCK(path.lstat().st_mode)
         if found not in (errno.ECONNREFUSED, errno.ENOENT) or not is_socket:
             message = f"{path}: the socket was replaced by {'another' if is_socket else 'a file'}"
-            hint = f"fuser {path}; ls -l {path}; remove it, and the daemon makes its socket again"
-            raise InvalidInput(f"{message}, and no program can connect to this daemon", hint=hint)
+            raise InvalidInput(
+                f"{message}, and no program can connect to this daemon", case="socket-replaced", path=path
+            )
 
 
 def process_name(process: int) -> str:
@@ -276,5 +277,10 @@ def _is_systemd(process: int) -> bool:
 
 
 def _refusal(path: Path, reason: str) -> InvalidInput:
-    hint = f"WALD_SOCKET=PATH sets another, of at most {_PATH_MAX_BYTES} bytes; ls -ld {path.parent} {path}"
-    return InvalidInput(f"{path}: cannot listen ({reason})", hint=hint)
+    return InvalidInput(
+        f"{path}: cannot listen ({reason})",
+        case="cannot-listen",
+        path=path,
+        directory=path.parent,
+        limit=_PATH_MAX_BYTES,
+    )

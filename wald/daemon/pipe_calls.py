@@ -180,11 +180,8 @@ def open_fifo(path: Path) -> tuple[int, bool]:
     return descriptor, was_enlarged(descriptor) or writer is not None
 
 
-def open_stdin(stdin: TextIO | None, *, hint: str) -> tuple[int, bool, Relay | None]:
+def open_stdin(stdin: TextIO | None, root: Path, route: str) -> tuple[int, bool, Relay | None]:
     """The pipe behind stdin, with a relay in front of it if stdin is a file.
-
-    Args:
-        hint: what to type if stdin is neither.
 
     Returns:
         the descriptor, whether the pipe can have outlived the last life of the daemon, and the relay.
@@ -199,4 +196,4 @@ def open_stdin(stdin: TextIO | None, *, hint: str) -> tuple[int, bool, Relay | N
     if stat.S_ISREG(mode):
         relay = Relay(descriptor)
         return relay.reader, False, relay
-    raise InvalidInput("stdin is neither a pipe nor a file", hint=hint)
+    raise InvalidInput("stdin is neither a pipe nor a file", case="stdin-is-no-pipe", root=root, route=route)

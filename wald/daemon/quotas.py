@@ -24,7 +24,7 @@ from structlog.typing import FilteringBoundLogger
 from wald.daemon.metrics import Metrics
 from wald.daemon.unread import Stretch, Unread, slowest, unread_before
 from wald.errors import Damaged
-from wald.hints import command_line
+from wald.hints import hint_for
 from wald.settings import Config, RouteLimits
 from wald.store.files.directory import Root
 from wald.store.files.listing import list_segments
@@ -282,8 +282,12 @@ class Quotas:
         before, self.over[over.route] = self.over.get(over.route), over
         if (before is None or not before.group) and now >= self._report_at.get(over.route, 0.0):
             self._report_at[over.route] = now + _REPORT_SECONDS
-            hint = command_line(self._root.path, "explain")
-            self._journal.warning("route over quota", what=over.message, policy=over.policy.value, hint=hint)
+            self._journal.warning(
+                "route over quota",
+                what=over.message,
+                policy=over.policy.value,
+                hint=hint_for("route-over-quota", root=self._root.path),
+            )
 
 
 class _Bases:

@@ -20,7 +20,6 @@ from wald.daemon.start import Parts, sizes_in_force, wanted_routes, wants_fifo, 
 from wald.daemon.turn import Arena, Turn
 from wald.errors import DiskFailure, NotPermitted, WaldError, wrong_type
 from wald.format.protocol import Code
-from wald.hints import command_line, room_commands
 from wald.settings import Config
 
 _FULL_SECONDS = 0.25  # between checks of a full disk
@@ -54,8 +53,9 @@ def run(
                 raise misplaced from error
             raise DiskFailure(
                 f"{error.filename or path}: {error.strerror}: the daemon cannot start",
-                hint=f"{room_commands(path, error=error)}; ls -ld {path}; "
-                f"{command_line(path, program='wald-reclaim')} makes room without it",
+                case="daemon-cannot-start",
+                root=path,
+                error=error,
             ) from error
         service.loop()
         service.stop()
@@ -131,11 +131,12 @@ class Service:
         lost = self._intake.lost(failed=failure is not None)
         if not lost:
             return None
-        reason = failure.message if failure else "the FIFO was replaced, and a producer still writes to the old one"
-        hint = failure.hint if failure else "end the producers of a FIFO before it is replaced"
+        cause = failure or WaldError(
+            "the FIFO was replaced, and a producer still writes to the old one", case="fifo-replaced"
+        )
         message = "unread bytes in replaced or unattended pipes are lost"
-        self._journal.error(message, routes=lost, reason=reason, hint=hint)
-        return type(failure or WaldError(""))(f"{reason}; {message} ({', '.join(lost)})", hint=hint)
+        self._journal.error(message, routes=lost, reason=cause.message, hint=cause.hint)
+        return type(cause)(f"{cause.message}; {message} ({', '.join(lost)})", hint=cause.hint)
 
     # One turn.
 

@@ -32,7 +32,7 @@ from wald.daemon.turn import Turn
 from wald.exposition import Endpoint
 from wald.format.segment import pack_version
 from wald.format.times import utc
-from wald.hints import command_line, hint_for
+from wald.hints import hint_for
 from wald.settings import Config, RouteConfig, effective_settings
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk, total_bytes
@@ -322,8 +322,12 @@ def report_unused(config: Config, socket: str, journal: FilteringBoundLogger) ->
     if config.socket_mode != Config().socket_mode:
         unused["socket_mode"] = f"{config.socket_mode:04o}"
     if unused:
-        hint = "systemctl edit wald.socket: ListenStream=, SocketMode="
-        journal.warning("systemd has made the socket: settings do not apply", socket=socket, unused=unused, hint=hint)
+        journal.warning(
+            "systemd has made the socket: settings do not apply",
+            socket=socket,
+            unused=unused,
+            hint=hint_for("settings-of-a-socket-of-systemd"),
+        )
 
 
 def sizes_in_force(config: Config, segments: Path, journal: FilteringBoundLogger) -> Sizes:
@@ -338,7 +342,7 @@ def sizes_in_force(config: Config, segments: Path, journal: FilteringBoundLogger
             disk=total,
             wanted=wanted,
             in_force=in_force,
-            hint=" ".join(f"WALD_{name.upper()}={value}" for name, value in in_force.items()),
+            hint=hint_for("disk-too-small", segment=sizes.segment_bytes, reserve=sizes.reserve_bytes),
         )
     return sizes
 
@@ -359,8 +363,7 @@ def wanted_routes(root: Root, config: Config, journal: FilteringBoundLogger) -> 
     """The routes of the settings. One that an operator has retired is reported, and stays retired."""
     for name, route in config.routes.items():
         if root.retired(name).exists():
-            hint = f"{command_line(root.path, f'route add {name}')} takes it back"
-            journal.warning("route is retired", route=name, hint=hint)
+            journal.warning("route is retired", route=name, hint=hint_for("route-retired", root=root.path, route=name))
         else:
             yield name, route
 
