@@ -7,8 +7,7 @@ from pathlib import Path
 
 from documents.tables import table
 
-GOLDEN = Path(__file__).resolve().parents[2] / "tests/golden"
-VERSIONS = ("v2", "v1")  # what did not change in the newest is that of the one before
+GOLDEN = Path(__file__).resolve().parents[2] / "tests/golden/v1"
 
 # name of a part → the golden file, and its fields from the first byte on: how struct reads each, its name, its meaning
 LAYOUTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
@@ -157,7 +156,7 @@ LAYOUTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
 def layout(name: str) -> str:
     """The bytes of a golden file, field by field."""
     file, _, start = LAYOUTS[name][0].partition("+")
-    data, offset, rows = _newest(file).read_bytes(), int(start or 0), []
+    data, offset, rows = (GOLDEN / file).read_bytes(), int(start or 0), []
     for form, field, meaning in LAYOUTS[name][1]:
         code = form.strip("#")
         size = struct.calcsize("<" + code.replace("h", "s") if len(code) > 1 else "<" + code)
@@ -169,12 +168,7 @@ def layout(name: str) -> str:
 
 def text(name: str) -> str:
     """A golden file that is text, as it stands."""
-    return f"```text\n{_newest(name).read_text().rstrip()}\n```\n"
-
-
-def _newest(name: str) -> Path:
-    """The golden file of this name."""
-    return next(path for version in VERSIONS if (path := GOLDEN / version / name).exists())
+    return f"```text\n{(GOLDEN / name).read_text().rstrip()}\n```\n"
 
 
 def hexadecimal(data: bytes) -> str:

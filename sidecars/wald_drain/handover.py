@@ -55,7 +55,7 @@ class Handover:
         reason, tries: why the command did not process them.
         dead_letter: the route that gets them; None: they are dead letters, and each goes to where it came from.
         at_ns: when this was decided, ns since 1970. Handing over the same records again is another handover.
-        head: the last record of the log at that time; all copies come after it. 0 in a line of an older version.
+        head: the last record of the log at that time; all copies come after it.
     """
 
     after: int
@@ -75,10 +75,7 @@ class Handover:
 
 def encode_handover(handover: Handover) -> bytes:
     """The line of the file."""
-    fields = asdict(handover)
-    if not handover.head:
-        del fields["head"]
-    return encode_line(fields)
+    return encode_line(asdict(handover))
 
 
 def decode_handover(line: bytes) -> Handover | None:
@@ -246,8 +243,8 @@ def headers_of(handover: Handover, origin: Origin) -> dict[str, str]:
 
 
 def seed_of(handover: Handover, origin: Origin) -> bytes:
-    """Return a digest that is unique to a handover. It leaves out ``head``, which older versions do not have."""
-    identity = (origin.log_id.hex(), origin.route, origin.group, *astuple(handover)[:-1])
+    """Return a digest that is unique to a handover."""
+    identity = (origin.log_id.hex(), origin.route, origin.group, *astuple(handover))
     return hashlib.sha256(repr(identity).encode()).digest()
 
 

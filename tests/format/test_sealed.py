@@ -53,7 +53,7 @@ def crafted(sections: dict[str, Any], **header: int) -> bytes:
         )
         directory += struct.pack("<16sIIII", name.encode(), offset + len(bodies), len(stored), raw_bytes, checksum)
         bodies += stored
-    version, count = header.get("version", 2), header.get("count", len(sections))
+    version, count = header.get("version", 1), header.get("count", len(sections))
     fields = struct.pack("<HH16sQQQQII", version, count, bytes(16), 250, 260, header.get("raw_bytes", 1500), 3, 7, 0)
     content = b"WALDSIX1" + struct.pack("<I", crc32c(fields + directory)) + fields + directory + bodies
     return struct.pack("<II", INDEX_FRAME_MAGIC, len(content)) + content
@@ -217,8 +217,8 @@ def test_more_sections_than_there_are_bytes_are_refused() -> None:
 
 
 def test_a_newer_index_is_refused_by_its_version() -> None:
-    with pytest.raises(BadSealed, match="version 3"):
-        decode_index(crafted(GOOD, version=3))
+    with pytest.raises(BadSealed, match="version 2"):
+        decode_index(crafted(GOOD, version=2))
 
 
 def test_sections_that_overlap_are_not_copied_each() -> None:
@@ -278,23 +278,6 @@ def test_a_lying_frame_count_is_only_a_number() -> None:
     assert seek_table_bytes(footer) == 8 + 0xFFFFFFFF * 8 + 9
     with pytest.raises(BadSealed):
         decode_seek_table(bytes(8) + footer, file_bytes=1 << 40)
-
-
-OLD = {name: section for name, section in GOOD.items() if not name.startswith("route ")}
-
-
-def test_a_table_of_routes_of_the_first_version_is_read() -> None:
-    routes = b'[["web",8,250,259,700],["db",2,256,257,40]]'
-
-    assert decode_index(crafted(OLD | {"routes": routes}, version=1)).routes == INDEX.routes
-    with pytest.raises(BadSealed, match="route columns"):
-        decode_index(crafted(OLD | {"routes": routes}))
-
-
-def test_a_table_of_routes_of_the_first_version_that_lies_is_refused() -> None:
-    for routes in [b"[", b"[" * 100_000, b"[[1]]", b'[["web",1,2,3,Infinity]]', b"null", b"\xff"]:
-        with pytest.raises(BadSealed):
-            decode_index(crafted(OLD | {"routes": routes}, version=1))
 
 
 def test_segments_with_the_same_routes_share_their_names() -> None:

@@ -34,9 +34,8 @@ from wald.format.work import Start as WorkStart
 from wald.store.files.part_index import IndexBuilder
 from wald_spark.offsets import Offsets, Position, decode_offsets, encode_offsets
 
-VERSION = 2  # its folder has what version 1 has in another form
-GOLDEN = Path(__file__).parent
-FOLDER = GOLDEN / f"v{VERSION}"
+VERSION = 1
+FOLDER = Path(__file__).parent / f"v{VERSION}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +51,14 @@ class Sample:
     encode: Callable[[], bytes]
     decode: Callable[[bytes], object]
     exact: bool = True
-    version: int = 1
 
     @property
     def path(self) -> Path:
-        return GOLDEN / f"v{self.version}" / self.name
+        return FOLDER / self.name
 
 
-SEGMENT_HEADER = SegmentHeader(LOG_ID, base_sequence=250, epoch=3, created_at_ns=TIME_NS, salt=SALT, version=1)
-SEGMENT_HEADER_2 = replace(SEGMENT_HEADER, version=2, writer=pack_version("0.1.0"))
+WRITER = pack_version("0.1.0")
+SEGMENT_HEADER = SegmentHeader(LOG_ID, base_sequence=250, epoch=3, created_at_ns=TIME_NS, salt=SALT, writer=WRITER)
 PEER = Peer(1000, 4711, "caf\u00e9")
 HEAD = Head(sequence=260, segment=250, position=4096, epoch=3, at_ns=TIME_NS)
 CURSOR = CursorLines(250, LOG_ID, 3, "processed", "2026-11-21T10:00:00Z")
@@ -146,8 +144,8 @@ INDEX = sealed.SealedIndex(
     routes=[RouteEntry("web", 8, 250, 259, 700), RouteEntry("db", 2, 256, 257, 40)],
     sha256=bytes(range(32)),
     damage=[(900, 40)],
+    writer=WRITER,
 )
-INDEX_2 = replace(INDEX, writer=pack_version("0.1.0"))
 BATCHES = BatchTable(
     positions=array("Q", [64, 1000, 1100]),
     bases=array("Q", [250, 255, 256]),
@@ -238,8 +236,7 @@ def _header(
     return BatchHeader(checksum, payload, 250, TIME_NS + 250, *producer, count, 3, encoding, flags, 3, peer)
 
 
-SEGMENT_1 = segment(SEGMENT_PAYLOADS, version=1)[0]
-SEGMENT_2 = segment(SEGMENT_PAYLOADS, peer=PEER, writer=pack_version("0.1.0"))[0]
+SEGMENT = segment(SEGMENT_PAYLOADS, peer=PEER, writer=WRITER)[0]
 
 WORK: list[tuple[WorkLine, int]] = [
     (WorkStart(LOG_ID, "orders", "billing", 250, 450), 0),
@@ -274,9 +271,15 @@ SAMPLES = [
     Sample("segment-header.bin", SEGMENT_HEADER, lambda: encode_header(SEGMENT_HEADER), decode_header),
     Sample(
         "batch-lines.bin",
-        (_header(0x5092E0F6, 20, 4, producer=(0xABCDEF, 7)), "web", LINES),
-        lambda: batch(LINES, base=250, producer_id=0xABCDEF, producer_sequence=7),
+        (_header(0x5092E0F6, 20, 4, producer=(0xABCDEF, 7), peer=40), "web", LINES),
+        lambda: batch(LINES, base=250, producer_id=0xABCDEF, producer_sequence=7, peer=40),
         _batch_value,
+    ),
+    Sample(
+        "batch-peer.bin",
+        PEER,
+        lambda: peer_batch(PEER, number=40, base=250),
+        lambda data: decode_peer(_batch_value(data)[2]),
     ),
     Sample(
         "batch-piece.bin",
@@ -304,8 +307,8 @@ SAMPLES = [
     Sample("sparse-index.bin", ENTRIES, _sparse_index, _sparse_index_value),
     Sample(
         "sealed-index.bin",
-        (INDEX, BATCHES, {}),
-        lambda: sealed.encode_index(INDEX, BATCHES),
+        (INDEX, BATCHES, {40: PEER}),
+        lambda: sealed.encode_index(INDEX, BATCHES, {40: PEER}),
         _sealed_value,
         exact=False,
     ),
@@ -315,7 +318,7 @@ SAMPLES = [
         lambda: seek_table.encode_seek_table(SEEK_TABLE),
         lambda data: seek_table.decode_seek_table(data, file_bytes=950 + len(data)),
     ),
-    Sample("segment.wal", SEGMENT_1, lambda: segment(SEGMENT_PAYLOADS, version=1)[0], lambda data: data),
+    Sample("segment.wal", SEGMENT, lambda: SEGMENT, lambda data: data),
     Sample("head.txt", HEAD, lambda: encode_head(HEAD), decode_head),
     Sample("cursor.txt", CURSOR, lambda: encode_cursor(CURSOR), decode_cursor),
     Sample(
@@ -325,44 +328,19 @@ SAMPLES = [
         lambda data: decode_offsets(json.loads(data)),
     ),
     Sample("ledger.jsonl", (LEDGER, [], True), lambda: ledger_of(LEDGER), _ledger_value),
-    Sample("reclaim.jsonl", (RECLAIM, [], True), lambda: ledger_of(RECLAIM), _ledger_value, version=2),
+    Sample("reclaim.jsonl", (RECLAIM, [], True), lambda: ledger_of(RECLAIM), _ledger_value),
     Sample(
         "ledger-00000000000000000001.jsonl.zst",
         ((LEDGER, [], True), _ledger_part_index()),
         _ledger_part,
         _ledger_part_value,
         exact=False,
-        version=2,
     ),
     Sample("transfer.bin", (TAKE, False), lambda: encode_transfer(TAKE), decode_transfer),
-    Sample("segment-header.bin", SEGMENT_HEADER_2, lambda: encode_header(SEGMENT_HEADER_2), decode_header, version=2),
-    Sample(
-        "batch-lines.bin",
-        (_header(0x5092E0F6, 20, 4, producer=(0xABCDEF, 7), peer=40), "web", LINES),
-        lambda: batch(LINES, base=250, producer_id=0xABCDEF, producer_sequence=7, peer=40),
-        _batch_value,
-        version=2,
-    ),
-    Sample(
-        "batch-peer.bin",
-        PEER,
-        lambda: peer_batch(PEER, number=40, base=250),
-        lambda data: decode_peer(_batch_value(data)[2]),
-        version=2,
-    ),
-    Sample(
-        "sealed-index.bin",
-        (INDEX_2, BATCHES, {40: PEER}),
-        lambda: sealed.encode_index(INDEX_2, BATCHES, {40: PEER}),
-        _sealed_value,
-        exact=False,
-        version=2,
-    ),
-    Sample("segment.wal", SEGMENT_2, lambda: SEGMENT_2, lambda data: data, version=2),
-    Sample("group.work", WORK, lambda: b"".join(encode_work(*line) for line in WORK), _work_value, version=2),
+    Sample("group.work", WORK, lambda: b"".join(encode_work(*line) for line in WORK), _work_value),
 ]
-SEALED_SEGMENTS = [GOLDEN / f"v{version}" / "segment.wal.zst" for version in (1, 2)]  # of segment.wal
-RELIEVED_SEGMENT = FOLDER / "relieved.wal.zst"  # of the last of these
+SEALED_SEGMENT = FOLDER / "segment.wal.zst"  # of segment.wal
+RELIEVED_SEGMENT = FOLDER / "relieved.wal.zst"  # of that
 
 
 def keeps(header: BatchHeader, _route: str) -> bool:

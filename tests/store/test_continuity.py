@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -154,33 +153,20 @@ def test_an_older_copy_is_noticed(root: Path, copy: Path, replace: Callable[[Pat
     assert seen(Log(root))[:2] == [b"1", b"2"]
 
 
-@pytest.mark.parametrize("old_wald", [False, True])
-def test_a_start_is_told_from_another_one_of_the_same_epoch(root: Path, copy: Path, *, old_wald: bool) -> None:
+def test_a_start_is_told_from_another_one_of_the_same_epoch(root: Path, copy: Path) -> None:
     """The copy was made before the start that this process knows, and has another start of that number."""
     write(Built(root), "1")
     shutil.copytree(root, copy)
     built = restart(root, 2)
-    if old_wald:
-        forget_lives(root)
     write(built, "2")
     log = built.log
     log.view()
 
     restore(copy, root)
     built = Built(root, epoch=2, now_ns=LATER_NS + 77)
-    if old_wald:
-        forget_lives(root)
     write(built, "other 2", "other 3")
     with pytest.raises(Replaced, match="epoch 2 began at another start"):
         log.view()
-
-
-def forget_lives(root: Path) -> None:
-    """Make the reports those of a wald that wrote no life."""
-    for path in (root / "recovery").glob("*.json"):
-        report = json.loads(path.read_text())
-        report.pop("life", None)
-        path.write_text(json.dumps(report))
 
 
 def lose_a_seen_piece(built: Built, copy: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from effort import steps
-from golden.samples import GOLDEN, SEALED_LINES, ledger_of
+from golden.samples import FOLDER, SEALED_LINES, ledger_of
 from logs import Unsynced
 
 from wald.errors import Damaged
@@ -56,7 +56,7 @@ def test_what_was_reclaimed_is_known_while_the_sealers_ledger_is_damaged(root: R
 
 
 def test_the_golden_deletions_are_legal_each_with_the_cursors_of_its_own_line_or_of_a_shared_one(root: Root) -> None:
-    (root.ledger / "reclaim.jsonl").write_bytes((GOLDEN / "v2/reclaim.jsonl").read_bytes())
+    (root.ledger / "reclaim.jsonl").write_bytes((FOLDER / "reclaim.jsonl").read_bytes())
     (root.ledger / "segments.jsonl").write_bytes(ledger_of(SEALED_LINES))
     history = History(root)
     newer, older = history.deletions()

@@ -80,26 +80,6 @@ class Scanned(Disk):
         super().rename(source, target)
 
 
-class Vanishing(Disk):
-    """A disk where a program of an earlier version removes the first temporary file before it gets its name."""
-
-    def __init__(self) -> None:
-        self.removed: list[Path] = []
-
-    def _vanish(self, source: Path) -> None:
-        if not self.removed:
-            source.unlink()
-            self.removed.append(source)
-
-    def rename(self, source: Path, target: Path) -> None:
-        self._vanish(source)
-        super().rename(source, target)
-
-    def link(self, source: Path, target: Path) -> None:
-        self._vanish(source)
-        super().link(source, target)
-
-
 def leave(path: Path, *, written_ns: int = OLD_NS) -> Path:
     """Leave what a process leaves that is killed while it replaces a file; return its path."""
     before = set(path.parent.iterdir())
@@ -181,14 +161,6 @@ def test_a_file_written_within_the_last_minute_or_in_the_future_stays(built: Bui
     remove([*leftovers(built.root, Disk()), left], Disk())
     remove_by_repair(built)
     assert left.exists()
-
-
-@pytest.mark.parametrize("exclusive", [False, True])
-def test_a_file_whose_temporary_one_vanished_is_made_again(tmp_path: Path, exclusive: bool) -> None:
-    disk = Vanishing()
-    disk.replace(tmp_path / "g.cursor", b"1\n", exclusive=exclusive)
-    assert len(disk.removed) == 1
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"g.cursor": b"1\n"}
 
 
 def test_a_start_leaves_the_file_that_a_running_reclaim_is_making(built: Built) -> None:

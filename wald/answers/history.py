@@ -228,7 +228,7 @@ def _skip(entry: dict[str, Any], figures: Figures) -> str:
     records = f"{number(entry.get('records'))} record{'s' * (entry.get('records') != 1)}"
     missing = f" and up to {number(entry['missing'])} that were removed" if entry.get("missing") else ""
     why = f"; {entry['why']}" if entry.get("why") else ""
-    who = f" by {entry['by']}, past {records}{missing}" if "by" in entry else ""  # older lines of failures have none
+    who = f" by {entry['by']}, past {records}{missing}"
     return f"{moved}{who}{why}"
 
 

@@ -2,7 +2,7 @@
 
 The header of a batch has the number of its peer, which holds within the segment:
 
-    0       not known: an older wald wrote the batch, or a program without the daemon
+    0       not known: a program without the daemon wrote the batch
     1       the FIFO of the route, which does not say who writes to it
     2       the stdin of the daemon
     others  a process on the socket. Batch number x 8 of the segment introduced it: a CONTROL batch with the same number

@@ -23,8 +23,7 @@ with the segment header. A skippable frame with the index follows, and then the 
     relieved      JSON object, see :mod:`wald.format.relieved`; absent if relief has dropped nothing
     peers         JSON list of [number, user, pid, process], see :mod:`wald.format.peers`; absent if there are none
 
-In version 1 there is "routes" instead of the two, a JSON list of [route, count, first, last, payload bytes], and no
-batch has a peer. A reader ignores sections that it does not know, so sections can be added without a new version.
+A reader ignores sections that it does not know, so sections can be added without a new version.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
@@ -50,7 +49,7 @@ SKIPPABLE = struct.Struct("<II")
 INDEX_FRAME_MAGIC = 0x184D2A57
 
 INDEX_MAGIC = b"WALDSIX1"
-VERSION = 2
+VERSION = 1
 _HEADER = struct.Struct("<8sIHH16sQQQQII")
 assert _HEADER.size == 72
 _SECTION = struct.Struct("<16sIIII")
@@ -203,11 +202,11 @@ def decode_index(frame: bytes) -> SealedIndex:
         BadSealed: anything that does not fit; sizes are checked before memory is asked for.
     """
     content = memoryview(frame)[SKIPPABLE.size :]
-    version, end, log_id, base, following, raw_bytes, epoch, salt, writer = _decode_header(frame)
+    end, log_id, base, following, raw_bytes, epoch, salt, writer = _decode_header(frame)
     sections: dict[str, StoredSection] = {}
     for name, offset, stored, raw, crc in _SECTION.iter_unpack(content[_HEADER.size : end]):
         sections[name.rstrip(b"\0").decode("ascii", "replace")] = (content[offset : offset + stored], raw, crc)
-    routes = _decode_old_routes(sections) if version == 1 else _decode_routes(sections)
+    routes = _decode_routes(sections)
     damage, relieved = _decode_losses(sections)
     frames = _decode_frames(_section(sections, "frames"), len(routes))
     sha256 = _section(sections, "sha256")
@@ -230,7 +229,7 @@ def decode_salt(frame: bytes) -> int | None:
 
 
 def _decode_header(frame: bytes) -> tuple[Any, ...]:
-    """Return version, end of the directory in the content, and the fields from the log id on."""
+    """Return the end of the directory in the content, and the fields from the log id on."""
     content = memoryview(frame)[SKIPPABLE.size :]
     if len(content) < _HEADER.size or SKIPPABLE.unpack_from(frame) != (INDEX_FRAME_MAGIC, len(content)):
         raise BadSealed("no index frame")
@@ -242,7 +241,7 @@ def _decode_header(frame: bytes) -> tuple[Any, ...]:
         raise BadSealed("the index header's checksum is wrong")
     if version > VERSION:
         raise BadSealed(f"index version {version} is newer than the {VERSION} this program reads")
-    return version, end, *fields
+    return end, *fields
 
 
 def _decode_routes(sections: dict[str, StoredSection]) -> RouteTable:
@@ -268,27 +267,11 @@ def _decode_names(data: bytes) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _decode_old_routes(sections: dict[str, StoredSection]) -> RouteTable:
-    """Those of version 1."""
-    data = _section(sections, "routes")
-    try:
-        routes = _routes(json.loads(data))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise BadSealed(f"the table of routes does not decode: {error}") from error
-    return replace(routes, names=_shared(routes.names))
-
-
 def _routes(table: list[list[Any]]) -> RouteTable:
     names, *numbers = list(zip(*table, strict=True)) or 5 * [()]
     if set(map(type, names)) - {str} or any(set(map(type, column)) - {int} for column in numbers):
         raise TypeError("not what a sealer writes")
     return RouteTable(names, *numbers)
-
-
-@lru_cache(maxsize=1)
-def _shared(names: tuple[str, ...]) -> tuple[str, ...]:
-    """As :func:`_decode_names`."""
-    return names
 
 
 def _decode_losses(sections: dict[str, StoredSection]) -> tuple[list[tuple[int, int]], Relieved | None]:

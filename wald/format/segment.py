@@ -3,7 +3,7 @@
     offset  size  field
          0     8  magic          WALDSEG1 or WALDIDX1
          8     4  checksum       crc32c of bytes 12..64
-        12     2  version        2; in version 1 no batch has a peer, and writer is 0
+        12     2  version        1
         14     2  header size    64
         16    16  log id         uuid of the log, as bytes
         32     8  base sequence  the first record that can be in the file
@@ -24,7 +24,7 @@ from wald.format.checksum import crc32c
 
 SEGMENT_MAGIC = b"WALDSEG1"
 INDEX_MAGIC = b"WALDIDX1"
-VERSION = 2
+VERSION = 1
 
 HEADER = struct.Struct("<8sIHH16sQQqII")
 assert HEADER.size == 64

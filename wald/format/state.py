@@ -11,8 +11,7 @@ to read older segments for. The payload, little-endian:
         open       object: route → sequence of the record that has begun and not ended
         producers  how many producers follow
         previous   [salt, position] of the segment before: the salt as 8 hexadecimal digits, so that the length does not
-                   depend on it, and the position at which the last batch ended; absent if not known, or if an older
-                   wald wrote the segment. Older versions ignore it
+                   depend on it, and the position at which the last batch ended; absent if not known
     for each producer, the least recently active first:
         u64  producer id
         u64  n, at most 16

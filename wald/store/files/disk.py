@@ -244,13 +244,6 @@ class Disk:
         Raises:
             OSError: with ``path`` as its file name; the old content stays.
         """
-        try:
-            self._replace(path, data, exclusive=exclusive, mode=mode, owner=owner, group=group)
-        except FileNotFoundError:  # another process, of an earlier version, has removed the temporary file
-            self._replace(path, data, exclusive=exclusive, mode=mode, owner=owner, group=group)
-        self.sync_directory(path.parent)
-
-    def _replace(self, path: Path, data: bytes, *, exclusive: bool, mode: int, owner: int, group: int) -> None:
         temporary, descriptor = self._create_temporary(path)
         try:
             if (owner, group) != (-1, -1):
@@ -272,6 +265,7 @@ class Disk:
             raise
         finally:
             self.close(descriptor)
+        self.sync_directory(path.parent)
 
     def _create_temporary(self, path: Path) -> tuple[Path, int]:
         """Create a file for :meth:`replace`, and lock it: other processes remove unlocked ones as leftovers."""

@@ -22,7 +22,7 @@ from wald.store.files.inodes import Name
 from wald.store.files.regular import open_regular
 
 _TEMPORARY = re.compile(r".+\.[0-9a-f]{16}\.tmp")
-_YOUNG_SECONDS = 60  # programs of an earlier version may remove, or lock, a file later than they found or made it
+_YOUNG_SECONDS = 60  # a program locks its new file a moment after it has created it
 
 
 def leftovers(root: Root, disk: Disk) -> list[Path]:

@@ -21,8 +21,8 @@ class Sender:
     """Who sent a batch.
 
     Attributes:
-        via: ``socket``, ``fifo``, ``stdin``, or ``unknown``: an older wald wrote the batch, or a program without the
-            daemon.
+        via: ``socket``, ``fifo``, ``stdin``, or ``unknown``: a program without the daemon
+            wrote the batch.
         peer: the process; None but for ``socket``, and where what introduces it is damaged.
         producer_id: as it is in the log; 0: none.
     """

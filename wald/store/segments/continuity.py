@@ -173,8 +173,8 @@ def _mark(path: Path) -> _Mark:
 
 
 def _life(report: Mapping[str, Any] | None) -> str:
-    """Return the id of a start; its time if an older wald wrote the report; "" if unknown."""
-    return "" if report is None else str(report.get("life") or report.get("at_ns") or "")
+    """Return the id of a start; "" if unknown."""
+    return "" if report is None else str(report.get("life") or "")
 
 
 def _begins_before(report: Mapping[str, Any], seen: Seen, root: Root) -> bool:
