@@ -60,15 +60,5 @@ def joined(routes: Iterable[RouteEntry], others: Iterable[RouteEntry]) -> list[R
     found = {entry.route: entry for entry in routes}
     for entry in others:
         old = found.get(entry.route)
-        found[entry.route] = entry if old is None else _sum(old, entry)
+        found[entry.route] = entry if old is None else old.plus(entry)
     return list(found.values())
-
-
-def _sum(one: RouteEntry, other: RouteEntry) -> RouteEntry:
-    return RouteEntry(
-        one.route,
-        one.count + other.count,
-        min(one.first, other.first),
-        max(one.last, other.last),
-        one.payload_bytes + other.payload_bytes,
-    )

@@ -14,13 +14,29 @@ from typing import NamedTuple, Self, overload
 
 
 class RouteEntry(NamedTuple):
-    """What a segment holds of one route; ``last`` counts a record of which it holds any piece."""
+    """The records of one route in a segment, or in a part of it.
+
+    Attributes:
+        count: records that begin there; 0 if only pieces do, or if the number is unknown.
+        last: of the records of which it holds any piece.
+        payload_bytes: 0 if unknown.
+    """
 
     route: str
     count: int  # type: ignore[assignment]  # tuples have a method of that name
     first: int
     last: int
-    payload_bytes: int
+    payload_bytes: int = 0
+
+    def plus(self, other: RouteEntry) -> RouteEntry:
+        """Return the entry for the records of both parts, which have none in common."""
+        return RouteEntry(
+            self.route,
+            self.count + other.count,
+            min(self.first, other.first),
+            max(self.last, other.last),
+            self.payload_bytes + other.payload_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

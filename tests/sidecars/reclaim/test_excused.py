@@ -108,7 +108,7 @@ def test_without_the_sealers_ledger_the_shared_line_still_proves_each_deletion(b
         assert all(entry["base"] <= each["first"] <= each["last"] <= entry["last"] for each in entry["routes"])
     routes = next(history.gone(1, 1)).routes
     assert routes is not None
-    assert {each.route: (each.records > 0, each.last) for each in routes}["r00"] == (False, 2 * HALF)
+    assert {each.route: (each.count > 0, each.last) for each in routes}["r00"] == (False, 2 * HALF)
 
 
 def test_a_deletion_whose_shared_line_is_lost_is_not_proven(built: Built) -> None:

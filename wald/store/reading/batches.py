@@ -15,9 +15,10 @@ from wald.format.batch import BatchHeader, Encoding, Flag
 from wald.format.columns import decode as decode_columns
 from wald.format.parsing import StoredBatch
 from wald.format.record import Record, split_lines
+from wald.format.tables import RouteEntry
 from wald.store.reading.rows import Rows
 from wald.store.reading.walk import DamagedRange
-from wald.store.retention.missing import RouteRange, lasts_of
+from wald.store.retention.missing import lasts_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -175,7 +176,7 @@ class Joiner:
         """The records that have begun and not ended, of one route or of all."""
         return [record for record in self._open.values() if route in (None, record.route)]
 
-    def drop(self, routes: Iterable[RouteRange] | None = None) -> list[Begun]:
+    def drop(self, routes: Iterable[RouteEntry] | None = None) -> list[Begun]:
         """Drop and return the records that may lack a piece.
 
         Args:

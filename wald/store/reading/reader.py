@@ -23,13 +23,14 @@ from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import DEFAULT_GROUP
 from wald.format.parsing import StoredBatch, holds_pieces
 from wald.format.spans import Spans
+from wald.format.tables import RouteEntry
 from wald.store.files.clock import read_steps
 from wald.store.reading.batches import Batch, Begun, Joiner
 from wald.store.reading.selection import NO_SEQUENCE, Selection, Start, Stop, select
 from wald.store.reading.walk import DamagedRange, DeletedSegment, DroppedRange, MissingRange, Remade, Walk
 from wald.store.retention.cursors import read_cursor
 from wald.store.retention.history import History
-from wald.store.retention.missing import Missing, OnMissing, ReclaimedSegment, RouteRange, Wanted, count, policy
+from wald.store.retention.missing import Missing, OnMissing, ReclaimedSegment, Wanted, count, policy
 from wald.store.segments.head import lost_head, readable_head
 from wald.store.segments.opened import SkippedBatches
 from wald.store.segments.seeking import end_of
@@ -343,7 +344,7 @@ class _Reading:
         for each in begun:
             reason = self._why_given_up(each.sequence)
             if reason is not None:
-                torn = self._joiner.drop([RouteRange(each.route, 1, each.sequence, each.sequence)])
+                torn = self._joiner.drop([RouteEntry(each.route, 1, each.sequence, each.sequence)])
                 self._report_gone(map(_as_reclaimed, torn), each.sequence, each.sequence, reason)
 
     def _why_given_up(self, sequence: int) -> str | None:
@@ -495,7 +496,7 @@ class _Reading:
             return
         everything = selection.routes is None and not selection.floors
         if everything:
-            held = [RouteRange("", last - first + 1, first, last)]
+            held = [RouteEntry("", last - first + 1, first, last)]
         elif dropped.segment == self._dropped_of:
             return
         else:
@@ -621,13 +622,13 @@ def _without_pieces(segment: ReclaimedSegment, torn: list[Begun]) -> ReclaimedSe
     pieces = {each.route for each in torn}
     if not pieces or segment.routes is None:
         return segment
-    return segment._replace(routes=tuple(h for h in segment.routes if h.records or h.route not in pieces))
+    return segment._replace(routes=tuple(h for h in segment.routes if h.count or h.route not in pieces))
 
 
 def _as_reclaimed(begun: Begun) -> ReclaimedSegment:
     """Return a record that lacks a piece as if all of it was deleted."""
     sequence, time_ns = begun.sequence, begun.header.append_time_ns
-    return ReclaimedSegment(sequence, sequence, (RouteRange(begun.route, 1, sequence, sequence),), time_ns, time_ns)
+    return ReclaimedSegment(sequence, sequence, (RouteEntry(begun.route, 1, sequence, sequence),), time_ns, time_ns)
 
 
 def _range(first: int, last: int) -> str:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.format.parsing import StoredBatch
+from wald.format.tables import RouteEntry
 from wald.store.files.listing import Segment
-from wald.store.retention.missing import RouteRange
 from wald.store.segments.endings import recorded_end, truncated
 from wald.store.segments.opened import (
     DroppedBatches,
@@ -67,7 +67,7 @@ class DroppedRange:
     last: int
     segment: int
     latest_ns: int
-    routes: tuple[RouteRange, ...] | None
+    routes: tuple[RouteEntry, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,11 +238,7 @@ class Walk:
     def _dropped(self, segment: OpenSegment, found: DroppedBatches) -> Iterator[DamagedRange | DroppedRange]:
         yield from self._report_gap(segment, found.first_sequence, self._position)
         relieved = segment.index.relieved if isinstance(segment, SealedSegment) else None
-        routes = (
-            None
-            if relieved is None or not relieved.names_all
-            else tuple(RouteRange(*entry[:4]) for entry in relieved.routes)
-        )
+        routes = None if relieved is None or not relieved.names_all else tuple(relieved.routes)
         first = max(self._due, found.first_sequence)
         self._expected = max(found.next_sequence, self._expected or 0)
         self._position = found.position

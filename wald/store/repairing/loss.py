@@ -108,11 +108,5 @@ def _add(entries: dict[str, RouteEntry], entry: RouteEntry) -> None:
         return
     if entry.count and entry.route in entries and not entries[entry.route].count:
         del entries[entry.route]
-    known = entries.get(entry.route, entry._replace(count=0, payload_bytes=0))
-    entries[entry.route] = RouteEntry(
-        entry.route,
-        known.count + entry.count,
-        min(known.first, entry.first),
-        max(known.last, entry.last),
-        known.payload_bytes + entry.payload_bytes,
-    )
+    known = entries.get(entry.route)
+    entries[entry.route] = entry if known is None else known.plus(entry)

@@ -33,7 +33,7 @@ from wald.store.files.lines import NO_SEQUENCE, Entry, Line, Lines
 from wald.store.files.part_index import archived_run
 from wald.store.retention.dropped import holders
 from wald.store.retention.excused import completed, shares
-from wald.store.retention.missing import ReclaimedSegment, RouteRange, lasts_of
+from wald.store.retention.missing import ReclaimedSegment, lasts_of
 
 _JUDGING = ("reclaimed", "kept")  # the newest of these lines says whether a segment was deleted
 
@@ -58,7 +58,7 @@ class Loss(NamedTuple):
         """The records that began in ``held``, without routes of which it had only later pieces."""
         if self.unrestored or self.held.routes is None:  # a restore does not know how many records there were
             return self.held
-        return self.held._replace(routes=tuple(each for each in self.held.routes if each.records))
+        return self.held._replace(routes=tuple(each for each in self.held.routes if each.count))
 
 
 class Relief(NamedTuple):
@@ -123,12 +123,13 @@ class History:
             latest if isinstance(latest, int) else None,
         )
 
-    def _with_dropped(self, entry: Entry, left: tuple[RouteRange, ...] | None) -> tuple[RouteRange, ...] | None:
+    def _with_dropped(self, entry: Entry, left: tuple[RouteEntry, ...] | None) -> tuple[RouteEntry, ...] | None:
         """What a deleted segment held before it was relieved, if it was, by what was ``left`` of it."""
         held = {each.route: each for each in left or ()}
         for line in self.reliefs_before(entry):
             for dropped in _held(line.get("dropped")) or ():
-                held[dropped.route] = _joined(dropped, held.get(dropped.route, dropped))
+                left_of = held.get(dropped.route)
+                held[dropped.route] = dropped if left_of is None else dropped.plus(left_of)
         return left if left is None else tuple(held.values())
 
     def reliefs_before(self, deletion: Entry) -> Iterator[Entry]:
@@ -168,7 +169,7 @@ class History:
                 return Relief(entry, not left if dropped is None and left is not None else dropped)
         return Relief(entries[0], None if left is None else False)
 
-    def dropped(self, base: int) -> tuple[RouteRange, ...] | None:
+    def dropped(self, base: int) -> tuple[RouteEntry, ...] | None:
         """Return the most that reliefs can have dropped of segment ``base``, by the ledger alone; None if unknown.
 
         The file of the newest relief may be missing; its chain of digests contains all earlier reliefs that count.
@@ -437,15 +438,15 @@ def _in_runs(entry: Entry, sequence: int) -> bool:
         return True  # the range holds it, and the ledger has nothing more exact
 
 
-def _held(routes: object) -> tuple[RouteRange, ...] | None:
+def _held(routes: object) -> tuple[RouteEntry, ...] | None:
     """The routes as a line about a deletion has them, or one about a sealed segment; None if it does not make sense."""
     held = []
     for route in routes if isinstance(routes, list) else [None]:
         match route:
             case {"route": str(name), "count": int(count), "first": int(first), "last": int(last)}:
-                held.append(RouteRange(name, count, first, last))
+                held.append(RouteEntry(name, count, first, last))
             case [str(name), int(count), int(first), int(last), *_]:
-                held.append(RouteRange(name, count, first, last))
+                held.append(RouteEntry(name, count, first, last))
             case _:
                 return None
     return tuple(held)
@@ -459,19 +460,12 @@ def _dropped(sequence: int, relief: Entry) -> bool | None:
     return any(is_certain for _, is_certain in around) or (None if around else False)
 
 
-def _among(sequence: int, held: tuple[RouteRange, ...] | None) -> bool | None:
+def _among(sequence: int, held: tuple[RouteEntry, ...] | None) -> bool | None:
     """Whether a record is among those that are ``held``; None: not known, because others are between them."""
     around = [each for each in held or () if each.first <= sequence <= each.last]
-    if held is None or (around and all(each.records <= each.last - each.first for each in around)):
+    if held is None or (around and all(each.count <= each.last - each.first for each in around)):
         return None
     return bool(around)
-
-
-def _joined(one: RouteRange, other: RouteRange) -> RouteRange:
-    if one is other:
-        return one
-    records = one.records + other.records
-    return RouteRange(one.route, records, min(one.first, other.first), max(one.last, other.last))
 
 
 def _entries(routes: object) -> list[RouteEntry] | None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from wald.format.run_lengths import BadRunLengths
 from wald.format.spans import Spans
+from wald.format.tables import RouteEntry
 from wald.store.files.lines import Entry
 from wald.store.retention.dropped import runs_of
 
@@ -49,22 +50,10 @@ class _Malformed(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Route:
-    """What a segment held of a route."""
-
-    count: int
-    first: int
-    last: int
-
-    def __str__(self) -> str:
-        return f"{self.count} records, {self.first} to {self.last}"
-
-
-@dataclass(frozen=True, slots=True)
 class _Claim:
     """What justifies a deletion for one route; ``cursors`` is None if the route was retired."""
 
-    held: _Route
+    held: RouteEntry
     cursors: dict[str, int] | None
     rule: object
 
@@ -115,13 +104,15 @@ class _Judgement:
         claimed = {route: claim.held for route, claim in claims.items()}
         for route in sorted(held.keys() | claimed.keys()):
             if route not in claimed:
-                self.errors.append(f"it leaves out route {route}, of which it held {held[route]}")
+                self.errors.append(f"it leaves out route {route}, of which it held {_text(held[route])}")
             elif route not in held:
                 self.errors.append(f"it names route {route}, of which it held nothing")
             elif claimed[route] != held[route]:
-                self.errors.append(f"of route {route} it records {claimed[route]}, and it held {held[route]}")
+                self.errors.append(
+                    f"of route {route} it records {_text(claimed[route])}, and it held {_text(held[route])}"
+                )
 
-    def check_whole(self, line: Entry, before: Entry, whole: dict[str, _Route]) -> None:
+    def check_whole(self, line: Entry, before: Entry, whole: dict[str, RouteEntry]) -> None:
         """Check that a relief has left or dropped all that the segment held before."""
         held = _sealed_routes(before)
         for key, earlier in (("base", "base"), ("last", "last"), ("was_sha256", "sha256")):
@@ -129,7 +120,8 @@ class _Judgement:
                 self.errors.append(f"its {key} is {line.get(key)}, and was {before.get(earlier)} before")
         for route in sorted(held.keys() | whole.keys()):
             if whole.get(route) != held.get(route):
-                self.errors.append(f"of route {route} it records {whole.get(route)}, and it held {held.get(route)}")
+                now, then = _text(whole.get(route)), _text(held.get(route))
+                self.errors.append(f"of route {route} it records {now}, and it held {then}")
 
     def check_runs(self, line: Entry) -> None:
         """Check that the runs of a relief are of as many records as it says, up to the last one."""
@@ -139,7 +131,7 @@ class _Judgement:
             if runs is not None and ends != [route["count"], route["last"]]:
                 self.errors.append(f"its runs of route {route['route']} are not the records that it says to be dropped")
 
-    def _check_damaged(self, held: dict[str, _Route], claims: dict[str, _Claim]) -> None:
+    def _check_damaged(self, held: dict[str, RouteEntry], claims: dict[str, _Claim]) -> None:
         """Check a segment whose index could not be read, so that the line has only what was left of it."""
         for route, sealed in sorted(held.items()):
             claim = claims.get(route)
@@ -210,14 +202,14 @@ def judge_relief(line: Entry, before: Entry | None) -> Ruling:
     return Ruling(line["base"], tuple(errors), tuple(judgement.notes))
 
 
-def _joined(left: dict[str, _Route], dropped: dict[str, _Claim]) -> dict[str, _Route]:
+def _joined(left: dict[str, RouteEntry], dropped: dict[str, _Claim]) -> dict[str, RouteEntry]:
     """What a segment held of each route, by what is left of it and what was dropped."""
     whole = dict(left)
     for route, claim in dropped.items():
         one, other = claim.held, left.get(route)
         if other is not None:  # pieces of a record that begins elsewhere do not count as its first
             first = min(one.first if one.count else other.first, other.first if other.count else one.first)
-            one = _Route(one.count + other.count, first, max(one.last, other.last))
+            one = one.plus(other)._replace(first=first)
         whole[route] = one
     return whole
 
@@ -242,7 +234,10 @@ def _claims(line: Entry) -> dict[str, _Claim]:
     rule = line.get("rule")
     for entry in line["routes"]:
         try:
-            route, held = str(entry["route"]), _route(entry["count"], entry["first"], entry["last"])
+            route, held = (
+                str(entry["route"]),
+                _route(str(entry["route"]), entry["count"], entry["first"], entry["last"]),
+            )
             cursors = (
                 None if entry.get("retired") is True else {str(g): _number(at) for g, at in entry["cursors"].items()}
             )
@@ -261,15 +256,19 @@ def _lost(line: Entry) -> dict[str, int]:
     return {str(route): _number(count) for route, count in lost.items()}
 
 
-def _sealed_routes(line: Entry) -> dict[str, _Route]:
+def _sealed_routes(line: Entry) -> dict[str, RouteEntry]:
     try:
-        return {str(name): _route(count, first, last) for name, count, first, last, _bytes in line["routes"]}
+        return {str(name): _route(str(name), count, first, last) for name, count, first, last, _ in line["routes"]}
     except (KeyError, TypeError, ValueError) as error:
         raise _Malformed("the sealed line does not say what it held") from error
 
 
-def _route(*numbers: object) -> _Route:
-    return _Route(*map(_number, numbers))
+def _route(name: str, *numbers: object) -> RouteEntry:
+    return RouteEntry(name, *map(_number, numbers))
+
+
+def _text(held: RouteEntry | None) -> str:
+    return "nothing" if held is None else f"{held.count} records, {held.first} to {held.last}"
 
 
 def _number(value: object) -> int:

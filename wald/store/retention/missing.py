@@ -12,20 +12,12 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from wald.errors import InvalidInput, NotFound
+from wald.format.tables import RouteEntry
 
 POLICIES = ("error", "skip")
 
 
-class RouteRange(NamedTuple):
-    """The records of one route in a segment."""
-
-    route: str
-    records: int
-    first: int
-    last: int
-
-
-def lasts_of(held: Iterable[RouteRange]) -> dict[str, int]:
+def lasts_of(held: Iterable[RouteEntry]) -> dict[str, int]:
     """Return the last sequence of each route."""
     lasts: dict[str, int] = {}
     for each in held:
@@ -38,7 +30,7 @@ class ReclaimedSegment(NamedTuple):
 
     first: int
     last: int
-    routes: tuple[RouteRange, ...] | None = None
+    routes: tuple[RouteEntry, ...] | None = None
     earliest_ns: int | None = None
     latest_ns: int | None = None
 
@@ -192,8 +184,8 @@ def count(gone: Iterable[ReclaimedSegment], wanted: Wanted) -> Count:
             first, last = max(held.first, wanted.floor(held.route)), min(held.last, wanted.last)
             if first > last:
                 continue
-            exact = (first, last) == (held.first, held.last) and held.records > 0 and (within or _timeless(wanted))
-            records = min(held.records or last - first + 1, last - first + 1)
+            exact = (first, last) == (held.first, held.last) and held.count > 0 and (within or _timeless(wanted))
+            records = min(held.count or last - first + 1, last - first + 1)
             total = replace(
                 total,
                 # A record of which it had only pieces began before the segment.
@@ -207,13 +199,13 @@ def count(gone: Iterable[ReclaimedSegment], wanted: Wanted) -> Count:
     return total
 
 
-def _held(segment: ReclaimedSegment, wanted: Wanted) -> Iterable[RouteRange]:
+def _held(segment: ReclaimedSegment, wanted: Wanted) -> Iterable[RouteEntry]:
     """What it held of the wanted routes; where that is not known, maybe all of it."""
     if segment.routes is not None:
         return [held for held in segment.routes if wanted.routes is None or held.route in wanted.routes]
     if wanted.routes is None:
-        return [RouteRange("", 0, max(segment.first, wanted.first), segment.last)]
-    return [RouteRange(route, 0, segment.first, segment.last) for route in sorted(wanted.routes)[:1]]
+        return [RouteEntry("", 0, max(segment.first, wanted.first), segment.last)]
+    return [RouteEntry(route, 0, segment.first, segment.last) for route in sorted(wanted.routes)[:1]]
 
 
 def _timeless(wanted: Wanted) -> bool:

@@ -22,7 +22,6 @@ from wald.store.files.lines import Entry
 from wald.store.files.listing import Segment, list_segments
 from wald.store.retention.cursors import Cursor, set_cursor, turn
 from wald.store.retention.history import History
-from wald.store.retention.missing import RouteRange
 from wald.store.retention.pins import segment_index
 from wald.store.segments.seeking import end_sequence
 from wald.store.segments.view import head_of
@@ -144,7 +143,7 @@ def taken_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:
 
 def _dropped(root: Root, base: int, route: str, history: History, *, log_id: bytes) -> Iterator[tuple[int, int]]:
     """The first and the last record of ``route`` that relief has dropped of a segment, by its index if it is there."""
-    held: Iterable[RouteEntry | RouteRange] = ()
+    held: Iterable[RouteEntry] = ()
     try:
         relieved = segment_index(Segment(base, Kind.SEALED, root.segment(base, Kind.SEALED)), log_id).relieved
         if relieved is None:
