@@ -1,7 +1,7 @@
 """Every error wald raises on purpose: what happened, what to type next, and the exit code of a command that it ends.
 
-A message is one line and names the file and the offset where there is one; the hint is a command or an action, which
-a traceback shows below the message. ``wald.hints`` makes it from the case and the facts of the error.
+A message is one line and names the file, and the offset if one is known; the hint is a command or an action, which a
+traceback shows below the message. ``wald.hints`` makes it from the case and the facts of the error.
 Exit codes are part of the interface. 0 is success, 2 also a wrong usage of a command.
 """
 
@@ -72,7 +72,7 @@ class NotFound(WaldError):
 
 
 class Damaged(WaldError):
-    """Bytes on disk are not what was written there.
+    """Bytes on disk differ from those that were written.
 
     Attributes:
         last: the last of the records that cannot be read for it; 0: none, or it is not known.
@@ -98,7 +98,7 @@ def wrong_type(error: OSError) -> Damaged | None:
 
 
 class Locked(WaldError):
-    """Another process does this work already: a daemon on this root, a reclaim or an archive beside it."""
+    """Another process does this work already: a daemon on this root, or another reclaim or archive run."""
 
     exit_code = 5
 

@@ -82,7 +82,7 @@ def _permission_denied(path: Path) -> str:
 
 
 def _how_to_permit(path: Path) -> str:
-    """Return the command that changes the permission, or the user who has it; a group only for a non-member."""
+    """Return the command that changes the permission, or the permitted user; a group only for a non-member."""
     import stat
 
     status = path.stat()
@@ -110,7 +110,7 @@ def _cursor_owner_needed(root: Path, route: str, owner: int) -> str:
 
 
 def _identity_unreadable(root: Path) -> str:
-    return f"{command_line(root, 'repair')} makes it again from the segments; daemon and wald-reclaim must be stopped"
+    return f"{command_line(root, 'repair')} restores it from the segments; stop the daemon and wald-reclaim first"
 
 
 def _identity_missing(root: Path) -> str:
@@ -137,7 +137,7 @@ _NOTHING_LOST = "nothing was acknowledged after that, and nothing acknowledged i
 
 
 def _other_files_fill_disk(disk: Path) -> str:
-    return f"{room_commands(disk)}; du -xhd1 around it says what fills the disk; quota -v, what may be used of it"
+    return f"{room_commands(disk)}; du -xhd1 around it shows what fills the disk; quota -v shows the limits"
 
 
 def _not_a_time(option: str, examples: Iterable[str]) -> str:
@@ -178,8 +178,8 @@ def _records_missing(
     elif stop is None or not stop.isdecimal() or int(stop) > last:
         before, after = command
         span = f" --from {last + 1}" + (f" --to {shlex.quote(stop)}" if stop else "")
-        ways.append(f"{command_line(root, before + span + after)} reads what there is")
-    return "; ".join(ways) or f"{command_line(root, f'where {first}')} says when and why"
+        ways.append(f"{command_line(root, before + span + after)} reads the rest")
+    return "; ".join(ways) or f"{command_line(root, f'where {first}')} shows when and why"
 
 
 def _restore_unfinished(path: Path) -> str:
@@ -198,7 +198,7 @@ def _route_missing_at_daemon(root: Path | None, route: str, socket: Path, *, is_
 
 
 def _request_denied(words: list[str], route: str, socket: Path) -> str:
-    """Name what the request of ``words`` needs: another user, other settings, or other options."""
+    """Name the user, the settings or the options that the request of ``words`` needs."""
     settings = f"writers in [routes.{route}] of the daemon's config"
     match words:
         case "PUB", *_:
@@ -216,7 +216,7 @@ def _request_denied(words: list[str], route: str, socket: Path) -> str:
 
 
 def _producer_out_of_step(root: Path | None, route: str) -> str:
-    return f"use another producer id; {_command(root, f'read {route}')} shows what has arrived"
+    return f"use another producer id; {_command(root, f'read {route}')} shows the records that arrived"
 
 
 def _no_daemon(root: Path | None, socket: Path) -> str:
@@ -325,9 +325,9 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "moved-mark": _moved_mark,
     "moved-mark-unreadable": "{wald} route retire {route}, once every group has read it",
     # segments and the head
-    "sealed-segment-damaged": "wald dump {path} shows what is left; restore the file from an archive or a backup",
-    "raw-segment-damaged": "wald dump {path} shows what it holds",
-    "segment-truncated": "restore it from a backup, or {wald} repair gives up what is lost",
+    "sealed-segment-damaged": "wald dump {path} shows its readable part; restore the file from an archive or a backup",
+    "raw-segment-damaged": "wald dump {path} shows its contents",
+    "segment-truncated": "restore it from a backup, or {wald} repair gives up the lost records",
     "segment-misnamed": "move it to where it belongs, or out of {directory} if it is a copy",
     "segment-of-other-log": "move it out of {directory}",
     "segment-gone": "ls -l {directory}",
@@ -353,7 +353,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "segments-misnamed": "{wald} repair moves each file to its place",
     "newest-segment-refused": "move it out of {directory}, or give it its name again, and start again",
     "append-times-ahead": "date -u; if the clock is wrong, correct it; if it is right: wald clock step",
-    "log-fills-disk": "{wald} explain says who has not read what; {wald_reclaim} deletes the rest",
+    "log-fills-disk": "{wald} explain names the groups that are behind; {wald_reclaim} deletes the rest",
     "other-files-fill-disk": _other_files_fill_disk,
     # positions, and records that cannot be read
     "sequence-below-one": "the first record is number 1",
@@ -366,7 +366,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "record-not-issued": "{wald} read{routes} --from end --follow waits for the next",
     "records-lost": "{wald} verify lists all damage",
     "records-lost-behind-cursor": "{wald} verify lists all damage; "
-    "{wald} cursor set {route} {last} --group {group} goes on behind it",
+    "{wald} cursor set {route} {last} --group {group} continues after it",
     "records-missing": _records_missing,
     "on-missing-unknown": "on_missing is one of error, skip",
     # cursors and retention
@@ -381,9 +381,9 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "then {wald} cursor set {route} {sequence} {options} --rewind",
     "journal-left-over": "{wald} group remove {route} {group}{option} removes it",
     "cursor-is-a-directory": "ls -lR {path}; rm -r {path}, as root",
-    "unsealed-segment-damaged": "wald dump {path} shows what is left; RECLAIM judges it once it is sealed",
+    "unsealed-segment-damaged": "wald dump {path} shows its readable part; RECLAIM judges it once it is sealed",
     "lost-routes-unknown": "put a whole copy in its place; or, without a daemon, "
-    "{wald} repair --accept-loss gives up what is lost of it",
+    "{wald} repair --accept-loss gives up its lost records",
     # dump, repair and restore
     "file-unreadable": "ls -l {path}",
     "no-such-file": "ls {directory}",
@@ -437,7 +437,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "disk-failed": _disk_failed,
     "head-cannot-be-written": _head_cannot_be_written,
     "segments-unmounted": "findmnt -T {segments}; mount it again, or move it back; then start again",
-    "active-segment-gone": "df -h {segments}; make room, or put back what was moved away; then {wald} verify",
+    "active-segment-gone": "df -h {segments}; make room, or restore the missing files; then {wald} verify",
     "records-of-truncated-segment": "{wald} verify shows which",
     "disk-too-small": "WALD_SEGMENT_MAX_BYTES={segment} WALD_FREE_SPACE_MIN={reserve}",
     "route-retired": "{wald} route add {route} takes it back",

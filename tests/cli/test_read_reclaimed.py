@@ -190,7 +190,7 @@ def test_commit_ends_at_damage_with_the_cursor_in_front_of_it(tmp_path: Path) ->
     for given in (b"one\n", b""):
         done = wald("read", "a", "--commit", "--root", root)
         assert (done.returncode, done.stdout) == (4, given)
-        assert b"cursor set a 2 --group processed goes on behind it" in done.stderr
+        assert b"cursor set a 2 --group processed continues after it" in done.stderr
         assert output_of("cursor", "get", "a", "--root", root) == b"1\n"
     assert wald("read", "a", "--group", "other", "--root", root).stdout == b"one\nthree\n"
     output_of("cursor", "set", "a", 2, "--root", root)
