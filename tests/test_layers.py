@@ -278,3 +278,20 @@ def test_short_commands_load_neither_segments_nor_ledgers(root: Path, line: str)
     )
     unneeded = ("zstandard", "tomllib", "email", "hashlib", *segments)
     assert [name for name in loaded.stdout.split() if under(name, unneeded)] == [], loaded.stderr
+
+
+def test_help_loads_nothing_that_reads_a_log() -> None:
+    """The help of a command imports the options of the command, and not what it does."""
+    script = """if True:
+        import sys, wald.cli
+        from wald.cli.entry import run
+        for name in wald.cli.cli.list_commands(None):
+            assert run(wald.cli.cli, "wald", [name, "--help"]) == 0
+        print("modules:", *sys.modules)
+    """
+    loaded = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+
+    layers = ("wald.store.segments", "wald.store.reading", "wald.store.retention", "wald.store.writing", "wald.daemon")
+    unneeded = (*layers, "wald.log", "wald.client", "wald.work", "zstandard", "email", "importlib.metadata")
+    modules = loaded.stdout.rpartition("modules:")[2].split()
+    assert [name for name in modules if under(name, unneeded)] == []

@@ -7,16 +7,18 @@ import shlex
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from wald.errors import Damaged
 from wald.hints import command_line
-from wald.store.checking.kinds import FileKind, Named
+from wald.store.checking.kinds import FileKind
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.identity import read_identity
-from wald.store.retention.backlog import Backlog, SegmentStatus
-from wald.store.segments.view import State, read_view
-from wald.store.writing.lock import is_held
+
+if TYPE_CHECKING:
+    from wald.store.checking.kinds import Named
+    from wald.store.retention.backlog import SegmentStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,8 @@ def may_delete(root: Root | None, path: Path, named: Named) -> Verdict:
 
 
 def _of_daemon(root: Root, path: Path, kind: FileKind) -> Verdict:
+    from wald.store.writing.lock import is_held
+
     runs = is_held(root, Disk())
     match kind:
         case FileKind.HEAD if not runs:
@@ -140,6 +144,9 @@ def _add(root: Root, route: str, option: str) -> str:
 
 
 def _segment(root: Root, path: Path, kind: FileKind) -> Verdict:
+    from wald.store.retention.backlog import Backlog
+    from wald.store.segments.view import read_view
+
     reclaiming = command_line(root.path, program="wald-reclaim")
     if kind is FileKind.RELEASED:
         return Verdict(False, "it comes back if a group needs it; it goes when the grace period is over", reclaiming)
@@ -161,6 +168,8 @@ def _segment(root: Root, path: Path, kind: FileKind) -> Verdict:
 
 
 def _judged(root: Root, status: SegmentStatus, reclaiming: str) -> Verdict:
+    from wald.store.segments.view import State
+
     if status.state is State.ACTIVE:
         return Verdict(False, "the daemon writes it", command_line(root.path, "cut"))
     if not status.readable:

@@ -7,23 +7,22 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 import wald
-from wald.answers.explain import ASK_SECONDS, advice, counted, explanation, state_of
-from wald.answers.liveness import over_quota
 from wald.cli.options import json_option, root_option
 from wald.cli.output import aligned, json_line
 from wald.cli.positions import warn_without_daemon
 from wald.hints import command_line
-from wald.log import Log
 from wald.setting_types import format_bytes, format_seconds
-from wald.store.files.fifos import troubles
-from wald.store.retention.backlog import LEAST_SECONDS, Backlog, GroupBacklog, Growth, SegmentStatus
-from wald.store.retention.cursors import CursorState
-from wald.store.retention.pins import DIRECTORY_GONE, Pin
-from wald.store.segments.view import State
+
+if TYPE_CHECKING:
+    from wald.log import Log
+    from wald.store.retention.backlog import Backlog, GroupBacklog, Growth, SegmentStatus
+    from wald.store.retention.pins import Pin
+    from wald.store.segments.view import State
 
 _OVER = {
     "block": "Its FIFO is not read, and its requests wait",
@@ -46,6 +45,9 @@ def explain(root: Path, as_json: bool) -> None:
     `--dry-run`. A running daemon is asked which routes are over their quota. With --json, one object per line: every
     FIFO with a problem, every route over its quota, every segment, every group, then the log.
     """
+    from wald.answers.explain import explanation
+    from wald.store.retention.backlog import Backlog
+
     log = wald.open(root)
     backlog = Backlog(log.view())
     now_ns = time.time_ns()
@@ -59,6 +61,8 @@ def explain(root: Path, as_json: bool) -> None:
 
 
 def _text(log: Log, backlog: Backlog, now_ns: int) -> Iterator[str]:
+    from wald.answers.explain import counted
+
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     cutting = command_line(log.root.path, "cut")
@@ -115,6 +119,8 @@ def _alike(one: SegmentStatus, other: SegmentStatus) -> bool:
 
 
 def _kind(status: SegmentStatus) -> tuple[str, State, str, tuple[str, ...]]:
+    from wald.answers.explain import state_of
+
     return state_of(status), status.state, status.problem, status.waived
 
 
@@ -126,6 +132,8 @@ def _headline(counts: Counter[str], sizes: Counter[str]) -> str:
 
 
 def _segments_line(stretch: _Stretch, cutting: str) -> str:
+    from wald.store.segments.view import State
+
     first, last = stretch.first, stretch.last
     size = format_bytes(stretch.stored_bytes)
     count = f"{stretch.count} segments, " if stretch.count > 1 else ""
@@ -155,6 +163,8 @@ def _unpinned(waived: tuple[str, ...]) -> str:
 
 
 def _pinned_by(pins: Sequence[Pin]) -> str:
+    from wald.store.retention.pins import DIRECTORY_GONE
+
     named = [
         f"{pin.route} ({pin.message}; adding the route brings it back)"
         if pin.message == DIRECTORY_GONE
@@ -166,6 +176,8 @@ def _pinned_by(pins: Sequence[Pin]) -> str:
 
 
 def _row(group: GroupBacklog, growth: Growth | None, now_ns: int) -> tuple[str, ...]:
+    from wald.store.retention.cursors import CursorState
+
     cursor = group.cursor
     rate = format_bytes(growth.routes.get(cursor.route, 0.0) * _DAY) if growth else "-"
     return (
@@ -182,6 +194,11 @@ def _row(group: GroupBacklog, growth: Growth | None, now_ns: int) -> tuple[str, 
 
 def _advice(log: Log, groups: list[GroupBacklog]) -> Iterator[str]:
     """A paragraph for each thing that the operator should know or do."""
+    from wald.answers.explain import ASK_SECONDS, advice
+    from wald.answers.liveness import over_quota
+    from wald.store.files.fifos import troubles
+    from wald.store.retention.cursors import CursorState
+
     wald_ = command_line(log.root.path)
     yield from (message for _, message in troubles(log.root))
     for over in over_quota(log.root, seconds=ASK_SECONDS):
@@ -216,6 +233,8 @@ def _alone(alone: Counter[str]) -> str:
 
 
 def _outlook(growth: Growth | None, free: int) -> str:
+    from wald.store.retention.backlog import LEAST_SECONDS
+
     left = f"{format_bytes(free)} are free"
     seconds = growth.seconds_until(free) if growth else None
     if growth is None or seconds is None:

@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,14 +16,13 @@ from wald.cli.deletable import Verdict, may_delete
 from wald.cli.options import json_option
 from wald.cli.output import aligned, json_line
 from wald.errors import Damaged, InvalidInput, NotFound
-from wald.store.checking.dump import Item, dump
-from wald.store.checking.kinds import FileKind, Named, kind_of
+from wald.store.checking.kinds import FileKind
 from wald.store.files.directory import Root
 from wald.store.files.identity import read_identity
-from wald.store.segments.raw import FIRST_BATCH, DamagedBytes
-from wald.store.segments.view import State, read_view
-from wald.store.writing.lives import read_life
-from wald.work.journal import read_beside_owner
+
+if TYPE_CHECKING:
+    from wald.store.checking.dump import Item
+    from wald.store.checking.kinds import Named
 
 _DUMPED = {
     FileKind.IDENTITY,
@@ -48,6 +48,8 @@ def file(path: Path, as_json: bool) -> int:
 
     A segment is read completely. Nothing is changed or deleted. The exit code is 4 if the file is damaged.
     """
+    from wald.store.checking.kinds import kind_of
+
     path = Path(os.path.abspath(path))
     try:
         path.lstat()
@@ -73,6 +75,9 @@ def _root_of(path: Path) -> Root | None:
 
 def _damage(root: Root | None, path: Path, named: Named) -> str | None:
     """What is wrong with the file, "" if nothing is; None if it has no content of its own to be checked by."""
+    from wald.store.checking.dump import dump
+    from wald.work.journal import read_beside_owner
+
     if named.kind is FileKind.FIFO:
         return "" if stat.S_ISFIFO(os.stat(path).st_mode) else "not a FIFO"
     if named.kind in (FileKind.BUNDLE, FileKind.DIGEST):
@@ -92,6 +97,10 @@ def _damage(root: Root | None, path: Path, named: Named) -> str | None:
 
 def _raw_damage(root: Root, path: Path) -> str:
     """Of a raw segment, up to where it is durable: what follows may be half written."""
+    from wald.store.checking.dump import dump
+    from wald.store.segments.raw import FIRST_BATCH, DamagedBytes
+    from wald.store.segments.view import State, read_view
+
     view = read_view(root, read_identity(root).log_id)
     segment = next((each for each in view.segments if each.path == path), None)
     if segment is None or view.state(segment) is not State.ACTIVE:
@@ -132,6 +141,8 @@ def _written_by(root: Root | None, path: Path, named: Named) -> str:
 
 def _writer(root: Root, path: Path) -> str:
     """The life of the daemon that made a segment, and its version; "" if its header or index cannot be read."""
+    from wald.store.checking.dump import dump
+
     try:
         item: Item = next((item for item in dump(path) if "epoch" in item), {})
     except (Damaged, InvalidInput):
@@ -142,6 +153,8 @@ def _writer(root: Root, path: Path) -> str:
 
 
 def _life(root: Root, epoch: int) -> str:
+    from wald.store.writing.lives import read_life
+
     software = (read_life(root, epoch) or {}).get("software")
     return f"the daemon, epoch {epoch}, {software or 'a version that no report in recovery/ has any more'}"
 

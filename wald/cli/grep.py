@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,13 +20,15 @@ from wald.cli.times import now, warn_of_wrong_times
 from wald.errors import Damaged, InvalidInput, NotFound, Partial
 from wald.format.names import DEFAULT_GROUP, check_route
 from wald.format.positions import position, time_of
-from wald.format.record import Record
 from wald.format.times import utc
-from wald.store.reading.batches import Batch
-from wald.store.reading.matching import Matcher
-from wald.store.reading.search import Found, search
-from wald.store.reading.selection import Start, Stop, select
-from wald.store.retention.missing import Missing
+
+if TYPE_CHECKING:
+    from wald.format.record import Record
+    from wald.store.reading.batches import Batch
+    from wald.store.reading.matching import Matcher
+    from wald.store.reading.search import Found
+    from wald.store.reading.selection import Start, Stop
+    from wald.store.retention.missing import Missing
 
 NOTHING_FOUND = 1
 _JOBS_MAX = 64
@@ -75,6 +78,10 @@ def grep(
     the exit code is 4. If records of the range were reclaimed, the exit code is 12; if --from or --since names a
     position before them, it is 3, which takes precedence.
     """
+    from wald.store.reading.search import Found, search
+    from wald.store.reading.selection import select
+    from wald.store.retention.missing import Missing
+
     log = wald.open(root)
     matcher = matcher_of(root, pattern, fixed=fixed, ignore_case=ignore_case, invert=invert)
     view = log.view()
@@ -133,11 +140,14 @@ def _report(missing: Missing, error: NotFound) -> None:
 
 
 def _counter(matcher: Matcher) -> Callable[[Batch], Found]:
+    from wald.store.reading.search import Found
+
     return lambda batch: Found(len(matcher.found(batch)), b"")
 
 
 def _texts(matcher: Matcher, *, times: bool) -> Callable[[Batch], Found]:
     """Sequence and route before the bytes of each record, and its time."""
+    from wald.store.reading.search import Found
 
     def show(batch: Batch) -> Found:
         time = f"{utc(batch.append_time_ns, 9)} " if times else ""
@@ -149,6 +159,8 @@ def _texts(matcher: Matcher, *, times: bool) -> Callable[[Batch], Found]:
 
 
 def _objects(matcher: Matcher) -> Callable[[Batch], Found]:
+    from wald.store.reading.search import Found
+
     def show(batch: Batch) -> Found:
         lines = [_object(record) for record in matcher.records(batch)]
         return Found(len(lines), "".join(lines).encode())

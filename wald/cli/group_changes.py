@@ -6,11 +6,11 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 import wald
-from wald.answers.work import count_of
 from wald.cli.groups import group_argument, group_line
 from wald.cli.options import duration_option, json_option, of_consumer_option, root_option, route_argument
 from wald.cli.output import json_line
@@ -18,16 +18,12 @@ from wald.cli.streams import stdout_is_a_report
 from wald.cli.unprocessed import on_record, skips
 from wald.errors import Damaged, InvalidInput, Locked, NotFound, NotPermitted, Refused
 from wald.hints import command_line, user_name
-from wald.log import Log
 from wald.store.files.disk import Disk
-from wald.store.retention.cursors import CursorState
-from wald.store.retention.missing import unless_lost
-from wald.work.commands import commands_of, worker_name
-from wald.work.group import WorkGroup
-from wald.work.ownership import Ownership
-from wald.work.picture import OwnerProcess, Seen, WorkFile, look, owner_of, work_file
-from wald.work.removal import remove_group
-from wald.work.requests import OwnerGone, ask
+
+if TYPE_CHECKING:
+    from wald.log import Log
+    from wald.work.group import WorkGroup
+    from wald.work.picture import OwnerProcess, Seen, WorkFile
 
 timeout_option = duration_option("--timeout", "10s", "How long to wait for the owner of the group.", seconds_min=0.1)
 
@@ -51,6 +47,8 @@ def release(
     while a command of wald-drain runs for the worker; the error says how to end the command, after which its records
     are redelivered.
     """
+    from wald.answers.work import count_of
+
     log = wald.open(root)
     seen = _changeable(log, route, group)
     if not count_of(each for each in seen.picture.out() if each.consumer == consumer):
@@ -122,6 +120,9 @@ def remove(root: Path, route: str, group: str, of_consumer: bool, as_json: bool)
     The records that it has not done are no longer kept for it. Records that other groups of the route have not
     processed are kept; if there is no other group, all are.
     """
+    from wald.work.picture import owner_of, work_file
+    from wald.work.removal import remove_group
+
     log = wald.open(root)
     file = work_file(log.root, route, group, of_consumer=of_consumer)
     try:
@@ -143,6 +144,8 @@ def _require_no_command(log: Log, seen: Seen, consumer: str) -> None:
     Raises:
         Refused: a command of ``wald-drain`` has the records of the worker.
     """
+    from wald.work.commands import commands_of, worker_name
+
     for each in commands_of([seen]).get(seen.file.path, []):
         if each.worker is not None and worker_name(each.worker) == consumer:
             again = group_line(log, "release", seen.file, f"{consumer} --while-it-runs")
@@ -170,6 +173,9 @@ def _changeable(log: Log, route: str, group: str) -> Seen:
         NotPermitted: it is another user's.
         Damaged: its journal is damaged.
     """
+    from wald.store.retention.cursors import CursorState
+    from wald.work.picture import look, work_file
+
     file = work_file(log.root, route, group)
     if file.path.parent != log.root.place(route, group):
         user = user_name(file.path.lstat().st_uid)
@@ -190,6 +196,10 @@ def _carried_out(
     Raises:
         as of :func:`ask`, :class:`WorkGroup` and what ``do`` calls.
     """
+    from wald.work.group import WorkGroup
+    from wald.work.ownership import Ownership
+    from wald.work.requests import OwnerGone, ask
+
     file = seen.file
     while True:
         try:
@@ -213,6 +223,8 @@ def _skippable(log: Log, seen: Seen, first: int, last: int) -> int:
         Refused: not behind what is done, or beyond the log.
         NotFound: all of it is done, or of other routes.
     """
+    from wald.store.retention.missing import unless_lost
+
     route, group, picture = seen.file.route, seen.file.group, seen.picture
     head = log.head()
     durable = 0 if head is None else head.sequence

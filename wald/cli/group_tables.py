@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from wald.cli.output import aligned
 from wald.format.times import utc
-from wald.format.work import Dead
 from wald.setting_types import format_seconds
-from wald.work.picture import Out, Waiting
+
+if TYPE_CHECKING:
+    from wald.format.work import Dead
+    from wald.work.picture import Out, Waiting
 
 SHOWN = 20
 _NS = 10**9

@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 import wald
 from wald.answers.fields import time_fields
-from wald.answers.groups import FoundGroup, found_groups, group_fields, with_lags
-from wald.answers.pending import pending_fields
-from wald.answers.work import count_of
 from wald.cli.group_tables import SHOWN, dead_table, one_line, out_table, waiting_table
 from wald.cli.lazy_group import LazyCommand, LazyGroup
 from wald.cli.options import count_option, json_option, of_consumer_option, root_option, route_argument
@@ -21,14 +19,15 @@ from wald.errors import Damaged
 from wald.format.names import CONSUMERS, check_group, check_route
 from wald.format.times import utc
 from wald.hints import command_line
-from wald.log import Log
 from wald.setting_types import format_bytes, format_seconds
 from wald.store.files.processes import is_stopped
-from wald.store.retention.backlog import Backlog, GroupBacklog
-from wald.store.retention.cursors import CursorState
-from wald.work.commands import RunningCommand, worker_name
-from wald.work.journal import beyond_head
-from wald.work.picture import Seen, WorkFile, look, work_file
+
+if TYPE_CHECKING:
+    from wald.answers.groups import FoundGroup
+    from wald.log import Log
+    from wald.store.retention.backlog import GroupBacklog
+    from wald.work.commands import RunningCommand
+    from wald.work.picture import Seen, WorkFile
 
 _NS = 10**9
 _COLUMNS = ("ROUTE", "GROUP", "OWNER", "DONE TO", "READ TO", "OPEN", "OUT", "WAITING", "GIVING UP", "BEHIND", "OLDEST")
@@ -71,6 +70,8 @@ def list_(root: Path, route: str | None, as_json: bool) -> int:
     the first open record has been in the log. OWNER is the process that the workers are part of, or connected to. The
     exit code is 4 if a journal is damaged.
     """
+    from wald.answers.groups import found_groups, group_fields
+
     log = wald.open(root)
     now_ns = time.time_ns()
     found = found_groups(log, [route] if route else log.routes(), now_ns)
@@ -84,6 +85,8 @@ def list_(root: Path, route: str | None, as_json: bool) -> int:
 
 
 def _row(log: Log, found: FoundGroup, now_ns: int) -> tuple[str, ...]:
+    from wald.answers.work import count_of
+
     seen, picture = found.seen, found.seen.picture
     owner = "none" if seen.owner is None else str(seen.owner.pid or "elsewhere")
     notes = [f"in {CONSUMERS}/"] if seen.file.of_consumer else []
@@ -110,6 +113,9 @@ def show(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) -
 
     If its journal is damaged, show where, what is known, and what can be done; the exit code is then 4.
     """
+    from wald.answers.groups import group_fields, with_lags
+    from wald.work.picture import look, work_file
+
     log = wald.open(root)
     now_ns = time.time_ns()
     seen = look(log, work_file(log.root, route, group, of_consumer=of_consumer), now_ns)
@@ -124,6 +130,8 @@ def show(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) -
 
 def _held_back(log: Log, seen: Seen) -> GroupBacklog:
     """What the group keeps from being reclaimed."""
+    from wald.store.retention.backlog import Backlog, GroupBacklog
+
     backlog = Backlog(log.view())
     for _ in backlog.segments():
         pass
@@ -147,6 +155,8 @@ def _more_fields(found: FoundGroup, held: GroupBacklog) -> dict[str, object]:
 
 
 def _rows(log: Log, found: FoundGroup, held: GroupBacklog, now_ns: int) -> Iterator[tuple[str, str]]:
+    from wald.store.retention.cursors import CursorState
+
     seen, picture = found.seen, found.seen.picture
     at = seen.cursor
     yield "route", seen.file.route
@@ -186,12 +196,16 @@ def _owner(seen: Seen) -> str:
 
 
 def _command(command: RunningCommand) -> str:
+    from wald.work.commands import worker_name
+
     worker = "" if command.worker is None else f"{worker_name(command.worker)}: "
     left = ", left running by an earlier wald-drain" * command.left
     return f"{worker}process {command.process}, since {utc(command.started_ns)}{left}: {command.words}"
 
 
 def _open(seen: Seen) -> str:
+    from wald.answers.work import count_of
+
     picture = seen.picture
     if not picture.open:
         return "nothing: every record that was read is done"
@@ -236,6 +250,9 @@ def _holding(held: GroupBacklog) -> str:
 
 def _next(log: Log, found: FoundGroup) -> str:
     """What to type, or to do."""
+    from wald.store.retention.cursors import CursorState
+    from wald.work.journal import beyond_head
+
     seen, picture, left = found.seen, found.seen.picture, found.left
     path = seen.file.path
     if seen.damage and beyond_head(log.root, seen.reading):
@@ -267,6 +284,8 @@ def _next(log: Log, found: FoundGroup) -> str:
 
 def _only_waits(found: FoundGroup) -> str:
     """When the next record is due, if nothing can be delivered before; else ""."""
+    from wald.answers.work import count_of
+
     picture = found.seen.picture
     due = [each.due_ns for each in picture.waiting()]
     if found.left or found.behind.records or not due or count_of(picture.waiting()) < picture.open:
@@ -291,6 +310,9 @@ def pending(
     A record that was not acknowledged before UNTIL is ready again, and not shown. TRIES is the number of deliveries of
     each record, REASON why it was last returned. With --json, one object per line.
     """
+    from wald.answers.pending import pending_fields
+    from wald.work.picture import look, work_file
+
     log = wald.open(root)
     now_ns = time.time_ns()
     seen = look(log, work_file(log.root, route, group, of_consumer=of_consumer), now_ns)

@@ -6,18 +6,20 @@ import heapq
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from wald.answers.history import clock_events, crash_events, event_fields, sentence
 from wald.cli.options import json_option, root_option
 from wald.cli.output import json_line
 from wald.cli.times import check_span, time_option
 from wald.errors import Damaged
 from wald.format.times import nanoseconds, utc
-from wald.store.checking.story import END_OF_TIME_NS, Event, Story
 from wald.store.files.directory import Root
 from wald.store.files.identity import read_identity
+
+if TYPE_CHECKING:
+    from wald.store.checking.story import Event, Story
 
 _LINES = 500  # that are written at once
 
@@ -39,6 +41,9 @@ def history(root: Path, since: datetime | None, until: datetime | None, route: s
     without a line are not detected; `wald verify` reports them. Exit code 3: the route does not exist, and no line of
     the requested time names it.
     """
+    from wald.answers.history import clock_events, crash_events, event_fields
+    from wald.store.checking.story import END_OF_TIME_NS, Story
+
     check_span(since, until)
     here = Root(root)
     read_identity(here)
@@ -74,4 +79,6 @@ def _report(story: Story, *, as_json: bool) -> None:
 
 
 def _text(event: Event) -> str:
+    from wald.answers.history import sentence
+
     return f"{utc(event.at_ns)}  {event.entry.get('event'):10} {sentence(event)}"

@@ -8,6 +8,7 @@ from collections import Counter
 from contextlib import closing, nullcontext
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,15 +17,15 @@ from wald.cli.options import json_option, root_option
 from wald.cli.output import json_line
 from wald.errors import Damaged
 from wald.format.names import VERIFIED
-from wald.store.checking.dump import Item
-from wald.store.checking.dump import dump as items_of
-from wald.store.checking.finding import Level
-from wald.store.checking.verifier import Verification
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.identity import read_identity
-from wald.store.files.ledger import Ledger
-from wald.work.checking import check_journals
+
+if TYPE_CHECKING:
+    from wald.store.checking.dump import Item
+    from wald.store.checking.finding import Level
+    from wald.store.checking.verifier import Verification
+    from wald.store.files.ledger import Ledger
 
 
 @click.command()
@@ -36,6 +37,8 @@ def dump(path: Path, records: bool, as_json: bool) -> int:
 
     If there is damage, its position is shown, and the exit code is 4. With --json, one object per line.
     """
+    from wald.store.checking.dump import dump as items_of
+
     damaged = False
     for item in items_of(path, records=records):
         damaged = damaged or "damage" in item
@@ -52,6 +55,8 @@ def verify(root: Path, record: bool, as_json: bool) -> int:
 
     One line for each file and each finding; the exit code is 4 if anything is wrong. A daemon may be running.
     """
+    from wald.store.checking.finding import Level
+
     here = Root(root)
     log_id = read_identity(here).log_id
     with _ledger(here) if record else nullcontext() as ledger:
@@ -65,11 +70,17 @@ def verify(root: Path, record: bool, as_json: bool) -> int:
 
 def _ledger(root: Root) -> closing[Ledger]:
     """The ledger of verifications; one process at a time has it."""
+    from wald.store.files.ledger import Ledger
+
     return closing(Ledger(root.ledger / VERIFIED, Disk(), owner="verification with --record"))
 
 
 def _report(here: Root, root: Path, log_id: bytes, *, as_json: bool) -> Counter[Level]:
     """Print every finding; returns how many there are of each level."""
+    from wald.store.checking.finding import Level
+    from wald.store.checking.verifier import Verification
+    from wald.work.checking import check_journals
+
     counts: Counter[Level] = Counter()
     began = time.monotonic()
     verification = Verification(here)
@@ -94,6 +105,8 @@ def _report(here: Root, root: Path, log_id: bytes, *, as_json: bool) -> Counter[
 
 
 def _summary(verification: Verification, counts: Counter[Level], seconds: float) -> dict[str, object]:
+    from wald.store.checking.finding import Level
+
     return {
         "kind": "summary",
         "good": not counts[Level.ERROR],

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from wald.answers.latency import MEASURED, Item, measured
 from wald.cli.options import duration_option, json_option, root_option, socket_option
 from wald.cli.output import aligned, json_line
+
+if TYPE_CHECKING:
+    from wald.answers.latency import Item
 
 
 @click.command()
@@ -23,6 +26,7 @@ def latency(root: Path, socket: Path | None, as_json: bool, during: float | None
 
     The numbers come from the daemon's histograms. A quantile is the upper bound of its bucket. Needs the daemon.
     """
+    from wald.answers.latency import measured
     from wald.cli.connect import daemon_at
 
     with daemon_at(root, socket) as daemon:
@@ -36,6 +40,8 @@ def latency(root: Path, socket: Path | None, as_json: bool, during: float | None
 
 
 def _lines(found: Item) -> list[str]:
+    from wald.answers.latency import MEASURED
+
     rows = [["", "count", "mean", "p50", "p90", "p99"]]
     for name in MEASURED:
         spread = found[name]

@@ -12,23 +12,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import wald
-from wald.answers.work import WorkCounts, work_counts
 from wald.cli.options import root_option, size_option
 from wald.cli.work_metrics import of_work_groups
 from wald.exposition import Metric, Samples, gauge, render
 from wald.format.names import VERIFIED
-from wald.log import Log
 from wald.store.files.directory import Root
 from wald.store.files.identity import read_identity
-from wald.store.files.ledger import newest_entries
-from wald.store.retention.backlog import Backlog, GroupBacklog, Growth
-from wald.store.retention.conditions import Condition, condition_of
-from wald.store.retention.cursors import CursorState
+
+if TYPE_CHECKING:
+    from wald.answers.work import WorkCounts
+    from wald.log import Log
+    from wald.store.retention.backlog import GroupBacklog, Growth
+    from wald.store.retention.conditions import Condition
 
 GROUPS_MAX = 5000  # each has some samples, and a user who may write cursors may make any number of groups
 _ROUTE_GROUP = ("route", "group")
@@ -81,6 +81,10 @@ def measure(log: Log) -> Measured:
     Raises:
         Damaged: the directory or the end of the log cannot be read.
     """
+    from wald.answers.work import work_counts
+    from wald.store.retention.backlog import Backlog
+    from wald.store.retention.conditions import condition_of
+
     began = time.monotonic()
     backlog = Backlog(log.view())
     segments: Counter[Condition] = Counter()
@@ -136,6 +140,8 @@ class Ran:
 
 def last_runs(root: Root) -> Ran:
     """What the ends of the ledgers say."""
+    from wald.store.files.ledger import newest_entries
+
     archived: dict[tuple[str, str], int] = {}
     for entry in newest_entries(root.ledger / "archive.jsonl", "finished"):
         archived.setdefault((str(entry.get("route")), str(entry.get("group"))), _at(entry))
@@ -151,6 +157,8 @@ def last_runs(root: Root) -> Ran:
 
 
 def _newest(path: Path, *events: str) -> int | None:
+    from wald.store.files.ledger import newest_entries
+
     return next(map(_at, newest_entries(path, *events)), None)
 
 
@@ -195,11 +203,15 @@ def _growth(growth: Growth | None, left: int) -> Iterator[Metric]:
 
 
 def _by_condition(name: str, meaning: str, counts: Counter[Condition]) -> Metric:
+    from wald.store.retention.conditions import Condition
+
     samples: Samples = {(condition.name.lower(),): counts[condition] for condition in Condition}
     return Metric(name, "gauge", meaning, ("state",), samples)
 
 
 def _groups(found: Measured, now_ns: int) -> Iterator[Metric]:
+    from wald.store.retention.cursors import CursorState
+
     named = [((group.cursor.route, group.cursor.group), group) for group in found.groups]
     usable = (CursorState.VALID, CursorState.ABSENT)
     lag: Samples = {name: group.lag.records for name, group in named}

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from wald.errors import InvalidInput
 from wald.hints import command_line
-from wald.store.reading.matching import BadPattern, Matcher
+
+if TYPE_CHECKING:
+    from wald.store.reading.matching import Matcher
 
 
 def matcher_of(
@@ -18,6 +21,8 @@ def matcher_of(
     Raises:
         InvalidInput: the pattern is not a regular expression.
     """
+    from wald.store.reading.matching import BadPattern, Matcher
+
     try:
         return Matcher(os.fsencode(pattern), fixed=fixed, ignore_case=ignore_case, invert=invert)
     except BadPattern as error:

@@ -18,9 +18,6 @@ from wald.cli.read_range import Asked, Range, of_latest
 from wald.cli.times import warn_of_wrong_times
 from wald.errors import Damaged, Partial, WaldError
 from wald.format.names import DEFAULT_GROUP, check_group, check_route
-from wald.store.reading.senders import Senders
-from wald.store.retention.cursors import CursorState, newcomer
-from wald.store.retention.missing import POLICIES
 
 if TYPE_CHECKING:
     from wald.log import Log
@@ -45,7 +42,7 @@ COMMIT_SECONDS = 0.2  # between two moves of the cursor, because each is two syn
 @click.option("--commit", is_flag=True, help="Move the group's cursor after the records were written to stdout.")
 @click.option(
     "--on-missing",
-    type=click.Choice(POLICIES),
+    type=click.Choice(["error", "skip"]),
     help="What to do about reclaimed records; without it: an error if --from names a sequence or a time.",
 )
 @click.option("--times", is_flag=True, help="Print the append time before each record.")
@@ -69,6 +66,8 @@ def read(root: Path, route: str | None, on_missing: str | None, **options: Any) 
     ends with exit code 3; otherwise it continues, and the exit code is 12. --on-missing error always ends it;
     --on-missing skip skips missing records with exit code 0.
     """
+    from wald.store.reading.senders import Senders
+
     asked = Asked(root, route if route is None else check_route(route), **options)
     asked.check()
     log = wald.open(root)
@@ -126,6 +125,8 @@ def _write(batches: Iterable[Batch], output: Output, commits: _Commits | None = 
 
 def _report_absent(log: Log, route: str, group: str) -> None:
     """Report that the group has no cursor: its name may be misspelt."""
+    from wald.store.retention.cursors import CursorState
+
     if log.cursor(route, group).state is CursorState.ABSENT:
         click.echo(f"wald: group {group} has no cursor on route {route}: reading begins at the oldest record", err=True)
 
@@ -139,6 +140,8 @@ def _succeed_workers(log: Log, route: str, group: str) -> None:
 
 
 def _write_and_commit(log: Log, route: str, group: str, batches: Iterable[Batch], output: Output) -> None:
+    from wald.store.retention.cursors import newcomer
+
     if news := newcomer(log.root, route, group):
         click.echo(f"wald: {news}", err=True)
     with _Commits(log, route, group) as commits:

@@ -8,20 +8,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from wald.cli.times import now
 from wald.errors import InvalidInput
 from wald.format.positions import position, time_of
 from wald.format.times import nanoseconds
 from wald.hints import command_line
-from wald.store.reading.selection import NO_SEQUENCE, Named, Start, Stop
 
 if TYPE_CHECKING:
     from wald.log import Log
     from wald.store.reading.matching import Matcher
+    from wald.store.reading.selection import Named, Start, Stop
 
-_NAMED: dict[str, Named] = {name: name for name in get_args(Named)}
+_NAMED: dict[str, Named] = {"earliest": "earliest", "end": "end", "cursor": "cursor"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +141,7 @@ def of_latest(log: Log, asked: Range, route: str | None, count: int, *, matcher:
     """The last ``count`` records of a range: those of ``route``, and of these those that match; None: it holds none."""
     from wald.store.files.clock import read_steps
     from wald.store.reading.latest import start_of_latest
+    from wald.store.reading.selection import NO_SEQUENCE
     from wald.store.segments.seeking import end_of, sequence_at, sequence_since
 
     view = log.view()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,21 +17,17 @@ from wald.errors import Damaged, Locked, NotFound, Refused, UnsupportedFormat
 from wald.format.names import CONSUMERS, CURSOR_SUFFIX, SKIPS, WORK_SUFFIX
 from wald.format.times import utc
 from wald.hints import command_line
-from wald.store.checking.finding import Finding, Level
-from wald.store.checking.verifier import verify
-from wald.store.files import uptime
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.identity import read_identity
-from wald.store.files.ledger import lock_ledger
 from wald.store.files.listing import list_segments
-from wald.store.repairing.apply import Repair
-from wald.store.repairing.facts import Facts
-from wald.store.repairing.identity import lost_identity
-from wald.store.repairing.plan import Act, Plan
-from wald.store.repairing.proposal import proposed
-from wald.store.writing.lock import Lock, how_to_stop, require_free
-from wald.work.checking import check_journals
+
+if TYPE_CHECKING:
+    from wald.store.checking.finding import Finding
+    from wald.store.repairing.apply import Repair
+    from wald.store.repairing.facts import Facts
+    from wald.store.repairing.plan import Act, Plan
+    from wald.store.writing.lock import Lock
 
 _OWNERS = {
     "reclaim.jsonl": "wald-reclaim",
@@ -58,6 +55,14 @@ def repair(root: Path, dry_run: bool, accept_loss: bool, as_json: bool) -> int:
     with --dry-run. 4, without such a line: with --dry-run, there is damage, as for `wald verify`; otherwise some damage
     is left that this command does not repair.
     """
+    from wald.store.checking.finding import Level
+    from wald.store.checking.verifier import verify
+    from wald.store.files import uptime
+    from wald.store.repairing.apply import Repair
+    from wald.store.repairing.identity import lost_identity
+    from wald.store.repairing.proposal import proposed
+    from wald.store.writing.lock import require_free
+
     here = Root(root)
     lost_identity(here)  # before anything is written: whether there is a log, and which
     if dry_run:
@@ -77,6 +82,9 @@ def repair(root: Path, dry_run: bool, accept_loss: bool, as_json: bool) -> int:
 
 def _journals(root: Root) -> Iterator[Finding]:
     """What is wrong with those of work groups, which nothing can make anew."""
+    from wald.store.checking.finding import Level
+    from wald.work.checking import check_journals
+
     try:
         log_id = read_identity(root).log_id
     except (Damaged, NotFound, UnsupportedFormat):  # the plan has it
@@ -87,6 +95,9 @@ def _journals(root: Root) -> Iterator[Finding]:
 @contextmanager
 def _locked(root: Root) -> Iterator[Lock]:
     """The daemon's lock, and those of the programs that change what is repaired."""
+    from wald.store.files.ledger import lock_ledger
+    from wald.store.writing.lock import Lock
+
     disk = Disk()
     with ExitStack() as stack:
         with _hinting(root):
@@ -103,6 +114,8 @@ def _locked(root: Root) -> Iterator[Lock]:
 @contextmanager
 def _hinting(root: Root) -> Iterator[None]:
     """Where a daemon must not run, the hint is how to stop it."""
+    from wald.store.writing.lock import how_to_stop
+
     try:
         yield
     except Locked as error:

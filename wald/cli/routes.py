@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 import wald
-from wald.answers.routes import routes_fields
 from wald.cli.connect import daemon_at, runs
 from wald.cli.options import json_option, root_option, route_argument, socket_option
 from wald.cli.output import aligned, json_line
@@ -20,11 +20,12 @@ from wald.hints import command_line
 from wald.setting_types import MODE, OS_GROUP
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
-from wald.store.files.fifos import FIFO_MODE, has_fifo
+from wald.store.files.fifos import FIFO_MODE
 from wald.store.files.identity import read_identity
 from wald.store.files.routes import add_route, retire_route
-from wald.store.retention.cursors import CursorState
-from wald.store.retention.progress import Progress, progress
+
+if TYPE_CHECKING:
+    from wald.store.retention.progress import Progress
 
 _COLUMNS = ("ROUTE", "LAST", "GROUP", "CURSOR", "LAG", "")
 
@@ -37,6 +38,9 @@ def routes(root: Path, as_json: bool) -> None:
 
     LAG is the number of records of the route that the log has and the group has not processed.
     """
+    from wald.answers.routes import routes_fields
+    from wald.store.retention.progress import progress
+
     log = wald.open(root)
     every = progress(log.view())
     if as_json:
@@ -108,6 +112,8 @@ def retire(root: Path, socket: Path | None, route: str, as_json: bool) -> None:
 
 def _print_state(command: str, root: Root, route: str) -> None:
     """Print what the route is now."""
+    from wald.store.files.fifos import has_fifo
+
     fields = {"route": route, "path": str(root.route(route)), "retired": root.retired(route).exists()}
     click.echo(json_line(command, fields | {"fifo": has_fifo(root, route)}))
 
@@ -129,6 +135,8 @@ def _group_id(name: str) -> str:
 
 
 def _rows(route: Progress) -> list[tuple[str, ...]]:
+    from wald.store.retention.cursors import CursorState
+
     consumers = f"consumers={route.consumers}"
     known = (("fifo", route.fifo), ("retired", route.retired), (consumers, bool(route.consumers)))
     notes = " ".join(note for note, holds in known if holds)

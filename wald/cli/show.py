@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from importlib.metadata import entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,16 +16,18 @@ from wald.cli.output import aligned, json_line
 from wald.cli.positions import exit_code
 from wald.cli.streams import write_stdout
 from wald.errors import Damaged, InvalidInput, NotFound
-from wald.format.record import Record
 from wald.format.times import utc
 from wald.hints import command_line
-from wald.log import Log
-from wald.store.reading.batches import Batch
-from wald.store.reading.lookup import Whereabouts
-from wald.store.reading.senders import Sender
 
-Finder = Callable[[str, str | None, int], Record | None]
-"""Address of an archive, route, sequence → the record there."""
+if TYPE_CHECKING:
+    from wald.format.record import Record
+    from wald.log import Log
+    from wald.store.reading.batches import Batch
+    from wald.store.reading.lookup import Whereabouts
+    from wald.store.reading.senders import Sender
+
+    Finder = Callable[[str, str | None, int], Record | None]
+    """Address of an archive, route, sequence → the record there."""
 
 
 @click.command()
@@ -74,6 +76,8 @@ def _in_archive(log: Log, found: Whereabouts, archive: str | None) -> Record | N
     """The record from its bundle, or from the archive that was named; None if it is in none."""
     entry = found.bundle_entry
     address = archive or (str(entry["dest"]) if entry and entry.get("dest") else None)
+    from importlib.metadata import entry_points
+
     finder = next(iter(entry_points(group="wald.bundles", name="find")), None)
     if address is None or finder is None:
         return None

@@ -5,23 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 import wald
 from wald.answers.fields import time_fields
-from wald.answers.status import Facts, Finding, Severity, findings, named, read_facts
 from wald.cli.options import duration_option, json_option, root_option, socket_option
 from wald.cli.output import aligned, json_line
 from wald.errors import Unavailable
 from wald.format.times import utc
 from wald.hints import command_line
 from wald.setting_types import format_bytes, format_seconds
-from wald.store.retention.backlog import GroupBacklog
-from wald.store.segments.head import seconds_ahead
 
-_EXITS = {Severity.WARNING: 14, Severity.FAILING: 13, Severity.DOWN: Unavailable.exit_code}
-_WORDS = {Severity.WARNING: "warning", Severity.FAILING: "failing", Severity.DOWN: "down"}
+if TYPE_CHECKING:
+    from wald.answers.status import Facts, Finding
+    from wald.store.retention.backlog import GroupBacklog
+
+_EXIT_CODES = {"warning": 14, "failing": 13, "down": Unavailable.exit_code}
 _GOOD = "good"
 
 
@@ -41,6 +42,8 @@ def status(
     cannot be read), and 6 if the daemon is dead, frozen or silent. The settings are those of the running daemon, or of
     its last run.
     """
+    from wald.answers.status import findings, read_facts
+
     now_ns = time.time_ns()
     facts = read_facts(wald.open(root), socket=socket, seconds=timeout, now_ns=now_ns)
     found = findings(facts, now_ns=now_ns, lag_max=lag_max)
@@ -49,11 +52,15 @@ def status(
     else:
         lines = [json_line("status", _object(facts, found, now_ns))] if as_json else _text(facts, found, now_ns)
     click.echo("\n".join(lines))
-    return 0 if with_settings or not found else _EXITS[found[0].severity]
+    return 0 if with_settings or not found else _EXIT_CODES[_word(found[0])]
+
+
+def _word(finding: Finding) -> str:
+    return finding.severity.name.lower()
 
 
 def _verdict(found: list[Finding]) -> str:
-    return _WORDS[found[0].severity] if found else _GOOD
+    return _word(found[0]) if found else _GOOD
 
 
 def _text(facts: Facts, found: list[Finding], now_ns: int) -> Iterator[str]:
@@ -66,7 +73,7 @@ def _text(facts: Facts, found: list[Finding], now_ns: int) -> Iterator[str]:
     ]
     yield from aligned([row for row in rows if row[1]], ())
     for finding in found:
-        yield f"{_WORDS[finding.severity]}: {finding.message}"
+        yield f"{_word(finding)}: {finding.message}"
         if finding.hint:
             yield f"  hint: {finding.hint}"
     yield _verdict(found)
@@ -89,6 +96,8 @@ def _crash(facts: Facts) -> str:
 
 
 def _head(facts: Facts, now_ns: int) -> str:
+    from wald.store.segments.head import seconds_ahead
+
     if facts.head_damage is not None:
         return "not known"
     if facts.head is None or not facts.head.at_ns:
@@ -108,6 +117,8 @@ def _steps(facts: Facts) -> str:
 
 
 def _lag(facts: Facts, now_ns: int) -> str:
+    from wald.answers.status import named
+
     waiting = facts.waiting
     if not waiting and facts.lost_routes:
         return f"not known of {named(facts.lost_routes)}"
@@ -153,7 +164,7 @@ def _object(facts: Facts, found: list[Finding], now_ns: int) -> dict[str, object
     daemon, crash, head = facts.daemon, facts.crash, facts.head
     return {
         "verdict": _verdict(found),
-        "findings": [{"severity": _WORDS[each.severity], "message": each.message, "hint": each.hint} for each in found],
+        "findings": [{"severity": _word(each), "message": each.message, "hint": each.hint} for each in found],
         "daemon": {
             "life": daemon.life.value,
             "message": daemon.message,

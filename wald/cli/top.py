@@ -22,16 +22,17 @@ from typing import TYPE_CHECKING
 import click
 
 import wald
-from wald.answers.samples import HeadSource, LogSource, Sampler
-from wald.answers.snapshot import HeadSample, LogSample, Snapshot, activity, inventory
 from wald.cli.options import duration_option, root_option
 from wald.errors import InvalidInput
 from wald.hints import command_line
-from wald.log import Log
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
+
+    from wald.answers.samples import Sampler
+    from wald.answers.snapshot import HeadSample, LogSample, Snapshot
+    from wald.log import Log
 
 _INTERVAL_MIN_SECONDS = 0.1  # a person reads no faster
 _PLAIN_CELLS = 200  # enough for a row of the table
@@ -80,6 +81,8 @@ class _Samplers:
     """Both samplers of one log."""
 
     def __init__(self, log: Log) -> None:
+        from wald.answers.samples import HeadSource, LogSource, Sampler
+
         self._log = log
         self._head_sampler: Sampler[HeadSample] = Sampler(HeadSource(log).sample)
         self._log_sampler: Sampler[LogSample] = Sampler(LogSource(log).sample)
@@ -101,6 +104,8 @@ class _Samplers:
         Raises:
             Exception: a bug in a sampler.
         """
+        from wald.answers.snapshot import Snapshot, activity, inventory
+
         for sampler in self._every:
             if sampler.bug is not None:
                 raise sampler.bug

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,18 +20,16 @@ from wald.cli.positions import exit_code
 from wald.cli.streams import stdout_is_a_report
 from wald.errors import Damaged, NotFound, NotPermitted, Refused
 from wald.format.names import CONSUMERS, SKIPS
-from wald.format.record import Record
 from wald.format.times import utc
 from wald.hints import command_line, user_name
-from wald.log import Log
 from wald.store.files.disk import Disk
-from wald.store.files.ledger import Ledger
-from wald.store.files.uptime import now as uptime_now
-from wald.store.retention.cursors import Cursor, CursorState, newcomer, require_no_remains
-from wald.store.retention.history import History
-from wald.store.retention.missing import Missing, Wanted, count
-from wald.store.retention.progress import lags, last_sequences
-from wald.store.segments.seeking import end_sequence
+
+if TYPE_CHECKING:
+    from wald.format.record import Record
+    from wald.log import Log
+    from wald.store.files.ledger import Ledger
+    from wald.store.retention.cursors import Cursor
+    from wald.store.retention.missing import Missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +70,8 @@ def unprocessed(log: Log, found: Cursor) -> Unprocessed:
     Raises:
         Damaged: the next record cannot be read.
     """
+    from wald.store.retention.progress import lags, last_sequences
+
     view, route, group = log.view(), found.route, found.group
     lag = lags(view, [found])[route, group]
     gone: list[Missing] = []
@@ -85,6 +85,10 @@ def unprocessed(log: Log, found: Cursor) -> Unprocessed:
 
 def _lost_behind(log: Log, route: str, sequence: int) -> int:
     """How many records of a route behind ``sequence`` were given up, at most; by the ledger, without reading on."""
+    from wald.store.retention.history import History
+    from wald.store.retention.missing import Wanted, count
+    from wald.store.segments.seeking import end_sequence
+
     head = end_sequence(log.root, log.identity.log_id) - 1
     wanted = Wanted(lambda _: sequence + 1, frozenset([route]), sequence + 1, head)
     return count([loss.begun for loss in History(log.root).losses(sequence + 1, head)], wanted).records
@@ -121,6 +125,8 @@ def _fields(found: Unprocessed) -> dict[str, object]:
 
 
 def _text(log: Log, found: Unprocessed) -> Iterator[str]:
+    from wald.store.retention.cursors import CursorState
+
     at, first = found.cursor, found.first
     stands = f"at {at.sequence}" if at.state is CursorState.VALID else f"{at.state.value}: {at.message}"
     stands += f", in {CONSUMERS}/" * (at.path.parent.name == CONSUMERS)
@@ -178,6 +184,8 @@ def skip(
 
     The log's owner and root may skip, also for a consumer if the group has no other cursor.
     """
+    from wald.store.retention.cursors import newcomer, require_no_remains
+
     log = wald.open(root)
     log.root.require_route(route)
     with skips(log, f"cursor skip {route} {sequence} --group {group}") as ledger:
@@ -207,6 +215,8 @@ def skips(log: Log, again: str) -> Iterator[Ledger]:
     Raises:
         NotPermitted: this user may not write it; ``again`` is the command that root may type.
     """
+    from wald.store.files.ledger import Ledger
+
     path = log.root.ledger / SKIPS
     try:
         ledger = Ledger(path, Disk(), owner="wald cursor skip")
@@ -221,6 +231,7 @@ def skips(log: Log, again: str) -> Iterator[Ledger]:
 @contextmanager
 def on_record(ledger: Ledger, entry: dict[str, Any]) -> Iterator[None]:
     """Record a skip before it is made, and its outcome after it; a killed command leaves the first line alone."""
+    from wald.store.files.uptime import now as uptime_now
 
     def append(event: str, **more: object) -> None:
         ledger.append({"event": event} | entry | more | {"at": time.time_ns()} | uptime_now().as_entry())
@@ -243,6 +254,8 @@ def _skippable(log: Log, found: Cursor, sequence: int, *, through: bool) -> tupl
         NotFound: it is no record of the route that the group has not processed.
         Damaged: the cursor cannot be trusted, or the record cannot be read.
     """
+    from wald.store.retention.cursors import CursorState
+
     route = found.route
     if found.state not in (CursorState.VALID, CursorState.ABSENT):
         setting = f"cursor set {route} SEQUENCE {found.options} --rewind"

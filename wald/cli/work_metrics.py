@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from wald.answers.work import WorkCounts
 from wald.exposition import Metric, Samples
 
+if TYPE_CHECKING:
+    from wald.answers.work import WorkCounts
 _LABELS = ("route", "group")
 
 

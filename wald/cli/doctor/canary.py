@@ -7,7 +7,6 @@ canary ends between the record and the cursor, the next one moves the cursor pas
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import time
 from collections.abc import Iterator
@@ -15,14 +14,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import wald
 from wald.cli.connect import runs
-from wald.client.producer import Producer
 from wald.errors import Damaged, NotPermitted, Refused, Unavailable
 from wald.format.names import DEFAULT_GROUP
 from wald.hints import command_line, user_name
-from wald.log import Log
+
+if TYPE_CHECKING:
+    from wald.log import Log
 
 ROUTE = "wald.canary"
 _EXPLAIN_SECONDS = 1.2  # in which the client finds out why the daemon does not answer
@@ -65,6 +66,8 @@ def send(root: Path, socket: Path | None, *, within: float) -> Iterator[Step]:
 
 
 def _steps(log: Log, socket: Path | None, deadline: float) -> Iterator[Step]:
+    from wald.client.producer import Producer
+
     begun = time.monotonic()
     patience = max(0.1, deadline - begun - _EXPLAIN_SECONDS)
     with Producer(socket or log.root.path, retry_for=patience, connect_for=patience) as producer:
@@ -74,7 +77,7 @@ def _steps(log: Log, socket: Path | None, deadline: float) -> Iterator[Step]:
             producer.command("PING")
         _require_cursor(log)
         yield Step("connected", time.monotonic() - begun, 0, f"the daemon answers, and route {ROUTE} is there")
-        begun, value = time.monotonic(), secrets.token_hex(16).encode()
+        begun, value = time.monotonic(), os.urandom(16).hex().encode()
         producer.send(ROUTE, [value])
         sequence = producer.flush()[-1].last
     yield Step("appended", time.monotonic() - begun, sequence, f"record {sequence} is durable (OK)")

@@ -12,16 +12,19 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import click
 
-from wald.cli.doctor.canary import ROUTE, Step, send
+from wald.cli.doctor.canary import ROUTE
 from wald.cli.doctor.checks import Finding, Outcome
-from wald.cli.doctor.examination import examine
 from wald.cli.options import config_option, duration_option, json_option, root_option, socket_option
 from wald.cli.output import json_line
 from wald.errors import InvalidInput, WaldError
 from wald.hints import command_line
+
+if TYPE_CHECKING:
+    from wald.cli.doctor.canary import Step
 
 FAILED = 13
 WARNED = 14
@@ -48,6 +51,8 @@ def doctor(
     there are only warnings. With --canary a record is sent to the running daemon, read back and acknowledged; the exit
     code is 0 if it arrived in time.
     """
+    from wald.cli.doctor.examination import examine
+
     if timeout == 0:
         raise InvalidInput("--timeout 0: there is no time for anything", hint="--timeout 5s")
     if canary:
@@ -148,6 +153,8 @@ def _object(root: Path, findings: list[Finding], code: int) -> dict[str, object]
 
 def _canary(root: Path, socket: Path | None, timeout: float, as_json: bool) -> None:
     """Print each step when it is done; with --json all of them, also if the next one fails."""
+    from wald.cli.doctor.canary import send
+
     steps: list[Step] = []
     try:
         for step in send(root, socket, within=timeout):
