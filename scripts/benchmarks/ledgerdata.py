@@ -1,4 +1,4 @@
-"""Ledgers as long as they get, in bulk: parts made by wald's own code, and the last lines appended by its writer.
+"""Long ledgers, written by wald's own writer.
 
 Each segment holds records of two routes. It was sealed, the records of one of them were archived, and it was deleted;
 the ledgers have a line each for that. One segment comes after the other in the same time, up to now. Run as a program:
@@ -11,19 +11,13 @@ from __future__ import annotations
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from hashlib import sha256
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from wald.format.ledger import GENESIS, digest, encode_line
-from wald.format.ledger_part import PartIndex, PartSummary, encode_index
-from wald.store.files.cutting import CATALOG_PARTS
 from wald.store.files.disk import Disk
-from wald.store.files.ledger import PART_BYTES, Ledger
-from wald.store.files.ledger_parts import FRAME_BYTES, compressed_frame, part_path
-from wald.store.files.part_index import IndexBuilder
+from wald.store.files.ledger_write import Ledger
 from wald.store.files.uptime import boot_id
 
 ROUTES = ("access", "audit")
@@ -33,56 +27,25 @@ RECORDS = 250
 _OF_FIRST = 240
 _SEGMENT_NS = 3600 * 10**9 * 3 // 13_000  # so that three ledgers have 13,000 lines of the last hour
 _BOOT_SEGMENTS = 3_000_000  # a month
-_ACTIVE_LINES = 6_000  # just not so many that they would be sealed as well
 
 Entry = dict[str, Any]
 
 
 def write(path: Path, entries: int, now_ns: int) -> None:
-    """Write the ledger whose active file is ``path``."""
-    make, moments = LINES[path.name], _Moments(entries, now_ns)
-    lines = (make(number, moments) for number in range(entries))
-    builder = IndexBuilder(1, GENESIS)
-    sealed = islice(lines, max(0, entries - _ACTIVE_LINES))
-    before: list[PartSummary] = []
-    while (index := _part(path, builder, sealed, before)) is not None:
-        before.append(index.summary())
-        builder = IndexBuilder(index.line + index.lines, index.tip, index.clock)
-    begun = builder.finish()
-    if begun.line > 1:
-        path.write_bytes(encode_line({"event": "continues", "line": begun.line}, begun.tip))
-    ledger = Ledger(path, Disk())
-    for line in lines:
-        ledger.append(line)
+    """Write the ledger whose current file is ``path``."""
+    make, moments, disk = LINES[path.name], _Moments(entries, now_ns), _Unsynced()
+    ledger = Ledger(path, disk)
+    for number in range(entries):
+        ledger.append(make(number, moments))
+        ledger.cut()
     ledger.close()
 
 
-def _part(path: Path, builder: IndexBuilder, lines: Iterator[Entry], before: list[PartSummary]) -> PartIndex | None:
-    """Make the next part; None: there are no lines for it."""
-    stored: list[bytes] = []
-    raw_bytes, prev = 0, builder.tip
-    while raw_bytes < PART_BYTES:
-        frame: list[bytes] = []
-        entries: list[Entry] = []
-        frame_bytes = 0
-        for entry in lines:
-            frame.append(encode_line(entry, prev))
-            entries.append(entry)
-            prev = digest(frame[-1])
-            frame_bytes += len(frame[-1])
-            if frame_bytes >= FRAME_BYTES:
-                break
-        if not frame:
-            break
-        stored.append(compressed_frame(b"".join(frame)))
-        builder.add(len(stored[-1]), frame_bytes, entries, prev)
-        raw_bytes += frame_bytes
-    if not stored:
-        return None
-    index = builder.finish()
-    index.before = before[:] if len(before) % CATALOG_PARTS == 0 else []
-    part_path(path, index.line).write_bytes(b"".join([*stored, encode_index(index)]))
-    return index
+class _Unsynced(Disk):
+    """A disk that leaves syncing to the kernel, because a crash during a benchmark costs nothing."""
+
+    def sync(self, descriptor: int) -> None: ...
+    def sync_directory(self, path: Path) -> None: ...
 
 
 class _Moments:

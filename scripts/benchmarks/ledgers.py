@@ -1,4 +1,4 @@
-"""Ledgers of ten million lines each: what became of a record, the last hour, and the start of wald-reclaim."""
+"""Ledgers of 100,000 lines each: reading all lines, questions about a record, the last hour, and wald-reclaim."""
 
 from __future__ import annotations
 
@@ -24,12 +24,26 @@ from wald.store.files.routes import add_route
 
 _SECONDS, _MIB = Goal(1, at_most=True), Goal(64, at_most=True)
 _LEFT = 20  # segments that are not deleted
+_READ = """
+import sys, time
+from pathlib import Path
+from wald.store.files.ledger_read import entries_of
+began = time.perf_counter()
+print(sum(entry["event"] == "sealed" for entry in entries_of(Path(sys.argv[1]))), time.perf_counter() - began)
+"""
+_PEER = """
+import json, subprocess, sys, time
+began = time.perf_counter()
+reading = subprocess.Popen(["sh", "-c", 'zstdcat "${1%.jsonl}"-*.zst | cat - "$1"', "-", sys.argv[1]], stdout=-1)
+print(sum(json.loads(line)["event"] == "sealed" for line in reading.stdout), time.perf_counter() - began)
+"""
 
 
 def measure(stage: Stage) -> tuple[list[Row], list[str]]:
-    entries = 300_000 if stage.quick else 10_000_000
+    entries = 20_000 if stage.quick else 100_000
     root = _root(stage.fresh(stage.disk), entries)
     group = f"{len(LINES)} ledgers of {entries:,} lines"
+    rows = _reading(stage, group, root, entries)
     archived = RECORDS * (entries // 2) + 1
     asked = (
         ("wald where, an archived record", f"{archived}: archived", ["wald", "where", archived]),
@@ -37,13 +51,31 @@ def measure(stage: Stage) -> tuple[list[Row], list[str]]:
         ("wald history --since 1h", "every deletion on record was legal", ["wald", "history", "--since", "1h"]),
         ("wald-reclaim, all held back", "deleted: 0; kept: 20", ["wald_reclaim", "--once"]),
     )
-    rows = [row for what, answer, command in asked for row in _rows(stage, group, what, root, command, answer)]
+    rows += [row for what, answer, command in asked for row in _rows(stage, group, what, root, command, answer)]
     for route in ROUTES:
         root.cursor(route, "processed").write_text(f"{RECORDS * entries + 2 * _LEFT}\n")
     command = ["wald_reclaim", "--once", "--require-archived"]
     rows += _rows(stage, group, "wald-reclaim --require-archived", root, command, "deleted: 0; kept: 20")
     shutil.rmtree(root.path)
     return rows, []
+
+
+def _reading(stage: Stage, group: str, root: Root, entries: int) -> list[Row]:
+    """Time reading every line, with its checksum and the chain, and zstdcat with json.loads, which checks neither."""
+    seconds: dict[str, list[float]] = {_READ: [], _PEER: []}
+    for _ in range(stage.repeat):
+        for program, times in seconds.items():
+            command = [sys.executable, "-c", program, root.ledger / "segments.jsonl"]
+            made = subprocess.run(command, env=environment(), check=True, capture_output=True, text=True)
+            found, spent = made.stdout.split()
+            assert int(found) == entries
+            times.append(float(spent))
+    ours, theirs = (statistics.median(times) for times in seconds.values())
+    spread = min(seconds[_READ]), max(seconds[_READ])
+    return [
+        Row(group, "every line of one, with its checksum and chain", "s", ours, goal=_SECONDS, spread=spread),
+        Row(group, "every line of one", "s", ours, "zstdcat | json.loads", theirs, spread=spread),
+    ]
 
 
 def _rows(stage: Stage, group: str, what: str, root: Root, command: list[object], answer: str) -> list[Row]:

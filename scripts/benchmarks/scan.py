@@ -26,7 +26,7 @@ from wald.log import Log
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.identity import read_identity
-from wald.store.files.ledger import Ledger
+from wald.store.files.ledger_write import Ledger
 from wald.store.reading.selection import Start
 from wald.store.writing.recovery import recover
 from wald.store.writing.sealer import pending, seal

@@ -34,8 +34,8 @@ from wald.store.checking.finding import Level
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.identity import read_identity
-from wald.store.files.ledger import Ledger, read_files, reported_entries
-from wald.store.files.lines import entries_of
+from wald.store.files.ledger_read import entries_of, read_files, reported_entries
+from wald.store.files.ledger_write import Ledger
 from wald_archive.codecs import Codec
 from wald_archive.destination import Destination
 from wald_archive.engine_choice import AUTO, LOCAL, SPARK, choose_engine

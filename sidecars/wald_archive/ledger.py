@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from wald.errors import Damaged
+from wald.format.ledger_lines import Entry
 from wald.format.run_lengths import pack
-from wald.store.files.lines import Entry
 from wald_archive.bundle import Origin
 from wald_archive.codecs import Codec
 from wald_archive.layout import PAYLOAD, BagName, bundle_stem, records_name

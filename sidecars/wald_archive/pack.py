@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wald.errors import Damaged, NotFound, Refused
+from wald.format.ledger_lines import Entry
 from wald.hints import command_line
 from wald.log import Log
 from wald.store.files.disk import Disk
-from wald.store.files.ledger import Ledger
-from wald.store.files.lines import Entry, Lines
+from wald.store.files.ledger_read import Lines
+from wald.store.files.ledger_write import Ledger
 from wald.store.reading.batches import Batch
 from wald.store.reading.reader import read_onward
 from wald.store.reading.selection import Start

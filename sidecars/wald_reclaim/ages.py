@@ -3,9 +3,9 @@
     segments.jsonl   "sealed": this segment existed at this moment
     reclaim.jsonl    "seen": every complete segment up to this one existed at this moment
 
-Each ledger adds up the time between its own lines; the longer of the two sums counts, because both are certain. Time
-that no line covers (before the first pass of a boot, after the last line of the boot before) does not count: an age may
-be too small, and is never too large.
+Each ledger adds up the time between its own lines. The longer of the two sums counts, because both are certain. Time
+that no line covers (before the first pass of a boot, after the last line of the previous boot, around damaged lines)
+does not count: an age may be too small, and is never too large.
 """
 
 from __future__ import annotations
@@ -13,13 +13,63 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection
 from operator import itemgetter
+from pathlib import Path
 
 from wald.errors import Damaged
+from wald.format.ledger_lines import Entry
+from wald.format.spans import Span
 from wald.store.files.directory import Root
-from wald.store.files.lines import Entry, Lines
+from wald.store.files.ledger_read import Lines
 from wald.store.files.uptime import Elapsed, Moment, moment_of
 
-_WITNESS_NS = 3600 * 10**9  # between two lines "seen" of one boot: at most so much of it is lost when it ends
+_WITNESS_NS = 3600 * 10**9  # between two lines "seen" of a boot; the end of the boot loses no more than this
+
+
+class _Witness:
+    """The moments in the lines of a ledger with one event.
+
+    Attributes:
+        elapsed: the time until its last line.
+        at_ns: for each value of ``key``, the time until the first line with it.
+        last: moment of the last line with the event.
+        damage: lines that cannot be read, and the sequences that they may be about.
+    """
+
+    def __init__(self, path: Path, event: str, key: str) -> None:
+        self._lines = Lines(path)
+        self._event, self._key = event, key
+        self._generation = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self._read = 0
+        self.elapsed = Elapsed()
+        self.at_ns: dict[int, int] = {}
+        self.last: Moment | None = None
+        self.damage: list[tuple[str, Span]] = []
+
+    def read(self) -> None:
+        """Read the lines that were appended since the last call.
+
+        Raises:
+            Damaged: the current file is damaged.
+        """
+        for line in self._lines.oldest_first(behind=self._read, listed=False, on_damage=self._note_damage):
+            if self._lines.generation != self._generation:  # the lines that were read no longer exist
+                self._generation = self._lines.generation
+                self._forget()
+                return self.read()
+            self._read = line.number
+            if (moment := moment_of(line.entry)) is None:
+                continue
+            elapsed_ns, value = self.elapsed.advance(moment), line.entry.get(self._key)
+            if line.entry.get("event") == self._event and isinstance(value, int):
+                self.last = moment
+                self.at_ns.setdefault(value, elapsed_ns)
+        return None
+
+    def _note_damage(self, error: Damaged, span: Span) -> None:
+        self.damage.append((error.message, span))
 
 
 class Ages:
@@ -29,78 +79,50 @@ class Ages:
         moment: returns the present moment.
 
     Attributes:
-        trouble: why the ledger of the segments cannot be used; "" if it can.
+        trouble: the reason why the ledger of the segments cannot be used; "" if it can.
     """
 
     def __init__(self, root: Root, moment: Callable[[], Moment]) -> None:
-        self._lines = Lines(root.ledger / "segments.jsonl")
         self._moment = moment
-        self._own = Elapsed()
+        self._sealed = _Witness(root.ledger / "segments.jsonl", "sealed", "base")
+        self._own = _Witness(root.ledger / "reclaim.jsonl", "seen", "through")
         self._seen: list[tuple[int, int]] = []
-        """Up to which segment all existed, and the time elapsed by then, from reclaim's ledger; both grow."""
-        self._witnessed: Moment | None = None
-        self._sealing = Elapsed()
-        self._sealed: dict[int, int] = {}
-        """The time elapsed when each segment was sealed, from the ledger of the segments."""
-        self._generation = 0
+        """The highest segment that each line "seen" covers, and the time elapsed by then; both grow."""
         self.trouble = ""
-        self._begin(Lines(root.ledger / "reclaim.jsonl"))
-
-    def _begin(self, own: Lines) -> None:
-        """Take in what reclaim's own ledger says."""
-        read = 0
-        for index in own.sealed():
-            for through, elapsed_ns in index.seen:
-                self._see(through, elapsed_ns)
-            self._own, read = Elapsed(index.clock), index.line + index.lines - 1
-        for line in own.oldest_first(behind=read):
-            self.record(line.entry)
-
-    def record(self, entry: Entry) -> None:
-        """Take in the next line of that ledger."""
-        moment = moment_of(entry)
-        if moment is None:
-            return
-        elapsed_ns = self._own.advance(moment)
-        if entry.get("event") == "seen":
-            self._witnessed = moment
-            through = entry.get("through")
-            if isinstance(through, int):
-                self._see(through, elapsed_ns)
-
-    def _see(self, through: int, elapsed_ns: int) -> None:
-        if not self._seen or through > self._seen[-1][0]:
-            self._seen.append((through, elapsed_ns))
 
     def witness(self, through: int, *, now_ns: int) -> Entry | None:
-        """The line "seen" that is due now; None if none is.
-
-        Args:
-            through: the newest complete segment.
-        """
-        now = self._moment()
-        last = self._witnessed
+        """Return the line "seen" up to segment ``through`` if one is due."""
+        self._own.read()
+        now, last = self._moment(), self._own.last
         if last is not None and now.boot == last.boot and now.boottime_ns - last.boottime_ns < _WITNESS_NS:
             return None
         return {"event": "seen", "through": through, "at": now_ns} | now.as_entry()
 
     def learn(self, bases: Collection[int]) -> None:
-        """Look up in the ledger of the segments when those of ``bases`` were sealed that are not known yet."""
+        """Read what is new in both ledgers about the segments ``bases``."""
+        self._own.read()
+        self._seen = []
+        for through, elapsed_ns in self._own.at_ns.items():
+            if not self._seen or through > self._seen[-1][0]:
+                self._seen.append((through, elapsed_ns))
+        self.trouble = ""
         try:
-            self._sealing, self.trouble = self._lines.elapsed(), ""
-            if self._lines.generation != self._generation:
-                self._generation, self._sealed = self._lines.generation, {}
-            for base in sorted(set(bases) - self._sealed.keys()):
-                for line in self._lines.about(base, base):
-                    if line.low == base and line.is_range("sealed") and moment_of(line.entry) is not None:
-                        self._sealed[base] = self._lines.elapsed_ns(line)  # of several the first one counts
+            self._sealed.read()
         except Damaged as error:
-            self._sealing, self._sealed = Elapsed(), {}
-            self.trouble = f"{error.message}; ages are counted from when wald-reclaim first saw a segment"
+            self._sealed.at_ns.clear()
+            self._report(error.message)
+        unknown = sorted(set(bases) - self._sealed.at_ns.keys())
+        for message, (low, high) in self._sealed.damage:
+            if bisect_left(unknown, low) < bisect_left(unknown, high + 1):
+                self._report(message)
+
+    def _report(self, message: str) -> None:
+        self.trouble = f"{message}; ages are counted from when wald-reclaim first saw a segment"
 
     def at_least_ns(self, base: int) -> int:
-        """The least age of the segment; 0 if nothing is known."""
+        """Return the least age of the segment; 0 if nothing is known."""
         now = self._moment()
         number = bisect_left(self._seen, base, key=itemgetter(0))
-        own_ns = self._own.until(now) - self._seen[number][1] if number < len(self._seen) else 0
-        return max(own_ns, self._sealing.until(now) - self._sealed[base] if base in self._sealed else 0)
+        own_ns = self._own.elapsed.until(now) - self._seen[number][1] if number < len(self._seen) else 0
+        at_ns = self._sealed.at_ns.get(base)
+        return own_ns if at_ns is None else max(own_ns, self._sealed.elapsed.until(now) - at_ns)

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from wald.errors import Damaged
+from wald.format.ledger_lines import Entry
 from wald.format.names import Kind
 from wald.hints import command_line
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
-from wald.store.files.ledger import Ledger
-from wald.store.files.lines import Entry
+from wald.store.files.ledger_write import Ledger
 from wald.store.files.listing import Segment
 from wald.store.segments.indexes import remove_index
 from wald_reclaim.decision import Decision

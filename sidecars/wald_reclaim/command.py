@@ -33,7 +33,7 @@ from wald.log import Log
 from wald.loop import stop_on_signals, wakes
 from wald.store.files import leftovers
 from wald.store.files.disk import Disk
-from wald.store.files.ledger import Ledger
+from wald.store.files.ledger_write import Ledger
 from wald.store.files.listing import Segment
 from wald_reclaim.apply import Reclaim
 from wald_reclaim.counts import Counts, of_reclaim

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wald.store.files.lines import Entry
+from wald.format.ledger_lines import Entry
 from wald.store.files.listing import Segment
 from wald.store.retention.pins import Pin
 from wald_reclaim.excuses import Excuse

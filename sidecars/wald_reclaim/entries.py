@@ -15,12 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from wald.errors import Damaged
-from wald.format.ledger import Written
+from wald.format.ledger_lines import Entry, RawJson
 from wald.format.names import Kind
 from wald.format.run_lengths import pack, run_lengths
 from wald.format.sealed import SealedIndex
 from wald.format.tables import RouteTable
-from wald.store.files.lines import Entry
 from wald.store.files.listing import Segment
 from wald.store.retention.pins import Claims
 from wald.store.segments.compression import SealedFile
@@ -48,7 +47,7 @@ def reclaimed_entry(
     segment: Segment,
     index: SealedIndex,
     verdict: Verdict,
-    routes: Written | None,
+    routes: RawJson | None,
     lost: Mapping[str, int],
     stored_bytes: int,
     now_ns: int,
@@ -90,7 +89,7 @@ def may_share(segment: Segment, index: SealedIndex) -> bool:
     return bool(whole and segment.kind.form is Kind.SEALED and len(index.routes) > LISTED_MAX)
 
 
-def excused_entry(lines: Sequence[Entry], routes: Written) -> Entry:
+def excused_entry(lines: Sequence[Entry], routes: RawJson) -> Entry:
     """What the segments of these lines held together, and where the cursors of their routes were."""
     base, last = min(line["base"] for line in lines), max(line["last"] for line in lines)
     return {"event": "excused", "base": base, "last": last, "at": lines[0]["at"], "routes": routes}

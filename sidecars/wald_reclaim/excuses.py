@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from wald.format.ledger import Written
+from wald.format.ledger_lines import Entry, RawJson
 from wald.format.tables import RouteEntry, RouteTable
-from wald.store.files.lines import Entry
 from wald.store.retention.pins import Claims
 from wald_reclaim.policy import Verdict
 
@@ -42,7 +41,7 @@ class Excuses:
         self._made_of: tuple[tuple[str, ...], Claims, Mapping[str, Verdict]] | None = None
         self._template = ""
 
-    def text(self, routes: Sequence[RouteEntry], claims: Claims, rules: Mapping[str, Verdict]) -> Written:
+    def text(self, routes: Sequence[RouteEntry], claims: Claims, rules: Mapping[str, Verdict]) -> RawJson:
         """The list of a segment's routes, as JSON.
 
         Args:
@@ -54,7 +53,7 @@ class Excuses:
             self._template = f"[{','.join(_templates(table.names, claims, rules))}]"
             self._made_of = table.names, claims, rules
         numbers = chain.from_iterable(zip(table.counts, table.firsts, table.lasts, strict=True))
-        return Written(self._template % tuple(numbers))
+        return RawJson(self._template % tuple(numbers))
 
 
 def joined(tables: Sequence[RouteTable]) -> RouteTable:

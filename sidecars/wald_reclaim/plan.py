@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
+from wald.format.ledger_lines import Entry
 from wald.format.names import Kind
 from wald.format.sealed import BadSealed, SealedIndex
 from wald.format.tables import RouteTable
 from wald.store.files import uptime
 from wald.store.files.directory import Root
-from wald.store.files.lines import Entry
 from wald.store.files.listing import Segment, being_sealed, list_segments
 from wald.store.files.uptime import Moment
 from wald.store.retention.pins import Claims, Pin, read_claims
@@ -97,7 +97,6 @@ class Planner:
 
     def record(self, entry: Entry) -> None:
         """Take in a line that was appended to the ledger."""
-        self._ages.record(entry)
         self._recorded.take_in(entry)
 
     def witness(self, *, now_ns: int) -> Entry | None:

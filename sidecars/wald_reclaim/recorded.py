@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from wald.format.ledger import read_out
+from wald.format.ledger_lines import Entry, parse_raw_json
 from wald.format.names import Kind
-from wald.store.files.lines import Entry
 from wald.store.files.listing import Segment
 from wald.store.files.uptime import Moment, moment_of
 from wald_reclaim.policy import Verdict
@@ -40,7 +39,7 @@ class Recorded:
         verdict = _RULES.get(str(entry.get("rule")), Verdict.READ)
         rules = {}
         if verdict is Verdict.EACH_ROUTE:
-            routes = (each for each in read_out(entry)["routes"] if each["route"] in lost)
+            routes = (each for each in parse_raw_json(entry)["routes"] if each["route"] in lost)
             rules = {each["route"]: _RULES.get(str(each.get("rule")), Verdict.READ) for each in routes}
         return cls(verdict, lost, rules, moment_of(entry), Kind.RAW if entry.get("form") == "raw" else Kind.SEALED)
 

@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from wald.errors import Damaged
+from wald.format.ledger_lines import Entry
 from wald.format.names import WHOLE, Kind, parse_segment_name
 from wald.format.sealed import BadSealed
 from wald.hints import command_line
@@ -27,7 +28,6 @@ from wald.log import Log
 from wald.store.files import uptime
 from wald.store.files.directory import RELIEF_SUFFIX, Root
 from wald.store.files.disk import Disk
-from wald.store.files.lines import Entry
 from wald.store.files.listing import Segment
 from wald.store.files.uptime import Moment
 from wald.store.retention.history import History

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from wald.answers.fields import ledger_fields
 from wald.cli.output import json_line
-from wald.format.ledger import read_out
+from wald.format.ledger_lines import parse_raw_json
 from wald.setting_types import format_bytes
 from wald_reclaim.decision import Decision
 from wald_reclaim.excuses import Excuses
@@ -73,7 +73,9 @@ class Report:
         if self.as_json:
             excuse = decision.excuse
             routes = {"routes": self._excuses.text(excuse.routes, excuse.claims, {})} if excuse is not None else {}
-            self._object("would-reclaim" if self.intended else "reclaimed", ledger_fields(read_out(entry | routes)))
+            self._object(
+                "would-reclaim" if self.intended else "reclaimed", ledger_fields(parse_raw_json(entry | routes))
+            )
             return
         records = f"records {entry['base']} to {entry['last']}" if "last" in entry else "decided before"
         unread = ", ".join(f"{count} unread of {route}" for route, count in lost.items())

@@ -17,7 +17,7 @@ from running import command, eventually, launched, output_of, refusal_of, run
 from tracing import traced
 
 from wald.format.checked_line import decode_line, encode_line
-from wald.store.files.lines import entries_of
+from wald.store.files.ledger_read import entries_of
 
 
 @pytest.fixture

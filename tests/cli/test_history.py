@@ -14,8 +14,8 @@ from logs import Built, Unsynced
 from running import command, output_of, refusal_of, run, sidecar
 
 from wald.format.times import utc
-from wald.store.files.ledger import Ledger
-from wald.store.files.ledger_parts import parts_of
+from wald.store.files.ledger_read import parts_of
+from wald.store.files.ledger_write import Ledger
 
 
 @pytest.fixture

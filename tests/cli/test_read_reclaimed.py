@@ -10,7 +10,7 @@ from logs import SECOND_NS, START_NS, Built
 from running import output_of, refusal_of, wald
 
 from wald.format.names import Kind
-from wald.store.files.ledger import Ledger
+from wald.store.files.ledger_write import Ledger
 
 
 def fill(path: Path) -> Built:

@@ -13,7 +13,7 @@ from crc32c import crc32c
 from pages import PAGES, ROOT, VAGUE, anchors, links, rows, without_blocks
 from sample_segments import SALT
 
-from wald.format.ledger import decode_ledger
+from wald.format.ledger_lines import decode_ledger
 
 README_LINES_MAX = 200
 DOCUMENTS = [*PAGES, "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]

@@ -10,16 +10,16 @@ from damage import every_flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wald.format.ledger import (
+from wald.format.ledger_lines import (
     GENESIS,
     BadLine,
-    Written,
+    RawJson,
     decode_ledger,
     decode_line,
     decode_lines,
     digest,
     encode_line,
-    read_out,
+    parse_raw_json,
 )
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.text(st.characters(), max_size=10)
@@ -60,11 +60,11 @@ def test_entries_come_back(entries: list[dict[str, Any]]) -> None:
 
 def test_json_text_goes_into_a_line_as_the_value_would() -> None:
     routes = [{"route": "ä", "cursors": {"processed": 7}}]
-    text = Written('[{"route":"ä","cursors":{"processed":7}}]')
+    text = RawJson('[{"route":"ä","cursors":{"processed":7}}]')
     entry = {"event": "reclaimed", "base": 1, "routes": text, "boot": "b"}
 
     assert encode_line(entry, GENESIS, 5) == encode_line(entry | {"routes": routes}, GENESIS, 5)
-    assert read_out(entry) == entry | {"routes": routes}
+    assert parse_raw_json(entry) == entry | {"routes": routes}
 
 
 @pytest.mark.parametrize("group", ["processed", "a]b", 'a}]"', "}]", '},"routes":[{'])

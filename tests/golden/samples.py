@@ -18,10 +18,17 @@ from wald.format.batch import BatchHeader, Encoding, Flag, seed
 from wald.format.cursor import CursorLines, decode_cursor, encode_cursor
 from wald.format.head import Head, decode_head, encode_head
 from wald.format.index import decode_index, encode_entry, encode_index_header
-from wald.format.ledger import GENESIS, decode_ledger, digest, encode_line
-from wald.format.ledger_part import FOOTER_BYTES, PartIndex, index_bytes
-from wald.format.ledger_part import decode_index as decode_part_index
-from wald.format.ledger_part import encode_index as encode_part_index
+from wald.format.ledger_lines import (
+    FOOTER_BYTES,
+    GENESIS,
+    PartIndex,
+    decode_ledger,
+    digest,
+    encode_line,
+    index_bytes,
+)
+from wald.format.ledger_lines import decode_index as decode_part_index
+from wald.format.ledger_lines import encode_index as encode_part_index
 from wald.format.parsing import Outcome, parse, payload_of, route_of
 from wald.format.peers import Peer, decode_peer
 from wald.format.segment import SegmentHeader, decode_header, encode_header, pack_version
@@ -31,7 +38,6 @@ from wald.format.transfers import Transfer, decode_transfer, encode_transfer
 from wald.format.work import Commit, Dead, Held, Page, Why, decode_work, encode_work
 from wald.format.work import Line as WorkLine
 from wald.format.work import Start as WorkStart
-from wald.store.files.part_index import IndexBuilder
 from wald_spark.offsets import Offsets, Position, decode_offsets, encode_offsets
 
 VERSION = 1
@@ -197,10 +203,8 @@ def _ledger_value(data: bytes) -> object:
 
 def _ledger_part() -> bytes:
     lines = ledger_of(LEDGER)
-    builder = IndexBuilder(1, GENESIS)
     frame = zstandard.ZstdCompressor(write_checksum=True).compress(lines)
-    builder.add(len(frame), len(lines), LEDGER, decode_ledger(lines).tip)
-    return frame + encode_part_index(builder.finish())
+    return frame + encode_part_index(_ledger_part_index(len(frame)))
 
 
 def _ledger_part_value(data: bytes) -> object:
@@ -211,11 +215,11 @@ def _ledger_part_value(data: bytes) -> object:
     return _ledger_value(lines), replace(index, frames=[frame._replace(stored_bytes=0)])
 
 
-def _ledger_part_index() -> PartIndex:
+def _ledger_part_index(stored_bytes: int = 0) -> PartIndex:
     lines = ledger_of(LEDGER)
-    builder = IndexBuilder(1, GENESIS)
-    builder.add(0, len(lines), LEDGER, decode_ledger(lines).tip)
-    return builder.finish()
+    index = PartIndex(1, 0, GENESIS, GENESIS, before=(1, 250))
+    index.add(stored_bytes, len(lines), LEDGER, decode_ledger(lines).tip)
+    return index
 
 
 def _sealed_value(frame: bytes) -> object:

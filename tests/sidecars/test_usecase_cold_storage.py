@@ -21,7 +21,7 @@ from logs import Built
 
 from wald.cli.entry import run
 from wald.format.names import Kind
-from wald.store.files.ledger import read_ledger
+from wald.store.files.ledger_read import read_ledger
 from wald.store.files.listing import list_segments
 from wald.store.retention.cursors import CursorState
 from wald.store.retention.pins import read_claims, sealed_index

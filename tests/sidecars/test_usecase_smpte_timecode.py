@@ -20,7 +20,7 @@ import reclaiming
 from logs import Built
 
 from wald.format.names import DEFAULT_GROUP, Kind
-from wald.store.files.ledger import read_ledger
+from wald.store.files.ledger_read import read_ledger
 from wald.store.files.listing import list_segments
 from wald.store.retention.pins import Pin, read_claims, sealed_index
 from wald.store.segments.view import State

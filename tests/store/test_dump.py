@@ -12,7 +12,7 @@ from logs import Built
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import Kind
 from wald.store.checking.dump import dump
-from wald.store.files.ledger import Ledger
+from wald.store.files.ledger_write import Ledger
 
 
 @pytest.fixture

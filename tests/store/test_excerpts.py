@@ -18,8 +18,8 @@ from wald.answers.history import CLOCK, LIVES, Excerpt, crash_events, excerpt, s
 from wald.store.checking.story import Event, Story
 from wald.store.files.clock import ClockStep, add_step
 from wald.store.files.directory import Root
-from wald.store.files.ledger import Ledger
-from wald.store.files.ledger_parts import parts_of
+from wald.store.files.ledger_read import parts_of
+from wald.store.files.ledger_write import Ledger
 
 SEGMENTS = (1, 11, 21)
 

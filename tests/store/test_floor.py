@@ -16,7 +16,7 @@ from running import Daemon, eventually, output_of
 from wald.format.cursor import CursorLines, encode_cursor
 from wald.format.work import PAGE, Commit, Line, Page, Start, Why, encode_work
 from wald.store.files.directory import Root
-from wald.store.files.ledger import Ledger
+from wald.store.files.ledger_write import Ledger
 from wald.store.files.routes import retire_route
 from wald.store.retention.cursors import CursorState, cursors_of
 from wald.store.segments.view import State

@@ -14,7 +14,7 @@ from logs import Unsynced
 
 from wald.errors import Damaged
 from wald.store.files.directory import Root
-from wald.store.files.ledger import Ledger
+from wald.store.files.ledger_write import Ledger
 from wald.store.retention.history import History, member_of, runs_of
 from wald.store.retention.legality import judge
 

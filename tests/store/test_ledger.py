@@ -15,8 +15,8 @@ from logs import Unsynced
 from wald.errors import Damaged, Locked
 from wald.format.batch import Buffer
 from wald.store.files.disk import Disk
-from wald.store.files.ledger import Ledger, read_ledger
-from wald.store.files.lines import entries_of
+from wald.store.files.ledger_read import entries_of, read_ledger
+from wald.store.files.ledger_write import Ledger
 
 
 class FailingDisk(Disk):

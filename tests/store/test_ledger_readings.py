@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from logs import Unsynced
 
+from wald.errors import Damaged
 from wald.store.checking.story import Story
 from wald.store.files.directory import Root
-from wald.store.files.ledger import Ledger
-from wald.store.files.ledger_parts import parts_of
-from wald.store.files.lines import Line, Lines
+from wald.store.files.ledger_read import Line, Lines, parts_of
+from wald.store.files.ledger_write import Ledger
 from wald.store.retention.history import History
 
 BASES = [10 * number + 1 for number in range(60)]
@@ -90,23 +90,25 @@ def test_a_reading_gives_each_line_once_though_the_ledger_is_cut_and_looked_up_m
     assert sorted(found) == BASES
 
 
-def test_a_file_that_was_cut_is_not_held_open_when_it_is_read(path: Path) -> None:
+def test_no_file_of_a_ledger_stays_open_between_lines(path: Path) -> None:
     def held() -> list[str]:
         links = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
-        return [link for link in links if link.startswith(str(path))]
+        return [link for link in links if link.startswith(str(path.parent))]
 
     lines = Lines(path)
-    lines.elapsed_ns(next(lines.about(591, 600)))
-    reading = lines.newest_first()
-    found = [next(reading)]
+    readings = [lines.newest_first(), lines.oldest_first(), lines.about(1, 600), lines.written(0, 1000)]
+    found = [[next(reading)] for reading in readings]
     cut(path)
-    list(lines.about(1, 600))
-    assert any("deleted" in link for link in held())
-    found += reading
+    assert held() == []
+    assert [len([*each, *reading]) for each, reading in zip(found, readings, strict=True)] == [
+        len(list(lines.newest_first())) - 1
+    ] * 2 + [60] * 2
 
-    assert len(found) == len(list(lines.newest_first())) - 1  # without that which begins the new file
-    assert len(held()) == 1
-    assert "deleted" not in held()[0]
+    parts_of(path)[0].path.write_bytes(b"damaged")
+    for _ in range(3):
+        with pytest.raises(Damaged):
+            list(Lines(path).oldest_first())
+    assert held() == []
 
 
 def test_deletions_are_found_once_though_the_ledger_is_cut_meanwhile(root: Root, path: Path) -> None:

@@ -18,7 +18,7 @@ from wald.format.cursor import CursorLines, encode_cursor
 from wald.format.names import Kind
 from wald.store.files.directory import Root
 from wald.store.files.identity import read_identity
-from wald.store.files.ledger import read_ledger
+from wald.store.files.ledger_read import read_ledger
 from wald.store.repairing.identity import lost_identity
 from wald.store.repairing.plan import Deed
 from wald.store.repairing.proposal import proposed

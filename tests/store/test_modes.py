@@ -19,7 +19,7 @@ from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.identity import create_root
 from wald.store.files.inplace import InPlaceFile
-from wald.store.files.ledger import Ledger
+from wald.store.files.ledger_write import Ledger
 from wald.store.files.routes import add_route
 from wald.store.segments.indexes import SparseIndexWriter
 from wald.store.writing.lock import Lock

@@ -19,7 +19,7 @@ from wald.store.checking.verifier import verify
 from wald.store.files.clock import read_steps
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
-from wald.store.files.ledger import read_ledger
+from wald.store.files.ledger_read import read_ledger
 from wald.store.files.listing import list_segments
 from wald.store.restoring.new_log import SEGMENT_BYTES, Batch, NewLog
 from wald.store.segments.compression import SealedFile

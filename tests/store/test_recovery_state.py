@@ -15,7 +15,7 @@ from relieving import relieve
 from wald.errors import Damaged
 from wald.format.head import decode_head
 from wald.format.names import Kind
-from wald.store.files.ledger import Ledger
+from wald.store.files.ledger_write import Ledger
 from wald.store.files.listing import list_segments
 from wald.store.files.routes import add_route
 from wald.store.segments.raw import FIRST_BATCH

@@ -17,7 +17,7 @@ import wald
 from wald.format.names import Kind
 from wald.store.checking.verifier import verify
 from wald.store.files.directory import Root
-from wald.store.files.ledger import read_ledger
+from wald.store.files.ledger_read import read_ledger
 from wald.store.repairing.plan import Plan
 from wald.store.repairing.proposal import proposed
 from wald.store.segments import relieving

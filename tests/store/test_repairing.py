@@ -27,8 +27,8 @@ import wald
 from wald.errors import Damaged
 from wald.format.record import Record
 from wald.store.files.directory import Root
-from wald.store.files.ledger import Ledger, read_files, read_ledger
-from wald.store.files.ledger_parts import parts_of
+from wald.store.files.ledger_read import parts_of, read_files, read_ledger
+from wald.store.files.ledger_write import Ledger
 from wald.store.files.listing import list_segments
 from wald.store.repairing.plan import Deed
 from wald.store.repairing.proposal import proposed

@@ -22,7 +22,7 @@ from wald.format.record import Record
 from wald.store.checking.finding import Level
 from wald.store.checking.verifier import verify
 from wald.store.files.directory import Root
-from wald.store.files.ledger import read_ledger
+from wald.store.files.ledger_read import read_ledger
 from wald.store.repairing import rewrite
 from wald.store.retention.missing import Missing
 from wald.store.segments import frames, relieving

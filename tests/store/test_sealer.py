@@ -20,7 +20,8 @@ from wald.format.segment import SegmentHeader
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.identity import create_root
-from wald.store.files.ledger import Ledger, read_ledger
+from wald.store.files.ledger_read import read_ledger
+from wald.store.files.ledger_write import Ledger
 from wald.store.files.listing import Segment
 from wald.store.files.uptime import Moment
 from wald.store.segments.compression import SealedFile

@@ -23,7 +23,7 @@ from wald.store.checking.verifier import verify
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.identity import create_root
-from wald.store.files.ledger import Ledger
+from wald.store.files.ledger_write import Ledger
 from wald.store.segments.compression import SealedFile
 
 

@@ -39,7 +39,7 @@ from wald.client.producer import Producer
 from wald.daemon.pipe_calls import held_bytes
 from wald.errors import WaldError
 from wald.store.files.directory import Root
-from wald.store.files.lines import entries_of
+from wald.store.files.ledger_read import entries_of
 from wald.store.files.listing import list_segments
 
 SOCKETS = tuple(f"socket{number}" for number in range(3))

@@ -10,13 +10,13 @@ import wald
 from wald.format.batch import Encoding, Flag
 from wald.format.columns import encode as encode_columns
 from wald.format.head import LINE_BYTES, Head, encode_head
+from wald.format.ledger_lines import Entry
 from wald.format.names import Kind, segment_name
 from wald.format.segment import pack_version
 from wald.log import Log
 from wald.store.files.disk import Disk
 from wald.store.files.identity import create_root, read_identity
-from wald.store.files.ledger import Ledger
-from wald.store.files.lines import Entry
+from wald.store.files.ledger_write import Ledger
 from wald.store.files.listing import list_segments
 from wald.store.files.routes import add_route
 from wald.store.files.uptime import Moment

@@ -17,7 +17,8 @@ from wald.store.checking.story import Story
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.identity import read_identity
-from wald.store.files.ledger import Ledger, read_ledger
+from wald.store.files.ledger_read import read_ledger
+from wald.store.files.ledger_write import Ledger
 from wald.store.files.listing import list_segments
 from wald.store.files.uptime import Moment
 from wald_reclaim.apply import Reclaim

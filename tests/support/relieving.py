@@ -9,7 +9,7 @@ from logs import Built
 from wald.format.batch import BatchHeader
 from wald.format.names import Kind
 from wald.store.files.disk import Disk
-from wald.store.files.ledger import Ledger
+from wald.store.files.ledger_write import Ledger
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.relieving import Keeps, Relief, check_relieved, relieve_segment
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from wald.store.checking.dump import Item
     from wald.store.checking.finding import Level
     from wald.store.checking.verifier import Verification
-    from wald.store.files.ledger import Ledger
+    from wald.store.files.ledger_write import Ledger
 
 
 @click.command()
@@ -70,7 +70,7 @@ def verify(root: Path, record: bool, as_json: bool) -> int:
 
 def _ledger(root: Root) -> closing[Ledger]:
     """The ledger of verifications; one process at a time has it."""
-    from wald.store.files.ledger import Ledger
+    from wald.store.files.ledger_write import Ledger
 
     return closing(Ledger(root.ledger / VERIFIED, Disk(), owner="verification with --record"))
 

@@ -140,7 +140,7 @@ class Ran:
 
 def last_runs(root: Root) -> Ran:
     """What the ends of the ledgers say."""
-    from wald.store.files.ledger import newest_entries
+    from wald.store.files.ledger_read import newest_entries
 
     archived: dict[tuple[str, str], int] = {}
     for entry in newest_entries(root.ledger / "archive.jsonl", "finished"):
@@ -157,7 +157,7 @@ def last_runs(root: Root) -> Ran:
 
 
 def _newest(path: Path, *events: str) -> int | None:
-    from wald.store.files.ledger import newest_entries
+    from wald.store.files.ledger_read import newest_entries
 
     return next(map(_at, newest_entries(path, *events)), None)
 

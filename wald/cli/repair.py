@@ -95,7 +95,7 @@ def _journals(root: Root) -> Iterator[Finding]:
 @contextmanager
 def _locked(root: Root) -> Iterator[Lock]:
     """The daemon's lock, and those of the programs that change what is repaired."""
-    from wald.store.files.ledger import lock_ledger
+    from wald.store.files.ledger_write import lock_ledger
     from wald.store.writing.lock import Lock
 
     disk = Disk()

@@ -27,7 +27,7 @@ from wald.store.files.disk import Disk
 if TYPE_CHECKING:
     from wald.format.record import Record
     from wald.log import Log
-    from wald.store.files.ledger import Ledger
+    from wald.store.files.ledger_write import Ledger
     from wald.store.retention.cursors import Cursor
     from wald.store.retention.missing import Missing
 
@@ -215,7 +215,7 @@ def skips(log: Log, again: str) -> Iterator[Ledger]:
     Raises:
         NotPermitted: this user may not write it; ``again`` is the command that root may type.
     """
-    from wald.store.files.ledger import Ledger
+    from wald.store.files.ledger_write import Ledger
 
     path = log.root.ledger / SKIPS
     try:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from wald.daemon.metrics import Metrics
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
-from wald.store.files.ledger import Ledger
+from wald.store.files.ledger_write import Ledger
 from wald.store.files.listing import Segment
 from wald.store.writing.room import Room
 from wald.store.writing.sealer import Sealed, pending, seal

@@ -38,7 +38,7 @@ from wald.store.files.directory import Root
 from wald.store.files.disk import Disk, total_bytes
 from wald.store.files.fifos import has_fifo
 from wald.store.files.identity import create_root, read_identity, require_root
-from wald.store.files.ledger import Ledger
+from wald.store.files.ledger_write import Ledger
 from wald.store.files.moved import moved_marks
 from wald.store.files.routes import add_route
 from wald.store.segments.head import seconds_ahead

@@ -6,10 +6,9 @@ Nothing here opens a file, reads a clock or logs. Integers are little-endian. Ch
     names     file and route names            segment   segment header          sealed   index of a .zst
     batch     the unit of writing             columns   keyed and timed records  index   sparse index of a raw segment
     state     what batches build up           record    what a reader gets       head    the durable head line
-    cursor    a consumer's position           ledger    chained JSON lines       transfers  what leaves a pipe
+    cursor    a consumer's position           ledger_lines  chained JSON lines      transfers  what leaves a pipe
     parsing   batches in a buffer             protocol  the text protocol of the socket
     spans     sets of sequences                  run_lengths  the same in a line of a ledger
-    ledger_part  a sealed part of a ledger
     zframes   where each Zstandard frame ends    times   times as text               tables   those of sealed
     relieved  what relief has dropped of a segment
     peers     who sent a batch                seek_table  where the frames of a .zst are

@@ -10,7 +10,7 @@ from wald.errors import WaldError
 from wald.store.checking.finding import Level
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
-from wald.store.files.ledger import reported_entries
+from wald.store.files.ledger_read import reported_entries
 from wald_archive.api import (
     BagName,
     Bags,

@@ -12,7 +12,7 @@ from wald.store.checking.finding import Finding, Level
 from wald.store.checking.verifier import Verification
 from wald.store.files.directory import Root
 from wald.store.files.identity import read_identity
-from wald.store.files.ledger import reported_entries
+from wald.store.files.ledger_read import reported_entries
 from wald.store.files.listing import list_segments
 from wald.store.retention.legality import Overlaps, Ruling, judge, judge_relief
 from wald.work.checking import check_journals

@@ -21,7 +21,7 @@ from running import refused, run
 
 from wald.format.names import Kind
 from wald.store.files.disk import Disk
-from wald.store.files.ledger import Ledger
+from wald.store.files.ledger_write import Ledger
 from wald_archive.sizes import Records
 
 

@@ -18,7 +18,7 @@ from logs import Built
 
 from wald.errors import Damaged, Locked, NotFound, Refused
 from wald.format.names import Kind
-from wald.store.files.ledger import Ledger
+from wald.store.files.ledger_write import Ledger
 from wald.store.retention.cursors import CursorState
 from wald_archive.codecs import Codec
 from wald_archive.sizes import Bytes, Records

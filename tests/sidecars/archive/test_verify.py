@@ -13,7 +13,7 @@ from logs import Built
 
 from wald.errors import NotFound
 from wald.store.checking.finding import Level
-from wald.store.files.ledger import Ledger
+from wald.store.files.ledger_write import Ledger
 from wald_archive.codecs import Codec
 from wald_archive.sizes import Records
 

@@ -13,7 +13,7 @@ from logs import Built, Unsynced
 
 from wald.errors import Damaged, NotFound
 from wald.store.checking.finding import Level
-from wald.store.files.ledger import Ledger
+from wald.store.files.ledger_write import Ledger
 from wald_archive.ledger import Recorded, recorded_at
 from wald_archive.sizes import Records
 

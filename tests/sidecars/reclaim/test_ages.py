@@ -9,9 +9,9 @@ from damage import flipped
 from logs import SECOND_NS, Built, Unsynced
 from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
 
+from wald.format.ledger_lines import Entry
 from wald.store.files.directory import Root
-from wald.store.files.ledger import Ledger
-from wald.store.files.lines import Entry
+from wald.store.files.ledger_write import Ledger
 from wald.store.files.uptime import Moment
 from wald_reclaim.ages import Ages
 from wald_reclaim.policy import Limits

@@ -11,7 +11,7 @@ from reclaiming import ledger, reclaim
 
 from wald.store.checking.finding import Level
 from wald.store.checking.verifier import verify
-from wald.store.files.ledger import Ledger
+from wald.store.files.ledger_write import Ledger
 from wald.store.reading.lookup import Whereabouts
 from wald.store.retention.history import History
 from wald.store.retention.legality import judge_relief

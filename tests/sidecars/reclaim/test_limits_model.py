@@ -24,11 +24,12 @@ from logs import SECOND_NS, Built
 from reclaiming import Reclaimer, bases, ledger
 from retention_model import Batches, Held, Model, OnRecord, Released, proven_age_ns
 
+from wald.format.ledger_lines import Entry
 from wald.format.names import WHOLE, Kind
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
-from wald.store.files.ledger import Ledger, read_ledger
-from wald.store.files.lines import Entry
+from wald.store.files.ledger_read import read_ledger
+from wald.store.files.ledger_write import Ledger
 from wald.store.files.routes import add_route, retire_route
 from wald.store.files.uptime import moment_of
 from wald.store.retention.history import History

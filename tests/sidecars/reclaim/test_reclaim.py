@@ -18,7 +18,7 @@ from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
 from wald.errors import Damaged, Locked
 from wald.format.names import Kind
 from wald.hints import command_line
-from wald.store.files.ledger import Ledger
+from wald.store.files.ledger_write import Ledger
 from wald.store.files.routes import retire_route
 from wald.store.retention.pins import Claims
 from wald.store.segments.view import State

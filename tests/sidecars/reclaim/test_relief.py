@@ -29,7 +29,7 @@ from wald.store.checking.finding import Level
 from wald.store.checking.story import Story
 from wald.store.checking.verifier import verify
 from wald.store.files.disk import Disk
-from wald.store.files.ledger import read_ledger
+from wald.store.files.ledger_read import read_ledger
 from wald.store.files.listing import Segment
 from wald.store.retention.history import History
 from wald.store.retention.legality import judge, judge_relief

@@ -17,7 +17,7 @@ from relieving import relieve_file
 from wald.format.names import WHOLE, Kind
 from wald.format.sealed import SealedIndex
 from wald.store.files.disk import Disk
-from wald.store.files.ledger import Ledger
+from wald.store.files.ledger_write import Ledger
 from wald.store.files.listing import list_segments
 from wald.store.files.routes import retire_route
 from wald.store.retention.history import History

@@ -20,7 +20,8 @@ from reclaiming import Reclaimer, ledger, rulings
 
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
-from wald.store.files.ledger import Ledger, read_ledger
+from wald.store.files.ledger_read import read_ledger
+from wald.store.files.ledger_write import Ledger
 from wald.store.writing.sealer import pending, remove_temporaries, seal
 
 _ACTIVE = 2

@@ -24,7 +24,8 @@ from wald.format.names import WORK_SUFFIX, Kind
 from wald.store.checking.finding import Level
 from wald.store.checking.verifier import verify
 from wald.store.files.directory import Root
-from wald.store.files.ledger import Ledger, read_ledger
+from wald.store.files.ledger_read import read_ledger
+from wald.store.files.ledger_write import Ledger
 from wald.work.group import WorkGroup
 from wald_archive.sizes import Records
 from wald_reclaim.policy import Limits

@@ -18,8 +18,7 @@ from wald.format.batch import BatchHeader, Encoding, Flag
 from wald.format.cursor import BadCursor, decode_cursor
 from wald.format.head import decode_head
 from wald.format.index import ENTRY, decode_entries
-from wald.format.ledger import Decoded
-from wald.format.ledger_part import BadPart
+from wald.format.ledger_lines import BadPart, Decoded
 from wald.format.names import Kind, parse_cursor_name, parse_ledger_part_name, parse_segment_name
 from wald.format.parsing import Batches
 from wald.format.peers import BadPeer, decode_peer
@@ -30,8 +29,7 @@ from wald.format.segment import HEADER as FILE_HEADER
 from wald.format.segment import INDEX_MAGIC, SEGMENT_MAGIC, BadHeader, decode_header, version_text
 from wald.format.state import BadControl, decode_state
 from wald.format.transfers import SLOT_BYTES, decode_transfer
-from wald.store.files.ledger import read_ledger
-from wald.store.files.ledger_parts import PartName, decode_part, stored_index
+from wald.store.files.ledger_read import PartName, decode_part, read_ledger, stored_index
 from wald.store.files.regular import open_file, read_regular
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.indexes import find_index

@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from wald.errors import Damaged
+from wald.format.ledger_lines import Entry
 from wald.format.names import LEDGERS
 from wald.store.files.directory import Root
-from wald.store.files.lines import Entry
 from wald.store.retention.history import History
 from wald.store.retention.legality import REPEATED, Overlaps, Ruling, judge, judge_relief
 

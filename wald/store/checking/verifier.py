@@ -18,7 +18,7 @@ from pathlib import Path
 
 from wald.errors import Damaged, UnsupportedFormat
 from wald.format.head import Head
-from wald.format.ledger import Decoded
+from wald.format.ledger_lines import Decoded
 from wald.format.names import LEDGERS, PART_SUFFIX, WHOLE, Kind, SegmentName, parse_segment_name
 from wald.format.spans import Spans
 from wald.format.state import LogState
@@ -29,7 +29,7 @@ from wald.store.files.clock import read_steps, require_steps, step_between
 from wald.store.files.directory import Root
 from wald.store.files.fifos import troubles
 from wald.store.files.identity import read_identity
-from wald.store.files.ledger import read_files
+from wald.store.files.ledger_read import read_files
 from wald.store.files.listing import Listing, Segment
 from wald.store.files.moved import moved_marks
 from wald.store.retention.cursors import CursorState, cursors_of

@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from wald.format.ledger_part import CLOCK_ZERO, Clock
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # random(4)
 _OFFSETS = Path("/proc/self/timens_offsets")  # those of the namespace for children
@@ -60,30 +58,19 @@ def moment_of(entry: Mapping[str, Any]) -> Moment | None:
 class Elapsed:
     """The time that has certainly passed, added up over moments that come one after the other."""
 
-    def __init__(self, clock: Clock = CLOCK_ZERO) -> None:
-        self._total_ns = clock[0]
-        self._last = Moment(*clock[1:]) if clock[1] else None
-
-    @property
-    def clock(self) -> Clock:
-        """To go on from, later."""
-        return (self._total_ns, self._last.boot, self._last.boottime_ns) if self._last else (self._total_ns, "", 0)
+    def __init__(self) -> None:
+        self._total_ns = 0
+        self._last: Moment | None = None
 
     def until(self, moment: Moment) -> int:
-        """Nanoseconds from the first moment to this one, at least."""
+        """Return the least number of nanoseconds from the first moment to this one."""
         last = self._last
         if last is None or not moment.boot or moment.boot != last.boot:
             return self._total_ns
         return self._total_ns + max(0, moment.boottime_ns - last.boottime_ns)
 
-    def advance_over(self, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Go on from the last of the lines that say when they were written."""
-        for entry in entries:
-            if (moment := moment_of(entry)) is not None:
-                self.advance(moment)
-
     def advance(self, moment: Moment) -> int:
-        """The same, and go on from there."""
+        """Return the same, and continue from there."""
         self._total_ns = self.until(moment)
         if self._last is None or moment.boot != self._last.boot or moment.boottime_ns > self._last.boottime_ns:
             self._last = moment

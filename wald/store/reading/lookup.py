@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from wald.errors import Damaged, InvalidInput
+from wald.format.ledger_lines import Entry
 from wald.format.names import WORK_SUFFIX, Kind, segment_name
 from wald.format.parsing import StoredBatch
 from wald.format.times import at_utc
 from wald.format.work import Start, is_done
-from wald.store.files.lines import Entry
 from wald.store.files.listing import Segment
 from wald.store.files.regular import open_file
 from wald.store.retention.cursors import Cursor, CursorState, cursors_of

@@ -25,7 +25,7 @@ from wald.format.tables import RouteEntry
 from wald.store.files.directory import TEMPORARY, Root
 from wald.store.files.disk import Disk
 from wald.store.files.identity import encode_identity
-from wald.store.files.ledger import Ledger
+from wald.store.files.ledger_write import Ledger
 from wald.store.files.leftovers import remove_abandoned
 from wald.store.files.listing import Listing, Segment, list_segments
 from wald.store.files.regular import open_file

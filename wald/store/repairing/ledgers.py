@@ -21,11 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wald.format.ledger import GENESIS, digest, encode_line
+from wald.format.ledger_lines import GENESIS, digest, encode_line
 from wald.store.files.directory import TEMPORARY, Root
 from wald.store.files.disk import Disk
-from wald.store.files.ledger import read_files
-from wald.store.files.ledger_parts import parts_of
+from wald.store.files.ledger_read import parts_of, read_files
 from wald.store.files.listing import list_segments
 from wald.store.files.regular import read_regular
 

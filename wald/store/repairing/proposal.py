@@ -20,7 +20,7 @@ from wald.format.names import LEDGERS
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.identity import encode_identity, read_identity
-from wald.store.files.ledger import read_files
+from wald.store.files.ledger_read import read_files
 from wald.store.repairing.facts import Facts, examine
 from wald.store.repairing.identity import LostIdentity, lost_identity
 from wald.store.repairing.ledgers import anew

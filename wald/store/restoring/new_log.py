@@ -24,7 +24,7 @@ from wald.store.files.clock import ClockStep, add_step
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.identity import encode_identity, make_directories
-from wald.store.files.ledger import Ledger
+from wald.store.files.ledger_write import Ledger
 from wald.store.files.routes import add_route
 from wald.store.writing.drafts import Draft, Route
 from wald.store.writing.lock import Lock, require_free

@@ -7,9 +7,9 @@ has the :mod:`wald.format.run_lengths` of the route, counted from its first reco
 
 from __future__ import annotations
 
+from wald.format.ledger_lines import Entry
 from wald.format.run_lengths import BadRunLengths, spans_of, unpack
 from wald.format.spans import Span, Spans
-from wald.store.files.lines import Entry
 
 
 def runs_of(entry: Entry, route: Entry) -> list[Span] | None:

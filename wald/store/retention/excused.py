@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from wald.store.files.lines import Entry
+from wald.format.ledger_lines import Entry
 
 _EXCUSE = ("cursors", "retired")
 

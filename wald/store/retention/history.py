@@ -23,14 +23,14 @@ from itertools import chain
 from typing import NamedTuple
 
 from wald.errors import Damaged
+from wald.format.ledger_lines import NO_SEQUENCE, Entry
 from wald.format.names import LEDGERS
 from wald.format.run_lengths import spans_of, unpack
 from wald.format.spans import Span, Spans
 from wald.format.tables import RouteEntry
 from wald.format.times import at_utc
 from wald.store.files.directory import Root
-from wald.store.files.lines import NO_SEQUENCE, Entry, Line, Lines
-from wald.store.files.part_index import archived_run
+from wald.store.files.ledger_read import Line, Lines
 from wald.store.retention.dropped import holders
 from wald.store.retention.excused import completed, shares
 from wald.store.retention.missing import ReclaimedSegment, lasts_of
@@ -251,23 +251,14 @@ class History:
         return not self.is_taken_back(deletion.low, deletion.number)
 
     def deletions_of(self, bases: Collection[int]) -> Iterator[Entry]:
-        """The deletions of these segments that were not taken back, as their own lines have them."""
-        read, deleted, newest = 0, Spans(), dict[int, Entry]()
-        for index in self._reclaim.sealed():
-            read = index.line + index.lines - 1
-            for run in index.reclaimed:
-                deleted.add(*run)
-        for line in self._reclaim.oldest_first(behind=read):
-            if line.low in bases and line.entry.get("event") in _JUDGING:
-                newest[line.low] = line.entry
-        for base in bases:
-            if base in newest:
-                found: Entry | None = newest[base]
-            else:  # a segment that no part has among its deletions is not looked for in any
-                about = self._deletions(base, base) if deleted.meets(base, base) else iter(())
-                found = next((line.entry for line in about), None)
-            if found is not None and found["event"] == "reclaimed" and found["base"] == base:
-                yield found
+        """Yield the deletions of these segments that were not taken back, without the routes of shared lines."""
+        judged: set[int] = set()
+        for line in self._reclaim.about_bases(bases):
+            event = line.entry.get("event")
+            if event in _JUDGING and line.low not in judged:
+                judged.add(line.low)
+                if event == "reclaimed" and line.is_range("reclaimed"):
+                    yield line.entry
 
     def archived(self, sequence: int) -> Entry | None:
         """The entry of the bundle that holds ``sequence``; of several, the last one made."""
@@ -372,40 +363,61 @@ def member_of(entry: Entry, sequence: int) -> str | None:
 
 
 class _Bundled:
-    """Per route the sequences between which no record is missing in the bundles."""
+    """Runs of each route between whose ends no record of it is missing in the bundles."""
 
     def __init__(self, lines: Lines) -> None:
         self._lines = lines
         self._generation = self._read = 0
         self._routes: dict[str, Spans] = {}
+        self._unread: list[tuple[Damaged, tuple[int, int]]] = []
+        """Damaged lines, and the sequences that they may be about."""
 
     def covers(self, route: str, first: int, last: int) -> bool:
-        """Whether none of ``first`` to ``last`` is missing."""
-        routes = self.routes()
-        return route in routes and routes[route].covers(first, last)
+        """Return True if none of ``first`` to ``last`` is missing.
+
+        Raises:
+            Damaged: the lines that would show it cannot be read.
+        """
+        self._read_new()
+        if route in self._routes and self._routes[route].covers(first, last):
+            return True
+        for error, (low, high) in self._unread:
+            if low <= last and first <= high:
+                raise error.with_traceback(None)
+        return False
 
     def routes(self) -> Mapping[str, Spans]:
-        """The runs of each route, with what is new in the ledger."""
-        if not self._read:
-            self._take_parts()
-        for line in self._lines.oldest_first(behind=self._read):
-            if self._lines.generation != self._generation:  # other lines stand there now
-                self._generation, self._read, self._routes = self._lines.generation, 0, {}
-                return self.routes()
-            self._take(line)
+        """Return the runs of each route.
+
+        Raises:
+            Damaged: some lines cannot be read.
+        """
+        self._read_new()
+        for error, _ in self._unread:
+            raise error.with_traceback(None)
         return self._routes
 
-    def _take_parts(self) -> None:
-        for index in self._lines.sealed():
-            self._read, self._generation = index.line + index.lines - 1, self._lines.generation
-            for route, runs in index.archived.items():
-                for run in runs:
-                    self._routes.setdefault(route, Spans()).add(*run)
+    def _read_new(self) -> None:
+        for line in self._lines.oldest_first(behind=self._read, listed=False, on_damage=self._note_damage):
+            if self._lines.generation != self._generation:  # the lines that were read no longer exist
+                self._generation, self._read, self._routes, self._unread = self._lines.generation, 0, {}, []
+                return self._read_new()
+            self._read = line.number
+            if line.is_range("archived"):
+                self._routes.setdefault(str(line.entry.get("route")), Spans()).add(*_archived_run(line))
+        return None
 
-    def _take(self, line: Line) -> None:
-        self._read = line.number
-        if line.is_range("archived") and (run := archived_run(line.entry)) is not None:
-            self._routes.setdefault(str(line.entry.get("route")), Spans()).add(*run)
+    def _note_damage(self, error: Damaged, span: tuple[int, int]) -> None:
+        self._unread.append((error, span))
+
+
+def _archived_run(line: Line) -> tuple[int, int]:
+    """Return the first and the last sequence between which a bundle has every record of its route.
+
+    It has every record behind ``after``, so it joins the bundle that ends there.
+    """
+    after = line.entry.get("after")
+    return min(line.low, after + 1) if isinstance(after, int) else line.low, line.high
 
 
 def _of_segment(lines: Iterator[Line], base: int) -> Iterator[Line]:

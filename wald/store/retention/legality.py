@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from wald.format.ledger_lines import Entry
 from wald.format.run_lengths import BadRunLengths
 from wald.format.spans import Spans
 from wald.format.tables import RouteEntry
-from wald.store.files.lines import Entry
 from wald.store.retention.dropped import runs_of
 
 EXPIRING = ("max_age", "max_bytes", "max_records", "pinned_max_bytes")

@@ -13,12 +13,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 from wald.errors import Damaged
+from wald.format.ledger_lines import Entry
 from wald.format.names import Kind
 from wald.format.tables import RouteEntry
 from wald.hints import command_line
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
-from wald.store.files.lines import Entry
 from wald.store.files.listing import Segment, list_segments
 from wald.store.retention.cursors import Cursor, set_cursor, turn
 from wald.store.retention.history import History

@@ -191,7 +191,7 @@ def _begins_before(report: Mapping[str, Any], seen: Seen, root: Root) -> bool:
 
 def _is_repaired(root: Root, seen: Seen) -> bool:
     """Return True if a repair has since made the segment of ``seen`` again, maybe shorter; an older copy lacks that."""
-    from wald.store.files.lines import Lines
+    from wald.store.files.ledger_read import Lines
 
     with suppress(Damaged):
         # "last" is base - 1 if only pieces of records are left in it

@@ -24,13 +24,12 @@ from typing import BinaryIO
 
 from wald.errors import Damaged
 from wald.format.cursor import CURSOR_MAX_BYTES, BadCursor, decode_cursor
-from wald.format.ledger import BadLine, decode_line
+from wald.format.ledger_lines import BadLine, decode_line
 from wald.format.names import WORK_SUFFIX
 from wald.format.spans import Spans
 from wald.format.work import BadWork, Start, decode_work, last_read
 from wald.store.files.directory import Root
-from wald.store.files.ledger_parts import highest_in_parts
-from wald.store.files.lines import Lines
+from wald.store.files.ledger_read import Lines, highest_in_parts
 from wald.store.files.regular import open_file, read_start
 
 _BARE_MAX = 1 << 20  # records beyond the end, for a cursor without a log id

@@ -27,8 +27,8 @@ from wald.format.segment import BadHeader, NewerVersion
 from wald.store.files import leftovers, uptime
 from wald.store.files.directory import RELIEF_SUFFIX, TEMPORARY, Root
 from wald.store.files.disk import Disk
-from wald.store.files.ledger import Ledger, lock_ledger
-from wald.store.files.lines import Lines
+from wald.store.files.ledger_read import Lines
+from wald.store.files.ledger_write import Ledger, lock_ledger
 from wald.store.files.listing import Segment
 from wald.store.files.regular import open_file
 from wald.store.files.uptime import Moment
