@@ -9,7 +9,7 @@ cases.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
@@ -225,14 +225,14 @@ class _Check:
                 continue
             digest.update(data)
             self._raw_bytes += len(data)
-            yield from self._frame(index, number, data)
+            yield from self._frame(file, number, data)
         if whole:
             yield from self._agrees(index, digest.digest())
 
     def _lost(self, file: SealedFile, number: int, error: Damaged) -> Iterator[Finding]:
         """A damaged frame: what is in front of the damage can be read."""
         frame = file.index.frames[number]
-        yield from self._batches(file.index, number, file.beginning(number))
+        yield from self._batches(file.batches(number, file.beginning(number)))
         first = max(self._state.next_sequence, frame.first_sequence)
         self._state.open_records.clear()
         self._opening.lost = True
@@ -265,8 +265,8 @@ class _Check:
             return
         yield self._held()
 
-    def _frame(self, index: SealedIndex, number: int, data: bytes) -> Iterator[Finding]:
-        frame = index.frames[number]
+    def _frame(self, file: SealedFile, number: int, data: bytes) -> Iterator[Finding]:
+        index, frame = file.index, file.index.frames[number]
         damage = next((span for span in index.damage if span[0] <= frame.raw_offset < sum(span)), None)
         if damage is not None:
             if damage[0] == frame.raw_offset:
@@ -274,20 +274,17 @@ class _Check:
                 yield self._error(frame.offset, message)
             return
         self._contents.take()  # of the frame before, which may have been damaged
-        batches = yield from self._batches(index, number, data)
+        batches = file.batches(number, data)
+        yield from self._batches(batches)
         if batches.end < len(data):
             message = f"at {batches.end} of frame {number}: {batches.rest.reason or 'zeros where a batch belongs'}"
             yield self._error(frame.offset, message)
         elif not self._is_described(index, frame):
             yield self._error(frame.offset, f"the index is wrong about frame {number}")
 
-    def _batches(self, index: SealedIndex, number: int, data: bytes) -> Generator[Finding, None, Batches]:
-        """Every whole batch of a frame; returns where they end, and why."""
-        position = index.frames[number].raw_offset
-        batches = Batches(data, 0 if number else FIRST_BATCH, position=position, salt=index.salt)
+    def _batches(self, batches: Batches) -> Iterator[Finding]:
         for batch in batches:
             yield from self._batch(batch.position, batch.header, batch.route, batch.payload)
-        return batches
 
     def _is_described(self, index: SealedIndex, frame: Frame) -> bool:
         """Whether the index says of a frame what was just read in it."""

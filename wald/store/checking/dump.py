@@ -115,7 +115,7 @@ def _sealed(path: Path, *, records: bool) -> Iterator[Item]:
             if index.is_damage(frame):
                 yield _damage(DamagedBytes(frame.raw_offset, len(data), "damaged before it was sealed"))
             else:
-                yield from _frame(data, frame.raw_offset, index.salt, records=records)
+                yield from _frame(file.batches(number, data), records=records)
         yield _sealed_index(index)
 
 
@@ -144,13 +144,11 @@ def _relieved(relieved: Relieved) -> Item:
     }
 
 
-def _frame(data: bytes, raw_offset: int, salt: int, *, records: bool) -> Iterator[Item]:
-    """The batches of one frame."""
-    at = 0
+def _frame(batches: Batches, *, records: bool) -> Iterator[Item]:
+    """Yield the batches of one frame."""
+    data, raw_offset = batches.data, batches.position
     if raw_offset == 0:
         yield _segment_header(data[:FIRST_BATCH], SEGMENT_MAGIC)
-        at = FIRST_BATCH
-    batches = Batches(data, at, position=raw_offset, salt=salt)
     for batch in batches:
         yield from _batch(batch.position, batch.header, batch.route, batch.payload, records=records)
     if batches.end < len(data):

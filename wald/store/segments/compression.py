@@ -22,6 +22,7 @@ import zstandard
 from wald.errors import Damaged
 from wald.format.batch import HEADER, MAGIC, PAYLOAD_MAX_BYTES
 from wald.format.index import SparseIndex
+from wald.format.parsing import Batches
 from wald.format.sealed import BadSealed, SealedIndex, decode_index, encode_index
 from wald.format.seek_table import SEEK_FOOTER, decode_seek_table, seek_table_bytes
 from wald.format.tables import Frame, FrameTable
@@ -180,6 +181,11 @@ class SealedFile:
             return self._decompressor.decompress(stored, max_output_size=frame.raw_bytes, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise self._damaged(frame.offset, f"frame {number} does not decompress ({error})") from error
+
+    def batches(self, number: int, data: bytes) -> Batches:
+        """Return the batches in ``data``, the raw bytes of a frame or the first of them."""
+        begin = 0 if number else FIRST_BATCH
+        return Batches(data, begin, position=self.index.frames[number].raw_offset, salt=self.index.salt)
 
     def beginning(self, number: int) -> bytes:
         """What a damaged frame holds in front of the damage; it is to be checked batch by batch.

@@ -25,7 +25,7 @@ from wald.format.batch import (
     encode,
     seed,
 )
-from wald.format.parsing import Batches, StoredBatch
+from wald.format.parsing import StoredBatch
 from wald.format.relieved import Relieved, joined
 from wald.format.sealed import SealedIndex, encode_index
 from wald.format.spans import Spans
@@ -233,9 +233,9 @@ def _batches(file: SealedFile) -> Iterator[StoredBatch]:
     Raises:
         Damaged: something in it is no batch.
     """
-    for number, frame in enumerate(file.index.frames):
+    for number in range(len(file.index.frames)):
         data = file.frame(number)
-        batches = Batches(data, 0 if number else FIRST_BATCH, position=frame.raw_offset, salt=file.index.salt)
+        batches = file.batches(number, data)
         yield from batches
         if batches.end < len(data):
             raise _damaged(file.path, f"at {batches.end} of frame {number} there is no batch")

@@ -9,7 +9,7 @@ from functools import partial
 from wald.errors import Damaged
 from wald.format.batch import BatchHeader
 from wald.format.names import Kind
-from wald.format.parsing import Batches, StoredBatch
+from wald.format.parsing import StoredBatch
 from wald.format.state import BadControl, Ending, LogState, decode_state
 from wald.store.files.clock import read_steps, step_between
 from wald.store.files.directory import Root
@@ -140,8 +140,7 @@ def _replay_sealed(sealed: SealedFile, replay: Replay, errors: list[str]) -> Non
         except Damaged as error:
             errors.append(error.message)
             continue
-        first = 0 if number else FIRST_BATCH
-        for batch in Batches(data, first, position=frame.raw_offset, salt=sealed.index.salt):
+        for batch in sealed.batches(number, data):
             replay.add(batch.header, batch.route, batch.payload)
     replay.state.next_sequence = max(replay.state.next_sequence, sealed.index.next_sequence)
     replay.state.previous = Ending(sealed.index.salt, sealed.index.raw_bytes)
