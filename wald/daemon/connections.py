@@ -358,7 +358,6 @@ class Connections:
     def _send(self, connection: Connection, data: bytes | memoryview) -> None:
         if connection.unsent:
             data = b"".join((connection.unsent, data)) if data else connection.unsent
-        before = connection.wanted_events
         try:
             sent = connection.socket.send(data) if data else 0
             if sent == len(data) and not (connection.unsent or connection.closing) and connection.waits_for is None:
@@ -368,6 +367,7 @@ class Connections:
         except OSError:  # the peer is gone; what the reply says is in the log all the same
             self._close(connection)
             return
+        before = connection.wanted_events
         unsent = memoryview(data)[sent:] if sent < len(data) else b""  # one answer may be shared by many
         self._unsent_bytes += len(unsent) - len(connection.unsent)
         self._file(connection, connection.waits_for, unsent)

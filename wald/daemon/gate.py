@@ -71,7 +71,8 @@ class Gate:
                 rejected.
             Parked: the request has to wait.
         """
-        self.require_room()
+        if self.closed or self.room_bytes < 0:
+            self.require_room()
         if (over := self.over.get(route.name)) is not None:
             if over.rejects:
                 raise ProtocolError(Code.FULL, over.message)
