@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from wald.answers.history import EXACT, LIVES, READABLE, deed
 from wald.store.checking.story import Event
 
@@ -16,9 +14,8 @@ def event(ledger: str = "segments.jsonl", **entry: Any) -> Event:
     return Event(1, ledger, 1, entry)
 
 
-@pytest.mark.parametrize(
-    ("told", "exact", "readable"),
-    [
+def test_numbers_are_exact_or_readable() -> None:
+    for told, exact, readable in [
         (
             event(event="sealed", raw_bytes=153_912, bytes=15_586, **SEGMENT),
             "segment 1000001: records 1000001 to 1234567 (web 234567); 153912 bytes became 15586",
@@ -64,8 +61,6 @@ def event(ledger: str = "segments.jsonl", **entry: Any) -> Event:
             "records 1000 to 2000; gone",
             "records 1,000 to 2,000; gone",
         ),
-    ],
-)
-def test_numbers_are_exact_or_readable(told: Event, exact: str, readable: str) -> None:
-    assert deed(told) == deed(told, EXACT) == exact
-    assert deed(told, READABLE) == readable
+    ]:
+        assert deed(told) == deed(told, EXACT) == exact
+        assert deed(told, READABLE) == readable

@@ -82,24 +82,22 @@ def lines(text: str) -> list[str]:
     return [re.sub(r"\s+#.*|runuser -u wald -- ", "", line) for line in text.replace("\\\n", " ").splitlines()]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_option_it_uses_exists(page: str) -> None:
+def test_every_option_it_uses_exists() -> None:
     """Also where a block is not run, as it needs a cluster, and where a command stands in a sentence."""
-    given = [line for block in blocks(page) if block.language in ("sh", "console") for line in lines(block.text)]
-    given += re.findall(r"`(wald[ -][^`]*)`", without_blocks(page).replace("\n", " "))
     known = {program: options(section("docs/cli.md", f"## {program}").split("\n## ")[0]) for program in PROGRAMS}
-    unknown = []
-    for line in given:
-        for call in re.split(r"[|;&]+", line):
-            found = re.search(r"(?<![\w/.-])(wald(?:-[a-z]+)?)(?= (?!--? ))(.*)", call)
-            if found is not None and found[1] in known:
-                ours = re.split(r" -- ", found[2])[0] if found[1] == "wald-drain" else found[2]
-                unknown += [
-                    (line, option)
-                    for option in options(ours, before="(?<= )") - known[found[1]] - {"--root", "--help", "--version"}
-                ]
+    for page in PAGES:
+        given = [line for block in blocks(page) if block.language in ("sh", "console") for line in lines(block.text)]
+        given += re.findall(r"`(wald[ -][^`]*)`", without_blocks(page).replace("\n", " "))
+        unknown = []
+        for line in given:
+            for call in re.split(r"[|;&]+", line):
+                found = re.search(r"(?<![\w/.-])(wald(?:-[a-z]+)?)(?= (?!--? ))(.*)", call)
+                if found is not None and found[1] in known:
+                    ours = re.split(r" -- ", found[2])[0] if found[1] == "wald-drain" else found[2]
+                    others = options(ours, before="(?<= )") - known[found[1]]
+                    unknown += [(line, option) for option in others - {"--root", "--help", "--version"}]
 
-    assert unknown == []
+        assert unknown == [], page
 
 
 @pytest.mark.parametrize(

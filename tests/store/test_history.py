@@ -208,9 +208,9 @@ def test_the_part_of_a_record_is_the_last_that_begins_before_it(sequence: int, p
     assert found == (part and f"a-1/records/{part}")
 
 
-@pytest.mark.parametrize("parts", [None, 7, [], [1], ["x"], [None], [[1]], [["1", "x"]], [[1, 2]]])
-def test_parts_that_are_none_are_not_believed(parts: object) -> None:
-    assert member_of({"path": "a-1.tar.gz", "parts": parts}, 6) is None
+def test_parts_that_are_none_are_not_believed() -> None:
+    for parts in [None, 7, [], [1], ["x"], [None], [[1]], [["1", "x"]], [[1, 2]]]:
+        assert member_of({"path": "a-1.tar.gz", "parts": parts}, 6) is None
 
 
 @pytest.mark.parametrize("runs", [[0, "x"], "much", [None], [0]])

@@ -14,9 +14,9 @@ from wald.store.files import uptime
 from wald.store.files.uptime import Elapsed, Moment, moment_of
 
 
-@pytest.mark.parametrize(
-    ("moments", "elapsed"),
-    [
+def test_what_has_certainly_passed() -> None:
+    """Another boot may be one of another machine, on which the root never was."""
+    for moments, elapsed in [
         ([], 0),
         ([("a", 5)], 0),
         ([("a", 5), ("a", 12)], 7),
@@ -25,16 +25,13 @@ from wald.store.files.uptime import Elapsed, Moment, moment_of
         ([("a", 5), ("b", 1000), ("a", 6), ("b", 1001), ("a", 7)], 0),
         ([("a", 10), ("a", 9), ("a", 11)], 1),
         ([("", 10), ("", 90)], 0),
-    ],
-)
-def test_what_has_certainly_passed(moments: list[tuple[str, int]], elapsed: int) -> None:
-    """Another boot may be one of another machine, on which the root never was."""
-    clock = Elapsed()
-    for boot, boottime_ns in moments[:-1]:
-        clock.advance(Moment(boot, boottime_ns))
-    for boot, boottime_ns in moments[-1:]:
-        assert clock.until(Moment(boot, boottime_ns)) == elapsed
-        assert clock.advance(Moment(boot, boottime_ns)) == elapsed
+    ]:
+        clock = Elapsed()
+        for boot, boottime_ns in moments[:-1]:
+            clock.advance(Moment(boot, boottime_ns))
+        for boot, boottime_ns in moments[-1:]:
+            assert clock.until(Moment(boot, boottime_ns)) == elapsed
+            assert clock.advance(Moment(boot, boottime_ns)) == elapsed
 
 
 def test_now_runs_forward_and_comes_back_out_of_a_line() -> None:

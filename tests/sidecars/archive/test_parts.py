@@ -85,10 +85,15 @@ def test_a_line_of_an_index_is_json_and_comes_back() -> None:
     assert parse_index_entry(line.rstrip("\n").encode()) == RUN
 
 
-@pytest.mark.parametrize(
-    "line",
-    [b"", b"[]", b"{}", b"\xff", b'{"part": 1}', RUN.to_line().replace(" ", "").encode(), RUN.to_line().encode()],
-)
-def test_another_line_is_refused(line: bytes) -> None:
-    with pytest.raises(BadIndex):
-        parse_index_entry(line)
+def test_another_line_is_refused() -> None:
+    for line in [
+        b"",
+        b"[]",
+        b"{}",
+        b"\xff",
+        b'{"part": 1}',
+        RUN.to_line().replace(" ", "").encode(),
+        RUN.to_line().encode(),
+    ]:
+        with pytest.raises(BadIndex):
+            parse_index_entry(line)

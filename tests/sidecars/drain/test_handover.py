@@ -48,9 +48,9 @@ def test_changed_line_never_says_something_else() -> None:
     assert {decode_handover(changed) for changed in every_flip(line)} <= {None, HANDOVER}
 
 
-@pytest.mark.parametrize("line", [b"null", b"[1]", b"7", b"{}", b'{"crc": "e099fb41"}', b"[" * 100_000])
-def test_other_content_says_nothing(line: bytes) -> None:
-    assert decode_handover(line) is None
+def test_other_content_says_nothing() -> None:
+    for line in [b"null", b"[1]", b"7", b"{}", b'{"crc": "e099fb41"}', b"[" * 100_000]:
+        assert decode_handover(line) is None
 
 
 def test_what_was_begun_is_there_until_it_ends(built: Built) -> None:

@@ -330,10 +330,10 @@ def test_a_key_without_a_certificate_is_refused(authority: Authority, root: Path
     assert "--certificate FILE --key FILE" in hint
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "0", "", "192.0.2.1", "[2001:db8::1]"])
-def test_beyond_loopback_is_every_other_address(host: str) -> None:
-    with pytest.raises(InvalidInput, match="without TLS and tokens"):
-        Listening.of(Settings(listen=f"{host}:0"))
+def test_beyond_loopback_is_every_other_address() -> None:
+    for host in ["0.0.0.0", "[::]", "0", "", "192.0.2.1", "[2001:db8::1]"]:
+        with pytest.raises(InvalidInput, match="without TLS and tokens"):
+            Listening.of(Settings(listen=f"{host}:0"))
 
 
 def test_beyond_loopback_it_listens_with_tls_and_tokens_only(authority: Authority, root: Path) -> None:

@@ -52,27 +52,26 @@ LIMITS = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(name for name, holds in case.items() if holds))
-def test_every_combination_of_facts_and_limits_has_the_verdict_of_the_rule(case: dict[str, bool]) -> None:
+def test_every_combination_of_facts_and_limits_has_the_verdict_of_the_rule() -> None:
     """Said as conditions under which a segment goes, where the code asks one question after the other."""
-    for limits in LIMITS:
-        beyond = limits.max_age_ns == AGE_NS - 1 or limits.max_bytes == 149
-        untouchable = case["newest"] or case["sealing"] or not case["readable"]
-        needed = not case["read"] and not (limits.others.expire and beyond)
-        unarchived = limits.require_archived and not case["archived"]
-        young = limits.min_age_ns == AGE_NS + 1
-        among_newest = limits.keep_bytes == 51
-        goes = not untouchable and not needed and not unarchived and (beyond or not (young or among_newest))
+    for case in CASES:
+        for limits in LIMITS:
+            beyond = limits.max_age_ns == AGE_NS - 1 or limits.max_bytes == 149
+            untouchable = case["newest"] or case["sealing"] or not case["readable"]
+            needed = not case["read"] and not (limits.others.expire and beyond)
+            unarchived = limits.require_archived and not case["archived"]
+            young = limits.min_age_ns == AGE_NS + 1
+            among_newest = limits.keep_bytes == 51
+            goes = not untouchable and not needed and not unarchived and (beyond or not (young or among_newest))
 
-        verdict = verdict_of(limits, **case)
+            verdict = verdict_of(limits, **case)
 
-        assert verdict.goes == goes, (case, limits, verdict)
-        assert not (verdict.goes and not case["read"]) or limits.others.expire
+            assert verdict.goes == goes, (case, limits, verdict)
+            assert not (verdict.goes and not case["read"]) or limits.others.expire
 
 
-@pytest.mark.parametrize(
-    ("changes", "limits", "verdict"),
-    [
+def test_the_verdict_names_the_rule() -> None:
+    for changes, limits, verdict in [
         ({}, Limits(), Verdict.READ),
         ({"newest": True}, Limits(max_age_ns=1, others=EXPIRE), Verdict.NEWEST),
         ({"sealing": True}, Limits(max_age_ns=1, others=EXPIRE), Verdict.SEALING),
@@ -89,10 +88,8 @@ def test_every_combination_of_facts_and_limits_has_the_verdict_of_the_rule(case:
         ({}, Limits(min_age_ns=AGE_NS + 1, max_bytes=149), Verdict.MAX_BYTES),
         ({}, Limits(keep_bytes=50), Verdict.READ),
         ({}, Limits(keep_bytes=51), Verdict.KEPT_BYTES),
-    ],
-)
-def test_the_verdict_names_the_rule(changes: dict[str, bool], limits: Limits, verdict: Verdict) -> None:
-    assert verdict_of(limits, **changes) is verdict
+    ]:
+        assert verdict_of(limits, **changes) is verdict
 
 
 def test_what_has_no_known_age_is_kept_and_does_not_expire() -> None:
@@ -101,30 +98,28 @@ def test_what_has_no_known_age_is_kept_and_does_not_expire() -> None:
     assert judge_route(before, RouteLimits(max_age_ns=1, expire=True), None) is Verdict.UNREAD
 
 
-@pytest.mark.parametrize("expire", [False, True])
-@pytest.mark.parametrize("unread_bytes", [0, 1, 60, 100])
-def test_every_combination_of_facts_and_limits_of_a_route_has_the_verdict_of_the_rule(
-    unread_bytes: int, *, expire: bool
-) -> None:
+def test_every_combination_of_facts_and_limits_of_a_route_has_the_verdict_of_the_rule() -> None:
     """Each limit is none, exactly what there is, or one less."""
-    read = not unread_bytes
-    unread = 50 + unread_bytes
-    for age, size, records, pinned, log in product(
-        (None, AGE_NS, AGE_NS - 1),
-        (None, 150, 149),
-        (None, 15, 14),
-        (None, unread, unread - 1),
-        (None, Verdict.MAX_AGE),
-    ):
-        limits = RouteLimits(age, size, records, expire, pinned)
-        beyond = [Verdict.MAX_AGE] * (log is not None or age == AGE_NS - 1)
-        beyond += [Verdict.MAX_BYTES] * (size == 149) + [Verdict.MAX_RECORDS] * (records == 14)
-        allowed = beyond if read or expire else []
-        allowed = allowed or ([Verdict.READ] if read else [Verdict.PINNED_MAX_BYTES] * (pinned == unread - 1))
+    for expire in [False, True]:
+        for unread_bytes in [0, 1, 60, 100]:
+            read = not unread_bytes
+            unread = 50 + unread_bytes
+            for age, size, records, pinned, log in product(
+                (None, AGE_NS, AGE_NS - 1),
+                (None, 150, 149),
+                (None, 15, 14),
+                (None, unread, unread - 1),
+                (None, Verdict.MAX_AGE),
+            ):
+                limits = RouteLimits(age, size, records, expire, pinned)
+                beyond = [Verdict.MAX_AGE] * (log is not None or age == AGE_NS - 1)
+                beyond += [Verdict.MAX_BYTES] * (size == 149) + [Verdict.MAX_RECORDS] * (records == 14)
+                allowed = beyond if read or expire else []
+                allowed = allowed or ([Verdict.READ] if read else [Verdict.PINNED_MAX_BYTES] * (pinned == unread - 1))
 
-        found = judge_route(of_route(read=read, unread_bytes=unread_bytes), limits, log)
+                found = judge_route(of_route(read=read, unread_bytes=unread_bytes), limits, log)
 
-        assert found is (allowed or [Verdict.UNREAD])[0], limits
+                assert found is (allowed or [Verdict.UNREAD])[0], limits
 
 
 RULES = [verdict for verdict in Verdict if verdict.goes and verdict is not Verdict.EACH_ROUTE]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import accumulate
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -85,9 +84,8 @@ def test_only_as_much_is_read_as_is_needed() -> None:
     assert read == [1, 6]
 
 
-@pytest.mark.parametrize(
-    ("limits", "counts", "ends"),
-    [
+def test_logs_share_equally_what_the_others_leave() -> None:
+    for limits, counts, ends in [
         (Limits(records=30), [100, 100, 100], [10, 10, 10]),
         (Limits(records=30), [100, 4, 100], [13, 4, 13]),
         (Limits(records=30), [100, 0, 2], [28, 2]),
@@ -96,10 +94,8 @@ def test_only_as_much_is_read_as_is_needed() -> None:
         (Limits(raw_bytes=300), [100, 4, 100], [13, 4, 13]),
         (Limits(records=12, raw_bytes=300), [100, 100, 100], [4, 4, 4]),
         (Limits(records=300, raw_bytes=60), [100, 100, 100], [2, 2, 2]),
-    ],
-)
-def test_logs_share_equally_what_the_others_leave(limits: Limits, counts: list[int], ends: list[int]) -> None:
-    assert admit([even(count, 10) for count in counts if count], limits, turn=0) == ends
+    ]:
+        assert admit([even(count, 10) for count in counts if count], limits, turn=0) == ends
 
 
 def test_logs_take_turns_where_there_is_not_enough_for_all() -> None:

@@ -51,9 +51,8 @@ def test_a_time_is_iso_8601_or_milliseconds(given: str, nanoseconds: int) -> Non
     assert parsed(endingTimestamp=given).until_ns == nanoseconds
 
 
-@pytest.mark.parametrize(
-    ("given", "zone", "nanoseconds"),
-    [
+def test_a_time_without_a_zone_is_in_the_one_that_was_named() -> None:
+    for given, zone, nanoseconds in [
         ("1970-01-01T00:00:01", "UTC", 1_000_000_000),
         ("1970-01-02", "UTC", 86_400_000_000_000),
         ("19700102", "UTC", 86_400_000_000_000),
@@ -63,10 +62,8 @@ def test_a_time_is_iso_8601_or_milliseconds(given: str, nanoseconds: int) -> Non
         ("1970-01-01T02:00:01", "+02:00", 1_000_000_000),
         ("1969-12-31T18:30:01", "UTC-5:30", 1_000_000_000),
         ("1970-01-01T02:00:01", "GMT+2", 1_000_000_000),
-    ],
-)
-def test_a_time_without_a_zone_is_in_the_one_that_was_named(given: str, zone: str, nanoseconds: int) -> None:
-    assert parsed(startingTimestamp=given, timeZone=zone).from_ns == nanoseconds
+    ]:
+        assert parsed(startingTimestamp=given, timeZone=zone).from_ns == nanoseconds
 
 
 @pytest.mark.parametrize("given", ["1970-01-01T00:00:01", "1970-01-02"])
@@ -95,9 +92,8 @@ def test_modes_and_sizes() -> None:
     assert not options.active
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
+def test_what_cannot_be_right_is_refused_with_its_name() -> None:
+    for given, words in [
         ({"startingSequnce": "1"}, "there is no option 'startingsequnce'"),
         ({"startingSequence": "0"}, "startingSequence must be"),
         ({"startingSequence": "-1"}, "startingSequence must be"),
@@ -123,13 +119,11 @@ def test_modes_and_sizes() -> None:
         ({"maxValueBytes": "3GiB"}, "maxValueBytes must be"),
         ({"paths": "/a"}, "paths must be"),
         ({"paths": "[1]"}, "paths must be"),
-    ],
-)
-def test_what_cannot_be_right_is_refused_with_its_name(given: dict[str, str], words: str) -> None:
-    with pytest.raises(InvalidInput) as refused:
-        parsed(**given)
-    assert words in refused.value.message
-    assert refused.value.hint
+    ]:
+        with pytest.raises(InvalidInput) as refused:
+            parsed(**given)
+        assert words in refused.value.message
+        assert refused.value.hint
 
 
 def test_a_misspelt_option_is_reported_with_the_nearest() -> None:
