@@ -40,8 +40,8 @@ fix: $(READY) ## fix formatting, and write the generated parts of docs/
 	$(BIN)/ruff format .
 	$(BIN)/python scripts/make-docs
 
-# Two processes for each core, as tests wait for syncs and for daemons. They are given tests by tests/support/sharing.py.
-PARALLEL := -n $(shell expr 2 \* $$(nproc)) --maxprocesses 8 --dist loadscope
+# Three processes for each core, as tests wait for syncs and for daemons. They get tests from tests/support/sharing.py.
+PARALLEL := -n $(shell expr 3 \* $$(nproc)) --maxprocesses 8 --dist loadscope
 
 test: $(READY) ## the tests that need neither Spark nor minutes, in parallel
 	$(BIN)/pytest $(PARALLEL) -m 'not slow and not spark'
