@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -20,6 +21,8 @@ _NEED_BROWSER = {"chromium"}
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+gc.disable()  # what is collected is no garbage, and each worker collects all tests; see pytest_collection_finish
 
 # A shell starts a command in the background with this signal ignored, and every program that a test starts inherits it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -43,6 +46,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("spark")
         if _NEED_BROWSER.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("slow")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
