@@ -129,7 +129,7 @@ def test_a_cursor_that_is_set_while_its_segment_goes_in_any_order_of_the_steps_o
         root = Root(shutil.copytree(built.root.path, tmp_path / f"{number}"))
         with monkeypatch.context() as patched:
             for name in (
-                "wald.store.retention.taken._settled",
+                "wald.store.retention.taken.list_segments",
                 "wald.store.retention.taken.segment_index",
                 "wald.store.retention.taken.History",
             ):
