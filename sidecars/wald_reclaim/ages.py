@@ -99,7 +99,7 @@ class Ages:
         return {"event": "seen", "through": through, "at": now_ns} | now.as_entry()
 
     def learn(self, bases: Collection[int]) -> None:
-        """Read what is new in both ledgers about the segments ``bases``."""
+        """Read the new lines of both ledgers, for the ages of the segments ``bases``."""
         self._own.read()
         self._seen = []
         for through, elapsed_ns in self._own.at_ns.items():

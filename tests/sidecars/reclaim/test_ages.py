@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 from damage import flipped
+from effort import steps
 from logs import SECOND_NS, Built, Unsynced
 from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
 
 from wald.format.ledger_lines import Entry
 from wald.store.files.directory import Root
+from wald.store.files.ledger_read import entries_of, parts_of, stored_index
 from wald.store.files.ledger_write import Ledger
 from wald.store.files.uptime import Moment
 from wald_reclaim.ages import Ages
@@ -150,3 +152,40 @@ def test_a_ledger_that_is_replaced_tells_its_own_ages(built: Built) -> None:
     put(built.root, sealed(5, 0), sealed(1, 90))
     ages.learn([1])
     assert ages.at_least_ns(1) == 10
+
+
+def test_each_part_of_the_ledgers_is_decoded_once_however_many_segments_are_asked_about(built: Built) -> None:
+    path = built.root.ledger / "segments.jsonl"
+    written = Ledger(path, Unsynced(), part_bytes=2000)
+    for number in range(2, 300):
+        written.append(sealed(10 * number, number))
+        written.cut()
+    written.close()
+    assert len(parts_of(path)) > 10
+    once = steps(lambda: sum(1 for _ in entries_of(path)))
+    ages = Ages(built.root, lambda: Moment("boot", 1000))
+    bases = [10 * number for number in range(2, 300)]
+
+    assert steps(lambda: ages.learn(bases)) < 3 * once
+    assert steps(lambda: ages.learn(bases)) < once / 4
+    assert ages.at_least_ns(20) > ages.at_least_ns(2990) > 0
+
+
+def test_a_damaged_part_hides_only_the_ages_that_are_in_it(built: Built) -> None:
+    path = built.root.ledger / "segments.jsonl"
+    put(built.root)
+    written = Ledger(path, Unsynced(), part_bytes=2000)
+    written.append(*(sealed(base, base // 10) | {"last": base + 9} for base in range(10, 1000, 10)))
+    written.cut()
+    written.close()
+    part = parts_of(path)[1]
+    low, high = stored_index(part).span
+    part.path.write_bytes(b"damaged")
+    ages = Ages(built.root, lambda: Moment("boot", 1000))
+
+    ages.learn([10, 990])
+    assert ages.trouble == ""
+    assert (ages.at_least_ns(10), ages.at_least_ns(990)) == (999, 901)
+    ages.learn([10, low, 990])
+    assert part.path.name in ages.trouble
+    assert ages.at_least_ns(low) == ages.at_least_ns(high - 9) == 0

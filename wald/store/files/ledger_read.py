@@ -4,7 +4,7 @@ The number of its first line names a part. A part never changes, and its index s
 is about, so a frame that cannot be read affects only questions about these sequences. The current file, a few
 megabytes at most, is read whole.
 
-Only its owner removes what a power cut left of the last append, which was never acknowledged. Readers ignore it.
+A power cut may leave a part of the last append, which was never acknowledged. Readers ignore it; the owner removes it.
 Programs that decide by a ledger use :class:`Lines`, which requires an unbroken chain. Programs that report use
 :func:`read_files`, which includes damage in the result.
 """
@@ -244,7 +244,7 @@ def newline_is_damaged(rest: bytes, offset: int) -> bool:
 
 
 def is_intact(line: bytes) -> bool:
-    """Return True if the last line is undamaged, or if there is no line."""
+    """Return True if the last line is undamaged or missing."""
     try:
         return not line or bool(decode_line(line.removesuffix(b"\n")))
     except BadLine:
@@ -254,7 +254,7 @@ def is_intact(line: bytes) -> bool:
 def _read_current(path: Path) -> tuple[bytes, int]:
     """Return the content of a current file, and where its synced lines end.
 
-    A line with a damaged newline is included; what was never synced is not.
+    A line with a damaged newline is included, but not an unsynced one.
     """
     try:
         file = open_file(path)
@@ -347,9 +347,9 @@ def _blocks(part: PartName, index: PartIndex) -> list[_Block]:
 
 
 class Lines:
-    """The lines of the ledger at ``path``; without a file there are none.
+    """The lines of the ledger at ``path``. A missing file has no lines.
 
-    Each method first reads what was appended since the last call. An iteration yields the lines that existed when it
+    Each method first reads the new lines. An iteration yields the lines that existed when it
     began, each once, even if the ledger is cut in the meantime.
 
     Attributes:
@@ -392,7 +392,7 @@ class Lines:
                     raise
                 on_damage(error, (block.frame.low, block.frame.high))
             else:
-                yield from (line for line in lines if line.number > behind)
+                yield from lines if block.line > behind else lines[behind + 1 - block.line :]
 
     def newest_first(self, before: int | None = None) -> Iterator[Line]:
         """Yield the lines, or those whose number is below ``before``."""
@@ -444,7 +444,7 @@ class Lines:
         return self._recent[1]
 
     def _refreshed(self) -> list[_Block]:
-        """Read what is new; return all blocks, oldest first."""
+        """Read new lines; return all blocks, oldest first."""
         unreadable = [_identity(path) for path in self._unreadable]
         seen = _identity(self._path) or _identity(self._path.parent), *unreadable
         if seen != self._seen:
@@ -573,7 +573,7 @@ def entries_of(path: Path) -> Iterator[Entry]:
 
 
 def tip_of(parts: list[PartName]) -> str | None:
-    """Return the digest of the last line of the last part; None if it is unknown or there is no part."""
+    """Return the digest of the last line of the last part; None without a readable one."""
     with suppress(Damaged, OSError):
         return read_index(parts[-1]).tip if parts else None
     return None

@@ -56,7 +56,7 @@ from wald.store.files.ledger_read import (
 
 PART_BYTES = 4 << 20  # least length of the lines in a part
 _RETRY_SHARE = 4  # a failed cut is retried after growth by this fraction of PART_BYTES
-_LEVEL = 3  # level 9 takes eight times as long and saves nothing, because lines are alike
+_LEVEL = 3  # level 9 takes eight times as long and saves nothing
 
 
 class Ledger:
@@ -104,7 +104,7 @@ class Ledger:
         """Write a line for each entry, and return when they are durable. A crash may leave the first few of them.
 
         Raises:
-            OSError: they are not durable. The next append reopens the file and truncates what this one left.
+            OSError: they are not durable. The next append reopens the file and truncates the rest of this one.
         """
         with self._mutex:
             descriptor = self._reopened() if self._descriptor is None else self._descriptor
@@ -127,7 +127,7 @@ class Ledger:
                 self._disk.reserve(descriptor, self._end, self._reserve_bytes)
 
     def settle(self) -> None:
-        """Truncate what a failed append left, so that readers find only acknowledged lines."""
+        """Truncate the rest of a failed append, so that readers find only acknowledged lines."""
         with self._mutex:
             if self._descriptor is None:
                 self._reopened()
@@ -135,7 +135,7 @@ class Ledger:
     def cut(self) -> None:
         """Seal the lines of a long current file into parts, and begin a new one.
 
-        If that fails, the lines stay where they are, and a later call retries.
+        If that fails, the current file keeps its lines, and a later call retries.
         """
         with self._mutex:
             if self._descriptor is None or self._end < self._cut_bytes:
@@ -201,7 +201,7 @@ class Ledger:
 def lock_ledger(path: Path, disk: Disk, owner: str) -> int:
     """Lock the ledger ``path`` for ``owner`` until the returned descriptor is closed.
 
-    The lock is a file of its own, because every user who may read the ledger could lock that.
+    The lock is a separate file, because any reader of the ledger could lock the ledger itself.
 
     Raises:
         Locked: another process holds the lock.
