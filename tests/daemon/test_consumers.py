@@ -185,7 +185,7 @@ def test_a_group_that_is_none_is_refused_where_it_is_named(tmp_path: Path, group
     config = tmp_path / "wald.toml"
     config.write_text(f'[routes.a]\nfifo = true\nconsumers = "{group}"\n')
     code, message, _ = refused(run(command("run", "--root", tmp_path / "log", "--config", config)))
-    assert (code, message.startswith(f"{config}:3: routes.a.consumers must be a group")) == (
+    assert (code, message.startswith(f"{config}:3: routes.a.consumers must be an OS group")) == (
         InvalidInput.exit_code,
         True,
     )
