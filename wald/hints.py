@@ -319,6 +319,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "no-such-route": "{wald} routes lists them; {wald} route add {route} makes it",
     "fifo-is-link": "chmod {mode:04o} {target}",
     "cursor-left-by-other-user": _left_by_other_user,
+    "file-of-other-user": "rm {path}, which another user has left; ls -l {path}",
     "cursor-owner-needed": _cursor_owner_needed,
     "cursor-group-needed": "usermod --append --groups {group} {user}, and log in again; ls -ld {directory}",
     "group-unavailable": "usermod --append --groups {group} {user}, and start the daemon again",
@@ -372,14 +373,15 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     # cursors and retention
     "illegal-name": "use a letter or digit, then up to {more} of letters, digits, '.', '_' and '-'",
     "no-cursor": "{wald} cursor list {route}",
-    "cursor-of-a-consumer": "{wald} cursor remove {route} --group {group} --of-consumer",
+    "cursor-of-other-user": "use another group; {wald} cursor remove {route} --group {group} removes this one; "
+    "root may move it with cursor set",
     "cursor-unusable": "{wald} cursor set {route} SEQUENCE --group {group} --rewind",
     "cursor-below-zero": "0 means: nothing processed yet",
     "cursor-beyond-head": "{wald} head shows the last durable record",
-    "rewind-needed": "{wald} cursor set {route} {sequence} {options} --rewind",
+    "rewind-needed": "{wald} cursor set {route} {sequence} --group {group} --rewind",
     "journal-in-the-way": "rm {path}, while they do not run; "
-    "then {wald} cursor set {route} {sequence} {options} --rewind",
-    "journal-left-over": "{wald} group remove {route} {group}{option} removes it",
+    "then {wald} cursor set {route} {sequence} --group {group} --rewind",
+    "journal-left-over": "{wald} group remove {route} {group} removes it",
     "cursor-is-a-directory": "ls -lR {path}; rm -r {path}, as root",
     "unsealed-segment-damaged": "wald dump {path} shows its readable part; RECLAIM judges it once it is sealed",
     "lost-routes-unknown": "put a whole copy in its place; or, without a daemon, "

@@ -282,14 +282,14 @@ class Log:
         with Senders(self.view) as senders:
             return senders.of(batch.segment, batch.header)
 
-    def cursor(self, route: str, group: str = DEFAULT_GROUP, *, of_consumer: bool = False) -> Cursor:
+    def cursor(self, route: str, group: str = DEFAULT_GROUP, *, any_user: bool = False) -> Cursor:
         """How far ``group`` has processed ``route``.
 
         Args:
             route: the route.
             group: the group.
-            of_consumer: whether the cursor that another user has left in ``routes/R/consumers`` is meant, where the
-                log's owner may have a group of the same name.
+            any_user: return the cursor that another user has left even if this program runs as the log's owner or as
+                root, to show it. Do not start to process there: that user can make the program skip records.
 
         Returns:
             the cursor; its state says whether there is one that can be trusted.
@@ -297,6 +297,7 @@ class Log:
         Raises:
             InvalidInput: an illegal name.
             NotFound: no such route.
+            Refused: another user has left the cursor, and this program runs as the log's owner or as root.
             Replaced: as of :meth:`require_continuity`.
         """
         from wald.store.retention.cursors import read_cursor
@@ -308,7 +309,7 @@ class Log:
             group,
             log_id=self.identity.log_id,
             head_sequence=self._last_sequence(),
-            of_consumer=of_consumer,
+            any_user=any_user,
         )
 
     def _last_sequence(self) -> int:
@@ -326,7 +327,7 @@ class Log:
         group: str = DEFAULT_GROUP,
         *,
         rewind: bool = False,
-        of_consumer: bool = False,
+        any_user: bool = False,
     ) -> Cursor:
         """Declare that ``group`` has processed ``route`` up to ``sequence``; on disk when this returns.
 
@@ -337,7 +338,7 @@ class Log:
             sequence: the last processed record; 0: none.
             group: the group whose cursor it is.
             rewind: whether the cursor may move backwards, or replace one that cannot be trusted.
-            of_consumer: as of :meth:`cursor`.
+            any_user: let root move the cursor of another user, who keeps it.
 
         Returns:
             the cursor. The ``message`` of one that is new or was rewound says what it needs and RECLAIM has taken.
@@ -345,7 +346,7 @@ class Log:
         Raises:
             InvalidInput: an illegal name, or a negative sequence.
             NotFound: no such route.
-            Refused: backwards without ``rewind``, or beyond the head.
+            Refused: backwards without ``rewind``, or beyond the head; or as of :meth:`cursor`.
             NotPermitted: this user may not leave a cursor there, or it is another user's.
             Replaced: as of :meth:`require_continuity`.
             OSError: the cursor cannot be written, as the disk is full.
@@ -363,5 +364,5 @@ class Log:
             disk=Disk(),
             now=utc(time.time_ns()),
             rewind=rewind,
-            of_consumer=of_consumer,
+            any_user=any_user,
         )

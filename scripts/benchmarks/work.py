@@ -202,7 +202,7 @@ def _through(stage: Stage) -> list[Row]:
 def _journal_bytes(root: Path, group: str) -> int:
     """With the new one while it is written anew."""
     total = 0
-    for path in (root / "routes" / ROUTE).glob(f"{group}{WORK_SUFFIX}*"):
+    for path in (root / "routes" / ROUTE / "cursors").glob(f"{group}{WORK_SUFFIX}*"):
         with contextlib.suppress(FileNotFoundError):
             total += path.stat().st_size
     return total

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from wald.format.checked_line import encode_line
-from wald.store.files.group_file import GroupFile
+from wald.store.files.cursor_directory import GroupFile
 from wald.work.commands import named
 
 LINE_BYTES = 512  # more than is ever written; allocated once, so that a full disk takes it too

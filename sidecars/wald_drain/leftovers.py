@@ -56,7 +56,7 @@ class Leftovers:
         place = consumer.log.root, consumer.route, consumer.group
         with ExitStack() as held:
             self._files = []
-            for worker in workers_of(consumer.log.root.place(consumer.route, consumer.group), consumer.group):
+            for worker in workers_of(consumer.log.root.cursor_directory(consumer.route), consumer.group):
                 self._files.append(WorkerFile(*place, worker, consumer.disk))
                 held.callback(self._files[-1].close)
             self._held = held.pop_all()

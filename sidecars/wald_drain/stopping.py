@@ -43,7 +43,7 @@ def stopping(drain: Drain) -> Iterator[None]:
 def _running(drain: Drain) -> str:
     """What runs, and what ends this process before that ends; "" if nothing does."""
     consumer = drain.consumer
-    directory = consumer.log.root.place(consumer.route, consumer.group)
+    directory = consumer.log.root.cursor_directory(consumer.route)
     found = running(command_files(directory, consumer.group), [os.getpid()]).values()
     own = [str(each.process) for commands in found for each in commands if not each.left]
     if not own:

@@ -27,7 +27,7 @@ from wald.cli.options import (
 from wald.cli.streams import ignore_stdout
 from wald.errors import Damaged, DiskFailure, Gone, InvalidInput, NotPermitted, Replaced, WaldError, wrong_type
 from wald.exposition import serving
-from wald.format.names import CONSUMERS, CURSOR_SUFFIX, Kind
+from wald.format.names import CURSOR_SUFFIX, CURSORS, Kind
 from wald.hints import command_line, room_commands
 from wald.log import Log
 from wald.loop import stop_on_signals, wakes
@@ -301,10 +301,10 @@ def _watch(one_pass: Pass, report: Report, reload: Callable[[], Settings]) -> No
     signal.signal(signal.SIGHUP, lambda number, _frame: hangups.append(number))
 
     def directories() -> list[Path]:
-        return [root.segments, root.ledger, root.routes, *root.cursor_directories()]
+        return [root.segments, root.ledger, root.routes, *root.route_directories()]
 
     def matters(path: Path) -> bool:
-        return _matters(path) or path.name == CONSUMERS or path.parent == root.routes
+        return _matters(path) or path.name == CURSORS or path.parent == root.routes
 
     def look() -> None:
         try:

@@ -15,8 +15,7 @@ from wald.store.files.listing import Segment
 from wald.store.retention.backlog import GroupBacklog, Growth, SegmentStatus
 from wald.store.retention.conditions import Condition, condition_of
 from wald.store.retention.cursors import Cursor, CursorState
-from wald.store.retention.holders import NO_PINS, holders_of
-from wald.store.retention.pins import Claims
+from wald.store.retention.pins import NO_PINS, Claims, holders_of
 from wald.store.retention.progress import Lag
 from wald.store.segments.view import State
 

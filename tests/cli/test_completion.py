@@ -37,7 +37,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output_of("cursor", "set", "orders", 1, "--root", built.root.path)
     for route, group in (("orders", "billing"), ("access", "other")):
         assert wald("cursor", "set", route, 0, "--group", group, "--root", built.root.path).returncode == 0
-    (built.root.route("orders") / "workers.work").touch()
+    (built.root.cursor_directory("orders") / "workers.work").touch()
     (built.root.routes / "not a route").mkdir()
     return built.root.path
 

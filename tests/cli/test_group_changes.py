@@ -50,7 +50,7 @@ def out(log: Built) -> list[int]:
 
 
 def ask_file(log: Built) -> Path:
-    return log.root.route("a") / "g.ask"
+    return log.root.cursor_directory("a") / "g.ask"
 
 
 def test_release_takes_all_back_that_a_worker_has(log: Built) -> None:

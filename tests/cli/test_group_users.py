@@ -35,7 +35,7 @@ def test_root_and_the_owner_of_the_log_help_a_group_of_the_owner(root: Path) -> 
     with Owning(root, "a", "own", before=tuple(HOST.prefix)) as owner:
         owner.lease("worker-1", 3)
         assert tried(None, "skip", "a", "own", 1, root=root)[0] == 0
-        made = (root / "routes/a/own.ask").stat()
+        made = (root / "routes/a/cursors/own.ask").stat()
         assert (made.st_uid, made.st_mode & 0o777) == (HOST.user_id, 0o600)
         assert tried(HOST, "release", "a", "own", "worker-1", root=root)[:2] == (
             0,
@@ -61,12 +61,12 @@ def test_a_consumer_helps_their_own_group_and_others_only_look(root: Path) -> No
         code, _, errors = tried(ALICE, "skip", "a", "alices", 1, root=root)
         assert (code, "skips.jsonl" in errors or "ledger" in errors) == (11, True), errors
     assert tried(ALICE, "remove", "a", "alices", root=root)[0] == 0
-    assert list((root / "routes/a/consumers").glob("alices.*")) == []
+    assert list((root / "routes/a/cursors").glob("alices.*")) == []
 
 
 def test_what_another_consumer_has_planted_is_not_carried_out(root: Path) -> None:
     """Members of the group may make any name there that is not taken."""
-    planted = root / "routes/a/consumers/mine.ask"
+    planted = root / "routes/a/cursors/mine.ask"
     with Owning(root, "a", "mine", before=tuple(ALICE.prefix)) as owner:
         owner.lease("worker-1", 3)
         planted.write_bytes(b"x")

@@ -152,7 +152,7 @@ def test_a_damaged_journal_is_explained_and_others_are_listed(log: Built) -> Non
     with Owning(log.root.path, "a", "g") as owner, Owning(log.root.path, "b", "h"):
         owner.ask("ack", "worker-1", owner.lease("worker-1", 1))
         owner.ask("ack", "worker-1", owner.lease("worker-1", 1))
-    path = log.root.route("a") / "g.work"
+    path = log.root.cursor_directory("a") / "g.work"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([lines[0], b"damaged\n", *lines[2:]]))
     done = wald("group", "list", "--root", log.root.path)
@@ -169,7 +169,10 @@ def test_a_damaged_journal_is_explained_and_others_are_listed(log: Built) -> Non
     code, message, hint = refusal_of("group", "pending", "a", "g", "--root", log.root.path)
     assert (code, f"offset {len(lines[0])}" in message, hint.endswith("group show a g")) == (4, True, True)
     done = wald("verify", "--root", log.root.path)
-    assert (done.returncode, f"error  routes/a/g.work: offset {len(lines[0])}: " in done.stdout.decode()) == (4, True)
+    assert (done.returncode, f"error  routes/a/cursors/g.work: offset {len(lines[0])}: " in done.stdout.decode()) == (
+        4,
+        True,
+    )
     assert done.stdout.decode().splitlines()[-1].endswith(" 1 error")
     done = wald("status", "--json", "--root", log.root.path)
     (warning,) = [each for each in json.loads(done.stdout)["findings"] if each["severity"] == "warning"]

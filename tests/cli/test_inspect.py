@@ -74,7 +74,8 @@ def test_dump_tells_batches_and_records(log: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["head", "log.json", "transfers", "ledger/segments.jsonl", "routes/a/processed.cursor", "segments/*.idx"]
+    "name",
+    ["head", "log.json", "transfers", "ledger/segments.jsonl", "routes/a/cursors/processed.cursor", "segments/*.idx"],
 )
 def test_dump_reads_every_kind_of_file(log: Path, name: str) -> None:
     for path in log.glob(name):

@@ -103,7 +103,7 @@ def test_a_cursor_that_cannot_be_trusted_is_shown(built: Built) -> None:
 def test_the_name_of_a_file_cannot_forge_a_sample(built: Built) -> None:
     """A file that is named like a cursor counts as one, whatever its name is."""
     name = 'x"} 1\nwald_forged 1\n#\udcff'
-    (built.root.route("a") / f"{name}.cursor").touch()
+    (built.root.cursor_directory("a") / f"{name}.cursor").touch()
     found = samples(built)
 
     assert not [key for key in found if "forged" in key[0]]
@@ -180,7 +180,7 @@ def test_a_work_group_has_how_many_records_are_where(built: Built) -> None:
         owner.ask("give_up", "worker-1", [first], "no use")
         assert samples(built)["wald_work_giving_up_records", "a", "g"] == 1  # no daemon runs
         assert not [name for name in found if name[0].startswith("wald_work_") and name[2] != "g"]
-    journal = built.root.route("a") / "g.work"
+    journal = built.root.cursor_directory("a") / "g.work"
     start, *lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join([start, b"damaged\n", *lines]))
     found = samples(built)

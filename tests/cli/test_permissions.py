@@ -88,7 +88,7 @@ def test_the_hint_for_a_reader_is_how_to_become_a_consumer(log: Path, line: list
     at = line.index("--") if "--" in line else len(line)
     code, message, hint = refusal(MEMBER, [*line[:at], "--root", str(log), *line[at:]])
 
-    assert (code, message) == (NotPermitted.exit_code, f"{log}/routes/a/{wanted}: permission denied")
+    assert (code, message) == (NotPermitted.exit_code, f"{log}/routes/a/cursors/{wanted}: permission denied")
     owner = OWNER.user_id
     opening = f"wald --root {log} route add a --consumers GROUP"
     assert hint == f"be user {owner}; or, as {owner}, let a group of yours leave cursors here: {opening}"

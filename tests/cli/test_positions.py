@@ -126,7 +126,7 @@ def test_cursor_is_set_moved_and_rewound(daemon: Daemon, root: Path) -> None:
 @pytest.mark.parametrize("line", [["set", "a", 0, "--rewind"], ["remove", "a", "--group", "processed"]])
 def test_a_directory_is_no_cursor(daemon: Daemon, root: Path, line: list[object]) -> None:
     output_of("route", "add", "a", "--root", root)
-    path = root / "routes/a/processed.cursor"
+    path = root / "routes/a/cursors/processed.cursor"
     path.mkdir()
 
     code, message, hint = refusal_of("cursor", *line, "--root", root)
@@ -178,7 +178,7 @@ def test_cursors_are_listed_and_removed(daemon: Daemon, root: Path) -> None:
 
 def test_a_number_that_a_shell_script_wrote_is_a_cursor(daemon: Daemon, root: Path) -> None:
     output_of("append", "a", "--root", root, stdin=b"1\n2\n3\n")
-    (root / "routes/a/processed.cursor").write_text("2\n")
+    (root / "routes/a/cursors/processed.cursor").write_text("2\n")
 
     assert output_of("cursor", "get", "a", "--root", root) == b"2\n"
 

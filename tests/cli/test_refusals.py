@@ -218,7 +218,7 @@ def test_cursor_beyond_the_head(stopped: Path) -> None:
     for rewind in ([], ["--rewind"]):
         code, message, hint = refusal_of("cursor", "set", "a", 11, *rewind, "--root", stopped)
         assert code == Refused.exit_code
-        assert message.startswith(f"{stopped / 'routes/a/processed.cursor'}: 11 is beyond the head, 10")
+        assert message.startswith(f"{stopped / 'routes/a/cursors/processed.cursor'}: 11 is beyond the head, 10")
         assert "head" in hint
 
 
@@ -239,7 +239,9 @@ def test_cursor_backwards(stopped: Path) -> None:
     code, message, hint = refusal_of("cursor", "set", "a", 4, "--root", stopped)
 
     assert code == Refused.exit_code
-    assert message.startswith(f"{stopped / 'routes/a/processed.cursor'}: 4 would move the cursor backwards from 5")
+    assert message.startswith(
+        f"{stopped / 'routes/a/cursors/processed.cursor'}: 4 would move the cursor backwards from 5"
+    )
     assert hint.startswith("wald ")
     assert hint.endswith("--rewind")
 
@@ -253,7 +255,7 @@ def test_cursor_that_is_no_sequence(stopped: Path, sequence: str) -> None:
 
 def test_damaged_cursor(served: Path) -> None:
     """Neither shown as a number nor read from nor replaced unasked."""
-    path = served / "routes/a/processed.cursor"
+    path = served / "routes/a/cursors/processed.cursor"
     reported = path.read_bytes()
     path.write_bytes(b"nonsense\n")
     try:
@@ -431,7 +433,7 @@ IN_PLACES = [
     ("ledger/archive.jsonl", ["wald_archive", "a"]),
     ("ledger/verify.jsonl", ["wald", "verify", "--record"]),
     ("ledger/skips.jsonl", ["wald", "cursor", "skip", "a", "6"]),
-    ("routes/a/processed.drain", ["wald_drain", "a", "--", "true"]),
+    ("routes/a/cursors/processed.drain", ["wald_drain", "a", "--", "true"]),
 ]
 
 

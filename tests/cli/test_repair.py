@@ -217,11 +217,11 @@ def test_it_refuses_while_a_daemon_runs(daemon: Daemon, root: Path) -> None:
 
 
 def test_a_cursor_that_cannot_be_read_is_left_with_what_to_type(log: Path) -> None:
-    cursor = log / "routes/a/processed.cursor"
+    cursor = log / "routes/a/cursors/processed.cursor"
     cursor.write_bytes(b"garbage\n")
     done = wald("repair", "--root", log)
     assert done.returncode == Damaged.exit_code
-    assert b"left: routes/a/processed.cursor" in done.stdout
+    assert b"left: routes/a/cursors/processed.cursor" in done.stdout
     hint = f"wald --root {log} cursor set a SEQUENCE --group processed --rewind"
     assert hint.encode() in done.stdout
     assert cursor.read_bytes() == b"garbage\n"

@@ -1,4 +1,4 @@
-"""The rights of a route's consumers: every row of the table in docs/users.md, tried by five real users."""
+"""The rights of a route's cursor owners: every row of the table in docs/users.md, tried by five real users."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pages import rows
 from running import Daemon, command, run, sidecar
 from users import ALICE, BOB, CONSUMERS, HOST, MEMBER, STRANGER, User, daemon_of, needs_root
 
-from wald.errors import NotFound, NotPermitted
+from wald.errors import NotFound, NotPermitted, Refused
 
 pytestmark = needs_root
 
 LOCKS = (".lock", ".drain", ".command", ".ask")  # a user who may open a file may hold its lock
 USERS = (HOST, ALICE, MEMBER, STRANGER)
-TABLE = {what: said for what, *said in rows("docs/users.md", "## Who may do what in a route with consumers")}
+TABLE = {what: said for what, *said in rows("docs/users.md", "## Who may do what in a route with cursor owners")}
 SETTINGS = f"[routes.a]\nfifo = true\nconsumers = {CONSUMERS}\n[routes.b]\n[routes.gone]\n"
 
 
@@ -27,7 +27,7 @@ class Log:
         self.daemon = daemon
         self.root = daemon.root
         self.route = daemon.root / "routes/a"
-        self.consumers = self.route / "consumers"
+        self.cursors = self.route / "cursors"
 
     def as_user(self, user: User, *line: object) -> tuple[int, str]:
         """Exit code and stderr of a command."""
@@ -91,13 +91,15 @@ def acts(log: Log, what: str, user: User) -> list[list[str]]:
             ]
         case "`wald cursor set` of a new group":
             return [setting(log, f"new-{mine}")]
-        case "`wald cursor set`, `cursor remove` of the consumer's own group":
+        case "`wald cursor set`, `cursor remove` of a group of their own":
             return [setting(log, mine), removing(log, mine), setting(log, mine)]
-        case "`wald cursor set`, `cursor remove` of another consumer's group, with `--of-consumer`":
-            return [[*line, "--of-consumer"] for line in (setting(log, "bob"), removing(log, "bob"))]
+        case "`wald cursor remove` of another cursor owner's group":
+            return [removing(log, "bob")]
+        case "`wald cursor set` of another cursor owner's group (root may)":
+            return [setting(log, "bob")]
         case "`wald cursor set`, `cursor remove` of a group of the daemon's user":
             return [setting(log, "before"), removing(log, "before")]
-        case "`wald cursor skip` for a group, the consumer's own too":
+        case "`wald cursor skip` for a group of their own":
             skipping = command("cursor", "skip", "a", 9, "--through", "--group", mine, "--root", log.root)
             return [skipping]
         case "`wald-drain` and `wald.Consumer` for a group of their own":
@@ -108,13 +110,13 @@ def acts(log: Log, what: str, user: User) -> list[list[str]]:
         case "`wald cursor set` in a route without `consumers`":
             return [setting(log, mine, route="b")]
         case "making, renaming or removing the FIFO, `retired`, or another name in `routes/R`":
-            return changes(log.route, "in", "before.cursor", "consumers")
+            return changes(log.route, "in", "cursors")
         case "making, renaming or removing a route, a segment, or another name in the root":
             found = [*changes(root / "routes", "a"), *changes(root, "head", "log.json", "routes", "segments")]
             names = [path.name for path in (root / "segments").iterdir()][:1]
             return [*found, *changes(root / "segments", *names), *changes(root / "ledger", "segments.jsonl")]
-        case "renaming or removing another user's file in `consumers/`":
-            cursor = log.consumers / "bob.cursor"
+        case "renaming or removing another user's file in `routes/R/cursors`":
+            cursor = log.cursors / "bob.cursor"
             return [shell('mv "$1" "$1.moved" && mv "$1.moved" "$1"', cursor)]
         case "`wald route add --consumers`":
             return [command("route", "add", "a", "--consumers", CONSUMERS, "--root", root)]
@@ -132,8 +134,9 @@ def test_a_row(log: Log, what: str) -> None:
         assert not wrong, (user.name, allowed, wrong)
         assert not [err for _, err in tried.values() if "Traceback" in err and "PermissionError" not in err]
         if what.startswith("`wald cursor") and not allowed:
-            assert {code for code, _ in tried.values()} - {NotFound.exit_code} == {NotPermitted.exit_code}
-    if "of another consumer's group" in what:
+            refused = Refused if user is HOST else NotPermitted
+            assert {code for code, _ in tried.values()} - {NotFound.exit_code} == {refused.exit_code}
+    if "remove` of another cursor owner's group" in what:
         log.does(BOB, "cursor", "set", "a", 1, "--group", "bob")
     if what.endswith("group of the daemon's user"):
         log.does(HOST, "cursor", "set", "a", 1, "--group", "before")

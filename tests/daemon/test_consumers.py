@@ -1,4 +1,4 @@
-"""The consumers of a route while a daemon of another user runs: opening, changing and closing; what they may plant."""
+"""The cursor owners of a route while a daemon of another user runs: opening, changing, closing; what they may plant."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ import pytest
 from running import Daemon, command, eventually, refused, run, sidecar
 from users import ALICE, BOB, CONSUMERS, HOST, MEMBER, OWNER, User, daemon_of, needs_root
 
-from wald.errors import InvalidInput, NotFound, NotPermitted
+from wald.errors import InvalidInput, NotPermitted, Refused
+from wald.format.work import Commit, Start, encode_work
+from wald.log import Log
+from wald.store.retention.handovers import encode_pin
+from wald.store.retention.pins import read_claims
 
 pytestmark = needs_root
 
@@ -31,6 +35,13 @@ def wald(daemon: Daemon, user: User, *words: object, stdin: bytes = b"") -> str:
 
 def refusal(daemon: Daemon, user: User, *words: object) -> tuple[int, str, str]:
     return refused(run([*user.prefix, *command(*words, "--root", daemon.root)]))
+
+
+def wald_exits(daemon: Daemon, user: User, code: int, *words: object) -> str:
+    """Return what a command prints that ends with ``code``."""
+    done = run([*user.prefix, *command(*words, "--root", daemon.root)])
+    assert done.returncode == code, done.stderr.decode()
+    return done.stdout.decode()
 
 
 def group_and_mode(path: Path) -> tuple[int, int]:
@@ -47,98 +58,156 @@ def reload(daemon: Daemon, settings: str) -> None:
 
 def test_the_group_changes_with_the_settings_and_cursors_stay() -> None:
     with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
-        consumers = daemon.root / "routes/a/consumers"
-        assert group_and_mode(consumers) == (CONSUMERS, 0o1775)
+        consumers = daemon.root / "routes/a/cursors"
+        assert group_and_mode(consumers) == (CONSUMERS, 0o3775)
         wald(daemon, HOST, "append", "a", stdin=b"x\n" * 5)
         assert wald(daemon, ALICE, "cursor", "set", "a", 2, "--group", "g") == "2\n"
         assert (consumers / "g.cursor").stat().st_uid == ALICE.user_id
 
         reload(daemon, "[routes.a]\n")
-        assert group_and_mode(consumers) == (CONSUMERS, 0o1775)
+        assert group_and_mode(consumers) == (CONSUMERS, 0o3775)
 
         reload(daemon, '[routes.a]\nconsumers = "group"\n')
-        assert group_and_mode(consumers) == (OWNER.group_id, 0o1775)
+        assert group_and_mode(consumers) == (OWNER.group_id, 0o3775)
         assert wald(daemon, MEMBER, "cursor", "set", "a", 1, "--group", "member") == "1\n"
 
         reload(daemon, '[routes.a]\nconsumers = ""\n')
-        assert group_and_mode(consumers) == (OWNER.group_id, 0o750)
+        assert group_and_mode(consumers) == (OWNER.group_id, 0o1750)
         code, message, _ = refusal(daemon, ALICE, "cursor", "set", "a", 3, "--group", "g")
         assert (code, message) == (NotPermitted.exit_code, f"{consumers}/g.cursor: permission denied")
-        assert (
-            json.loads(wald(daemon, HOST, "cursor", "get", "a", "--group", "g", "--of-consumer", "--json"))["sequence"]
-            == 2
-        )
-        code, _, hint = refusal(daemon, HOST, "cursor", "remove", "a", "--group", "g")
-        removing = "cursor remove a --group g --of-consumer"
-        assert (code, hint) == (NotFound.exit_code, f"wald --root {daemon.root} {removing}")
-        assert wald(daemon, HOST, *removing.split()) == f"{consumers}/g.cursor\n"
+        assert wald(daemon, HOST, "cursor", "get", "a", "--group", "g") == "2\n"
+        assert wald(daemon, HOST, "cursor", "remove", "a", "--group", "g") == f"{consumers}/g.cursor\n"
 
 
-def test_a_cursor_that_the_owner_moves_is_reported_as_taken_over() -> None:
+def test_the_log_owner_refuses_a_cursor_of_another_user_and_root_moves_it() -> None:
     with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
         wald(daemon, HOST, "append", "a", stdin=b"x\n" * 5)
         wald(daemon, ALICE, "cursor", "set", "a", 2, "--group", "g")
-        setting = command("cursor", "set", "a", 3, "--group", "g", "--of-consumer", "--root", daemon.root)
-        path = daemon.root / "routes/a/consumers/g.cursor"
-
-        assert run(setting).stderr == b""  # as root, which gives it back
-        assert path.stat().st_uid == ALICE.user_id
-        done = run([*HOST.prefix, *setting])
-        alice = str(ALICE.user_id)
-        assert done.stderr.decode().startswith(
-            f"wald: {path}: was left by user {alice}, who may not move it any more\n"
-        )
-        assert "hint: chown" in done.stderr.decode()
-        code, _, hint = refusal(daemon, ALICE, "cursor", "set", "a", 4, "--group", "g")
-        assert (code, hint) == (
-            NotPermitted.exit_code,
-            f"be user {OWNER.user_id}, who has left it; ls -l {path}",
-        )
-
-
-def test_a_record_is_skipped_for_the_consumer_whose_cursor_is_the_only_one_of_the_group() -> None:
-    with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
-        wald(daemon, HOST, "append", "a", stdin=b"x\n" * 5)
-        wald(daemon, ALICE, "cursor", "set", "a", 2, "--group", "g")
-        path, root = daemon.root / "routes/a/consumers/g.cursor", User("root", 0, 0)
+        path, root = daemon.root / "routes/a/cursors/g.cursor", User("root", 0, 0)
         shown = wald(daemon, HOST, "cursor", "show", "a", "--group", "g")
-        assert "at 2, in consumers/" in shown
+        assert f"at 2, of user {ALICE.user_id}" in shown
         assert "3 records, 3 to 5" in shown
         (reading,) = [line for line in shown.splitlines() if line.startswith("to read")]
-        assert reading.endswith(" read a --from 3"), "the cursor that --group names is the owner's"
+        assert reading.endswith(" read a --from 3"), "not --group, which the log's owner may not use"
+        assert f"valid, of user {ALICE.user_id}" in wald(daemon, HOST, "cursor", "list", "a")
 
+        for words in (
+            ("cursor", "set", "a", 3, "--group", "g"),
+            ("cursor", "set", "a", 0, "--group", "g", "--rewind"),
+            ("cursor", "skip", "a", 3, "--group", "g"),
+            ("read", "a", "--from", "cursor", "--group", "g"),
+            ("read", "a", "--group", "g", "--commit"),
+        ):
+            code, message, hint = refusal(daemon, HOST, *words)
+            assert (code, message) == (
+                Refused.exit_code,
+                f"{path}: the cursor of user {ALICE.user_id}, so the log's owner does not use it",
+            ), words
+            assert f"wald --root {daemon.root} cursor remove a --group g removes" in hint
         code, message, hint = refusal(daemon, ALICE, "cursor", "skip", "a", 3, "--group", "g")
         assert (code, message) == (NotPermitted.exit_code, f"{daemon.root}/ledger/skips.lock: permission denied")
-        skipping = f"wald --root {daemon.root} cursor skip a 3 --group g"
-        assert hint == f"as user {OWNER.user_id} or root: {skipping}"
+        assert hint == f"as user {OWNER.user_id} or root: wald --root {daemon.root} cursor skip a 3 --group g"
+        assert path.read_text().startswith("2\n")
 
-        wald(daemon, root, *skipping.split()[3:])
-        assert not path.parents[1].joinpath("g.cursor").exists()
+        wald(daemon, root, "cursor", "skip", "a", 3, "--group", "g")
+        wald(daemon, root, "cursor", "set", "a", 4, "--group", "g")
         assert path.stat().st_uid == ALICE.user_id
-        assert wald(daemon, ALICE, "cursor", "set", "a", 4, "--group", "g") == "4\n"
-
-        done = run([*HOST.prefix, *command("cursor", "skip", "a", 5, "--group", "g", "--root", daemon.root)])
-        assert done.stdout == b"a/g is at 5; skipped: 1 record\n"
-        assert f"hint: chown {ALICE.user_id} {path}, as root" in done.stderr.decode()
+        assert wald(daemon, ALICE, "cursor", "set", "a", 5, "--group", "g") == "5\n"
+        code, _, _ = refusal(daemon, root, "read", "a", "--from", "cursor", "--group", "g")
+        assert code == Refused.exit_code
 
 
-def test_of_consumer_says_which_cursor_is_shown_and_skipped_where_the_owner_has_that_group_too() -> None:
+def test_no_program_of_the_log_owner_starts_from_a_cursor_that_another_user_left() -> None:
     with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
-        wald(daemon, HOST, "append", "a", stdin=b"x\n" * 5)
-        wald(daemon, ALICE, "cursor", "set", "a", 2, "--group", "g")
-        wald(daemon, HOST, "cursor", "set", "a", 1, "--group", "g")
+        destination = daemon.root.with_name("archive")
+        wald(daemon, HOST, "append", "a", stdin=b"x\n" * 4)
+        wald(daemon, HOST, "cut")
+        wald(daemon, ALICE, "cursor", "set", "a", 4, "--group", "g")
+        consuming = f"import wald\nwith wald.Consumer('{daemon.root}', 'a', 'g') as c:\n    list(c)"
+        working = f"import wald\nwith wald.WorkGroup('{daemon.root}', 'a', 'g') as g:\n    g.lease('w', 1)"
+        looking = f"import wald\nprint(wald.open('{daemon.root}').cursor('a', 'g').effective)"
+        python = command()[0]
+        for line in (
+            sidecar("archive", "pack", "a", "--group", "g", "--root", daemon.root, "--dest", destination),
+            sidecar("drain", "a", "--root", daemon.root, "--group", "g", "--exit-at-end", "--", "cat"),
+            sidecar("drain", "a", "--root", daemon.root, "--group", "g", "--workers", 2, "--exit-at-end", "--", "cat"),
+            [python, "-c", consuming],
+            [python, "-c", working],
+            [python, "-c", looking],
+        ):
+            for prefix in (HOST.prefix, []):  # the log's owner, and root
+                done = run([*prefix, *line])
+                assert (done.returncode, done.stdout) == (1 if "-c" in line else Refused.exit_code, b""), done.stderr
+                assert f"the cursor of user {ALICE.user_id}" in done.stderr.decode()
+        assert not list(destination.rglob("manifest*"))
+        assert (daemon.root / "routes/a/cursors/g.cursor").stat().st_uid == ALICE.user_id
 
-        assert "at 1\n" in wald(daemon, HOST, "cursor", "show", "a", "--group", "g")
-        assert "at 2, in consumers/" in wald(daemon, HOST, "cursor", "show", "a", "--group", "g", "--of-consumer")
-        wald(daemon, HOST, "cursor", "skip", "a", 2, "--group", "g")
-        wald(daemon, HOST, "cursor", "skip", "a", 3, "--group", "g", "--of-consumer")
-        assert wald(daemon, HOST, "cursor", "get", "a", "--group", "g") == "2\n"
-        assert wald(daemon, HOST, "cursor", "get", "a", "--group", "g", "--of-consumer") == "3\n"
+        wald(daemon, HOST, "cursor", "remove", "a", "--group", "g")
+        draining = sidecar("drain", "a", "--root", daemon.root, "--group", "g", "--exit-at-end", "--", "cat")
+        done = run([*HOST.prefix, *draining])
+        assert (done.returncode, done.stdout) == (0, b"x\n" * 4), done.stderr.decode()
+
+
+def test_what_a_cursor_owner_leaves_beside_a_cursor_of_the_log_owner_has_no_effect() -> None:
+    with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n[routes.b]\n") as daemon:
+        wald(daemon, HOST, "append", "a", stdin=b"x\n" * 4)
+        wald(daemon, HOST, "cursor", "set", "a", 1, "--group", "g")
+        log = Log(daemon.root)
+        directory = daemon.root / "routes/a/cursors"
+        start = Start(log.identity.log_id, "a", "g", 1, 4)
+        planted = {
+            ".work": encode_work(start, 0) + encode_work(Commit(done=[(2, 4)]), 0),
+            ".pin": encode_pin(log.identity.log_id, {"drain": {"b": 0}}),
+            ".drain": b"",
+            ".command": b"",
+        }
+        for suffix, content in planted.items():
+            path = directory / f"g{suffix}"
+            done = run([*ALICE.prefix, "sh", "-c", 'cat > "$1"', "sh", str(path)], stdin=content)
+            assert (done.returncode, path.stat().st_uid) == (0, ALICE.user_id)
+
+        assert json.loads(wald(daemon, HOST, "where", 3, "--json"))["processed"] == {"g": False}
+        assert read_claims(log.root, log_id=log.identity.log_id).vector("b") == {"processed": 0}
+        (seen,) = [
+            json.loads(line) for line in wald_exits(daemon, HOST, 4, "group", "list", "a", "--json").splitlines()
+        ]
+        assert "another user than the cursor" in seen["damage"]
+        assert wald(daemon, HOST, "read", "a", "--group", "g", "--from", "cursor") == "x\n" * 3
+        draining = sidecar("drain", "a", "--root", daemon.root, "--group", "g", "--exit-at-end", "--", "cat")
+        done = run([*HOST.prefix, *draining])
+        code, message, hint = refused(done)
+        assert (code, message) == (NotPermitted.exit_code, f"{directory}/g.drain: permission denied")
+        assert hint.startswith(f"rm {directory}/g.drain")
+        for name in ("g.drain", "g.command"):
+            assert run([*HOST.prefix, "rm", str(directory / name)]).returncode == 0
+        done = run([*HOST.prefix, *draining])
+        assert (done.returncode, done.stdout) == (0, b"x\n" * 3), done.stderr.decode()
+
+
+def test_of_two_users_that_create_a_cursor_at_once_one_gets_the_name() -> None:
+    """The log's owner, too, replaces no cursor that appears while it creates its own."""
+    with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
+        wald(daemon, HOST, "append", "a", stdin=b"x\n" * 4)
+        path = daemon.root / "routes/a/cursors/g.cursor"
+        racing = (
+            "import os, sys\nfrom wald.store.files.disk import Disk\nfrom wald.log import Log\n"
+            "write = Disk.write\n"
+            "def late(*args):\n"
+            "    path = sys.argv[2]\n"
+            "    if not os.path.exists(path):\n"
+            "        os.system(f'echo 4 > {path}; chown 54324 {path}')\n"
+            "    return write(*args)\n"
+            "Disk.write = late\n"
+            "Log(sys.argv[1]).set_cursor('a', 1, 'g')\n"
+        )
+        done = run([command()[0], "-c", racing, str(daemon.root), str(path)])
+        assert "Refused" in done.stderr.decode(), done.stderr.decode()
+        assert (path.read_text(), path.stat().st_uid) == ("4\n", ALICE.user_id)
 
 
 def test_the_user_that_a_namespace_does_not_have_is_not_called_nobody() -> None:
     with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
-        path = daemon.root / "routes/a/consumers/g.cursor"
+        path = daemon.root / "routes/a/cursors/g.cursor"
         path.write_text("0\n")
         os.chown(path, 65534, 65534)
         _, _, hint = refusal(daemon, ALICE, "cursor", "set", "a", 0, "--group", "g")
@@ -147,7 +216,7 @@ def test_the_user_that_a_namespace_does_not_have_is_not_called_nobody() -> None:
 
 def test_a_reader_is_refused_with_the_command_that_helps() -> None:
     with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
-        consumers = daemon.root / "routes/a/consumers"
+        consumers = daemon.root / "routes/a/cursors"
         code, _, hint = refusal(daemon, MEMBER, "cursor", "set", "a", 0)
     assert code == NotPermitted.exit_code
     joining = f"usermod --append --groups {CONSUMERS} {MEMBER.user_id}, and log in again"
@@ -158,7 +227,7 @@ def test_only_a_member_gives_a_route_to_a_group() -> None:
     """And the daemon's user is one once it was added and the daemon was started again."""
     with daemon_of(OWNER, "[routes.a]\n") as daemon:
         code, message, hint = refusal(daemon, OWNER, "route", "add", "a", "--consumers", CONSUMERS)
-        directory = daemon.root / "routes/a/consumers"
+        directory = daemon.root / "routes/a/cursors"
         not_in = f"{directory}: user {OWNER.user_id} is not in group {CONSUMERS}, or was not when this program started"
         assert (code, message) == (NotPermitted.exit_code, not_in)
         assert hint == f"usermod --append --groups GROUP {OWNER.user_id}, and start the daemon again"
@@ -177,7 +246,7 @@ def test_only_a_member_gives_a_route_to_a_group() -> None:
         assert hint.startswith(f"usermod --append --groups {CONSUMERS} {OWNER.user_id}")
         adding = command("route", "add", "a", "--consumers", CONSUMERS, "--root", daemon.root)
         assert run([*HOST.prefix, *adding]).returncode == 0
-        assert group_and_mode(directory) == (CONSUMERS, 0o1775)
+        assert group_and_mode(directory) == (CONSUMERS, 0o3775)
 
 
 @pytest.mark.parametrize("group", ["no-such-group", "4294967295", "-1", "a b"])
@@ -206,54 +275,8 @@ def test_a_group_may_be_named(tmp_path: Path) -> None:
     name = grp.getgrall()[1].gr_name
     run(command("init", "--root", tmp_path / "log"))
     assert run(command("route", "add", "a", "--consumers", name, "--root", tmp_path / "log")).returncode == 0
-    assert group_and_mode(tmp_path / "log/routes/a/consumers") == (grp.getgrnam(name).gr_gid, 0o1775)
+    assert group_and_mode(tmp_path / "log/routes/a/cursors") == (grp.getgrnam(name).gr_gid, 0o3775)
     assert b"consumers=" + name.encode() in run(command("routes", "--root", tmp_path / "log")).stdout
-
-
-def test_a_consumer_takes_no_group_of_the_owners_programs_away() -> None:
-    """Who takes the name first, and plants the lock of it, neither moves the owner's group nor stops it."""
-    with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
-        route, destination = daemon.root / "routes/a", daemon.root.with_name("archive")
-        wald(daemon, HOST, "append", "a", stdin=b"x\n" * 4)
-        wald(daemon, HOST, "cut")
-        for group in ("archive", "drain"):
-            wald(daemon, ALICE, "cursor", "set", "a", 4, "--group", group)
-            lock = route / "consumers" / f"{group}.drain"
-            assert run([*ALICE.prefix, "touch", str(lock)]).returncode == 0
-
-        packing = sidecar("archive", "pack", "a", "--group", "archive", "--root", daemon.root, "--dest", destination)
-        done = run([*HOST.prefix, *packing])
-        assert done.returncode == 0, done.stderr.decode()
-        assert list(destination.rglob("manifest*")), done.stdout.decode()
-        draining = sidecar("drain", "a", "--root", daemon.root, "--group", "drain", "--exit-at-end", "--", "cat")
-        done = run([*HOST.prefix, *draining])
-        assert (done.returncode, done.stdout) == (0, b"x\n" * 4), done.stderr.decode()
-        assert f"{route}/consumers/drain.cursor: is the cursor of another user's group drain" in done.stderr.decode()
-        assert {path.stat().st_uid for path in route.glob("*.cursor")} == {OWNER.user_id}
-
-
-def test_of_two_cursors_of_one_name_the_lower_one_holds_back() -> None:
-    with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
-        segments, reclaiming = daemon.root / "segments", sidecar("reclaim", "--grace", 0, "--root", daemon.root)
-        wald(daemon, HOST, "append", "a", stdin=b"x\n" * 4)
-        wald(daemon, HOST, "cut")
-        eventually(lambda: list(segments.glob("*.zst")))
-        wald(daemon, ALICE, "cursor", "set", "a", 4, "--group", "g")
-        wald(daemon, HOST, "cursor", "set", "a", 1, "--group", "g")
-        for _ in range(2):
-            assert run([*HOST.prefix, *reclaiming]).returncode == 0
-            assert len(list(segments.glob("*.zst"))) == 1
-            assert "has two cursors" in wald(daemon, HOST, "explain")
-            (shown,) = json.loads(wald(daemon, HOST, "routes", "--json"))["routes"]
-            assert [each["sequence"] for each in shown["groups"]] == [1]
-            wald(daemon, HOST, "cursor", "set", "a", 4, "--group", "g")
-            wald(daemon, HOST, "cursor", "set", "a", 1, "--group", "g", "--of-consumer", "--rewind")
-        listed = wald(daemon, HOST, "cursor", "list", "a").splitlines()
-        assert [line.split()[2:] for line in listed[1:]] == [["4", "valid"], ["1", "valid,", "in", "consumers/"]]
-
-        wald(daemon, HOST, "cursor", "remove", "a", "--group", "g", "--of-consumer")
-        assert run([*HOST.prefix, *reclaiming]).returncode == 0
-        assert not list(segments.glob("*.zst"))
 
 
 PLANTS = {
@@ -277,7 +300,7 @@ NAMES = ("retired", "in", "in.found-1", "evil.drain", "evil.command", "evil.curs
 def test_what_a_consumer_plants_frees_nothing_and_is_never_waited_for() -> None:
     """Four records in a complete segment; each group but those that are planted has read them."""
     with daemon_of(HOST, f"[routes.a]\nfifo = true\nconsumers = {CONSUMERS}\n") as daemon:
-        consumers = daemon.root / "routes/a/consumers"
+        consumers = daemon.root / "routes/a/cursors"
         wald(daemon, HOST, "append", "a", stdin=b"x\n" * 4)
         wald(daemon, HOST, "cut")
         eventually(lambda: list((daemon.root / "segments").glob("*.zst")))
@@ -332,7 +355,7 @@ def test_no_open_of_what_is_planted_could_wait_or_follow(tmp_path: Path) -> None
     """As the kernel sees it: none without O_NONBLOCK and O_NOFOLLOW, and none for writing."""
     strace = programs.program("strace")
     with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
-        consumers = daemon.root / "routes/a/consumers"
+        consumers = daemon.root / "routes/a/cursors"
         wald(daemon, HOST, "append", "a", stdin=b"x\n")
         wald(daemon, HOST, "cut")
         assert run([*ALICE.prefix, "mkfifo", str(consumers / "evil.cursor")]).returncode == 0

@@ -108,7 +108,7 @@ def stuck(site: Site) -> Iterator[None]:
     """Its wald-drain was stopped by a signal."""
     site.start()
     site.feed("cat > /dev/null")
-    site.until(f"fuser -s {LOG}/routes/orders/drain.drain")
+    site.until(f"fuser -s {LOG}/routes/orders/cursors/drain.drain")
     site.sh("systemctl kill --kill-who=main --signal=STOP wald-drain@orders")
     site.append(range(1000))
     site.until("ps -o stat= -p $(systemctl show -P MainPID wald-drain@orders) | grep T")  # not before its disk answers
@@ -136,7 +136,7 @@ def stuck_worker(site: Site) -> Iterator[None]:
     site.until(f"test $(wc -l < {FED}) = 3")
     yield
     assert json.loads(site.text("/tmp/orders-3.json"))["value"] == "poison"
-    site.until("test $(cat /var/lib/wald/routes/orders/billing.cursor | head -n 1) = 4")
+    site.until("test $(cat /var/lib/wald/routes/orders/cursors/billing.cursor | head -n 1) = 4")
     site.sh("systemctl is-active workers")
 
 
@@ -270,7 +270,7 @@ def cursor(site: Site) -> Iterator[None]:
     site.wald("cursor", "set", "orders", 10, "--group", "drain")
     site.wald("wald-reclaim", "--grace", "0")
     site.append(range(10, 20))
-    site.sh(f"echo garbage > {LOG}/routes/orders/drain.cursor")
+    site.sh(f"echo garbage > {LOG}/routes/orders/cursors/drain.cursor")
     site.feed(f"cat >> {FED}")
     site.until("systemctl show -P ExecMainStatus wald-drain@orders | grep -x 4")
     yield

@@ -40,9 +40,9 @@ def test_a_consumer_is_added_and_leaves_cursors(site: Site) -> None:
     site.append(range(6, 4712))
     typed(site, script.replace("wald-drain orders", "wald-drain orders --exit-at-end"), "alice")
 
-    assert site.wald("cursor", "get", "orders", "--group", "billing", "--of-consumer") == "4711\n"
-    assert site.sh(f"stat -c '%U %a' {LOG}/routes/orders/consumers/billing.cursor") == "alice 644\n"
-    assert f"{LOG}/routes/orders/consumers" not in site.sh(f"find {LOG} -perm -o=w")
+    assert site.wald("cursor", "get", "orders", "--group", "billing") == "4711\n"
+    assert site.sh(f"stat -c '%U %a' {LOG}/routes/orders/cursors/billing.cursor") == "alice 644\n"
+    assert f"{LOG}/routes/orders/cursors" not in site.sh(f"find {LOG} -perm -o=w")
 
 
 def test_the_settings_do_the_same(site: Site) -> None:
@@ -50,7 +50,7 @@ def test_the_settings_do_the_same(site: Site) -> None:
     text = site.text("/etc/wald/wald.toml").replace("[routes.orders]\nfifo = true\n", "")
     site.write("/etc/wald/wald.toml", text + block('consumers = "billing"'))
     site.sh("systemctl reload wald")
-    site.until(f"test \"$(stat -c '%G %a' {LOG}/routes/orders/consumers)\" = 'billing 1775'")
+    site.until(f"test \"$(stat -c '%G %a' {LOG}/routes/orders/cursors)\" = 'billing 3775'")
 
 
 def test_the_unit_of_wald_drain_runs_as_a_consumer_and_reclaim_sees_its_cursor(site: Site) -> None:
@@ -60,14 +60,14 @@ def test_the_unit_of_wald_drain_runs_as_a_consumer_and_reclaim_sees_its_cursor(s
     site.write("/etc/systemd/system/wald-drain@orders.service.d/user.conf", block("User=alice"))
     site.write(FEED, "#!/bin/sh\ncat > /dev/null\n")
     site.sh(f"chmod 755 {FEED}; systemctl daemon-reload; systemctl start wald-drain@orders wald-reclaim")
-    site.until(f"wald --root {LOG} cursor get orders --group drain --of-consumer")
-    for options in ("billing --of-consumer", "processed"):
+    site.until(f"wald --root {LOG} cursor get orders --group drain")
+    for options in ("billing", "processed"):
         line = f"wald --root {LOG} cursor remove orders --group {options}"
         site.machine.run(*line.split(), user="wald", check=False)
     site.append(["last"])
     site.wald("cut")
     site.until(f"ls {LOG}/segments/00000000000000000001.wal.zst.released")
-    assert site.sh(f"stat -c %U {LOG}/routes/orders/consumers/drain.cursor") == "alice\n"
+    assert site.sh(f"stat -c %U {LOG}/routes/orders/cursors/drain.cursor") == "alice\n"
 
 
 def test_a_reader_reads_and_a_daemon_is_seen_to_run(site: Site) -> None:

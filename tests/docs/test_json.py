@@ -113,7 +113,7 @@ def write_journal(built: Built, route: str, group: str) -> None:
         Commit(taken_in=[(1, 2), (4, 5)], due=[(4, later_ns)], out=[Held("worker-1", later_ns, [(1, 2)])]),
         Commit(dead=[Dead(5, 3, "exit code 1", later_ns, "dead_letter", 5)]),
     ]
-    (built.root.route(route) / f"{group}.work").write_bytes(b"".join(encode_work(line, 0) for line in lines))
+    (built.root.cursor_directory(route) / f"{group}.work").write_bytes(b"".join(encode_work(line, 0) for line in lines))
 
 
 def words_of(root: Path) -> list[tuple[str, list[str]]]:

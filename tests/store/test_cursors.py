@@ -162,7 +162,7 @@ def test_of_two_that_move_a_cursor_at_once_the_lower_one_is_refused(built: Built
         return move_cursor(built.root, "a", "processed", 3, log_id=built.log_id, disk=Awaited(), now=NOW)
 
     with ThreadPoolExecutor() as threads:
-        with turn(built.root.place("a", "processed"), Disk()):
+        with turn(built.root.cursor_directory("a"), Disk()):
             moving = threads.submit(lower)
             assert waits.wait(TIMEOUT_SECONDS)
             move(built, 7)
@@ -189,9 +189,9 @@ def test_a_second_look_for_the_slowest_reads_only_what_has_changed(built: Built)
     for content, lowest in ((b"7\n", 7), (b"none", 0), (b"2\n", 2)):
         built.root.cursor("a", "y").write_bytes(content)
         assert look() == ("y", lowest) or lowest == 7
-    (built.root.route("a") / "no group.cursor").write_bytes(b"9\n")
+    (built.root.cursor_directory("a") / "no group.cursor").write_bytes(b"9\n")
     assert look()[1] == 0
-    (built.root.route("a") / "no group.cursor").unlink()
+    (built.root.cursor_directory("a") / "no group.cursor").unlink()
     for group in "xyz":
         built.root.cursor("a", group).unlink()
     assert look() == ("processed", 0)
@@ -221,7 +221,7 @@ def test_a_look_for_the_slowest_ends_at_a_name_that_no_group_can_have(built: Bui
         built.root.cursor("a", f"g{number}").write_bytes(b"5\n")
     slowest = SlowestCursor()
     first = steps(lambda: slowest.look(built.root, "a", log_id=built.log_id, head_sequence=10))
-    strange = built.root.route("a") / "a b.cursor"
+    strange = built.root.cursor_directory("a") / "a b.cursor"
     strange.write_bytes(b"9\n")
     found: list[Cursor] = []
     taken = steps(lambda: found.append(slowest.look(built.root, "a", log_id=built.log_id, head_sequence=10)))

@@ -132,7 +132,7 @@ def test_the_small_files(built: Built) -> None:
     assert pieces(built.root.identity)[0]["content"]["format"] == 1
 
 
-@pytest.mark.parametrize("name", ["head", "routes/a/processed.cursor", "log.json", "ledger/segments.jsonl"])
+@pytest.mark.parametrize("name", ["head", "routes/a/cursors/processed.cursor", "log.json", "ledger/segments.jsonl"])
 def test_rubbish_in_the_small_files_is_reported(built: Built, name: str) -> None:
     path = built.root.path / name
     path.write_bytes(b"rub\xffbish\n")

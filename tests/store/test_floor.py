@@ -40,7 +40,7 @@ def built(tmp_path: Path) -> Built:
 
 def put(root: Root, route: str, group: str, sequence: int, log_id: bytes | None) -> None:
     """A cursor as it came out of a backup."""
-    (root.path / "routes" / route).mkdir(exist_ok=True)
+    root.cursor_directory(route).mkdir(parents=True, exist_ok=True)
     root.cursor(route, group).write_bytes(encode_cursor(CursorLines(sequence, log_id, 1, group, "2026-11-21")))
 
 
@@ -126,7 +126,7 @@ def test_a_start_reads_only_the_end_of_a_long_journal(built: Built, tail: str) -
     at = {"pages": 21, "settled": 46, "one long line": 47}[tail]
 
     assert following.lines("a", [b"new"]) == at
-    length = (built.root.route("a") / "g.work").stat().st_size
+    length = (built.root.cursor_directory("a") / "g.work").stat().st_size
     assert peak_bytes(lambda: find_floor(built.root, log_id=built.log_id, next_sequence=following.last + 1)) < length
     assert length > 1 << 20
 

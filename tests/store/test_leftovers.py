@@ -92,11 +92,10 @@ def leave(path: Path, *, written_ns: int = OLD_NS) -> Path:
 
 def places(built: Built) -> list[Path]:
     root = built.root
-    (root.route("a") / "consumers").mkdir(exist_ok=True)
     return [
         root.cursor("a", "g"),
-        root.route("a") / "g.work",
-        root.route("a") / "consumers" / "g.cursor",
+        root.cursor_directory("a") / "g.work",
+        root.retired("a"),
         root.ledger / "reclaim.jsonl",
         root.identity,
     ]
@@ -128,7 +127,7 @@ def test_leftovers_of_killed_programs_are_removed(built: Built, removed_by: Call
 def test_group_remove_removes_what_killed_owners_of_the_group_have_left(built: Built) -> None:
     work = "import wald,sys; k = wald.WorkGroup(sys.argv[1], 'a', 'g'); k.lease('w', 1); k.close()"
     subprocess.run([sys.executable, "-c", work, built.root.path], check=True)
-    left = [leave(built.root.cursor("a", "g")), leave(built.root.route("a") / "g.work")]
+    left = [leave(built.root.cursor("a", "g")), leave(built.root.cursor_directory("a") / "g.work")]
     done = wald("group", "remove", "a", "g", "--root", built.root.path)
     assert done.returncode == 0, done.stderr
     assert [path for path in left if path.exists()] == []

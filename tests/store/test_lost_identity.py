@@ -156,7 +156,7 @@ def test_where_files_disagree_nothing_is_made_and_all_are_named(built: Built, ot
         repair(root.path)
     said = [
         f"segments/00000000000000000001.wal.zst and 2 more say {built.log_id.hex()}",
-        f"routes/a/processed.cursor says {third.hex()}",
+        f"routes/a/cursors/processed.cursor says {third.hex()}",
     ]
     if identity == "of the other":
         said.insert(0, f"log.json says {other.log_id.hex()}")

@@ -63,8 +63,9 @@ def test_a_root_is_made_with_the_same_modes_under_every_umask(tmp_path: Path) ->
         "recovery": 0o750,
         "routes": 0o750,
         "routes/a": 0o750,
+        "routes/a/cursors": 0o750,
         "routes/a/in": 0o620,
-        "routes/a/processed.cursor": 0o640,
+        "routes/a/cursors/processed.cursor": 0o640,
         "segments": 0o750,
         "transfers": 0o640,
     }
@@ -163,6 +164,6 @@ def test_the_roots_group_may_read_all_that_the_programs_make(umask: str) -> None
         closed = {path.name for path in made if path.stat().st_mode & stat.S_IRGRP == 0}
         assert closed == {"lock", "reclaim.lock", "archive.lock", "d.drain", "d.command"}
         assert [path for path in made if path.stat().st_mode & stat.S_IWOTH] == []
-        assert {path.name for path in made if path.stat().st_mode & stat.S_IWGRP} == {"consumers"}
+        assert {path.name for path in made if path.stat().st_mode & stat.S_IWGRP} == {"cursors"}
         open_to_others = {path.suffix or path.name for path in made if path.stat().st_mode & stat.S_IROTH}
-        assert open_to_others == {"consumers", ".cursor"}
+        assert open_to_others == {"cursors", ".cursor"}

@@ -157,7 +157,7 @@ def test_a_cursor_file_that_no_group_can_have_holds_back_with_a_message(built: B
     """Somebody means it; so it is not passed over."""
     built.log.set_cursor("a", 3)
     built.log.set_cursor("b", 5)
-    (built.root.route("a") / "my group.cursor").write_text("3\n")
+    (built.root.cursor_directory("a") / "my group.cursor").write_text("3\n")
 
     assert pins(built) == [("a", "my group", 0, 3)]
     assert "my group.cursor" in claims(built).cursors["a"][-1].message
@@ -184,9 +184,9 @@ def unlocked() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-@pytest.mark.parametrize("hidden", ["processed.cursor", "."])
+@pytest.mark.parametrize("hidden", ["cursors/processed.cursor", "cursors", "."])
 def test_a_cursor_that_may_not_be_read_holds_back(unlocked: Path, hidden: str) -> None:
-    """Mode 000, of the file or of the route's directory, seen by somebody who is not root."""
+    """Mode 000, of the file, its directory or the route's, seen by somebody who is not root."""
     built = Built(unlocked / "root")
     built.lines("a", [b"x"] * 3)
     built.cut()
@@ -202,6 +202,7 @@ def test_a_cursor_that_may_not_be_read_holds_back(unlocked: Path, hidden: str) -
     )
     done = subprocess.run([sys.executable, "-c", script, built.root.path], capture_output=True, text=True, check=False)
     built.root.route("a").chmod(0o755)
+    built.root.cursor_directory("a").chmod(0o755)
 
     assert done.stdout.startswith("unreadable 0 "), done.stderr
     assert "permission denied" in done.stdout.lower()

@@ -47,7 +47,7 @@ PLANTS: dict[str, Callable[[Path], object]] = {
     "socket": _bound,
 }
 NO_FILES = [what for what in PLANTS if what != "hard link"]  # to read one of those is all that it can do
-CURSORS = ("routes/a/processed.cursor", "routes/a/consumers/processed.cursor")
+CURSORS = ("routes/a/cursors/processed.cursor", "routes/a/cursors/processed.cursor")
 PLACES = (
     "head",
     "log.json",
@@ -81,9 +81,6 @@ def built(tmp_path: Path) -> Built:
 
 def plant(path: Path, what: str) -> None:
     path.unlink(missing_ok=True)
-    if "consumers" in path.parts:
-        path.parent.mkdir(exist_ok=True)
-        path.parents[1].joinpath(path.name).unlink(missing_ok=True)
     PLANTS[what](path)
 
 
@@ -147,23 +144,21 @@ def test_a_head_that_is_none_is_named(built: Built, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", PLANTS)
-@pytest.mark.parametrize("place", CURSORS)
-def test_a_planted_cursor_frees_nothing_and_is_not_replaced_unasked(built: Built, place: str, what: str) -> None:
+def test_a_planted_cursor_frees_nothing_and_is_not_replaced_unasked(built: Built, what: str) -> None:
     """A hard link counts again when its group moves it, because it is replaced then, and the other name stays."""
-    path = built.root.path / place
-    log, of_consumer = built.log, "consumers" in path.parts
+    log, path = built.log, built.root.cursor("a", "processed")
     plant(path, what)
     (cursor,) = cursors_of(built.root, "a", log_id=built.log_id, head_sequence=6)
     assert (cursor.path, cursor.effective) == (path, 0)
     assert str(path) in cursor.message
     if what == "hard link":
-        assert log.set_cursor("a", 6, of_consumer=of_consumer).effective == 6
+        assert log.set_cursor("a", 6).effective == 6
         assert (path.parents[1] / "number").read_text() == "6\n"
         return
     with pytest.raises(Refused, match="only replaced on request"):
-        log.set_cursor("a", 6, of_consumer=of_consumer)
+        log.set_cursor("a", 6)
     if what != "directory":
-        assert log.set_cursor("a", 6, rewind=True, of_consumer=of_consumer).effective == 6
+        assert log.set_cursor("a", 6, rewind=True).effective == 6
         assert not path.is_symlink()
 
 
@@ -171,7 +166,7 @@ def test_a_planted_cursor_frees_nothing_and_is_not_replaced_unasked(built: Built
 @pytest.mark.parametrize("suffix", [".drain", ".command"])
 def test_a_planted_lock_of_a_consumer_is_not_used(built: Built, suffix: str, what: str) -> None:
     add_route(built.root, built.disk, "a", consumers="group")
-    path = built.root.consumers("a") / f"g{suffix}"
+    path = built.root.cursor_directory("a") / f"g{suffix}"
     plant(path, what)
     outcome = in_time(lambda: built.disk.open_lock(path))
     assert isinstance(outcome, OSError | WaldError), outcome
@@ -179,7 +174,7 @@ def test_a_planted_lock_of_a_consumer_is_not_used(built: Built, suffix: str, wha
 
 def test_the_lock_of_another_consumer_is_not_used(built: Built) -> None:
     add_route(built.root, built.disk, "a", consumers="group")
-    path = built.root.consumers("a") / "g.drain"
+    path = built.root.cursor_directory("a") / "g.drain"
     path.touch()
     os.chown(path, 54321, 54321)
     with pytest.raises(PermissionError):
@@ -187,12 +182,12 @@ def test_the_lock_of_another_consumer_is_not_used(built: Built) -> None:
 
 
 def test_a_flood_of_files_holds_back_and_is_not_read(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wald.store.files.directory.CONSUMERS_FILES_MAX", 10)
+    monkeypatch.setattr("wald.store.files.directory.GROUP_FILES_MAX", 10)
     add_route(built.root, built.disk, "a", consumers="group")
     for number in range(11):
-        (built.root.consumers("a") / f"g{number}.cursor").write_text("6\n")
+        (built.root.cursor_directory("a") / f"g{number}.cursor").write_text("6\n")
     (cursor,) = cursors_of(built.root, "a", log_id=built.log_id, head_sequence=6)
-    assert (cursor.effective, cursor.path) == (0, built.root.consumers("a"))
+    assert (cursor.effective, cursor.path) == (0, built.root.cursor_directory("a"))
     assert "more than 10 files" in cursor.message
 
 

@@ -28,7 +28,7 @@ def test_a_route_is_a_directory(root: Root, times: int) -> None:
     for _ in range(times):
         add_route(root, Disk(), "web")
     assert root.route_names() == ["web"]
-    assert os.listdir(root.route("web")) == []
+    assert os.listdir(root.route("web")) == ["cursors"]
     assert not has_fifo(root, "web")
 
 

@@ -336,7 +336,8 @@ def test_a_ledger_line_that_lies_about_a_digest_is_found(built: Built) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["segments/*1.wal.zst", "segments/*8.wal", "segments/*16.wal", "head", "log.json", "routes/a/*.cursor"]
+    "name",
+    ["segments/*1.wal.zst", "segments/*8.wal", "segments/*16.wal", "head", "log.json", "routes/a/cursors/*.cursor"],
 )
 @pytest.mark.parametrize("part", [0, 1, 2, 3, 4])
 def test_what_has_an_error_is_not_ok_as_well_and_its_place_is_told_once(built: Built, name: str, part: int) -> None:

@@ -21,7 +21,7 @@ def path(built: Built) -> Path:
         work.lease("w", 5, wait=30)
         work.ack("w", [2])
         work.ack("w", [4])
-    return built.root.route("a") / "g.work"
+    return built.root.cursor_directory("a") / "g.work"
 
 
 def found(built: Built) -> list[Finding]:
@@ -62,11 +62,9 @@ def test_the_journal_of_another_group_is_damage(built: Built, path: Path) -> Non
 
 
 def test_what_is_no_file_is_damage_and_hides_no_other(built: Built, path: Path) -> None:
-    """Also one that a user has put into the directory where consumers leave cursors."""
-    consumers = built.root.consumers("a")
-    consumers.mkdir()
-    (consumers / "planted.work").symlink_to(path)
-    (consumers / "directory.work").mkdir()
+    directory = built.root.cursor_directory("a")
+    (directory / "planted.work").symlink_to(path)
+    (directory / "directory.work").mkdir()
     assert sorted(level.value for level in levels(built)) == ["error", "error", "ok"]
 
 

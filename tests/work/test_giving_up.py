@@ -97,7 +97,7 @@ def test_a_failure_of_the_upkeep_is_reported_once_for_each_time_it_lasts(built: 
     built.lines("a", [b"job"] * 4)
     log, said = wald.open(built.root.path), list[str]()
     log.set_cursor("a", 0, "g")
-    cursor, away = built.root.path / "routes/a/g.cursor", built.root.path / "away"
+    cursor, away = built.root.path / "routes/a/cursors/g.cursor", built.root.path / "away"
 
     def failures() -> int:
         return sum("tried again every second" in line for line in said)
@@ -282,4 +282,4 @@ def test_how_far_workers_are_is_read_from_the_journal(built: Built) -> None:
     assert standing(log, "a", "g") == Standing(6, 1, 0)
     log.set_cursor("a", 8, "g")
     assert standing(log, "a", "g") == Standing(8, 0, 0)
-    assert (built.root.route("a") / f"g{WORK_SUFFIX}").exists()
+    assert (built.root.cursor_directory("a") / f"g{WORK_SUFFIX}").exists()

@@ -283,7 +283,7 @@ def test_ten_thousand_in_order_leave_a_short_journal(built: Built) -> None:
             got = work.lease("x", 500, wait=5)
             work.ack("x", sequences(got))
             left -= len(got)
-        assert (built.root.place("a", "g") / "g.work").stat().st_size <= 64 << 10
+        assert (built.root.cursor_directory("a") / "g.work").stat().st_size <= 64 << 10
     assert cursor(built) == 10_000
 
 
@@ -351,7 +351,7 @@ def test_what_is_being_given_up_is_not_one_more_try(built: Built, monkeypatch: p
     """Also not after a crash that comes before the journal says what is being given up."""
     monkeypatch.setattr("wald.work.journal._GROWN_BYTES", -(1 << 20))  # it is written anew in each turn
     built.lines("a", [b"poison"])
-    journal = built.root.place("a", "g") / "g.work"
+    journal = built.root.cursor_directory("a") / "g.work"
     with WorkGroup(built.root.path, "a", "g", max_tries=1) as work:  # and no daemon
         work.lease("x", wait=5)
         work.nack("x", [1])
@@ -385,7 +385,7 @@ def given_up(root: Path, reason: str) -> bytes:
     work.lease("x", wait=30)
     work.nack("x", [1], reason=reason)
     killed(work)
-    journal = root / "routes" / "a" / "g.work"
+    journal = root / "routes" / "a" / "cursors" / "g.work"
     with WorkGroup(root, "a", "g", max_tries=1) as work:
         assert work.lease("x") == []
         eventually(lambda: work.floor == 1)

@@ -216,7 +216,7 @@ def test_what_must_outlive_a_crash_is_on_disk_when_it_returns(
     with group(built) as work:
         leased(work, 3)
         OPERATIONS[name](work)
-        journal = built.root.place("a", "g") / "g.work"
+        journal = built.root.cursor_directory("a") / "g.work"
         assert on_disk[journal.stat().st_ino] == journal.read_bytes()
 
 

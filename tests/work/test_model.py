@@ -409,7 +409,7 @@ class Histories(RuleBasedStateMachine):
     @contextmanager
     def gone(self) -> Iterator[tuple[Path, int]]:
         """The journal and the cursor are as they are now, whatever the owner still does; how much was synced."""
-        path, cursor = self.built.root.place("a", "g") / "g.work", self.built.log.cursor("a", "g").path
+        path, cursor = self.built.root.cursor_directory("a") / "g.work", self.built.log.cursor("a", "g").path
         with self.daemon.lock:
             moved = cursor.read_bytes()
             with path.open("rb") as journal:  # it may be replaced at any moment

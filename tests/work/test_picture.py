@@ -236,7 +236,7 @@ def test_damage_is_placed_and_what_is_before_it_is_known(built: Built) -> None:
     "commit", [Commit(out=[Held("x", 1, [(5, 4)])]), Commit(done=[(-9, 9)]), Commit(due=[(7, -1)])], ids=str
 )
 def test_a_journal_that_no_owner_wrote_is_damage_at_most(built: Built, commit: Commit) -> None:
-    """Other users may leave one in the directory of the consumers."""
+    """Another user may leave one beside a cursor of the same user."""
     built.lines("a", [b"1"])
     with WorkGroup(built.root.path, "a", "g"):
         pass

@@ -80,7 +80,7 @@ def test_what_is_left_of_a_group_without_a_cursor_does_not_count(log: Built) -> 
 
 def test_a_damaged_journal_stops_a_consumer(log: Built) -> None:
     acked(log, 3, 4, 5)
-    path = log.root.route("a") / "g.work"
+    path = log.root.cursor_directory("a") / "g.work"
     path.write_bytes(b"damaged\n" + path.read_bytes())
     with pytest.raises(Damaged, match=r"g\.work: offset 0"):
         consumed(log)

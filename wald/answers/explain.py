@@ -79,14 +79,6 @@ def advice(root: str | os.PathLike[str], cursor: Cursor) -> Iterator[tuple[str, 
             ),
             f"{wald_} group show {cursor.route} {cursor.group}",
         )
-    if cursor.other is not None:
-        yield (
-            (
-                f"Group {cursor.group} of {cursor.route} has two cursors, of the log's owner and of a consumer. The "
-                f"one that holds back more is shown:\n  {cursor.path}\nTo remove the consumer's"
-            ),
-            f"{wald_} cursor remove {cursor.route} --group {cursor.group} --of-consumer",
-        )
     if not is_route(cursor.group):
         yield f"{cursor.message}. Until then everything {cursor.route} ever received is kept", ""
     elif cursor.state not in (CursorState.VALID, CursorState.ABSENT):
@@ -96,7 +88,7 @@ def advice(root: str | os.PathLike[str], cursor: Cursor) -> Iterator[tuple[str, 
                 f"It counts as nothing processed, so everything {cursor.route} ever received is kept. To set how far "
                 f"{cursor.group} has got"
             ),
-            f"{wald_} cursor set {cursor.route} SEQUENCE {cursor.options} --rewind",
+            f"{wald_} cursor set {cursor.route} SEQUENCE --group {cursor.group} --rewind",
         )
 
 

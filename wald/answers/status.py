@@ -162,8 +162,7 @@ def _journals(log: Log, retired: Collection[Path]) -> Iterator[tuple[str, str]]:
     """What is wrong with the journals of work groups whose cursors are not ``retired``."""
     for file, finding in ((each.file, each.finding) for each in check_journals(log.root, log.identity.log_id)):
         if finding.level is Level.ERROR and file.path.with_suffix(CURSOR_SUFFIX) not in retired:
-            option = " --of-consumer" * file.of_consumer
-            showing = command_line(log.root.path, f"group show {file.route} {file.group}{option}")
+            showing = command_line(log.root.path, f"group show {file.route} {file.group}")
             yield f"{finding.path}: offset {finding.offset}: {finding.message}", showing
 
 
@@ -262,7 +261,7 @@ def _of_log(facts: Facts, now_ns: int, lag_max: float | None) -> Iterator[Findin
     for group in facts.groups:
         cursor = group.cursor
         if not group.retired and cursor.state not in (CursorState.VALID, CursorState.ABSENT):
-            setting = command_line(facts.root, f"cursor set {cursor.route} SEQUENCE {cursor.options} --rewind")
+            setting = command_line(facts.root, f"cursor set {cursor.route} SEQUENCE --group {cursor.group} --rewind")
             yield Finding(Severity.WARNING, f"{cursor.message}; no record counts as processed", setting)
     yield from (Finding(Severity.WARNING, message, showing) for message, showing in facts.journals)
     for group in facts.waiting if lag_max is not None else ():

@@ -175,12 +175,12 @@ def _work_groups(typed: _Typed) -> list[str]:
 
 
 def _files_of_groups(typed: _Typed) -> list[str]:
-    from wald.format.names import CONSUMERS
+    from wald.format.names import CURSORS
 
     if typed.root is None:
         return []
     of_routes = [typed.root / "routes" / route for route in typed.routes() or _routes(typed)]
-    return [name for route in of_routes for place in (route, route / CONSUMERS) for name in _listed(place)]
+    return [name for route in of_routes for name in _listed(route / CURSORS)]
 
 
 def _listed(directory: Path) -> list[str]:

@@ -10,12 +10,12 @@ import click
 import wald
 from wald.answers.cursors import cursor_fields
 from wald.cli.lazy_group import LazyCommand, LazyGroup
-from wald.cli.options import group_option, json_option, of_consumer_option, root_option, route_argument
+from wald.cli.options import group_option, json_option, root_option, route_argument
 from wald.cli.output import aligned, json_line
 from wald.cli.streams import stdout_is_a_report
 from wald.cli.times import now
 from wald.errors import Damaged, InvalidInput, NotFound, Refused
-from wald.format.names import CONSUMERS, check_group, check_route
+from wald.format.names import check_group, check_route
 from wald.format.positions import position as position_of
 from wald.format.times import nanoseconds
 from wald.hints import command_line
@@ -57,15 +57,13 @@ def cursor() -> None:
 @route_argument
 @root_option
 @group_option
-@of_consumer_option
 @json_option
-def get(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) -> None:
+def get(root: Path, route: str, group: str, as_json: bool) -> None:
     """Print the sequence up to which the group has processed ROUTE."""
     from wald.store.retention.cursors import CursorState
 
-    found = wald.open(root).cursor(route, group, of_consumer=of_consumer)
-    option = " --of-consumer" if of_consumer else ""
-    again = command_line(root, f"cursor set {route} SEQUENCE --group {group}{option}")
+    found = wald.open(root).cursor(route, group, any_user=True)
+    again = command_line(root, f"cursor set {route} SEQUENCE --group {group}")
     if as_json:
         click.echo(json_line("cursor.get", cursor_fields(found)))
     elif found.state is CursorState.VALID:
@@ -81,21 +79,20 @@ def get(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) ->
 @click.argument("position")
 @root_option
 @group_option
-@of_consumer_option
 @click.option(
     "--rewind", is_flag=True, help="Allow the cursor to move backwards, or replace one that cannot be trusted."
 )
 @json_option
 @stdout_is_a_report
-def set_(root: Path, route: str, position: str, group: str, of_consumer: bool, rewind: bool, as_json: bool) -> None:
+def set_(root: Path, route: str, position: str, group: str, rewind: bool, as_json: bool) -> None:
     """Record that the group has processed ROUTE up to POSITION: a sequence (0: no record), or all before a time."""
     from wald.store.retention.cursors import newcomer, require_no_remains
 
     log = wald.open(root)
     number = _sequence(log, position, route, group)
-    require_no_remains(log.root, log.cursor(route, group, of_consumer=of_consumer))
-    news = newcomer(log.root, route, group, of_consumer=of_consumer)
-    moved = log.set_cursor(route, number, group, rewind=rewind, of_consumer=of_consumer)
+    require_no_remains(log.root, log.cursor(route, group, any_user=True))
+    news = newcomer(log.root, route, group)
+    moved = log.set_cursor(route, number, group, rewind=rewind, any_user=True)
     if as_json:
         click.echo(json_line("cursor.set", cursor_fields(moved) | {"new": bool(news)}))
     else:
@@ -125,12 +122,7 @@ def list_(root: Path, route: str | None, as_json: bool) -> None:
     """List the cursors of ROUTE, or of every route: each keeps the records that its group has not processed."""
     log = wald.open(root)
     routes = [route] if route else log.routes()
-    found = [
-        log.cursor(name, group, of_consumer=path.parent != log.root.route(name))
-        for name in routes
-        for group, paths in log.root.cursors(name)[0].items()
-        for path in paths
-    ]
+    found = [log.cursor(name, group, any_user=True) for name in routes for group in log.root.groups(name)]
     if as_json:
         for each in found:
             click.echo(json_line("cursor.list", cursor_fields(each)))
@@ -149,10 +141,9 @@ def list_(root: Path, route: str | None, as_json: bool) -> None:
     callback=lambda _ctx, _parameter, name: check_group(name),
     help="The consumer group. There is no default, because the removal of a wrong cursor allows deletions.",
 )
-@of_consumer_option
 @json_option
 @stdout_is_a_report
-def remove(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) -> None:
+def remove(root: Path, route: str, group: str, as_json: bool) -> None:
     """Remove a group from ROUTE: the records that it has not processed are no longer kept for it.
 
     Records that other groups of the route have not processed are kept; if there is no other group, all are.
@@ -162,23 +153,22 @@ def remove(root: Path, route: str, group: str, of_consumer: bool, as_json: bool)
 
     log = wald.open(root)
     log.root.require_route(route)
-    _require_no_work(log, route, group, of_consumer=of_consumer)
-    path = remove_cursor(log.root, route, group, disk=Disk(), of_consumer=of_consumer)
+    _require_no_work(log, route, group)
+    path = remove_cursor(log.root, route, group, disk=Disk())
     fields = {"route": route, "group": group, "path": str(path)}
     click.echo(json_line("cursor.remove", fields) if as_json else path)
 
 
-def _require_no_work(log: Log, route: str, group: str, *, of_consumer: bool) -> None:
+def _require_no_work(log: Log, route: str, group: str) -> None:
     """
     Raises:
         Refused: it is a work group, which has more than a cursor.
     """
-    found = log.cursor(route, group, of_consumer=of_consumer)
+    found = log.cursor(route, group, any_user=True)
     if found.of_work_group:
-        option = " --of-consumer" * (found.path.parent.name == CONSUMERS)
         raise Refused(
             f"{found.path}: the cursor of a work group, which has other files, too",
-            hint=command_line(log.root.path, f"group remove {route} {group}{option}"),
+            hint=command_line(log.root.path, f"group remove {route} {group}"),
         )
 
 
@@ -190,5 +180,5 @@ def print_moved(cursor: Cursor, news: str) -> None:
 
 
 def _standing(cursor: Cursor) -> str:
-    """Its state, and where it is if it is a consumer's."""
-    return f"{cursor.state.value}, in {CONSUMERS}/" if cursor.path.parent.name == CONSUMERS else cursor.state.value
+    """Its state, and its owner if that is not the log's."""
+    return f"{cursor.state.value}, of {other}" if (other := cursor.other_user) else cursor.state.value

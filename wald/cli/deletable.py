@@ -124,8 +124,9 @@ def _of_route(root: Root, path: Path, named: Named) -> Verdict:
         case FileKind.PIN:
             why = "RECLAIM could delete what an unfinished handover has sent, and the next start would send it again"
             return Verdict(False, why, command_line(root.path, f"group remove {route} {group}"))
-        case FileKind.CONSUMERS:
-            return Verdict(False, "the cursors of other users are in it", _add(root, route, "--consumers ''"))
+        case FileKind.CURSORS:
+            why = "the groups would begin at the front, or their records would be freed"
+            return Verdict(False, why, command_line(root.path, f"cursor list {route}"))
         case FileKind.RETIRED:
             why = "it would take the route back, and hold records back again, without the daemon's knowledge"
             return Verdict(False, why, _add(root, route, ""))

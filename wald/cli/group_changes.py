@@ -12,12 +12,13 @@ import click
 
 import wald
 from wald.cli.groups import group_argument, group_line
-from wald.cli.options import duration_option, json_option, of_consumer_option, root_option, route_argument
+from wald.cli.options import duration_option, json_option, root_option, route_argument
 from wald.cli.output import json_line
 from wald.cli.streams import stdout_is_a_report
 from wald.cli.unprocessed import on_record, skips
 from wald.errors import Damaged, InvalidInput, Locked, NotFound, NotPermitted, Refused
 from wald.hints import command_line, user_name
+from wald.store.files.cursor_directory import own_user, user_of
 from wald.store.files.disk import Disk
 
 if TYPE_CHECKING:
@@ -109,10 +110,9 @@ def skip(root: Path, route: str, group: str, records: str, why: str, timeout: fl
 @route_argument
 @group_argument
 @root_option
-@of_consumer_option
 @json_option
 @stdout_is_a_report
-def remove(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) -> None:
+def remove(root: Path, route: str, group: str, as_json: bool) -> None:
     """Remove a work group from ROUTE: its cursor, its journal, and its other files.
 
     Refused while a process owns the group, and while a command of a killed wald-drain still runs.
@@ -124,7 +124,7 @@ def remove(root: Path, route: str, group: str, of_consumer: bool, as_json: bool)
     from wald.work.removal import remove_group
 
     log = wald.open(root)
-    file = work_file(log.root, route, group, of_consumer=of_consumer)
+    file = work_file(log.root, route, group)
     try:
         removed = remove_group(file)
     except Locked as error:
@@ -177,7 +177,7 @@ def _changeable(log: Log, route: str, group: str) -> Seen:
     from wald.work.picture import look, work_file
 
     file = work_file(log.root, route, group)
-    if file.path.parent != log.root.place(route, group):
+    if user_of(file.path) != own_user(file.path.parent):
         user = user_name(file.path.lstat().st_uid)
         raise NotPermitted(f"{file.path}: the group of another user", hint=f"be user {user}; ls -l {file.path}")
     seen = look(log, file, time.time_ns())

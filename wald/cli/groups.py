@@ -13,10 +13,10 @@ import wald
 from wald.answers.fields import time_fields
 from wald.cli.group_tables import SHOWN, dead_table, one_line, out_table, waiting_table
 from wald.cli.lazy_group import LazyCommand, LazyGroup
-from wald.cli.options import count_option, json_option, of_consumer_option, root_option, route_argument
+from wald.cli.options import count_option, json_option, root_option, route_argument
 from wald.cli.output import aligned, json_line
 from wald.errors import Damaged
-from wald.format.names import CONSUMERS, check_group, check_route
+from wald.format.names import check_group, check_route
 from wald.format.times import utc
 from wald.hints import command_line
 from wald.setting_types import format_bytes, format_seconds
@@ -89,7 +89,7 @@ def _row(log: Log, found: FoundGroup, now_ns: int) -> tuple[str, ...]:
 
     seen, picture = found.seen, found.seen.picture
     owner = "none" if seen.owner is None else str(seen.owner.pid or "elsewhere")
-    notes = [f"in {CONSUMERS}/"] if seen.file.of_consumer else []
+    notes = [f"of {other}"] if (other := seen.cursor.other_user) else []
     if found.left:
         notes.append(f"waits for a command: {group_line(log, 'show', seen.file)}" if seen.owner else "a command runs")
     if seen.damage:
@@ -106,9 +106,8 @@ def _row(log: Log, found: FoundGroup, now_ns: int) -> tuple[str, ...]:
 @route_argument
 @group_argument
 @root_option
-@of_consumer_option
 @json_option
-def show(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) -> int:
+def show(root: Path, route: str, group: str, as_json: bool) -> int:
     """Show a work group: its position, its owner, its open records, and what the oldest of them waits for.
 
     If its journal is damaged, show where, what is known, and what can be done; the exit code is then 4.
@@ -118,7 +117,7 @@ def show(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) -
 
     log = wald.open(root)
     now_ns = time.time_ns()
-    seen = look(log, work_file(log.root, route, group, of_consumer=of_consumer), now_ns)
+    seen = look(log, work_file(log.root, route, group), now_ns)
     (found,) = with_lags(log, [seen])
     held = _held_back(log, seen)
     if as_json:
@@ -160,7 +159,7 @@ def _rows(log: Log, found: FoundGroup, held: GroupBacklog, now_ns: int) -> Itera
     seen, picture = found.seen, found.seen.picture
     at = seen.cursor
     yield "route", seen.file.route
-    yield "group", seen.file.group + f", in {CONSUMERS}/" * seen.file.of_consumer
+    yield "group", f"{seen.file.group}, of {at.other_user}" if at.other_user else seen.file.group
     yield "owner", _owner(seen)
     for each in found.commands[:SHOWN]:
         yield "command", _command(each)
@@ -298,13 +297,10 @@ def _only_waits(found: FoundGroup) -> str:
 @route_argument
 @group_argument
 @root_option
-@of_consumer_option
 @click.option("--consumer", metavar="NAME", help="Only the records of this worker.")
 @count_option("-n", "count", help_text=f"Lines of each kind at most; without it: {SHOWN}, with --json all.")
 @json_option
-def pending(
-    root: Path, route: str, group: str, of_consumer: bool, consumer: str | None, count: int | None, as_json: bool
-) -> None:
+def pending(root: Path, route: str, group: str, consumer: str | None, count: int | None, as_json: bool) -> None:
     """Show the leased records of a work group with their workers, the delayed ones, and those that are being given up.
 
     A record that was not acknowledged before UNTIL is ready again, and not shown. TRIES is the number of deliveries of
@@ -315,7 +311,7 @@ def pending(
 
     log = wald.open(root)
     now_ns = time.time_ns()
-    seen = look(log, work_file(log.root, route, group, of_consumer=of_consumer), now_ns)
+    seen = look(log, work_file(log.root, route, group), now_ns)
     if seen.damage:
         raise Damaged(f"{seen.file.path}: {seen.damage}", hint=group_line(log, "show", seen.file))
     picture = seen.picture
@@ -334,8 +330,7 @@ def pending(
 
 def group_line(log: Log, command: str, file: WorkFile, rest: str = "") -> str:
     """A command of ``wald group`` for a hint."""
-    option = " --of-consumer" if file.of_consumer else ""
-    return command_line(log.root.path, f"group {command} {file.route} {file.group} {rest}".rstrip() + option)
+    return command_line(log.root.path, f"group {command} {file.route} {file.group} {rest}".rstrip())
 
 
 def _records(count: int) -> str:

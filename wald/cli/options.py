@@ -103,12 +103,6 @@ def group_option(function: F) -> F:
     return click.option("--group", default=DEFAULT_GROUP, callback=_group, help=GROUP_HELP)(function)
 
 
-def of_consumer_option(function: F) -> F:
-    """``--of-consumer``, where the log's owner may have a group of the same name."""
-    text = "The cursor that another user has left in routes/ROUTE/consumers."
-    return click.option("--of-consumer", is_flag=True, help=text)(function)
-
-
 def route_argument(function: F) -> F:
     """A route with a legal name; the command gets ``route``."""
     return click.argument("route", callback=_route)(function)

@@ -14,7 +14,7 @@ from wald.cli.options import json_option, root_option
 from wald.cli.output import json_line
 from wald.cli.streams import ignore_stdout
 from wald.errors import Damaged, Locked, NotFound, Refused, UnsupportedFormat
-from wald.format.names import CONSUMERS, CURSOR_SUFFIX, SKIPS, WORK_SUFFIX
+from wald.format.names import CURSOR_SUFFIX, SKIPS, WORK_SUFFIX
 from wald.format.times import utc
 from wald.hints import command_line
 from wald.store.files.directory import Root
@@ -193,14 +193,10 @@ def _hint(found: Finding) -> str:
     """What an operator can type about what is not repaired."""
     path = found.path
     if path.suffix in (CURSOR_SUFFIX, WORK_SUFFIX):
-        group, route = path.stem, path.parent.name
-        of_consumer = ""
-        if route == CONSUMERS:
-            route, of_consumer = path.parents[1].name, " --of-consumer"
-        root = path.parents[3 if of_consumer else 2]
+        group, route, root = path.stem, path.parents[1].name, path.parents[3]
         if path.suffix == WORK_SUFFIX:
-            return command_line(root, f"group show {route} {group}{of_consumer}")
-        return command_line(root, f"cursor set {route} SEQUENCE --group {group} --rewind{of_consumer}")
+            return command_line(root, f"group show {route} {group}")
+        return command_line(root, f"cursor set {route} SEQUENCE --group {group} --rewind")
     return ""
 
 

@@ -14,14 +14,15 @@ import click
 
 import wald
 from wald.answers.fields import time_fields
-from wald.cli.options import group_option, json_option, of_consumer_option, root_option, route_argument
+from wald.cli.options import group_option, json_option, root_option, route_argument
 from wald.cli.output import aligned, json_line
 from wald.cli.positions import exit_code
 from wald.cli.streams import stdout_is_a_report
 from wald.errors import Damaged, NotFound, NotPermitted, Refused
-from wald.format.names import CONSUMERS, SKIPS
+from wald.format.names import SKIPS
 from wald.format.times import utc
 from wald.hints import command_line, user_name
+from wald.store.files.cursor_directory import own_user, user_of
 from wald.store.files.disk import Disk
 
 if TYPE_CHECKING:
@@ -49,20 +50,6 @@ class Unprocessed:
     last: int | None
     last_ns: int | None
     lost: int = 0
-
-
-def cursor_of(log: Log, route: str, group: str, *, of_consumer: bool) -> Cursor:
-    """The cursor of a group: a consumer's, too, if that is the only one that the group has.
-
-    Args:
-        of_consumer: whether a consumer's is meant in any case.
-
-    Raises:
-        NotFound: no such route.
-    """
-    log.root.require_route(route)
-    only = [path.parent.name for path in log.root.cursors(route)[0].get(group, [])] == [CONSUMERS]
-    return log.cursor(route, group, of_consumer=of_consumer or only)
 
 
 def unprocessed(log: Log, found: Cursor) -> Unprocessed:
@@ -98,15 +85,14 @@ def _lost_behind(log: Log, route: str, sequence: int) -> int:
 @route_argument
 @root_option
 @group_option
-@of_consumer_option
 @json_option
-def show(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) -> None:
+def show(root: Path, route: str, group: str, as_json: bool) -> None:
     """Show the records of ROUTE that the group has not processed: their number, range and age.
 
     A consumer's cursor is shown if it is the group's only one, and with --of-consumer.
     """
     log = wald.open(root)
-    found = unprocessed(log, cursor_of(log, route, group, of_consumer=of_consumer))
+    found = unprocessed(log, log.cursor(route, group, any_user=True))
     if as_json:
         click.echo(json_line("cursor.show", _fields(found)))
     else:
@@ -129,8 +115,8 @@ def _text(log: Log, found: Unprocessed) -> Iterator[str]:
 
     at, first = found.cursor, found.first
     stands = f"at {at.sequence}" if at.state is CursorState.VALID else f"{at.state.value}: {at.message}"
-    stands += f", in {CONSUMERS}/" * (at.path.parent.name == CONSUMERS)
-    is_mine = at.path == log.root.cursor(at.route, at.group)
+    stands += f", of {at.other_user}" if at.other_user else ""
+    is_usable = at.user_id == -1 or user_of(at.path) == own_user(at.path.parent)
     rows = [("route", at.route), ("group", at.group), ("cursor", stands)]
     if first is None:
         rows.append(("left", _without_first(found)))
@@ -139,7 +125,7 @@ def _text(log: Log, found: Unprocessed) -> Iterator[str]:
         rows.append(("left", f"{found.records} records, {first.sequence} to {last}"))
         rows.append(("appended", f"{utc(first.append_time_ns)} to {utc(found.last_ns) if found.last_ns else '?'}"))
         reading = f"read {at.route} --from cursor --group {at.group}{' --on-missing skip' * bool(found.missing)}"
-        if not is_mine:
+        if not is_usable:
             reading = f"read {at.route} --from {first.sequence}"
         rows.append(("to read", command_line(log.root.path, reading)))
     if found.lost:
@@ -168,36 +154,32 @@ def _records(count: int) -> str:
 @click.argument("sequence", type=int)
 @root_option
 @group_option
-@of_consumer_option
 @click.option("--through", is_flag=True, help="Also skip the records before SEQUENCE that it has not processed.")
 @click.option("--why", default="", metavar="TEXT", help="The reason, for the ledger.")
 @json_option
 @stdout_is_a_report
-def skip(
-    root: Path, route: str, sequence: int, group: str, of_consumer: bool, through: bool, why: str, as_json: bool
-) -> None:
+def skip(root: Path, route: str, sequence: int, group: str, through: bool, why: str, as_json: bool) -> None:
     """Move the group past record SEQUENCE of ROUTE, which it cannot process, and record that in ledger/skips.jsonl.
 
     SEQUENCE must be the next record that the group would process, so that no other record is skipped, not even one that
     was removed or is damaged. A wald-drain that retries the record continues after it at its next try. The record stays
     in the log as long as others need it.
 
-    The log's owner and root may skip, also for a consumer if the group has no other cursor.
+    The log's owner and root may skip; for a group whose cursor another user has left, root alone.
     """
     from wald.store.retention.cursors import newcomer, require_no_remains
 
     log = wald.open(root)
     log.root.require_route(route)
     with skips(log, f"cursor skip {route} {sequence} --group {group}") as ledger:
-        before = cursor_of(log, route, group, of_consumer=of_consumer)
+        before = log.cursor(route, group, any_user=os.geteuid() == 0)
         require_no_remains(log.root, before)
         records, missing = _skippable(log, before, sequence, through=through)
-        of_consumer = before.path.parent.name == CONSUMERS
-        news = newcomer(log.root, route, group, of_consumer=of_consumer)
+        news = newcomer(log.root, route, group)
         entry = {"route": route, "group": group, "after": before.effective, "sequence": sequence}
         entry |= {"records": records, "missing": missing, "by": user_name(os.geteuid()), "why": why}
         with on_record(ledger, entry):
-            moved = log.set_cursor(route, sequence, group, of_consumer=of_consumer)
+            moved = log.set_cursor(route, sequence, group, any_user=True)
     if as_json:
         fields = {"route": route, "group": group, "sequence": moved.sequence, "after": before.effective}
         click.echo(json_line("cursor.skip", fields | {"records": records, "missing_records": missing, "why": why}))
@@ -258,9 +240,9 @@ def _skippable(log: Log, found: Cursor, sequence: int, *, through: bool) -> tupl
 
     route = found.route
     if found.state not in (CursorState.VALID, CursorState.ABSENT):
-        setting = f"cursor set {route} SEQUENCE {found.options} --rewind"
+        setting = f"cursor set {route} SEQUENCE --group {found.group} --rewind"
         raise Damaged(found.message, hint=command_line(log.root.path, setting))
-    showing = command_line(log.root.path, f"cursor show {route} {found.options}")
+    showing = command_line(log.root.path, f"cursor show {route} --group {found.group}")
     records, last = 0, None
     first: int | None = None
     gone: list[Missing] = []
@@ -292,7 +274,7 @@ def _damaged(log: Log, found: Cursor, sequence: int, damage: Damaged) -> Damaged
     whole = next(log.records(start=sequence, limit=1, on_missing="skip", on_damage=lambda _: None), None)
     head = log.head()
     last = whole.sequence - 1 if whole is not None else head.sequence if head else sequence
-    passing = command_line(log.root.path, f"cursor set {found.route} {last} {found.options}")
+    passing = command_line(log.root.path, f"cursor set {found.route} {last} --group {found.group}")
     verifying = command_line(log.root.path, "verify")
     message = f"record {sequence} is damaged, and is not skipped by its number: {damage.message}"
     return Damaged(message, hint=f"{passing} goes on behind the damage; {verifying} lists all damage")

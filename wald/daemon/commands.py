@@ -15,7 +15,7 @@ from wald.format.head import encode_head
 from wald.format.protocol import Code, Command, encode_err, encode_ok
 from wald.format.times import utc
 from wald.store.files.clock import ClockStep
-from wald.store.files.consumers import is_group
+from wald.store.files.cursor_directory import is_group
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.fifos import OWNERS_FIFO_MODE, has_fifo

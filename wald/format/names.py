@@ -26,7 +26,7 @@ WORK_SUFFIX = ".work"  # what its workers have done above the cursor
 ASK_SUFFIX = ".ask"  # what a command asks the owner of its workers
 PIN_SUFFIX = ".pin"  # lists the routes that an unfinished handover pins
 _OF_GROUP = re.compile(r"(.*)\.(?:cursor|drain|command(?:-[0-9]+)?|work|ask|pin)", re.DOTALL)
-CONSUMERS = "consumers"  # the directory of a route in which other users leave cursors
+CURSORS = "cursors"  # the directory of a route with the files of its consumer groups
 WHOLE = ".whole"  # behind the name of a sealed segment: a second name of what is being relieved
 FOUND = "in.found-"  # and a number: what stood where the FIFO of a route belongs
 

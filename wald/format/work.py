@@ -1,4 +1,4 @@
-"""The journal of a work group, ``routes/R/G.work``: lines of JSON, each with a checksum.
+"""The journal of a work group, ``routes/R/cursors/G.work``: lines of JSON, each with a checksum.
 
     {"work": 1, "log": "<32 hex>", "route": "R", "group": "G", "floor": 250, "end": 450,
      "synced": 0, "crc": "…"}

@@ -89,7 +89,7 @@ def require_none(root: Root, route: str, group: str) -> None:
     Raises:
         Locked: a killed ``wald-drain`` has left one running.
     """
-    for path in command_files(root.place(route, group), group):
+    for path in command_files(root.cursor_directory(route), group):
         if is_held(path, Disk()):
             raise Locked(
                 f"{path}: a command that a killed wald-drain has left running has records of route {route} "

@@ -37,7 +37,7 @@ from wald.format.record import Record
 from wald.format.state import WINDOW
 from wald.hints import command_line
 from wald.log import Log
-from wald.store.files.consumers import UNKNOWN_USER
+from wald.store.files.cursor_directory import UNKNOWN_USER
 from wald.store.files.directory import Root
 
 RETRY_SECONDS = 10.0  # how long to wait for a daemon that restarts

@@ -1,4 +1,4 @@
-"""The file of a work group, ``routes/R/G.work``: read at the start, appended to, and written anew when it has grown.
+"""The file of a work group, ``routes/R/cursors/G.work``: read at the start, appended to, and rewritten when large.
 
 Who uses it holds the lock of the group (``G.drain``), so there is one writer. A line counts once it is synced; what a
 crash leaves behind the last one that was is cut off. Anything else that cannot be read is damage: the group does not
@@ -24,7 +24,7 @@ from wald.format.checked_line import decode_line
 from wald.format.names import WORK_SUFFIX
 from wald.format.work import BadWork, Line, Start, decode_work, encode_work, last_read
 from wald.hints import command_line
-from wald.store.files.consumers import open_own
+from wald.store.files.cursor_directory import open_own
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.regular import read_regular
@@ -149,7 +149,7 @@ class Journal:
 
 def discard(root: Root, disk: Disk, route: str, group: str) -> None:
     """Remove the journal of a group, if there is one: what is above the cursor is delivered to it again."""
-    path = root.place(route, group) / f"{group}{WORK_SUFFIX}"
+    path = root.cursor_directory(route) / f"{group}{WORK_SUFFIX}"
     if os.path.lexists(path):
         disk.unlink(path)
         disk.sync_directory(path.parent)

@@ -1,4 +1,4 @@
-"""The right to work for a group: one process at a time has it, by the lock of its file ``routes/R/G.drain``."""
+"""The right to work for a group: one process at a time has it, by the lock of its file ``routes/R/cursors/G.drain``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import time
 
 from wald.errors import Locked
 from wald.format.names import HANDOVER_SUFFIX
+from wald.store.files.cursor_directory import GroupFile
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
-from wald.store.files.group_file import GroupFile
 from wald.store.files.locks import holders
 from wald.store.files.processes import command_of, name_of
 

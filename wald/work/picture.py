@@ -19,8 +19,8 @@ from wald.format.work import Commit, Held, Line
 from wald.hints import command_line
 from wald.log import Log
 from wald.store.files import locks
-from wald.store.files.consumers import not_permitted
-from wald.store.files.directory import Root
+from wald.store.files.cursor_directory import is_companion, not_permitted
+from wald.store.files.directory import Root, entries_of_groups
 from wald.store.files.disk import Disk
 from wald.store.files.processes import command_of
 from wald.store.retention.cursors import Cursor
@@ -35,21 +35,15 @@ _DONE_TRIES = b"\xff"  # in a page, of a record that is done
 
 @dataclass(frozen=True, slots=True)
 class WorkFile:
-    """The journal of a work group, which makes a group a work group.
-
-    Attributes:
-        of_consumer: whether it is in the directory in which other users leave cursors.
-    """
+    """The journal of a work group, which makes a group a work group."""
 
     root: Root
     route: str
     group: str
-    of_consumer: bool = False
 
     @property
     def path(self) -> Path:
-        directory = self.root.consumers(self.route) if self.of_consumer else self.root.route(self.route)
-        return directory / f"{self.group}{WORK_SUFFIX}"
+        return self.root.cursor_directory(self.route) / f"{self.group}{WORK_SUFFIX}"
 
     @property
     def lock(self) -> Path:
@@ -242,27 +236,25 @@ def work_files(root: Root, route: str) -> list[WorkFile]:
         OSError: its directory may not be read.
     """
     root.require_route(route)
-    found = [WorkFile(root, route, group) for group in _groups(root.route(route))]
-    if root.consumers(route).is_dir() and not root.consumers(route).is_symlink():
-        found += [WorkFile(root, route, group, True) for group in _groups(root.consumers(route))]
-    return sorted(found, key=lambda each: (each.group, each.of_consumer))
+    try:
+        names = sorted(entry.name for entry in entries_of_groups(root.cursor_directory(route)))
+    except FileNotFoundError:
+        return []
+    groups = (name.removesuffix(WORK_SUFFIX) for name in names if name.endswith(WORK_SUFFIX))
+    return [WorkFile(root, route, group) for group in groups if is_route(group)]
 
 
-def work_file(root: Root, route: str, group: str, *, of_consumer: bool = False) -> WorkFile:
-    """The journal of a group; a consumer's, too, if that is the only one that the group has.
-
-    Args:
-        of_consumer: whether a consumer's is meant in any case.
+def work_file(root: Root, route: str, group: str) -> WorkFile:
+    """The journal of a group.
 
     Raises:
         InvalidInput: an illegal name.
         NotFound: there is no such route, or the group is no work group on it.
     """
     root.require_route(route)
-    check_group(group)
-    for each in (WorkFile(root, route, group), WorkFile(root, route, group, True)):
-        if os.path.lexists(each.path) and each.of_consumer >= of_consumer:
-            return each
+    file = WorkFile(root, route, check_group(group))
+    if os.path.lexists(file.path):
+        return file
     if group in root.groups(route):
         raise NotFound(
             f"group {group} of route {route} is not a work group: it has only a cursor",
@@ -283,7 +275,7 @@ def look(log: Log, file: WorkFile, now_ns: int) -> Seen:
     """
     owner = owner_of(file)
     reading, lines, damage = read_of_group(file, log.identity.log_id)
-    cursor = log.cursor(file.route, file.group, of_consumer=file.of_consumer)
+    cursor = log.cursor(file.route, file.group, any_user=True)
     try:
         picture = Picture(file.path, lines, cursor.effective, now_ns)
     except Damaged as error:
@@ -349,13 +341,11 @@ def remove_files(file: WorkFile, disk: Disk) -> list[Path]:
     return removed
 
 
-def _groups(directory: Path) -> list[str]:
-    names = (name.removesuffix(WORK_SUFFIX) for name in os.listdir(directory) if name.endswith(WORK_SUFFIX))
-    return [name for name in names if is_route(name)]
-
-
 def _foreign(log_id: bytes, file: WorkFile, reading: Reading) -> str:
     """Says whose journal it is, if it is not that of the group; else ""."""
+    cursor = file.root.cursor(file.route, file.group)
+    if os.path.lexists(cursor) and os.path.lexists(file.path) and not is_companion(file.path, cursor):
+        return "offset 0: belongs to another user than the cursor of the group"
     start = reading.start
     if start is None:
         return ""

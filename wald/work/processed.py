@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from wald.errors import Damaged, NotFound, NotProcessed
-from wald.format.names import CONSUMERS, check_group
+from wald.format.names import check_group
 from wald.hints import command_line
 from wald.log import Log
 from wald.store.files.disk import Disk
@@ -40,10 +40,8 @@ class Progress:
         self._disk = disk or Disk()
         log.root.require_route(route)
         self.log, self.route, self.group = log, route, check_group(group)
-        paths = log.root.cursors(route)[0].get(group, [])
-        self._of_consumer = [path.parent.name for path in paths] == [CONSUMERS]
-        self._cursor_path = log.root.cursor(route, group, of_consumer=self._of_consumer)
-        self._file = WorkFile(log.root, route, group, self._of_consumer)
+        self._cursor_path = log.root.cursor(route, group)
+        self._file = WorkFile(log.root, route, group)
         self._cursor_seen: _Seen = None
         self._journal_seen: _Seen = None
         self._floor = 0
@@ -59,7 +57,7 @@ class Progress:
             OSError: its files may not be read.
         """
         if (seen := _seen(self._cursor_path)) != self._cursor_seen or seen is None:
-            cursor = self.log.cursor(self.route, self.group, of_consumer=self._of_consumer)
+            cursor = self.log.cursor(self.route, self.group, any_user=True)
             if cursor.state is CursorState.ABSENT:
                 listing = command_line(self.log.root.path, f"cursor list {self.route}")
                 raise NotFound(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from wald.errors import Locked
 from wald.store.files import leftovers
+from wald.store.files.cursor_directory import own_user, user_of
 from wald.store.files.disk import Disk
 from wald.work.commands import require_none
 from wald.work.ownership import Ownership
@@ -23,7 +24,7 @@ def remove_group(file: WorkFile) -> list[Path]:
         NotPermitted: this user may not.
     """
     root, route, group = file.root, file.route, file.group
-    if file.path.parent == root.place(route, group):
+    if user_of(file.path) == own_user(file.path.parent):
         with Ownership(root, route, group, Disk()):
             require_none(root, route, group)  # without its file, the next start would not wait for it
             return _remove(file)

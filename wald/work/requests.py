@@ -1,4 +1,4 @@
-"""Asking the process that owns a work group to do something: a command writes into ``routes/R/G.ask``, and waits.
+"""Requests to the owner of a work group: a command writes into ``routes/R/cursors/G.ask``, and waits.
 
     command: locks the file, empties it, writes what it asks
     owner:   "taken"            command that has waited for too long: "withdrawn"
@@ -27,7 +27,7 @@ from wald.format.checked_line import decode_line, encode_line
 from wald.format.names import ASK_SUFFIX, HANDOVER_SUFFIX
 from wald.hints import command_line
 from wald.store.files import locks
-from wald.store.files.consumers import open_own
+from wald.store.files.cursor_directory import open_own
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 
@@ -88,7 +88,7 @@ class Requests:
 
     def __init__(self, root: Root, route: str, group: str, do: Do) -> None:
         self._root, self._route, self._group = root, route, group
-        self._path = root.place(route, group) / f"{group}{ASK_SUFFIX}"
+        self._path = root.cursor_directory(route) / f"{group}{ASK_SUFFIX}"
         self._do = do
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"wald-work-requests-{route}", daemon=True)

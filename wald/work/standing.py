@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from wald.format.names import WORK_SUFFIX
 from wald.log import Log
+from wald.store.files.cursor_directory import is_companion
 from wald.store.retention.missing import unless_lost
 from wald.work.journal import read_whole
 from wald.work.replay import Replayed
@@ -35,8 +35,8 @@ def standing(log: Log, route: str, group: str) -> Standing:
         OSError: as of open(2).
     """
     floor = log.cursor(route, group).effective
-    path = log.root.place(route, group) / f"{group}{WORK_SUFFIX}"
-    if not os.path.lexists(path):
+    path = log.root.cursor_directory(route) / f"{group}{WORK_SUFFIX}"
+    if not is_companion(path, log.root.cursor(route, group)):
         return Standing(floor, 0, 0)
     found = Replayed(by_key=False)
     read_whole(path, log.root, found.carry_out)

@@ -52,7 +52,7 @@ def _require_few(call: Call) -> None:
     Raises:
         Refused: the route has reached the limit for groups made by clients.
     """
-    directory, most = call.state.log.root.routes / call.route, call.state.limits.settings.groups_per_route
+    directory, most = call.state.log.root.cursor_directory(call.route), call.state.limits.settings.groups_per_route
     groups = sum(name.endswith(".cursor") for name in os.listdir(directory)) if directory.is_dir() else 0
     if groups >= most:
         raise Refused(

@@ -207,7 +207,7 @@ def ways(call: Call, row: Row, group: GroupBacklog) -> Iterator[Way]:
     yield Way(
         f"{cursor.group} has processed {cursor.route} up to record {cursor.effective}, and {what} {hold} records "
         "behind that. What it has still to process",
-        command_line(root, f"cursor show {cursor.route} {cursor.options}"),
+        command_line(root, f"cursor show {cursor.route} --group {cursor.group}"),
     )
     if not cursor.of_work_group:
         feeding = f"feed {cursor.route} --group {cursor.group} -- COMMAND"
@@ -215,7 +215,7 @@ def ways(call: Call, row: Row, group: GroupBacklog) -> Iterator[Way]:
     if row.last_sequence:
         yield Way(
             f"Declare all records of {cursor.route} processed for {cursor.group}",
-            command_line(root, f"cursor set {cursor.route} {row.last_sequence} {cursor.options}"),
+            command_line(root, f"cursor set {cursor.route} {row.last_sequence} --group {cursor.group}"),
             f"{cursor.group} never gets the records from {cursor.effective + 1} to {row.last_sequence} that it has not "
             "processed, and as soon as no other group needs them they are deleted. Nothing brings them back.",
         )

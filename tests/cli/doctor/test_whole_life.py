@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -32,14 +31,14 @@ LEFT = (
     "archive/a/*",
     "routes/a/in",
     "routes/a/in.found-1",
-    "routes/a/archive.cursor",
-    "routes/a/consumers/processed.cursor",
-    "routes/a/consumers/processed.drain",
-    "routes/a/consumers/processed.command",
+    "routes/a/cursors/archive.cursor",
+    "routes/a/cursors/processed.cursor",
+    "routes/a/cursors/processed.drain",
+    "routes/a/cursors/processed.command",
     "routes/b/retired",
-    "routes/b/processed.cursor",
-    "routes/b/processed.drain",
-    "routes/wald.canary/processed.cursor",
+    "routes/b/cursors/processed.cursor",
+    "routes/b/cursors/processed.drain",
+    "routes/wald.canary/cursors/processed.cursor",
 )
 
 
@@ -59,8 +58,6 @@ def first_life(root: Path) -> None:
         output_of("doctor", "--canary", "--root", root)
         output_of("cut", "--root", root)
         eventually(lambda: list(root.glob("segments/*.wal.zst")))
-        for path in root.glob("routes/a/processed.*"):  # as another user's programs leave them
-            shutil.copy(path, root / "routes/a/consumers")
         does(sidecar("archive", "a", "--group", "archive", "--root", root))
         output_of("verify", "--record", "--root", root)
         (root / "routes/a/in").unlink()
@@ -102,32 +99,32 @@ def test_no_file_that_a_full_life_leaves_is_foreign(lived: Path) -> None:
 def test_each_path_of_a_root_has_a_known_name(tmp_path: Path) -> None:
     """So a file that gets a place in ``Root`` cannot be forgotten."""
     root = Root(tmp_path)
-    root.consumers("a").mkdir(parents=True)
+    root.cursor_directory("a").mkdir(parents=True)
     known = dict(known_names(root))
     paths = {path for name in dir(Root) if isinstance(path := getattr(root, name), Path)} - {tmp_path}
-    paths |= {make("a") for make in (root.route, root.fifo, root.retired, root.consumers)}
+    paths |= {make("a") for make in (root.route, root.fifo, root.retired, root.cursor_directory)}
 
     assert root.archive in paths
     assert [path for path in paths if not known[path.parent](path.name)] == []
 
 
-@pytest.mark.parametrize("place", ["", "segments", "ledger", "routes", "routes/a", "routes/a/consumers"])
+@pytest.mark.parametrize("place", ["", "segments", "ledger", "routes", "routes/a", "routes/a/cursors"])
 def test_a_cursor_is_never_foreign(tmp_path: Path, place: str) -> None:
     root = tmp_path / "log"
     output_of("init", "--root", root)
-    (root / "routes/a/consumers").mkdir(parents=True)
+    (root / "routes/a/cursors").mkdir(parents=True)
     (root / place / "billing.cursor").touch()
     (root / place / ".notes").touch()
 
     assert files_of(root).measured("files")["strange"] == [str(root / place / ".notes")]
 
 
-@pytest.mark.parametrize("name", ["routes", "routes/a", "routes/a/consumers", "routes/a/consumers/billing.cursor"])
+@pytest.mark.parametrize("name", ["routes", "routes/a", "routes/a/cursors", "routes/a/cursors/billing.cursor"])
 def test_what_holds_a_cursor_is_to_be_mended_in_place(tmp_path: Path, name: str) -> None:
     root = tmp_path / "log"
     output_of("init", "--root", root)
-    (root / "routes/a/consumers").mkdir(parents=True)
-    (root / "routes/a/consumers/billing.cursor").touch()
+    (root / "routes/a/cursors").mkdir(parents=True)
+    (root / "routes/a/cursors/billing.cursor").touch()
     (root / name).chmod(0o777)
     (root / "log.json").chmod(0o666)
     found = files_of(root)
@@ -145,7 +142,7 @@ def test_a_cursor_that_is_a_link_is_mended_as_the_hint_says(tmp_path: Path) -> N
     with Daemon(root):
         output_of("route", "add", "a", "--root", root)
         output_of("append", "a", "--root", root, stdin=b"one\n")
-    os.symlink(tmp_path / "elsewhere", root / "routes/a/processed.cursor")
+    os.symlink(tmp_path / "elsewhere", root / "routes/a/cursors/processed.cursor")
     assert "cursor set" in files_of(root).checks["files"]["advice"]
 
     output_of("cursor", "set", "a", 1, "--rewind", "--root", root)

@@ -184,7 +184,7 @@ def test_a_crash_while_a_handover_is_finished_doubles_none_either(new_case: NewC
 
 
 def pinned(case: Case) -> bool:
-    return any(case.root.glob(f"routes/{case.route}/*.pin"))
+    return any(case.root.glob(f"routes/{case.route}/cursors/*.pin"))
 
 
 @pytest.mark.parametrize("workers", [0, 1])

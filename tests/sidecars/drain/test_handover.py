@@ -65,7 +65,7 @@ def test_what_was_begun_is_there_until_it_ends(built: Built) -> None:
 
 
 def test_what_a_crash_left_torn_is_replaced(built: Built) -> None:
-    (built.root.route("a") / "g.drain").write_bytes(encode_handover(HANDOVER)[:40])
+    (built.root.cursor_directory("a") / "g.drain").write_bytes(encode_handover(HANDOVER)[:40])
     with HandoverFile(built.root, "a", "g", Disk()) as file:
         assert file.begun() is None
         file.begin(HANDOVER)

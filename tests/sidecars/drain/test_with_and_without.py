@@ -79,7 +79,7 @@ def test_without_a_cursor_nothing_counts_that_workers_have_left(built: Built, jo
     assert drain(*jobs.arguments(built.root.path, "--exit-at-end")).returncode == 0
 
     assert jobs.processed == {value: 1 if value == "1" else 2 for value in VALUES}
-    assert not (built.root.route("a") / "processed.work").exists()
+    assert not (built.root.cursor_directory("a") / "processed.work").exists()
 
 
 def test_workers_wait_for_the_command_of_a_drain_without(built: Built, jobs: Jobs, start: Start) -> None:

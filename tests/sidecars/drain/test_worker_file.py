@@ -87,10 +87,10 @@ def test_a_file_stays_while_a_command_has_its_lock(built: Built) -> None:
 
 
 def test_workers_are_found_by_their_files(built: Built) -> None:
-    assert workers_of(built.root.route("a"), "g") == []
+    assert workers_of(built.root.cursor_directory("a"), "g") == []
     for worker, group in ((12, "g"), (2, "g"), (3, "h"), (4, "g.command-2"), (5, "xg")):
         file(built, worker, group).close()
-    (built.root.route("a") / "g.command").touch()
-    (built.root.route("a") / "g.command-x").touch()
+    (built.root.cursor_directory("a") / "g.command").touch()
+    (built.root.cursor_directory("a") / "g.command-x").touch()
 
-    assert workers_of(built.root.route("a"), "g") == [2, 12]
+    assert workers_of(built.root.cursor_directory("a"), "g") == [2, 12]

@@ -88,7 +88,7 @@ def test_no_program_delivers_what_a_command_has_that_was_left_running(built: Bui
         assert f"kill -- -{jobs.running['1'].pid} ends it: sh " in refused.value.hint
     assert output_of("group", "skip", "a", "processed", "1", "--root", built.root.path).endswith(b"1 record of 1\n")
     jobs.let_go(1, 3)
-    files = list(built.root.route("a").glob("processed.command*"))
+    files = list(built.root.cursor_directory("a").glob("processed.command*"))
     eventually(lambda: not any(is_held(each, Disk()) for each in files))
     with WorkGroup(built.root.path, "a") as work:
         assert 3 in [record.sequence for record, _ in work.lease("x", wait=5)]  # only wald-drain asks how it ended
@@ -305,7 +305,7 @@ def test_what_the_journal_does_not_know_is_not_reported_as_processed(built: Buil
     jobs.await_running(1)
     first.kill()
     first.wait(TIMEOUT_SECONDS)
-    (built.root.route("a") / "processed.work").unlink()
+    (built.root.cursor_directory("a") / "processed.work").unlink()
     jobs.let_go(1)
     done = drain(*jobs.arguments(built.root.path, "--workers", 1, "--exit-at-end"))
 

@@ -107,7 +107,7 @@ def test_a_damaged_journal_is_an_error_until_it_is_gone(gate: Gate) -> None:
     gate.post(RECORDS, b"1\n")
     assert leased(gate) == [1]
     gate.kill()
-    journal = gate.root / "routes" / "orders" / "billing.work"
+    journal = gate.root / "routes" / "orders" / "cursors" / "billing.work"
     whole = journal.read_bytes()
     journal.write_bytes(b"x" + whole[1:])
     gate.start()

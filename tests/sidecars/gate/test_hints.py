@@ -106,7 +106,7 @@ def test_storing_and_reading_know_a_route_or_not_in_the_same_words(gate_of_two: 
 
 
 def test_commands_for_the_machine_of_the_gate_are_for_those_who_may_administer_the_log(gate_of_two: Gate) -> None:
-    cursor = gate_of_two.root / "routes" / "orders" / "broken.cursor"
+    cursor = gate_of_two.root / "routes" / "orders" / "cursors" / "broken.cursor"
     cursor.write_bytes(b"no cursor\n")
     path = f"{ROUTE}/records?from=cursor&group=broken"
 
@@ -115,7 +115,7 @@ def test_commands_for_the_machine_of_the_gate_are_for_those_who_may_administer_t
     assert str(gate_of_two.root) in by_admin["hint"]
     assert str(cursor) in by_admin["detail"]
     assert "hint" not in by_other
-    assert "routes/orders/broken.cursor" in by_other["detail"]
+    assert "routes/orders/cursors/broken.cursor" in by_other["detail"]
     assert str(gate_of_two.root) not in by_other["detail"]
 
 

@@ -41,7 +41,7 @@ def reclaimed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
         with (root / "segments" / segment_name(2, Kind.RAW)).open("r+b") as segment:
             segment.seek(position)
             segment.write(b"\x55" * 8)
-        (root / "routes" / "orders" / "broken.cursor").write_bytes(b"no cursor\n")
+        (root / "routes" / "orders" / "cursors" / "broken.cursor").write_bytes(b"no cursor\n")
         with Gate(root, "--tokens", tokens) as gate:
             yield gate
 

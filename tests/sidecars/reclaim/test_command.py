@@ -134,7 +134,7 @@ def test_json_is_an_object_a_line(daemon: Daemon, root: Path) -> None:
 
 def test_a_cursor_that_cannot_be_trusted_is_reported(daemon: Daemon, root: Path) -> None:
     grow(root, "a")
-    (root / "routes/a/processed.cursor").write_text("99\n")
+    (root / "routes/a/cursors/processed.cursor").write_text("99\n")
     done = reclaim(root)
 
     assert sealed(root) == ["1"]
@@ -146,7 +146,7 @@ def test_watching_it_wakes_when_a_cursor_moves_and_when_a_segment_is_sealed(daem
     """Well before its next look is due."""
     grow(root, "a")
     with watching(root, "--grace", "0") as process:
-        (root / "routes/a/processed.cursor").write_text("2\n")
+        (root / "routes/a/cursors/processed.cursor").write_text("2\n")
         eventually(lambda: sealed(root) == [])
         output_of("append", "b", "--root", root, stdin=b"x\n")
         output_of("cursor", "set", "b", 3, "--root", root)

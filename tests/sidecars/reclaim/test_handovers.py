@@ -105,7 +105,7 @@ def test_a_dead_letter_that_was_read_stays_until_its_handover_is_finished(
     give_up(daemon.root, dies=False)
 
     assert [each.sequence for each in records(daemon.root, "dead_letter")] == [letter.sequence]
-    assert not list(daemon.root.glob("routes/a/*.pin"))
+    assert not list(daemon.root.glob("routes/a/cursors/*.pin"))
     reclaim(daemon.root, "--grace", 0)
     assert [each.sequence for each in records(daemon.root, "dead_letter")] == []
 
@@ -151,24 +151,34 @@ def test_a_group_that_is_removed_pins_nothing(built: Built) -> None:
     assert pins(built) == []
 
 
+needs_to_give_files = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+
+def others(path: Path) -> None:
+    os.chown(path, 54321, 54321)
+
+
 def consumers_pin(built: Built, *, cursor: bytes | None = b"0\n") -> Path:
     """The pin of a user who may leave files with route b only, on route a."""
     add_route(built.root, built.disk, "b", consumers="group")
-    path = built.root.consumers("b") / "g.pin"
+    path = built.root.cursor_directory("b") / "g.pin"
     path.write_bytes(encode_pin(built.log_id, {"drain": {"a": 0}}))
     if cursor is not None:
         path.with_suffix(".cursor").write_bytes(cursor)
+        others(path.with_suffix(".cursor"))
+    others(path)
     return path
 
 
-def test_a_consumers_pin_counts_with_the_cursor_of_its_owner(built: Built) -> None:
+@needs_to_give_files
+def test_the_pin_of_a_cursor_owner_counts_with_the_cursor_of_the_same_user(built: Built) -> None:
     consumers_pin(built)
 
     assert pins(built) == [("b/g", 0)]
 
 
-def others(path: Path) -> None:
-    os.chown(path, 54321, 54321)
+def given(path: Path) -> None:
+    os.chown(path, 54322, 54322)
 
 
 def linked(path: Path) -> None:
@@ -187,17 +197,16 @@ SPOILT: dict[str, tuple[bytes | None, str, Callable[[Path], None] | None]] = {
     "a symbolic link": (b"0\n", ".cursor", planted),
     "a linked cursor": (b"0\n", ".cursor", linked),
     "a linked pin": (b"0\n", ".pin", linked),
-    "another's cursor": (b"0\n", ".cursor", others),
-    "another's pin": (b"0\n", ".pin", others),
+    "another's cursor": (b"0\n", ".cursor", given),
+    "another's pin": (b"0\n", ".pin", given),
 }
 
 
+@needs_to_give_files
 @pytest.mark.parametrize(("cursor", "suffix", "spoil"), SPOILT.values(), ids=SPOILT)
-def test_a_consumers_pin_without_the_cursor_of_its_owner_pins_nothing(
+def test_the_pin_of_a_cursor_owner_without_a_cursor_of_the_same_user_pins_nothing(
     built: Built, cursor: bytes | None, suffix: str, spoil: Callable[[Path], None] | None
 ) -> None:
-    if spoil is others and os.geteuid() != 0:
-        pytest.skip("only root can give files away")
     path = consumers_pin(built, cursor=cursor)
     if spoil is not None:
         spoil(path.with_suffix(suffix))
@@ -206,12 +215,13 @@ def test_a_consumers_pin_without_the_cursor_of_its_owner_pins_nothing(
     assert f"{path}: " in "".join(read_claims(built.root, log_id=built.log_id).troubles())
 
 
-def test_more_files_of_consumers_than_are_looked_at_pin_all(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+@needs_to_give_files
+def test_more_files_of_groups_than_are_looked_at_pin_all(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pin of an unfinished handover may be among those that are not looked at."""
     path = consumers_pin(built)
-    monkeypatch.setattr("wald.store.retention.handovers.CONSUMERS_FILES_MAX", 1)
+    monkeypatch.setattr("wald.store.files.directory.GROUP_FILES_MAX", 1)
 
-    assert pins(built) == [("b/consumers", 0)]
+    assert pins(built) == [("b/cursors", 0)]
     assert f"{path.parent}: more than" in "".join(read_claims(built.root, log_id=built.log_id).troubles())
 
 
@@ -247,7 +257,7 @@ BAD: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("content", BAD.values(), ids=BAD)
 def test_what_is_no_pin_pins_nothing_and_is_reported(built: Built, content: Callable[[bytes], bytes]) -> None:
     """Whoever may leave a cursor may leave it."""
-    path = built.root.route("b") / "g.pin"
+    path = built.root.cursor_directory("b") / "g.pin"
     path.write_bytes(content(built.log_id))
 
     assert pins(built) == []

@@ -234,7 +234,9 @@ def test_repair_names_misplaced_segments_again_and_everything_is_read(original: 
 
 
 @pytest.mark.parametrize("name", ["head", "lock", "transfers"])
-@pytest.mark.parametrize("stray", [segment(25, ".wal"), "ledger/segments.jsonl", "routes/read/processed.cursor"])
+@pytest.mark.parametrize(
+    "stray", [segment(25, ".wal"), "ledger/segments.jsonl", "routes/read/cursors/processed.cursor"]
+)
 def test_no_start_overwrites_another_file_under_the_name_of_one_of_its_own(
     original: Original, tmp_path: Path, stray: str, name: str
 ) -> None:

@@ -122,7 +122,7 @@ def test_a_damaged_journal_of_a_work_group_is_an_error(spark: SparkSession, tmp_
     with WorkGroup(built.root.path, "a", "g"):
         pass
     assert errors(audited(spark, built.root.path)) == []
-    journal = built.root.place("a", "g") / f"g{WORK_SUFFIX}"
+    journal = built.root.cursor_directory("a") / f"g{WORK_SUFFIX}"
     journal.write_bytes(b"{}\n" + journal.read_bytes())
     found = errors(audited(spark, built.root.path))
     assert [name for name, _ in found] == [journal.name]

@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-from wald.format.names import CONSUMERS, FOUND, WHOLE
+from wald.format.names import CURSORS, FOUND, WHOLE
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _ROUTE = rf"routes/{_NAME}"
-_GROUP = rf"{_ROUTE}/(?:{CONSUMERS}/)?{_NAME}"
+_GROUP = rf"{_ROUTE}/{CURSORS}/{_NAME}"
 _SEGMENT = r"segments/[0-9]{20}\.wal"
 _BUNDLE = rf"{_NAME}-[0-9]{{20}}\.tar(?:\.zst|\.gz)?"
 _BAG = rf"(?:.*/)?{_NAME}/[0-9]{{20}}-[0-9]{{20}}"
@@ -42,7 +42,7 @@ class FileKind(Enum):
     PIN = "the routes that an unfinished handover of a group pins"
     ASK = "what a command asks the owner of a work group; empty but for that time"
     COMMAND = "the lock of the command that wald-drain runs for a group, and how that ended"
-    CONSUMERS = "the directory in which other users leave cursors"
+    CURSORS = "the files of the groups of a route"
     RETIRED = "the mark that the route is retired"
     MOVED = "the mark of a version that could rename routes; it has no effect"
     LEDGER = "a ledger: a chain of lines about what happened to segments and bundles"
@@ -87,7 +87,7 @@ _BY_PATH = tuple(
         (rf"{_GROUP}\.work", FileKind.WORK),
         (rf"{_GROUP}\.ask", FileKind.ASK),
         (rf"{_GROUP}\.pin", FileKind.PIN),
-        (rf"{_ROUTE}/{CONSUMERS}", FileKind.CONSUMERS),
+        (rf"{_ROUTE}/{CURSORS}", FileKind.CURSORS),
         (rf"{_ROUTE}/retired", FileKind.RETIRED),
         (rf"{_ROUTE}/moved", FileKind.MOVED),
         (_ROUTE, FileKind.ROUTE),

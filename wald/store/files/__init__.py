@@ -1,10 +1,9 @@
 """The system calls, the small files, and where each file of a root lies.
 
-consumers     the directory of a route in which other users leave cursors
+cursor_directory  who may leave cursors, and whose each file is
 directory     where each file lies
 disk          the system calls that make bytes durable
 fifos         made, checked, put back
-group_file    a file of a consumer group, with a lock
 identity      log.json: whether a directory is a log
 inodes        which file it is, asked without its times
 inplace       the head and transfers files, never waited for

@@ -7,13 +7,12 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 
 from wald.errors import Damaged, NotFound
 from wald.format.names import (
-    CONSUMERS,
     CURSOR_SUFFIX,
+    CURSORS,
     Kind,
     check_route,
     cursor_name,
@@ -24,7 +23,7 @@ from wald.format.names import (
 
 TEMPORARY = ".tmp"
 RELIEF_SUFFIX = f".relief{TEMPORARY}"  # after the name of a sealed segment: its shrunk form, in preparation
-CONSUMERS_FILES_MAX = 10_000  # of other users in one route, who could make every pass over the cursors take minutes
+GROUP_FILES_MAX = 10_000  # in one route: other users could make every pass over the cursors take minutes
 
 
 @dataclass(frozen=True)
@@ -117,29 +116,12 @@ class Root:
         """Return the path of the mark that versions with ``wald route rename`` left."""
         return self.route(route) / "moved"
 
-    def consumers(self, route: str) -> Path:
-        """The directory in which other users than the log's owner leave cursors, if the route has one."""
-        return self.route(route) / CONSUMERS
+    def cursor_directory(self, route: str) -> Path:
+        """The directory of the files of all consumer groups of a route: cursors, journals, pins and locks."""
+        return self.route(route) / CURSORS
 
-    def place(self, route: str, group: str, *, of_consumer: bool = False) -> Path:
-        """The directory of the files that this process uses for a group: its cursor, and what wald-drain keeps.
-
-        For the log's owner and root it is the route's directory, whatever other users leave in that of the consumers;
-        for other users it is that of the consumers, unless the route has none, or the owner has a group of this name.
-
-        Args:
-            of_consumer: whether that of the consumers is meant in any case.
-        """
-        route_directory, consumers = self.route(route), self.consumers(route)
-        if not of_consumer:
-            owners = _is_owners(route_directory) or os.path.lexists(route_directory / cursor_name(group))
-            if owners or not os.path.lexists(consumers):
-                return route_directory
-        require_no_link(consumers)
-        return consumers
-
-    def cursor(self, route: str, group: str, *, of_consumer: bool = False) -> Path:
-        return self.place(route, group, of_consumer=of_consumer) / cursor_name(group)
+    def cursor(self, route: str, group: str) -> Path:
+        return self.cursor_directory(route) / cursor_name(group)
 
     def route_names(self) -> list[str]:
         """Every route, retired ones included, by name; directories whose names are illegal are left out."""
@@ -169,53 +151,41 @@ class Root:
         """
         return sorted(self.cursors(route)[0])
 
-    def cursors(self, route: str) -> tuple[dict[str, list[Path]], list[Path]]:
-        """The cursors of each group on ``route``; and files named like a cursor of a group that none can be.
-
-        A group has one; or two, if the log's owner and a consumer use the same name. Then the owner's is the first.
+    def cursors(self, route: str) -> tuple[dict[str, Path], list[Path]]:
+        """The cursor of each group on ``route``; and files named like a cursor of a group that cannot exist.
 
         Raises:
             NotFound: no such route.
-            OSError: the directory may not be read.
+            OSError: the directory may not be read, or has too many files.
         """
-        directory = self.route(route)
-        try:
-            names = os.listdir(directory)
-        except (FileNotFoundError, NotADirectoryError):
-            raise self._no_route(route) from None
-        paths = [directory / name for name in names if name.endswith(CURSOR_SUFFIX)]
-        if CONSUMERS in names:
-            paths += _cursors_in(directory / CONSUMERS)
-        found: dict[str, list[Path]] = {}
+        groups: dict[str, Path] = {}
         strange = []
-        for path in sorted(paths, key=lambda path: path.name):  # of two of one name, the owner's stays the first
+        try:
+            entries = sorted(entry.name for entry in self.cursor_entries(route))
+        except (FileNotFoundError, NotADirectoryError):
+            self.require_route(route)
+            entries = []
+        for path in map(self.cursor_directory(route).__truediv__, entries):
             if (group := parse_cursor_name(path.name)) is None:
                 strange.append(path)
             else:
-                found.setdefault(group, []).append(path)
-        return found, strange
+                groups[group] = path
+        return groups, strange
 
     def cursor_entries(self, route: str) -> Iterator[os.DirEntry[str]]:
         """Yield the files of :meth:`cursors`, in any order.
 
         Raises:
-            OSError: a directory is missing or not readable.
+            OSError: the directory is missing or not readable, or has too many files.
         """
-        directories = [self.route(route)]
-        if os.path.lexists(self.consumers(route)):
-            directories.append(self.consumers(route))
-        for number, directory in enumerate(directories):
-            with os.scandir(directory) as entries:
-                for count, entry in enumerate(entries, start=1):
-                    if number and count > CONSUMERS_FILES_MAX:
-                        raise too_many(directory)
-                    if entry.name.endswith(CURSOR_SUFFIX):
-                        yield entry
+        for entry in entries_of_groups(self.cursor_directory(route)):
+            if entry.name.endswith(CURSOR_SUFFIX):
+                yield entry
 
-    def cursor_directories(self) -> list[Path]:
-        """Every directory in which cursors are."""
+    def route_directories(self) -> list[Path]:
+        """Every route's directory, and its directory of cursors if that exists."""
         routes = [self.route(name) for name in self.route_names()]
-        return [*routes, *(path for route in routes if (path := route / CONSUMERS).is_dir())]
+        return [*routes, *(path for route in routes if (path := route / CURSORS).is_dir())]
 
     def require_route(self, route: str) -> None:
         """
@@ -232,29 +202,21 @@ class Root:
         )
 
 
-def _is_owners(directory: Path) -> bool:
-    """Whether this process runs as the owner of a directory, or as root; not if there is none."""
-    try:
-        return os.geteuid() in (0, directory.stat().st_uid)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
+def entries_of_groups(directory: Path) -> Iterator[os.DirEntry[str]]:
+    """Yield what is in a directory of cursors.
 
-
-def _cursors_in(consumers: Path) -> Iterator[Path]:
-    """
     Raises:
-        OSError: the directory cannot be read, or holds too much.
+        OSError: it is missing, a symbolic link, or not readable; or it has too many files.
     """
-    with os.scandir(consumers) as entries:
-        names = [entry.name for entry in islice(entries, CONSUMERS_FILES_MAX + 1)]
-    if len(names) > CONSUMERS_FILES_MAX:
-        raise too_many(consumers)
-    return (consumers / name for name in names if name.endswith(CURSOR_SUFFIX))
-
-
-def too_many(consumers: Path) -> OSError:
-    """Return the error for a directory of consumers with too many files."""
-    return OSError(errno.E2BIG, f"more than {CONSUMERS_FILES_MAX} files; find out whose they are", str(consumers))
+    if directory.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(directory))
+    with os.scandir(directory) as entries:
+        for count, entry in enumerate(entries, start=1):
+            if count > GROUP_FILES_MAX:
+                raise OSError(
+                    errno.E2BIG, f"more than {GROUP_FILES_MAX} files; find out whose they are", str(directory)
+                )
+            yield entry
 
 
 def require_no_link(directory: Path) -> None:

@@ -182,7 +182,8 @@ class Disk:
         """Rename a file; FileExistsError rather than take the name of another.
 
         In one step where the file system can: renameat2(2) with RENAME_NOREPLACE, which the standard library does not
-        have. Elsewhere the name is looked up first, so the caller must be the only one that makes names there.
+        have. Otherwise by a hard link. Without those, the name is looked up first, so the caller must be the only one
+        that makes names there.
         """
         old, new = os.fsencode(source), os.fsencode(target)
         try:
@@ -191,9 +192,7 @@ class Disk:
         except AttributeError:  # the C library is too old
             number = errno.ENOSYS
         if number in _UNSUPPORTED:
-            number = errno.EEXIST if os.path.lexists(target) else 0
-            if not number:
-                os.rename(source, target)
+            number = _link_to_free(source, target)
         if number:
             raise OSError(number, os.strerror(number), os.fspath(source), None, os.fspath(target))
 
@@ -253,9 +252,7 @@ class Disk:
             self.write(descriptor, [data], 0)
             self.sync(descriptor)
             if exclusive:
-                self.link(temporary, path)
-                with contextlib.suppress(FileNotFoundError):
-                    self.unlink(temporary)
+                self.rename_to_free(temporary, path)
             else:
                 self.rename(temporary, path)
         except OSError as error:
@@ -301,6 +298,20 @@ class Disk:
         return True
 
 
+def _link_to_free(source: Path, target: Path) -> int:
+    """Rename a file without renameat2(2); return the number of an error, or 0."""
+    try:
+        os.link(source, target)
+        os.unlink(source)
+    except FileExistsError:
+        return errno.EEXIST
+    except OSError:  # a directory, or a file system without links
+        if os.path.lexists(target):
+            return errno.EEXIST
+        os.rename(source, target)
+    return 0
+
+
 class _Named:
     """Gives an error of a system call the path of its descriptor, which the operating system does not name."""
 
@@ -335,7 +346,7 @@ def _require_own(path: Path, status: os.stat_result) -> None:
     directory = path.parent.stat()
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
-    if directory.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if directory.st_mode & (stat.S_IWGRP | stat.S_IWOTH | stat.S_ISVTX):  # sticky: several users could write before
         if status.st_nlink != 1:
             raise OSError(errno.EMLINK, "the file has another name too", os.fspath(path))
         if status.st_uid not in (0, os.geteuid(), directory.st_uid):

@@ -24,7 +24,7 @@ _OF_ROOT = {
     *(path.name for path in (_ANY.segments, _ANY.routes, _ANY.ledger, _ANY.quarantine, _ANY.recovery, _ANY.gate)),
 }
 _OF_LEDGER = {*LEDGERS, *(str(Path(name).with_suffix(".lock")) for name in LEDGERS)}
-_OF_ROUTE = {at("any").name for at in (_ANY.fifo, _ANY.retired, _ANY.moved, _ANY.consumers)}
+_OF_ROUTE = {at("any").name for at in (_ANY.fifo, _ANY.retired, _ANY.moved, _ANY.cursor_directory)}
 
 
 def known_names(root: Root) -> Iterator[tuple[Path, Callable[[str], bool]]]:
@@ -38,7 +38,7 @@ def known_names(root: Root) -> Iterator[tuple[Path, Callable[[str], bool]]]:
     yield root.routes, lambda name: is_route(name) or _is_anywhere(name)
     for route in _routes(root):
         yield root.route(route), _is_of_route
-        yield root.consumers(route), _is_of_group
+        yield root.cursor_directory(route), _is_of_group
 
 
 def _routes(root: Root) -> list[str]:
@@ -60,7 +60,7 @@ def _is_part(name: str) -> bool:
 
 def _is_of_route(name: str) -> bool:
     is_found = name.startswith(FOUND) and name.removeprefix(FOUND).isdecimal()
-    return name in _OF_ROUTE or is_found or _is_of_group(name)
+    return name in _OF_ROUTE or is_found or _is_anywhere(name)
 
 
 def _is_of_group(name: str) -> bool:

@@ -27,7 +27,7 @@ _YOUNG_SECONDS = 60  # a program locks its new file a moment after it has create
 
 def leftovers(root: Root, disk: Disk) -> list[Path]:
     """Return the abandoned temporary files in the root, its ledgers and its routes."""
-    directories = (root.path, root.ledger, *root.cursor_directories())
+    directories = (root.path, root.ledger, *root.route_directories())
     return [path for directory in directories for path in abandoned(directory, disk)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wald.store.files.consumers import admit
+from wald.store.files.cursor_directory import admit
 from wald.store.files.directory import Root, require_no_link
 from wald.store.files.disk import Disk
 from wald.store.files.fifos import make_fifo
@@ -16,7 +16,7 @@ def add_route(
     Args:
         fifo: whether programs write to it through ``routes/<name>/in``; what stands in its place is kept beside it.
         mode: permissions of that FIFO; None: those it has, or FIFO_MODE for a new one.
-        consumers: the group whose members may leave cursors, as :func:`admit` takes it; None: as it is.
+        consumers: the group whose members may leave cursors, as :func:`admit` takes it; None: do not change it.
 
     Raises:
         InvalidInput: an illegal name.
@@ -32,6 +32,8 @@ def add_route(
         disk.unlink(root.retired(name))
     if fifo:
         make_fifo(root, name, mode)
+    require_no_link(root.cursor_directory(name))
+    disk.make_directory(root.cursor_directory(name))
     if consumers is not None:
         admit(root, disk, name, consumers)
     disk.sync_directory(route)

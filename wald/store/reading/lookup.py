@@ -171,7 +171,7 @@ def _has_processed(cursor: Cursor, sequence: int, log_id: bytes) -> bool:
     """Return True if the group has processed the record, by its cursor or by its workers' journal."""
     if cursor.effective >= sequence:
         return True
-    if cursor.state is not CursorState.VALID:
+    if cursor.state is not CursorState.VALID or not cursor.of_work_group:
         return False
     try:
         with open_file(cursor.path.with_suffix(WORK_SUFFIX)) as journal:

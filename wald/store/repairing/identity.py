@@ -1,8 +1,7 @@
 """The identity of a log whose ``log.json`` is lost, damaged or that of another log, from the files that name their log.
 
-These are the segments, their sparse indexes, and the cursors in the directories of the routes. The head and the ledgers
-name no log, and other users write the cursors of consumers. Nothing is guessed: if two files name different logs,
-nothing is made.
+These are the segments, their sparse indexes, and the cursors of the log's owner. The head and the ledgers name no log,
+and the cursors of other users are not trusted. Nothing is guessed: if two files name different logs, nothing is made.
 """
 
 from __future__ import annotations
@@ -105,8 +104,12 @@ def _witnesses(root: Root) -> Iterator[_Witness]:
                 with suppress(Damaged, OSError, zstandard.ZstdError, BadHeader):
                     yield _of_segment(path, parsed.kind)
     for route in root.route_names():
-        for path in sorted(root.route(route).glob(f"*{CURSOR_SUFFIX}")):
+        directory = root.cursor_directory(route)
+        for path in sorted(directory.glob(f"*{CURSOR_SUFFIX}")):
             with suppress(Damaged, OSError, BadCursor):
+                status = path.lstat()
+                if status.st_uid not in (0, directory.stat().st_uid) or status.st_nlink > 1:
+                    continue  # another user may have written it
                 log_id = decode_cursor(read_regular(path)).log_id
                 if log_id is not None:
                     yield _Witness(path, log_id)

@@ -6,7 +6,6 @@ conditions what keeps a segment
 cursors    where consumers stand
 dropped    records that a relief dropped, by its line
 handovers  pins of unfinished handovers
-holders    the same as pins, for many segments
 excused    what a deletion's line leaves to others
 history    what the ledgers say of missing segments
 legality   whether a deletion was legal, by its line

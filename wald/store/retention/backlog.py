@@ -25,8 +25,17 @@ from wald.store.files.listing import Segment
 from wald.store.retention.cursors import Cursor
 from wald.store.retention.handovers import HandoverPin
 from wald.store.retention.history import History
-from wald.store.retention.holders import NO_PINS, Holders, Pins, holders_of
-from wald.store.retention.pins import Claims, needs, read_claims, segment_index, with_lost
+from wald.store.retention.pins import (
+    NO_PINS,
+    Claims,
+    Holders,
+    Pins,
+    holders_of,
+    needs,
+    read_claims,
+    segment_index,
+    with_lost,
+)
 from wald.store.retention.progress import Lag, SealedLags, add_raw
 from wald.store.segments.opened import open_segment
 from wald.store.segments.raw import FIRST_BATCH

@@ -10,23 +10,26 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from wald.errors import Damaged, InvalidInput, NotFound, Refused
 from wald.format.cursor import CURSOR_MAX_BYTES, BadCursor, CursorLines, decode_cursor, encode_cursor
 from wald.format.names import (
-    CONSUMERS,
     DEFAULT_GROUP,
     PIN_SUFFIX,
     WORK_SUFFIX,
     check_group,
-    cursor_name,
     parse_cursor_name,
 )
 from wald.hints import command_line, user_name
-from wald.store.files.consumers import not_permitted
+from wald.store.files.cursor_directory import (
+    UNKNOWN_USER,
+    is_companion,
+    make_cursor_directory,
+    not_permitted,
+)
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.identity import read_identity
@@ -57,9 +60,8 @@ class Cursor:
 
     Attributes:
         sequence: what the file says; 0 where it says nothing usable.
-        message: what is wrong with it; "" if valid. Of one just set: which records it needs that are not there, and
-            whose it was.
-        other: the second cursor of the group, which holds back less: the log's owner's, or a consumer's.
+        message: what is wrong with it; "" if valid. For one just set: which records it needs that are not there.
+        user_id: the owner of the file; -1 if there is none.
     """
 
     route: str
@@ -68,17 +70,19 @@ class Cursor:
     state: CursorState
     sequence: int
     message: str = ""
-    other: Path | None = None
-
-    @property
-    def options(self) -> str:
-        """What names it in the command line of the log's owner."""
-        return f"--group {self.group}{' --of-consumer' if self.path.parent.name == CONSUMERS else ''}"
+    user_id: int = -1
 
     @property
     def of_work_group(self) -> bool:
-        """Whether it is the ack floor of a work group, so that records behind it may be done."""
-        return os.path.lexists(self.path.with_suffix(WORK_SUFFIX))
+        """True if it is the ack floor of a work group, so that records behind it may be done."""
+        return is_companion(self.path.with_suffix(WORK_SUFFIX), self.path)
+
+    @property
+    def other_user(self) -> str:
+        """The name of its owner, if that is neither the log's owner nor root; otherwise ""."""
+        if self.user_id in (-1, 0) or self.user_id == self.path.parent.stat().st_uid:
+            return ""
+        return "another user" if self.user_id == UNKNOWN_USER else f"user {user_name(self.user_id)}"
 
     @property
     def effective(self) -> int:
@@ -93,21 +97,45 @@ def read_cursor(
     *,
     log_id: bytes,
     head_sequence: int,
-    of_consumer: bool = False,
+    any_user: bool = False,
 ) -> Cursor:
-    """What ``group`` has processed of ``route``. Never raises for what the file holds.
+    """Return what ``group`` has processed of ``route``. The contents of the file never raise an error.
 
     Args:
         head_sequence: the last durable record.
-        of_consumer: whether a consumer's cursor is meant, as of :meth:`Root.place`.
+        any_user: return a cursor that another user has left even to a program of the log's owner, to show it.
 
     Raises:
         InvalidInput: an illegal name.
         NotFound: no such route.
+        Refused: the cursor is another user's, and this program runs as the log's owner or as root.
     """
     root.require_route(route)
-    path = root.cursor(route, check_group(group), of_consumer=of_consumer)
-    return _read(path, route, group, log_id, head_sequence)
+    cursor = _read(root.cursor(route, check_group(group)), route, group, log_id, head_sequence)
+    if not any_user:
+        _require_own(root, cursor)
+    return cursor
+
+
+def _require_own(root: Root, cursor: Cursor) -> None:
+    """Refuse a program of the log's owner a cursor by which another user could make it skip records.
+
+    Raises:
+        Refused: the cursor is another user's, and this program runs as the log's owner or as root.
+    """
+    if cursor.user_id == -1:
+        return
+    owner, user = cursor.path.parent.stat().st_uid, os.geteuid()
+    if cursor.user_id in (0, owner, user) or user not in (0, owner, root.path.stat().st_uid):
+        return
+    left_by = "another user" if cursor.user_id == UNKNOWN_USER else f"user {user_name(cursor.user_id)}"
+    raise Refused(
+        f"{cursor.path}: the cursor of {left_by}, so the log's owner does not use it",
+        case="cursor-of-other-user",
+        root=root.path,
+        route=cursor.route,
+        group=cursor.group,
+    )
 
 
 def _read(path: Path, route: str, group: str, log_id: bytes, head_sequence: int) -> Cursor:
@@ -115,7 +143,7 @@ def _read(path: Path, route: str, group: str, log_id: bytes, head_sequence: int)
         return _judge(path, route, group, log_id, head_sequence)
     except OSError as error:
         message = f"{path}: {error.strerror or error}"
-        return Cursor(route, group, path, CursorState.UNREADABLE, 0, message)
+        return Cursor(route, group, path, CursorState.UNREADABLE, 0, message, _user_id(path))
 
 
 def _judge(path: Path, route: str, group: str, log_id: bytes, head_sequence: int) -> Cursor:
@@ -124,18 +152,22 @@ def _judge(path: Path, route: str, group: str, log_id: bytes, head_sequence: int
     Raises:
         OSError: it cannot be read now, for a reason that may pass.
     """
+    user_id = -1
 
     def judged(state: CursorState, sequence: int = 0, message: str = "") -> Cursor:
-        return Cursor(route, group, path, state, sequence, message and f"{path}: {message}")
+        return Cursor(route, group, path, state, sequence, message and f"{path}: {message}", user_id)
 
     try:
-        content, names = _content(path)
+        content, status = _content(path)
+        user_id, names = status.st_uid, status.st_nlink
         lines = decode_cursor(content)
     except FileNotFoundError:
         return judged(CursorState.ABSENT, message="no cursor yet")
     except Damaged:
+        user_id = _user_id(path)
         return judged(CursorState.UNREADABLE, message="not a regular file")
     except PermissionError:
+        user_id = _user_id(path)
         return judged(CursorState.UNREADABLE, message="permission denied; chmod a+r makes it count")
     except BadCursor as error:
         return judged(CursorState.UNREADABLE, message=f"offset 0: {error}")
@@ -149,11 +181,19 @@ def _judge(path: Path, route: str, group: str, log_id: bytes, head_sequence: int
     return judged(CursorState.VALID, lines.sequence)
 
 
-def _content(path: Path) -> tuple[bytes, int]:
-    """The beginning of a cursor file, and how many names the file has; errors as of :func:`open_regular`."""
+def _user_id(path: Path) -> int:
+    """The owner of what has a cursor's name; -1 if nothing has."""
+    try:
+        return path.lstat().st_uid
+    except OSError:
+        return -1
+
+
+def _content(path: Path) -> tuple[bytes, os.stat_result]:
+    """The beginning of a cursor file, and its status; errors as of :func:`open_regular`."""
     descriptor = open_regular(path)
     try:
-        return os.read(descriptor, CURSOR_MAX_BYTES + 1), os.fstat(descriptor).st_nlink
+        return os.read(descriptor, CURSOR_MAX_BYTES + 1), os.fstat(descriptor)
     finally:
         os.close(descriptor)
 
@@ -189,26 +229,29 @@ def set_cursor(
     epoch: int,
     now: str,
     rewind: bool = False,
-    of_consumer: bool = False,
+    any_user: bool = False,
 ) -> Cursor:
     """Record that ``group`` has processed ``route`` up to ``sequence``; on disk when this returns.
 
-    Of two that do it at once, the lower one may be the last: :func:`turn` keeps them apart.
+    Of two that do it at once, the lower one may be the last: :func:`turn` keeps them apart. A new cursor never replaces
+    one that another user creates at the same moment.
 
     Args:
         rewind: whether the cursor may move backwards, or replace one that cannot be trusted.
         head_sequence: the last durable record.
         epoch, now: the daemon's life and the time, as they are to stand in the file.
-        of_consumer: whether a consumer's cursor is meant, as of :meth:`Root.place`.
+        any_user: let root move the cursor of another user, who keeps it.
 
     Raises:
         InvalidInput: an illegal name, or a negative sequence.
         NotFound: no such route.
         NotPermitted: this user may not leave a cursor there, or the cursor is another user's.
-        Refused: backwards without ``rewind``, or beyond the head; or a directory has its place.
+        Refused: backwards without ``rewind``, or beyond the head; or a directory has its place; or this program runs as
+            the log's owner, and the cursor is another user's.
     """
     log_id = read_identity(root).log_id
-    current = read_cursor(root, route, group, log_id=log_id, head_sequence=head_sequence, of_consumer=of_consumer)
+    any_user = any_user and os.geteuid() == 0
+    current = read_cursor(root, route, group, log_id=log_id, head_sequence=head_sequence, any_user=any_user)
     if sequence < 0:
         raise InvalidInput(f"{current.path}: {sequence} is not a sequence", case="cursor-below-zero")
     if sequence > head_sequence:
@@ -224,7 +267,7 @@ def set_cursor(
             root=root.path,
             route=route,
             sequence=sequence,
-            options=current.options,
+            group=group,
         )
     if not rewind and sequence < current.sequence:
         raise Refused(
@@ -233,10 +276,10 @@ def set_cursor(
             root=root.path,
             route=route,
             sequence=sequence,
-            options=current.options,
+            group=group,
         )
     journal = current.path.with_suffix(WORK_SUFFIX)
-    if rewind and sequence < current.sequence and os.path.lexists(journal):
+    if rewind and sequence < current.sequence and current.of_work_group:
         raise Refused(
             f"{journal}: has the records that the workers of group {group} have done; while it exists, "
             f"none of them is redelivered",
@@ -244,43 +287,32 @@ def set_cursor(
             root=root.path,
             route=route,
             sequence=sequence,
-            options=current.options,
+            group=group,
             path=journal,
         )
     lines = CursorLines(sequence, log_id, epoch, group, now)
-    owner = _owner(current.path)
+    is_new = current.state is CursorState.ABSENT
+    owner = current.user_id if any_user and current.user_id > 0 else -1  # Disk gives the rest to the log's owner
+    make_cursor_directory(root, disk, route)
     try:
-        disk.replace(current.path, encode_cursor(lines), mode=_MODE, owner=owner if os.geteuid() == 0 else -1)
+        disk.replace(current.path, encode_cursor(lines), mode=_MODE, owner=owner, exclusive=is_new)
+    except FileExistsError:  # created at this moment, perhaps by another user
+        return set_cursor(
+            root, route, group, sequence, disk=disk, head_sequence=head_sequence, epoch=epoch, now=now, rewind=rewind
+        )  # without any_user: the caller has not seen that cursor
     except PermissionError as error:
         raise not_permitted(root, route, current.path, error) from error
     except IsADirectoryError:
         raise _directory(current.path) from None
-    cursor = _read(current.path, route, group, log_id, head_sequence)
-    return cursor if os.geteuid() in (0, owner) else replace(cursor, message=_taken_over(cursor.path, owner))
+    return _read(current.path, route, group, log_id, head_sequence)
 
 
 def _directory(path: Path) -> Refused:
     return Refused(f"{path}: a directory, not a cursor", case="cursor-is-a-directory", path=path)
 
 
-def _owner(path: Path) -> int:
-    """The user whose cursor it is; of a new one, the one who writes it."""
-    try:
-        return path.lstat().st_uid
-    except FileNotFoundError:
-        return os.geteuid() or -1  # Disk gives what root makes to the log's owner
-
-
-def _taken_over(path: Path, owner: int) -> str:
-    name = user_name(owner)
-    return f"{path}: was left by user {name}, who may not move it any more\n  hint: chown {name} {path}, as root"
-
-
-def remove_cursor(root: Root, route: str, group: str, *, disk: Disk, of_consumer: bool = False) -> Path:
+def remove_cursor(root: Root, route: str, group: str, *, disk: Disk) -> Path:
     """Take ``group`` away from ``route``: what it has not processed is not kept for it any more.
-
-    Args:
-        of_consumer: whether a consumer's cursor is meant, as of :meth:`Root.place`.
 
     Returns:
         where its cursor was; gone from the disk when this returns.
@@ -291,18 +323,11 @@ def remove_cursor(root: Root, route: str, group: str, *, disk: Disk, of_consumer
         NotPermitted: this user may not remove it.
     """
     root.require_route(route)
-    path = root.cursor(route, check_group(group), of_consumer=of_consumer)
+    path = root.cursor(route, check_group(group))
     try:
         disk.unlink(path)
     except FileNotFoundError:
-        other = root.consumers(route) / path.name
-        raise NotFound(
-            f"{path}: group {group} has no cursor",
-            case="cursor-of-a-consumer" if os.path.lexists(other) else "no-cursor",
-            root=root.path,
-            route=route,
-            group=group,
-        ) from None
+        raise NotFound(f"{path}: group {group} has no cursor", case="no-cursor", root=root.path, route=route) from None
     except PermissionError as error:
         raise not_permitted(root, route, path, error) from error
     except IsADirectoryError:
@@ -313,7 +338,7 @@ def remove_cursor(root: Root, route: str, group: str, *, disk: Disk, of_consumer
     return path
 
 
-def newcomer(root: Root, route: str, group: str, *, of_consumer: bool = False, with_workers: bool = False) -> str:
+def newcomer(root: Root, route: str, group: str, *, with_workers: bool = False) -> str:
     """The warning about a group that is about to get its first cursor on a route, with its hint; "" if there is none.
 
     A misspelt name makes a group like any other, and what it has not read is kept for ever. The default group is no
@@ -324,10 +349,7 @@ def newcomer(root: Root, route: str, group: str, *, of_consumer: bool = False, w
         NotFound: no such route.
     """
     others = root.groups(route)
-    if check_group(group) in others:
-        path, other = root.cursor(route, group, of_consumer=of_consumer), root.consumers(route) / cursor_name(group)
-        return "" if os.path.lexists(path) or not os.path.lexists(other) else _namesake(root, route, group, other)
-    if group == DEFAULT_GROUP and not others:
+    if check_group(group) in others or (group == DEFAULT_GROUP and not others):
         return ""
     known = f" beside {', '.join(others)}" if others else ""
     words = f"group remove {route} {group}" if with_workers else f"cursor remove {route} --group {group}"
@@ -344,7 +366,6 @@ def require_no_remains(root: Root, cursor: Cursor) -> None:
         Refused: the cursor of a work group was removed and its journal was not, which would count with a new cursor.
     """
     if cursor.state is CursorState.ABSENT and cursor.of_work_group:
-        option = " --of-consumer" * (cursor.path.parent.name == CONSUMERS)
         raise Refused(
             f"{cursor.path.with_suffix(WORK_SUFFIX)}: left over from a work group whose cursor was "
             f"removed; records that it lists as done would not be delivered",
@@ -352,22 +373,11 @@ def require_no_remains(root: Root, cursor: Cursor) -> None:
             root=root.path,
             route=cursor.route,
             group=cursor.group,
-            option=option,
         )
-
-
-def _namesake(root: Root, route: str, group: str, other: Path) -> str:
-    removing = command_line(root.path, f"cursor remove {route} --group {group} --of-consumer")
-    return (
-        f"{other}: is the cursor of another user's group {group}; it is not used, but holds records back\n"
-        f"  hint: {removing} takes it away"
-    )
 
 
 def cursors_of(root: Root, route: str, *, log_id: bytes, head_sequence: int) -> list[Cursor]:
     """A cursor for each group of a route; the default group's, absent, if there is none at all.
-
-    Of two that a group has, it is the lower one: it holds back more, and neither frees what the other needs.
 
     A file that is named like a cursor of a group that cannot exist, or a directory that cannot be listed, counts as an
     unreadable cursor: it may have been meant as one.
@@ -382,10 +392,8 @@ def cursors_of(root: Root, route: str, *, log_id: bytes, head_sequence: int) -> 
         message = f"{where}: {error.strerror}"
         return [Cursor(route, DEFAULT_GROUP, where, CursorState.UNREADABLE, 0, message)]
     if not groups and not strange:
-        groups = {DEFAULT_GROUP: [root.cursor(route, DEFAULT_GROUP)]}
-    cursors = [
-        _lower([_read(path, route, group, log_id, head_sequence) for path in paths]) for group, paths in groups.items()
-    ]
+        groups = {DEFAULT_GROUP: root.cursor(route, DEFAULT_GROUP)}
+    cursors = [_read(path, route, group, log_id, head_sequence) for group, path in groups.items()]
     return cursors + [_strange(route, path) for path in strange]
 
 
@@ -438,11 +446,3 @@ class SlowestCursor:
 def _overtaken(cursor: Cursor, head_sequence: int) -> bool:
     """Tell if the head has reached a cursor that was beyond it."""
     return cursor.state is CursorState.BEYOND and cursor.sequence <= head_sequence
-
-
-def _lower(cursors: list[Cursor]) -> Cursor:
-    """Of the cursors of one group, the one that holds back most; of two alike, the one that cannot be trusted."""
-    if len(cursors) == 1:
-        return cursors[0]
-    lower, higher = sorted(cursors, key=lambda each: (each.effective, each.state is CursorState.VALID))
-    return replace(lower, other=higher.path)

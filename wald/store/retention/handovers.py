@@ -2,15 +2,15 @@
 
 A handover sends copies of records to other routes: dead letters, or dead letters on their way back. If a crash
 interrupts it, the retry looks in the log for copies that were sent, which RECLAIM must not have deleted. So the file
-``routes/R/G.pin`` pins these routes while the handover is unfinished, as a cursor at the same position would:
+``routes/R/cursors/G.pin`` pins these routes while the handover is unfinished, as a cursor at the same position would:
 
     {"pin": 1, "log": "<32 hex>", "drain": {"dead_letter": 250}, "work": {}, "crc": "…"}
 
 ``drain`` is for the handover in ``G.drain``, ``work`` for the records that the journal of the work group gives up.
 
-Cursor owners may also leave pins. So a pin in ``consumers`` counts only if its owner also owns a valid cursor of the
-group there. A file that is no valid pin pins nothing. If the system fails to read a pin or its directory, or if
-``consumers`` has too many files, all routes count as pinned.
+Cursor owners may also leave pins. So the pin of another user than the log's owner counts only if this user also owns a
+valid cursor of the group. A file that is not a valid pin pins nothing. If the system fails to read a pin or its
+directory, or if the directory has too many files, all routes count as pinned.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from wald.errors import Damaged
 from wald.format.checked_line import decode_line, encode_line
 from wald.format.cursor import CURSOR_MAX_BYTES, BadCursor, decode_cursor
-from wald.format.names import CONSUMERS, PIN_SUFFIX, SEQUENCE_MAX, cursor_name, is_route
-from wald.store.files.consumers import not_permitted
-from wald.store.files.directory import CONSUMERS_FILES_MAX, Root, too_many
+from wald.format.names import CURSORS, PIN_SUFFIX, SEQUENCE_MAX, cursor_name, is_route
+from wald.store.files.cursor_directory import make_cursor_directory, not_permitted, own_user, user_of
+from wald.store.files.directory import Root, entries_of_groups
 from wald.store.files.disk import Disk
 from wald.store.files.regular import open_regular, read_start
 
@@ -77,7 +76,7 @@ class Pinning:
 
     def __init__(self, root: Root, disk: Disk, route: str, group: str, log_id: bytes, part: Part) -> None:
         self._root, self._disk, self._route, self._log_id = root, disk, route, log_id
-        self._path = root.place(route, group) / f"{group}{PIN_SUFFIX}"
+        self._path = root.cursor_directory(route) / f"{group}{PIN_SUFFIX}"
         self._part: Part = part
 
     def pin(self, positions: Mapping[str, int]) -> None:
@@ -88,6 +87,7 @@ class Pinning:
             OSError: the pin cannot be written.
         """
         data = encode_pin(self._log_id, self._parts() | {self._part: dict(positions)})
+        make_cursor_directory(self._root, self._disk, self._route)
         try:
             self._disk.replace(self._path, data, mode=_MODE)
         except PermissionError as error:
@@ -109,6 +109,8 @@ class Pinning:
 
     def _parts(self) -> Parts:
         try:
+            if user_of(self._path) != own_user(self._path.parent):
+                return {}
             return decode_pin(read_start(self._path, PIN_MAX_BYTES + 1), self._log_id)
         except (OSError, Damaged, BadPin):  # it pins nothing
             return {}
@@ -142,18 +144,20 @@ def handover_pins(root: Root, log_id: bytes) -> list[HandoverPin]:
     everything = dict.fromkeys(routes, 0)
     found: list[HandoverPin] = []
     for route in routes:
-        for place in (root.route(route), root.consumers(route)):
+        place = root.cursor_directory(route)
+        try:
+            owner, paths = place.stat().st_uid, _files(place)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            found.append(HandoverPin(route, CURSORS, place, everything, error.strerror or str(error)))
+            continue
+        for path in paths:
             try:
-                paths = _files(place)
-            except OSError as error:
-                found.append(HandoverPin(route, CONSUMERS, place, everything, error.strerror or str(error)))
-                continue
-            for path in paths:
-                try:
-                    found.append(_read(route, path, log_id))
-                except OSError as error:  # it may be a valid pin
-                    group, why = path.name.removesuffix(PIN_SUFFIX), error.strerror or str(error)
-                    found.append(HandoverPin(route, group, path, everything, why))
+                found.append(_read(route, path, log_id, owner))
+            except OSError as error:  # it may be a valid pin
+                group, why = path.name.removesuffix(PIN_SUFFIX), error.strerror or str(error)
+                found.append(HandoverPin(route, group, path, everything, why))
     return [each for each in found if each.positions or each.problem]
 
 
@@ -161,29 +165,24 @@ def _files(place: Path) -> list[Path]:
     """Return the files that are named like pins.
 
     Raises:
-        OSError: the directory cannot be read, or one of consumers has too many files.
+        OSError: the directory cannot be read, or has too many files.
     """
-    try:
-        if place.is_symlink():
-            return []
-        most = CONSUMERS_FILES_MAX if place.name == CONSUMERS else None
-        with os.scandir(place) as entries:
-            names = [entry.name for entry in islice(entries, most and most + 1)]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    if most is not None and len(names) > most:
-        raise too_many(place)
+    names = (entry.name for entry in entries_of_groups(place))
     return [place / name for name in sorted(names) if name.endswith(PIN_SUFFIX)]
 
 
-def _read(route: str, path: Path, log_id: bytes) -> HandoverPin:
+def _read(route: str, path: Path, log_id: bytes, owner: int) -> HandoverPin:
+    """
+    Args:
+        owner: the log's owner.
+    """
     group = path.name.removesuffix(PIN_SUFFIX)
     if not is_route(group):
         return HandoverPin(route, group, path, problem="no group can have this name")
     try:
         content, status = _start(path, PIN_MAX_BYTES + 1)
         positions = _lowest(decode_pin(content, log_id))
-        if path.parent.name == CONSUMERS:
+        if status.st_uid not in (0, owner):
             _require_cursor(path.with_name(cursor_name(group)), log_id, status)
         return HandoverPin(route, group, path, positions)
     except FileNotFoundError:  # the handover was finished at this moment
@@ -191,7 +190,7 @@ def _read(route: str, path: Path, log_id: bytes) -> HandoverPin:
     except Damaged:
         problem = "not a regular file"
     except PermissionError:
-        if path.parent.name != CONSUMERS:
+        if user_of(path) in (None, owner):
             raise
         problem = "permission denied"
     except BadPin as error:

@@ -17,7 +17,7 @@ from wald.format.parsing import StoredBatch
 from wald.format.sealed import BadSealed, SealedIndex
 from wald.format.state import BadControl, decode_state
 from wald.format.tables import RouteTable
-from wald.store.files.consumers import admitted
+from wald.store.files.cursor_directory import admitted
 from wald.store.files.fifos import has_fifo
 from wald.store.files.listing import Segment
 from wald.store.retention.cursors import Cursor, cursors_of

@@ -59,31 +59,30 @@ def move_cursor(
     disk: Disk,
     now: str,
     rewind: bool = False,
-    of_consumer: bool = False,
+    any_user: bool = False,
 ) -> Cursor:
     """Move the cursor of ``group`` on ``route`` to ``sequence``; on disk when this returns.
 
     Args:
         now: the time, as it is to stand in the file.
         rewind: whether the cursor may move backwards, or replace one that cannot be trusted.
-        of_consumer: whether a consumer's cursor is meant, as of :meth:`Root.place`.
+        any_user: as of :func:`set_cursor`.
 
     Returns:
-        the cursor; the message of one that is new or was rewound says what it needs and RECLAIM has taken, and that
-        of one that was another user's, whose.
+        the cursor; the message of one that is new or was rewound says what it needs and RECLAIM has taken.
 
     Raises:
         InvalidInput: an illegal name, or a negative sequence.
         NotFound: no such route.
         NotPermitted: this user may not leave a cursor there, or the cursor is another user's.
-        Refused: backwards without ``rewind``, or beyond the head.
+        Refused: as of :func:`set_cursor`.
     """
     try:
         head = head_of(root)
     except Damaged:  # it is derived, and made anew at the next commit
         head = None
-    follows = not rewind and os.path.lexists(root.cursor(route, group, of_consumer=of_consumer))
-    with turn(root.place(route, group, of_consumer=of_consumer), disk):
+    follows = not rewind and os.path.lexists(root.cursor(route, group))
+    with turn(root.cursor_directory(route), disk):
         cursor = set_cursor(
             root,
             route,
@@ -94,12 +93,12 @@ def move_cursor(
             epoch=head.epoch if head else 0,
             now=now,
             rewind=rewind,
-            of_consumer=of_consumer,
+            any_user=any_user,
         )
     if follows:  # RECLAIM has kept for it what it needs
         return cursor
     taken = taken_above(root, cursor, log_id=log_id)
-    return replace(cursor, message="\n".join(filter(None, (taken, cursor.message))))
+    return replace(cursor, message=taken or cursor.message)
 
 
 def taken_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:

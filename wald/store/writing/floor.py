@@ -4,7 +4,7 @@ If an older backup of the segments is restored beside newer cursors, new records
 count as processed, and would never be delivered. So a start passes over such sequences and records it in
 ``segments.jsonl``:
 
-    {"event": "skipped", "base": 11, "last": 45, "why": "routes/a/processed.cursor is at 45", "at": …}
+    {"event": "skipped", "base": 11, "last": 45, "why": "routes/a/cursors/processed.cursor is at 45", "at": …}
 
 A number that is too far beyond the end of the log is not believed: 2^20 records for a bare cursor, which does not name
 its log, and 2^40 for everything else. A cursor that is not believed holds back RECLAIM, like any beyond the head.
@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import nlargest
-from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -89,7 +88,7 @@ def _cursors(root: Root, log_id: bytes) -> Iterator[tuple[Path, int, bool]]:
             groups, _ = root.cursors(route)
         except OSError:
             continue
-        for path in chain.from_iterable(groups.values()):
+        for path in groups.values():
             try:
                 lines = decode_cursor(read_start(path, CURSOR_MAX_BYTES + 1))
             except (OSError, Damaged, BadCursor):

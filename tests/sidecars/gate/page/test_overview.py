@@ -77,7 +77,7 @@ def test_the_active_segment_is_drawn_as_full_as_it_is_although_no_daemon_says_so
 def test_each_line_of_the_cursors_is_of_one_group_and_the_most_behind_come_first(gate: Gate, root: Path) -> None:
     gate.post("/v1/routes/orders/records", b"line\n" * 2 * GROUPS)
     for number in range(1, GROUPS + 1):
-        (root / "routes" / "orders" / f"g{number}.cursor").write_text(f"{number}\n")
+        (root / "routes" / "orders" / "cursors" / f"g{number}.cursor").write_text(f"{number}\n")
 
     def lines() -> list[tuple[str, int, int]]:
         table = re.search(r'<table class="cursors">.*?</section>', gate.get("/").body.decode(), re.DOTALL)

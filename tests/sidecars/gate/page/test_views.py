@@ -168,7 +168,7 @@ def test_what_there_is_not_is_said(gate: Gate, path: str) -> None:
 def test_hostile_text_is_shown_and_does_nothing(gate: Gate, daemon: Daemon, root: Path) -> None:
     """In a query, in a path, and in the name of a group, which other users may choose."""
     query = "%22%3E%3Cscript%3Ealert(1)%3C%2Fscript%3E%E2%80%AE%1B%5B31m"
-    (root / "routes" / "orders" / f"{HOSTILE.replace('/', '_')}.cursor").write_text("1\n")
+    (root / "routes" / "orders" / "cursors" / f"{HOSTILE.replace('/', '_')}.cursor").write_text("1\n")
     paths = (f"/routes?find={query}", f"/routes/{query}", f"/{query}", "/", "/routes", "/routes/orders")
     pages = [gate.get(path, accept="text/html") for path in paths]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from wald.cli.doctor.judging.log import Files
-from wald.format.names import CONSUMERS, CURSOR_SUFFIX, is_of_group
+from wald.format.names import CURSOR_SUFFIX, CURSORS, is_of_group
 from wald.store.files.directory import TEMPORARY, Root
 from wald.store.files.fifos import troubles
 from wald.store.files.known import known_names
@@ -55,7 +55,7 @@ class _Examination:
 
     def _holds_cursors(self, entry: os.DirEntry[str]) -> bool:
         """Whether a group may lose its place with it: a cursor, or a directory in which there may be some."""
-        is_directory = entry.name == CONSUMERS or Path(entry.path) == self._root.routes
+        is_directory = entry.name == CURSORS or Path(entry.path) == self._root.routes
         is_route = Path(entry.path).parent == self._root.routes and entry.is_dir(follow_symlinks=False)
         return entry.name.endswith(CURSOR_SUFFIX) or is_directory or is_route
 
@@ -83,7 +83,7 @@ class _Examination:
             return "" if is_systemds else "a symbolic link"
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or (expected and expected(mode))):
             return "a FIFO, a socket or a device that wald did not make"
-        if status.st_uid not in (0, self._owner) and not _is_consumers(entry.name):
+        if status.st_uid not in (0, self._owner) and not _is_of_group(entry.name):
             return f"belongs to user {status.st_uid}, not to the log's owner, {self._owner}"
         if mode & stat.S_IWOTH and (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             return f"mode {stat.S_IMODE(mode):04o}: every user may change it"
@@ -104,8 +104,8 @@ def files(root: Path) -> Files:
     return _Examination(Root(root)).files()
 
 
-def _is_consumers(name: str) -> bool:
-    """Whether a file may belong to a consumer, who may be another user."""
+def _is_of_group(name: str) -> bool:
+    """True if a file may belong to a cursor owner, who may be another user."""
     return is_of_group(name) or name.endswith(TEMPORARY)
 
 
