@@ -326,8 +326,9 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "moved-mark": _moved_mark,
     "moved-mark-unreadable": "{wald} route retire {route}, once every group has read it",
     # segments and the head
-    "sealed-segment-damaged": "wald dump {path} shows its readable part; restore the file from an archive or a backup",
-    "raw-segment-damaged": "wald dump {path} shows its contents",
+    "sealed-segment-damaged": "wald inspect --content {path} shows its readable part; "
+    "restore the file from an archive or a backup",
+    "raw-segment-damaged": "wald inspect --content {path} shows its contents",
     "segment-truncated": "restore it from a backup, or {wald} repair gives up the lost records",
     "segment-misnamed": "move it to where it belongs, or out of {directory} if it is a copy",
     "segment-of-other-log": "move it out of {directory}",
@@ -383,14 +384,15 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "then {wald} cursor set {route} {sequence} --group {group} --rewind",
     "journal-left-over": "{wald} group remove {route} {group} removes it",
     "cursor-is-a-directory": "ls -lR {path}; rm -r {path}, as root",
-    "unsealed-segment-damaged": "wald dump {path} shows its readable part; RECLAIM judges it once it is sealed",
+    "unsealed-segment-damaged": "wald inspect --content {path} shows its readable part; "
+    "RECLAIM judges it once it is sealed",
     "lost-routes-unknown": "put a whole copy in its place; or, without a daemon, "
     "{wald} repair --accept-loss gives up its lost records",
-    # dump, repair and restore
+    # inspect, repair and restore
     "file-unreadable": "ls -l {path}",
     "no-such-file": "ls {directory}",
-    "directory-to-dump": "ls {path}; wald dump {path}/FILE",
-    "not-a-file-of-a-log": "dump reads segments, their indexes, head, transfers, log.json, cursors, ledgers "
+    "directory-to-dump": "ls {path}; wald inspect --content {path}/FILE",
+    "not-a-file-of-a-log": "--content shows segments, their indexes, head, transfers, log.json, cursors, ledgers "
     "and recovery reports",
     "identity-uncertain": "move the files of the other log away; then {wald} repair",
     "copy-differs": "report it; nothing was changed",

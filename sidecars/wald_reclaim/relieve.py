@@ -137,7 +137,8 @@ class Relieving:
             del self._looked_at[segment.base_sequence]
             raise
         except BadSealed as error:
-            raise Damaged(f"{segment.path}: {error}", hint=f"wald dump {segment.path} shows what it holds") from error
+            hint = f"wald inspect --content {segment.path} shows what it holds"
+            raise Damaged(f"{segment.path}: {error}", hint=hint) from error
         finally:
             with suppress(FileNotFoundError):
                 self.disk.unlink(segment.path.with_name(segment.path.name + RELIEF_SUFFIX))

@@ -214,7 +214,7 @@ def _log_id_of_segments(directory: Path) -> bytes:
                 return RawFile(file.fileno()).header().log_id
         except (Damaged, BadHeader):
             continue
-    raise Damaged(f"{directory}: no segment here names its log", hint=f"wald dump {directory}/*.wal.zst")
+    raise Damaged(f"{directory}: no segment here names its log", hint=f"wald inspect --content {directory}/*.wal.zst")
 
 
 def _joined(parts: Sequence[LogLocation]) -> LogLocation:

@@ -1,4 +1,4 @@
-"""``wald file`` knows every file of a log, and what it calls deletable can be deleted."""
+"""``wald inspect`` knows every file of a log, and what it calls deletable can be deleted."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ STRANGE = ["notes.txt", "segments/notes", f"segments/{N}.wal.bak", "routes/a/oth
 
 
 def about(path: Path) -> dict[str, Any]:
-    found = json.loads(wald("file", path, "--json").stdout)
-    assert found["schema"] == "wald.file/1"
+    found = json.loads(wald("inspect", path, "--json").stdout)
+    assert found["schema"] == "wald.inspect/1"
     return dict(found)
 
 
@@ -130,7 +130,7 @@ def test_a_bundle_is_known_wherever_the_archive_is(tmp_path: Path) -> None:
     data[600] ^= 1
     bundle.write_bytes(data)
     assert about(bundle)["whole"] is False
-    assert wald("file", bundle).returncode == 4
+    assert wald("inspect", bundle).returncode == 4
 
 
 def test_what_may_be_deleted_costs_nothing_and_what_may_not_is_everything_else(root: Path, daemon: Daemon) -> None:
@@ -185,7 +185,7 @@ def test_damage_is_found_in_the_file_that_has_it(tmp_path: Path) -> None:
     data[data.index(b"xxx")] ^= 1
     path.write_bytes(data)
 
-    assert (about(path)["whole"], wald("file", path).returncode) == (False, 4)
+    assert (about(path)["whole"], wald("inspect", path).returncode) == (False, 4)
     assert about(built.root.head)["whole"] is True
     built.root.head.write_text("no head")
     assert about(built.root.head)["whole"] is False
@@ -201,7 +201,7 @@ def test_a_plain_file_in_the_place_of_a_fifo_has_to_be_sent_first(root: Path, da
 
 
 def test_a_path_without_a_file(tmp_path: Path) -> None:
-    assert refusal_of("file", tmp_path / "nothing")[0] == 3
+    assert refusal_of("inspect", tmp_path / "nothing")[0] == 3
 
 
 def test_a_file_outside_every_log_is_foreign_and_wald_does_not_say_that_it_may_go(tmp_path: Path) -> None:
@@ -209,4 +209,4 @@ def test_a_file_outside_every_log_is_foreign_and_wald_does_not_say_that_it_may_g
     found = about(tmp_path / "x")
     assert (found["kind"], found["may_delete"]) == ("foreign", False)
     answer = "no: it is in no log, and wald knows nothing of what needs it"
-    assert re.search(rf"^delete it\? +{answer}$", output_of("file", tmp_path / "x").decode(), re.MULTILINE)
+    assert re.search(rf"^delete it\? +{answer}$", output_of("inspect", tmp_path / "x").decode(), re.MULTILINE)

@@ -164,7 +164,7 @@ def test_a_damaged_journal_is_explained_and_others_are_listed(log: Built) -> Non
     assert (done.returncode, done.stderr) == (4, b"")
     assert f"{path}: offset {len(lines[0])}: " in said
     assert f"mv {path} {path}.damaged, then start its workers" in said
-    done = wald("file", path)
+    done = wald("inspect", path)
     assert (done.returncode, f"no: offset {len(lines[0])}: " in done.stdout.decode()) == (4, True)
     code, message, hint = refusal_of("group", "pending", "a", "g", "--root", log.root.path)
     assert (code, f"offset {len(lines[0])}" in message, hint.endswith("group show a g")) == (4, True, True)
@@ -184,7 +184,7 @@ def test_a_damaged_journal_is_explained_and_others_are_listed(log: Built) -> Non
     path.rename(f"{path}.damaged")
     with Owning(log.root.path, "a", "g") as owner:
         assert owner.lease("worker-1", 8) == list(range(3, 11))
-    assert "whole       yes" in output_of("file", path).decode()
+    assert "whole       yes" in output_of("inspect", path).decode()
 
 
 @pytest.mark.parametrize("name", ["show", "pending"])

@@ -1,4 +1,4 @@
-"""``wald dump`` and ``wald verify``: good files are shown as they are, bad ones with what is bad."""
+"""``wald inspect --content`` and ``wald verify``: good files are shown as they are, bad ones with what is bad."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def flip(path: Path, offset: int) -> None:
 
 
 def dumped(path: Path, *options: str) -> list[dict[str, object]]:
-    return [json.loads(line) for line in output_of("dump", path, "--json", *options).splitlines()]
+    return [json.loads(line) for line in output_of("inspect", "--content", path, "--json", *options).splitlines()]
 
 
 def test_a_good_log_verifies(log: Path) -> None:
@@ -60,7 +60,7 @@ def test_damage_is_found_and_nothing_is_changed(log: Path, name: str) -> None:
     assert before == {str(path): path.read_bytes() for path in log.rglob("*") if path.is_file()}
 
 
-def test_dump_tells_batches_and_records(log: Path) -> None:
+def test_content_lists_batches_and_records(log: Path) -> None:
     sealed, raw = (next((log / "segments").glob(name)) for name in ("*.wal.zst", "*.wal"))
     kinds = [piece["kind"] for piece in dumped(sealed)]
     records = [piece for piece in dumped(raw, "--records") if piece["kind"] == "record"]
@@ -77,34 +77,34 @@ def test_dump_tells_batches_and_records(log: Path) -> None:
     "name",
     ["head", "log.json", "transfers", "ledger/segments.jsonl", "routes/a/cursors/processed.cursor", "segments/*.idx"],
 )
-def test_dump_reads_every_kind_of_file(log: Path, name: str) -> None:
+def test_content_reads_every_kind_of_file(log: Path, name: str) -> None:
     for path in log.glob(name):
         assert all("damage" not in piece for piece in dumped(path))
-        assert output_of("dump", path).count(b"\n") == len(dumped(path))
+        assert output_of("inspect", "--content", path).count(b"\n") == len(dumped(path))
     assert list(log.glob(name))
 
 
-def test_dump_shows_what_does_not_fit_in_its_place(log: Path) -> None:
+def test_content_shows_damage_at_its_place(log: Path) -> None:
     path = next((log / "segments").glob("*.wal"))
     flip(path, 150)
-    done = wald("dump", path)
+    done = wald("inspect", "--content", path)
 
     assert done.returncode == 4
     assert b"damage=" in done.stdout
 
 
-def test_dump_of_what_is_no_file_of_a_log(tmp_path: Path) -> None:
+def test_content_of_a_file_that_is_not_of_a_log(tmp_path: Path) -> None:
     (tmp_path / "letter").write_text("hello")
     for name, code in (("letter", 2), ("absent", 3)):
-        found, message, _ = refusal_of("dump", tmp_path / name)
+        found, message, _ = refusal_of("inspect", "--content", tmp_path / name)
         assert (found, message.startswith(f"{tmp_path / name}: ")) == (code, True)
 
 
-def test_dump_of_a_sealed_segment_that_is_cut_short(log: Path) -> None:
+def test_content_of_a_sealed_segment_that_is_cut_short(log: Path) -> None:
     """Reported, with the path; never read short."""
     path = next((log / "segments").glob("*.wal.zst"))
     os.truncate(path, path.stat().st_size - 1)
-    code, message, _ = refusal_of("dump", path)
+    code, message, _ = refusal_of("inspect", "--content", path)
 
     assert code == 4
     assert message.startswith(f"{path}: ")
@@ -113,6 +113,6 @@ def test_dump_of_a_sealed_segment_that_is_cut_short(log: Path) -> None:
 def test_a_directory_is_called_one(root: Path) -> None:
     output_of("init", "--root", root)
     for path in (root, root / "segments"):
-        assert refusal_of("dump", path)[:2] == (2, f"{path}: a directory, but dump takes one file")
+        assert refusal_of("inspect", "--content", path)[:2] == (2, f"{path}: a directory; --content takes one file")
     os.mkfifo(root / "head")
-    assert refusal_of("dump", root / "head")[:2] == (2, f"{root}/head: not a regular file")
+    assert refusal_of("inspect", "--content", root / "head")[:2] == (2, f"{root}/head: not a regular file")

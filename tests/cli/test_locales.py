@@ -51,7 +51,9 @@ def test_every_command_prints_in_every_encoding(filled: Path, tmp_path: Path, en
     lines += [["wald", *each, "--json", "--root", str(filled)] for each in (["history"], ["routes"], ["status"])]
     segment = max((filled / "segments").glob("*.wal"))
     files = [filled / "head", filled / "ledger/skips.jsonl", segment]
-    lines += [["wald", "dump", "--records" if file == segment else "--json", str(file)] for file in files]
+    lines += [["wald", "inspect", str(file)] for file in files]
+    lines += [["wald", "inspect", "--records", str(segment)]]
+    lines += [["wald", "inspect", "--content", "--json", str(file)] for file in files[:2]]
     lines += [["wald-archive", "verify", str(bags), "--root", str(filled)]]
     env = os.environ | {"PYTHONIOENCODING": f"{encoding}:strict"}
     done = subprocess.run(

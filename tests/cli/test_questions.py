@@ -91,7 +91,7 @@ def test_the_answers_change_with_damage(root: Path, tmp_path: Path) -> None:
     data[20] ^= 0xFF
     segment.write_bytes(data)
 
-    for command in ("wald verify", "wald show 6", "wald where 6", f"wald file {segment}"):
+    for command in ("wald verify", "wald show 6", "wald where 6", f"wald inspect {segment}"):
         code, said = asked(command, copy)
         assert (command, code) == (command, 4), said
     code, said = asked("wald repair --dry-run", copy)

@@ -85,11 +85,11 @@ def test_a_report_can_be_dumped(start: Start, root: Path) -> None:
     daemon = start()
     assert daemon.stop() == 0
     path = root / "recovery/0000000001.json"
-    (report,) = map(json.loads, output_of("dump", "--json", path).splitlines())
+    (report,) = map(json.loads, output_of("inspect", "--content", "--json", path).splitlines())
 
     assert (report["kind"], report["epoch"], report["ended"]) == ("recovery", 1, "stopped")
     path.write_text("nonsense")
-    done = wald("dump", path)
+    done = wald("inspect", "--content", path)
     assert done.returncode == 4
     assert b"damage=" in done.stdout
 

@@ -46,7 +46,10 @@ def test_every_command_with_json_has_its_section() -> None:
         if any(parameter.name == "as_json" for parameter in each.params)
     }
 
-    assert found | {"wald doctor --canary", "wald status --settings", "wald where --since"} == sections().keys()
+    assert (
+        found | {"wald doctor --canary", "wald inspect --content", "wald status --settings", "wald where --since"}
+        == sections().keys()
+    )
 
 
 def test_repair_prints_what_is_documented(tmp_path: Path) -> None:
@@ -145,8 +148,8 @@ def words_of(root: Path) -> list[tuple[str, list[str]]]:
         ("wald group list", command("group", "list", *at)),
         ("wald explain", command("explain", *at)),
         ("wald cursor skip", command("cursor", "skip", "b", 6, *at)),
-        *(("wald file", command("file", path)) for path in files),
-        *(("wald dump", command("dump", "--records", path)) for path in files),
+        *(("wald inspect", command("inspect", path)) for path in files),
+        *(("wald inspect --content", command("inspect", "--content", "--records", path)) for path in files),
         ("wald cut", command("cut", *at)),
         ("wald clock step", command("clock", "step", *at)),
         ("wald history", command("history", *at)),

@@ -47,7 +47,7 @@ def test_a_frame_of_gigabytes_is_not_expanded(tmp_path: Path, raw_bytes: int) ->
     path = built.path(1, Kind.SEALED)
     plant(path, raw_bytes)
 
-    for arguments in (("dump", path), ("verify", "--root", root), ("read", "a", "--root", root)):
+    for arguments in (("inspect", "--content", path), ("verify", "--root", root), ("read", "a", "--root", root)):
         _, reported, memory = run("wald", *arguments)
         assert "Traceback" not in reported
         assert memory < MEMORY_MAX_BYTES, arguments

@@ -37,11 +37,10 @@ _COMMANDS = {
     "hold": ("hold", "hold", "Keep FIFOs readable while the daemon restarts."),
     "cut": ("service", "cut", "Ask the daemon to cut the active segment."),
     "clock": ("clock", "clock", "Restart append times after the clock was far ahead."),
-    "dump": ("inspect", "dump", "Print the contents of a file of the log, with any damage."),
-    "file": ("file", "file", "Show what a file is, which version wrote it, and whether it may be deleted."),
+    "inspect": ("inspect", "inspect", "Show what a file is, what wrote it, whether it may be deleted; or its content."),
     "history": ("history", "history", "Show the events of the log, and check every deletion."),
     "repair": ("repair", "repair", "Repair a damaged log, and record what is lost."),
-    "verify": ("inspect", "verify", "Read everything, change nothing, report damage."),
+    "verify": ("verify", "verify", "Read everything, change nothing, report damage."),
 }
 _LAZY = {name: LazyCommand(f"wald.cli.{module}", *rest) for name, (module, *rest) in _COMMANDS.items()}
 

@@ -126,7 +126,7 @@ def test_a_form_of_a_segment_that_was_reclaimed_meanwhile_is_removed(built: Buil
 
 
 def test_it_may_not_be_deleted_by_hand(built: Built) -> None:
-    done = wald("file", whole(built))
+    done = wald("inspect", whole(built))
     assert b"delete it?  no" in done.stdout.replace(b"    ", b"  "), done.stdout
     assert (
         f"{whole(built).name}: left by an interrupted relief"

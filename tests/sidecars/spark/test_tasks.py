@@ -59,14 +59,14 @@ def test_a_result_arrives_while_others_are_being_made(spark: SparkSession, tmp_p
 
 def test_an_error_arrives_as_what_it_was(spark: SparkSession) -> None:
     def damaged(piece: str) -> bytes:
-        raise Damaged(f"{piece}: offset 7: no batch", hint=f"wald dump {piece}")
+        raise Damaged(f"{piece}: offset 7: no batch", hint=f"wald inspect --content {piece}")
 
     def missing(piece: str) -> bytes:
         return Path(piece).read_bytes()
 
     with pytest.raises(Damaged, match=r"a\.wal: offset 7: no batch") as caught:
         list(tasks.run(spark, ["a.wal"], damaged, on_done=ignore))
-    assert caught.value.hint == "wald dump a.wal"
+    assert caught.value.hint == "wald inspect --content a.wal"
     with pytest.raises(FileNotFoundError) as gone:
         list(tasks.run(spark, ["/nowhere/at/all"], missing, on_done=ignore))
     assert gone.value.filename == "/nowhere/at/all"

@@ -79,7 +79,7 @@ def _require_file(path: Path) -> None:
     if not path.exists():
         raise NotFound(f"{path}: no such file", case="no-such-file", directory=path.parent)
     if path.is_dir():
-        raise InvalidInput(f"{path}: a directory, but dump takes one file", case="directory-to-dump", path=path)
+        raise InvalidInput(f"{path}: a directory; --content takes one file", case="directory-to-dump", path=path)
     if not path.is_file():
         raise InvalidInput(f"{path}: not a regular file", case="file-unreadable", path=path)
 
