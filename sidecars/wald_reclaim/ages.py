@@ -55,10 +55,8 @@ class _Witness:
             Damaged: the current file is damaged.
         """
         for line in self._lines.oldest_first(behind=self._read, listed=False, on_damage=self._note_damage):
-            if self._lines.generation != self._generation:  # the lines that were read no longer exist
-                self._generation = self._lines.generation
-                self._forget()
-                return self.read()
+            if self._lines.generation != self._generation:
+                break
             self._read = line.number
             if (moment := moment_of(line.entry)) is None:
                 continue
@@ -66,7 +64,10 @@ class _Witness:
             if line.entry.get("event") == self._event and isinstance(value, int):
                 self.last = moment
                 self.at_ns.setdefault(value, elapsed_ns)
-        return None
+        if self._lines.generation != self._generation:  # the lines that were read no longer exist
+            self._generation = self._lines.generation
+            self._forget()
+            self.read()
 
     def _note_damage(self, error: Damaged, span: Span) -> None:
         self.damage.append((error.message, span))

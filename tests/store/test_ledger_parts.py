@@ -310,7 +310,7 @@ def test_records_in_bundles_are_known_around_an_unreadable_part(root: Root) -> N
         ledger.cut()
     ledger.close()
     part = parts_of(path)[1]
-    low, high = stored_index(part).span
+    whole, (low, high) = part.path.read_bytes(), stored_index(part).span
     part.path.write_bytes(b"damaged")
 
     history = History(root)
@@ -322,6 +322,8 @@ def test_records_in_bundles_are_known_around_an_unreadable_part(root: Root) -> N
             history.all_archived("a", low - 1, 60)
         with pytest.raises(Damaged, match=part.path.name):
             history.bundled()
+    part.path.write_bytes(whole)
+    assert history.all_archived("a", 1, 60)
 
 
 def test_a_part_that_is_missing_in_between_is_damage_and_one_at_the_beginning_is_not_known(

@@ -399,13 +399,14 @@ class _Bundled:
 
     def _read_new(self) -> None:
         for line in self._lines.oldest_first(behind=self._read, listed=False, on_damage=self._note_damage):
-            if self._lines.generation != self._generation:  # the lines that were read no longer exist
-                self._generation, self._read, self._routes, self._unread = self._lines.generation, 0, {}, []
-                return self._read_new()
+            if self._lines.generation != self._generation:
+                break
             self._read = line.number
             if line.is_range("archived"):
                 self._routes.setdefault(str(line.entry.get("route")), Spans()).add(*_archived_run(line))
-        return None
+        if self._lines.generation != self._generation:  # the lines that were read no longer exist
+            self._generation, self._read, self._routes, self._unread = self._lines.generation, 0, {}, []
+            self._read_new()
 
     def _note_damage(self, error: Damaged, span: tuple[int, int]) -> None:
         self._unread.append((error, span))
