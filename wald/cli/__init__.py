@@ -5,14 +5,21 @@ Commands are imported when they are called, because their start has a budget (``
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 
-import click
+_collects = gc.isenabled()
+gc.disable()  # imports make many objects and no garbage
 
-import wald
-from wald.cli.entry import run
-from wald.cli.lazy_group import LazyCommand, LazyGroup
+import click  # noqa: E402
+
+import wald  # noqa: E402
+from wald.cli.entry import run  # noqa: E402
+from wald.cli.lazy_group import LazyCommand, LazyGroup  # noqa: E402
+
+if _collects:
+    gc.enable()
 
 # name → (module, function, summary)
 _COMMANDS = {
@@ -58,4 +65,5 @@ def cli(ctx: click.Context, root: Path | None) -> None:
 
 def main() -> None:
     """The console script."""
+    gc.freeze()  # modules live as long as the process, so that its end need not search them for garbage
     sys.exit(run(cli, "wald", sys.argv[1:]))
