@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from wald.files.disk import Disk
+from wald.files.identity import create_root
 from wald.format.head import Head, encode_head
-from wald.store.files.disk import Disk
-from wald.store.files.identity import create_root
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = ("wald_archive", "wald_drain", "wald_gate", "wald_reclaim", "wald_spark")  # of sidecars/, which is a folder
@@ -27,11 +27,14 @@ SOURCES = sorted(path for folder in ("wald", "sidecars") for path in (ROOT / fol
 
 # The longest prefix of a module's name that is a key decides what of ours it may import.
 PURE = ("wald.errors", "wald.hints", "wald.format")
-FILES_ROOM = (*PURE, "wald.store.files")
-SEGMENTS_ROOM = (*FILES_ROOM, "wald.store.segments")
-RETENTION_ROOM = (*SEGMENTS_ROOM, "wald.store.retention")
-READING_ROOM = (*RETENTION_ROOM, "wald.store.reading")
-READING = (*READING_ROOM, "wald.store.checking")
+FILES_ROOM = (*PURE, "wald.files")
+SEGMENTS_ROOM = (*FILES_ROOM, "wald.segments")
+RETENTION_ROOM = (*SEGMENTS_ROOM, "wald.retention")
+READING_ROOM = (*RETENTION_ROOM, "wald.reading")
+READING = (*READING_ROOM, "wald.checking")
+CORE = tuple(
+    f"wald.{room}" for room in ("files", "segments", "retention", "reading", "writing", "checking", "repairing")
+)
 COMMAND_LINE = (
     "wald.cli.entry",
     "wald.cli.options",
@@ -56,11 +59,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald": (
         "wald.consumer",
         "wald.errors",
-        "wald.format.record",
+        "wald.format.records",
         "wald.log",
         "wald.client.producer",
-        "wald.store.reading.batches",
-        "wald.store.retention.cursors",
+        "wald.reading.assembler",
+        "wald.retention.cursors",
         "wald.work.group",
     ),
     "wald.__main__": ("wald.cli",),
@@ -73,8 +76,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald.answers": (
         *PURE,
         *READING,
-        "wald.store.writing.lives",
-        "wald.store.writing.lock",
+        "wald.writing.run_reports",
+        "wald.writing.daemon_lock",
         "wald.client",
         "wald.log",
         "wald.work",
@@ -83,25 +86,23 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "wald.work",
     ),
     "wald.client": (*PURE, "wald.client"),
-    "wald.log": (*PURE, "wald.store"),
+    "wald.log": (*PURE, *CORE),
     "wald.consumer": (*PURE, *READING, "wald.log", "wald.work.succession"),
     "wald.work": (*PURE, *READING, "wald.log", "wald.client", "wald.work"),
     "wald.logging": ("wald.errors", "wald.format.names", "wald.client"),
     "wald.aio": (*PURE, *READING, "wald.consumer", "wald.log", "wald.client", "wald.work"),
     "wald.loop": (),
     "wald.format": PURE,
-    "wald.store": (),
-    "wald.store.files": FILES_ROOM,
-    "wald.store.segments": SEGMENTS_ROOM,
-    "wald.store.retention": RETENTION_ROOM,
-    "wald.store.reading": READING_ROOM,
-    "wald.store.writing": (*SEGMENTS_ROOM, "wald.store.writing"),
-    "wald.store.checking": READING,
-    "wald.store.repairing": (*READING, "wald.store.writing", "wald.store.repairing"),
-    "wald.store.restoring": (*SEGMENTS_ROOM, "wald.store.writing", "wald.store.restoring"),
+    "wald.files": FILES_ROOM,
+    "wald.segments": SEGMENTS_ROOM,
+    "wald.retention": RETENTION_ROOM,
+    "wald.reading": READING_ROOM,
+    "wald.writing": (*SEGMENTS_ROOM, "wald.writing"),
+    "wald.checking": READING,
+    "wald.repairing": (*READING, "wald.writing", "wald.repairing"),
     "wald.daemon": (
         *PURE,
-        "wald.store",
+        *CORE,
         "wald.settings",
         "wald.exposition",
         "wald.systemd",
@@ -111,8 +112,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(PROGRAMS, SIDECARS),
     "wald_gate": (*SIDECARS, "wald.aio", "wald.settings", "wald.systemd"),
     "wald_reclaim": (*SIDECARS, "wald.settings"),
-    "wald_archive": (*SIDECARS, "wald.store.restoring"),  # makes new logs, and writes to no other
-    "wald_spark": (*SIDECARS, "wald.cli.cursors", "wald_archive.api", "wald.store.reading.arrow"),
+    "wald_archive": (*SIDECARS, "wald.repairing"),  # makes new logs, and writes to no other
+    "wald_spark": (*SIDECARS, "wald.cli.cursors", "wald_archive.api", "wald.reading.arrow"),
     "pyspark_wald": ("wald_spark.source",),
 }
 
@@ -128,13 +129,13 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
         "structlog",
         "click",
     ),
-    "wald.store": ("logging", "structlog", "click", "argparse", "watchfiles"),
+    **dict.fromkeys(CORE, ("logging", "structlog", "click", "argparse", "watchfiles")),
 }
 
 # Slow to import: these modules may; any other only inside a function, when it is really needed.
 HEAVY: dict[str, tuple[str, ...]] = {
-    "numpy": ("wald.store.reading.arrow", "wald_spark"),
-    "pyarrow": ("wald.store.reading.arrow", "wald_spark"),
+    "numpy": ("wald.reading.arrow", "wald_spark"),
+    "pyarrow": ("wald.reading.arrow", "wald_spark"),
     "pyspark": ("wald_spark",),
     **dict.fromkeys(("httptools", "jinja2", "markupsafe", "msgspec", "starlette", "uvicorn", "uvloop"), ("wald_gate",)),
     "structlog": ("wald.daemon",),
@@ -238,7 +239,7 @@ def test_no_module_needs_itself_to_be_imported() -> None:
         module: {found.name for found in imports_of(path) if found.name in MODULES and found.name != "wald"}
         for module, path in MODULES.items()
     }
-    graph["wald.store.segments.opened"].remove("wald.store.segments.salvage")  # only to open a damaged segment
+    graph["wald.segments.reader"].remove("wald.segments.salvage")  # only to open a damaged segment
 
     graphlib.TopologicalSorter(graph).prepare()
 
@@ -271,10 +272,10 @@ def test_short_commands_load_neither_segments_nor_ledgers(root: Path, line: str)
     loaded = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
 
     segments = (
-        "wald.store.segments.opened",
-        "wald.store.segments.view",
-        "wald.store.files.lines",
-        "wald.store.reading",
+        "wald.segments.reader",
+        "wald.segments.view",
+        "wald.files.lines",
+        "wald.reading",
     )
     unneeded = ("zstandard", "tomllib", "email", "hashlib", *segments)
     assert [name for name in loaded.stdout.split() if under(name, unneeded)] == [], loaded.stderr
@@ -291,7 +292,7 @@ def test_help_loads_nothing_that_reads_a_log() -> None:
     """
     loaded = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
 
-    layers = ("wald.store.segments", "wald.store.reading", "wald.store.retention", "wald.store.writing", "wald.daemon")
+    layers = ("wald.segments", "wald.reading", "wald.retention", "wald.writing", "wald.daemon")
     unneeded = (*layers, "wald.log", "wald.client", "wald.work", "zstandard", "email", "importlib.metadata")
     modules = loaded.stdout.rpartition("modules:")[2].split()
     assert [name for name in modules if under(name, unneeded)] == []

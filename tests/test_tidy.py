@@ -19,21 +19,32 @@ ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for package in ("wald", "sidecars") for path in (ROOT / package).rglob("*.py"))
 LIBRARIES = [path for path in SOURCES if "cli" not in path.parts and path.stem != "command"]
 MAPPED = [
-    *(ROOT / "wald" / layer for layer in ("client", "daemon", "format")),
-    *sorted((ROOT / "wald/store").glob("[a-z]*")),
+    ROOT / "wald" / layer
+    for layer in (
+        "client",
+        "daemon",
+        "format",
+        "files",
+        "segments",
+        "retention",
+        "reading",
+        "writing",
+        "checking",
+        "repairing",
+    )
 ]
 PRINTING = re.compile(
     r"print|(rich\.)?print|click\.(echo|secho|progressbar)|sys\.std(out|err)\.(buffer\.)?(write|writelines)|sys\.exit|exit|quit"
 )
 # These write to stderr, each for its reason, and never to stdout.
 STDERR_WRITERS = {
-    ROOT / "wald/daemon/lifecycle.py",  # the log of the daemon
+    ROOT / "wald/daemon/startup.py",  # the log of the daemon
     ROOT / "wald/logging.py",  # records that a handler could not send, where the standard library's handlers write too
     ROOT / "sidecars/wald_spark/session.py",  # beside what the JVM prints there
 }
 STREAMS = re.compile(r"sys\.__?std(out|err)__|sys\.std(out|err)(?!\.fileno|\.isatty)")
 # Of wald, only the disk may call these: a test replaces it to make them fail.
-DISK = ROOT / "wald/store/files/disk.py"
+DISK = ROOT / "wald/files/disk.py"
 DURABLE = {"os.fsync", "os.fdatasync", "os.sync", "os.ftruncate", "os.truncate", "os.posix_fallocate", "os.pwritev"}
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 SCRIPTS = sorted(path for path in (ROOT / "scripts").rglob("*") if path.is_file() and path.suffix != ".pyc")

@@ -1,10 +1,11 @@
-"""wald: a durable spool for one machine, read at leisure. ::
+"""wald: a durable log and job queue for one machine. ::
 
-    format < store < daemon < cli       a layer knows nothing of the layers to its right
+    format < files < segments < retention < reading < checking
+                     segments < writing < repairing, daemon < cli
 
-``format`` is bytes, ``store`` is files, ``daemon`` is the process, ``cli`` is the commands; ``client`` writes through
-the daemon's socket. A program imports the names below; each is loaded when it is first used, so that short commands
-start at once. ::
+A package imports only those to its left. ``format`` is bytes, ``daemon`` is the process, ``cli`` is the commands, and
+``client`` sends records over the daemon's socket. A program imports the names below; each is loaded on first use, so
+that short commands start fast. ::
 
     import wald
 
@@ -38,22 +39,22 @@ if TYPE_CHECKING:
     from wald import errors
     from wald.client.producer import Producer
     from wald.consumer import Consumer
-    from wald.format.record import Record
+    from wald.format.records import Record
     from wald.log import Log
-    from wald.store.reading.batches import Batch
-    from wald.store.retention.cursors import Cursor
+    from wald.reading.assembler import Batch
+    from wald.retention.cursors import Cursor
     from wald.work.group import WorkGroup
 
 __version__ = "0.1.0"
 __all__ = ["Batch", "Consumer", "Cursor", "Log", "Producer", "Record", "WorkGroup", "__version__", "errors", "open"]
 
 _HOMES = {
-    "Batch": "wald.store.reading.batches",
+    "Batch": "wald.reading.assembler",
     "Consumer": "wald.consumer",
-    "Cursor": "wald.store.retention.cursors",
+    "Cursor": "wald.retention.cursors",
     "Log": "wald.log",
     "Producer": "wald.client.producer",
-    "Record": "wald.format.record",
+    "Record": "wald.format.records",
     "WorkGroup": "wald.work.group",
 }
 

@@ -23,10 +23,10 @@ import wald.work.group
 from wald.client.payloads import Time, Value
 from wald.client.producer import Durable
 from wald.format.names import DEFAULT_GROUP
-from wald.format.record import Record
+from wald.format.records import Record
 from wald.log import Log
-from wald.store.reading.batches import Batch
-from wald.store.retention.missing import OnMissing
+from wald.reading.assembler import Batch
+from wald.retention.missing import OnMissing
 from wald.work.arguments import Order
 from wald.work.asks import Make
 from wald.work.deliveries import Refusal

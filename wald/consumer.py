@@ -12,12 +12,12 @@ from typing import Self
 
 from wald.errors import WaldError
 from wald.format.names import DEFAULT_GROUP, check_group
-from wald.format.record import Record
+from wald.format.records import Record
 from wald.log import Log
-from wald.store.reading.batches import Batch
-from wald.store.retention.beginning import beginning
-from wald.store.retention.cursors import CursorState
-from wald.store.retention.missing import OnMissing
+from wald.reading.assembler import Batch
+from wald.retention.cursor_moves import beginning
+from wald.retention.cursors import CursorState
+from wald.retention.missing import OnMissing
 from wald.work.succession import succeed_workers
 
 

@@ -13,25 +13,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wald.errors import Damaged
+from wald.files.identity import read_identity
+from wald.files.layout import Root
 from wald.format.head import Head
 from wald.format.names import DEFAULT_GROUP
 from wald.format.times import utc
-from wald.store.files.directory import Root
-from wald.store.files.identity import read_identity
-from wald.store.segments.continuity import Continuity
-from wald.store.segments.head import read_head, readable_head
+from wald.segments.continuity import Continuity
+from wald.segments.durable_end import read_head, readable_head
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from wald.format.record import Record
-    from wald.store.reading.batches import Batch
-    from wald.store.reading.lookup import Whereabouts
-    from wald.store.reading.selection import Start, Stop
-    from wald.store.reading.senders import Sender
-    from wald.store.retention.cursors import Cursor
-    from wald.store.retention.missing import OnMissing
-    from wald.store.segments.view import View
+    from wald.format.records import Record
+    from wald.reading.assembler import Batch, Sender
+    from wald.reading.lookup import Whereabouts
+    from wald.reading.selection import Start, Stop
+    from wald.retention.cursors import Cursor
+    from wald.retention.missing import OnMissing
+    from wald.segments.view import View
 
 
 class Log:
@@ -74,7 +73,7 @@ class Log:
         try:
             head = read_head(self.root)
             if head is None:  # nothing is durable yet, or the file is lost
-                from wald.store.segments.view import head_of
+                from wald.segments.view import head_of
 
                 head = head_of(self.root)
         except Damaged:
@@ -102,7 +101,7 @@ class Log:
             Damaged: the directory of the segments is gone.
             Replaced: as of :meth:`require_continuity`.
         """
-        from wald.store.segments.view import read_view
+        from wald.segments.view import read_view
 
         if self._view is None:
             view = read_view(self.root, self.identity.log_id, continuity=self._continuity)
@@ -197,7 +196,7 @@ class Log:
             for batch in log.batches("orders", start="cursor", group="billing"):
                 print(batch.first_sequence, batch.last_sequence, len(batch.raw()))
         """
-        from wald.store.reading.reader import read_batches
+        from wald.reading.reader import read_batches
 
         return read_batches(
             self.view(),
@@ -241,7 +240,7 @@ class Log:
         """
         import pyarrow as pa
 
-        from wald.store.reading.arrow import record_batches, schema
+        from wald.reading.arrow import record_batches, schema
 
         batches = self.batches(route, start, stop, group=group, limit=limit, on_damage=on_damage, on_missing=on_missing)
         return pa.RecordBatchReader.from_batches(schema, record_batches(batches))
@@ -259,7 +258,7 @@ class Log:
             InvalidInput: below 1.
             Damaged: it is in no segment, and the ledger that should report it is damaged.
         """
-        from wald.store.reading.lookup import where
+        from wald.reading.lookup import where
 
         return where(self.view(), sequence)
 
@@ -277,7 +276,7 @@ class Log:
             for batch in log.batches("orders"):
                 print(batch.first_sequence, log.sender(batch))
         """
-        from wald.store.reading.senders import Senders
+        from wald.reading.assembler import Senders
 
         with Senders(self.view) as senders:
             return senders.of(batch.segment, batch.header)
@@ -300,7 +299,7 @@ class Log:
             Refused: another user has left the cursor, and this program runs as the log's owner or as root.
             Replaced: as of :meth:`require_continuity`.
         """
-        from wald.store.retention.cursors import read_cursor
+        from wald.retention.cursors import read_cursor
 
         self.require_continuity()
         return read_cursor(
@@ -316,7 +315,7 @@ class Log:
         head = readable_head(self.root)
         if head is not None:
             return head.sequence
-        from wald.store.segments.seeking import end_sequence
+        from wald.segments.seek import end_sequence
 
         return end_sequence(self.root, self.identity.log_id) - 1
 
@@ -351,8 +350,8 @@ class Log:
             Replaced: as of :meth:`require_continuity`.
             OSError: the cursor cannot be written, as the disk is full.
         """
-        from wald.store.files.disk import Disk
-        from wald.store.retention.taken import move_cursor
+        from wald.files.disk import Disk
+        from wald.retention.cursor_moves import move_cursor
 
         self.require_continuity()
         return move_cursor(

@@ -18,15 +18,14 @@ import zstandard
 
 from benchmarks.report import Goal, Row
 from benchmarks.stage import Stage, environment, peak_bytes
+from wald.files.disk import Disk
+from wald.files.identity import create_root, read_identity
+from wald.files.layout import Root
+from wald.files.routes import add_route
 from wald.format.head import Head, encode_head
 from wald.format.names import Kind
-from wald.format.sealed import SealedIndex, encode_index
-from wald.format.seek_table import encode_seek_table
-from wald.format.tables import BatchTable, Frame, RouteEntry
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.identity import create_root, read_identity
-from wald.store.files.routes import add_route
+from wald.format.sealed_index import BatchTable, Frame, RouteEntry, SealedIndex, encode_index
+from wald.format.zstd_frames import encode_seek_table
 
 _SECONDS, _MIB = Goal(10, at_most=True), Goal(64, at_most=True)
 

@@ -16,9 +16,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from wald.store.files.disk import Disk
-from wald.store.files.ledger_write import Ledger
-from wald.store.files.uptime import boot_id
+from wald.files.disk import Disk
+from wald.files.ledger_write import Ledger
+from wald.files.uptime import boot_id
 
 ROUTES = ("access", "audit")
 """The records of the first one are archived."""

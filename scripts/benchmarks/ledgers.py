@@ -15,19 +15,19 @@ from benchmarks.backlog import sealed_segment
 from benchmarks.ledgerdata import LINES, RECORDS, ROUTES
 from benchmarks.report import Goal, Row
 from benchmarks.stage import Stage, environment, in_python
+from wald.files.disk import Disk
+from wald.files.identity import create_root, read_identity
+from wald.files.layout import Root
+from wald.files.routes import add_route
 from wald.format.head import Head, encode_head
 from wald.format.names import Kind
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.identity import create_root, read_identity
-from wald.store.files.routes import add_route
 
 _SECONDS, _MIB = Goal(1, at_most=True), Goal(64, at_most=True)
 _LEFT = 20  # segments that are not deleted
 _READ = """
 import sys, time
 from pathlib import Path
-from wald.store.files.ledger_read import entries_of
+from wald.files.ledger_read import entries_of
 began = time.perf_counter()
 print(sum(entry["event"] == "sealed" for entry in entries_of(Path(sys.argv[1]))), time.perf_counter() - began)
 """

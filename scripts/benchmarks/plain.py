@@ -10,8 +10,8 @@ import os
 import sys
 from pathlib import Path
 
-from wald.daemon import intake, service
-from wald.daemon.pipe_calls import Scratch
+from wald.daemon import intake, loop
+from wald.daemon.pipes import Scratch
 from wald.settings import load
 
 _SHORT_BYTES = 4096
@@ -45,4 +45,4 @@ class PlainScratch(Scratch):
 
 if __name__ == "__main__":
     intake.Scratch = PlainScratch  # type: ignore[misc]
-    sys.exit(service.run(Path(sys.argv[sys.argv.index("--root") + 1]), load(None, os.environ)))
+    sys.exit(loop.run(Path(sys.argv[sys.argv.index("--root") + 1]), load(None, os.environ)))

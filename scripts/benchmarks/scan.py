@@ -22,14 +22,14 @@ from pathlib import Path
 
 import wald
 from benchmarks.stage import ROUTE
+from wald.files.disk import Disk
+from wald.files.identity import read_identity
+from wald.files.layout import Root
+from wald.files.ledger_write import Ledger
 from wald.log import Log
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.identity import read_identity
-from wald.store.files.ledger_write import Ledger
-from wald.store.reading.selection import Start
-from wald.store.writing.recovery import recover
-from wald.store.writing.sealer import pending, seal
+from wald.reading.selection import Start
+from wald.writing.recovery import recover
+from wald.writing.sealing import pending, seal
 
 _LOOKS = 300
 _NO_BASE = 1 << 63

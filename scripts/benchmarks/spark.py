@@ -25,7 +25,7 @@ import pyarrow as pa
 from benchmarks.report import Goal, Row, Samples
 from benchmarks.sparkdata import QUIET, json_lines, log_of_keys, log_of_lines, log_of_routes, text_of_lines, write_lines
 from benchmarks.stage import Stage
-from wald.store.files.disk import Disk
+from wald.files.disk import Disk
 from wald_spark.audit.job import audit, plan
 from wald_spark.commands import locked_by
 from wald_spark.compact.generations import Generations

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import wald
 from benchmarks.stage import ROUTE, Daemon, in_python
-from wald.format.columns import encode
+from wald.format.records import encode
 from wald.log import Log
 
 SEGMENT_BYTES = 64 << 20

@@ -22,7 +22,7 @@ from typing import Any
 
 from wald.format.batch import Buffer
 from wald.format.times import utc
-from wald.store.reading.batches import Batch
+from wald.reading.assembler import Batch
 from wald_archive.codecs import FRAME_BYTES, Codec, in_order
 from wald_archive.layout import bundle_stem, records_name
 from wald_archive.parts import Part, PartFacts, parts

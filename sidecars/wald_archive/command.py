@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 import wald
+from wald.checking.checker import Level
 from wald.cli.entry import run
 from wald.cli.options import (
     DefaultGroup,
@@ -25,17 +26,16 @@ from wald.cli.options import (
 from wald.cli.progress import progress
 from wald.cli.streams import stdout_is_a_report, write_stdout
 from wald.errors import Damaged, DiskFailure, InvalidInput, NotFound, NotPermitted, wrong_type
+from wald.files.disk import Disk
+from wald.files.identity import read_identity
+from wald.files.layout import Root
+from wald.files.ledger_read import entries_of, read_files, reported_entries
+from wald.files.ledger_write import Ledger
 from wald.format.names import check_route
 from wald.format.times import utc
 from wald.hints import command_line, room_commands
 from wald.log import Log
 from wald.setting_types import MIB
-from wald.store.checking.finding import Level
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.identity import read_identity
-from wald.store.files.ledger_read import entries_of, read_files, reported_entries
-from wald.store.files.ledger_write import Ledger
 from wald_archive.codecs import Codec
 from wald_archive.destination import Destination
 from wald_archive.engine_choice import AUTO, LOCAL, SPARK, choose_engine

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Protocol
 
 from wald.errors import InvalidInput, Refused
+from wald.files.disk import Disk
+from wald.files.layout import require_no_link
 from wald.format.batch import Buffer
-from wald.store.files.directory import require_no_link
-from wald.store.files.disk import Disk
 
 WRITE_BYTES = 1 << 20  # at least, but for the end of a file: small writes make tapes stop and start
 READ_BYTES = 1 << 20

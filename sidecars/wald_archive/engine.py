@@ -14,7 +14,7 @@ from typing import Protocol
 
 from wald.errors import Damaged
 from wald.log import Log
-from wald.store.reading.batches import Batch
+from wald.reading.assembler import Batch
 from wald_archive.bundle import Bundle, bundle
 from wald_archive.codecs import BadStream, Codec, in_order
 from wald_archive.destination import Destination

@@ -11,12 +11,12 @@ from contextlib import ExitStack, suppress
 from importlib.metadata import entry_points
 
 from wald.errors import Damaged, InvalidInput, NotFound
+from wald.files.listing import Segment
 from wald.format.names import Kind
 from wald.log import Log
+from wald.retention.blockers import sealed_index
+from wald.segments.view import View
 from wald.setting_types import GIB
-from wald.store.files.listing import Segment
-from wald.store.retention.pins import sealed_index
-from wald.store.segments.view import View
 from wald_archive.codecs import WORKERS_MAX
 from wald_archive.destination import Destination
 from wald_archive.engine import Engine, EngineMaker, LocalEngine

@@ -16,14 +16,14 @@ from typing import Any
 
 import wald
 from wald.errors import Damaged, InvalidInput, NotFound
+from wald.files.disk import Disk
 from wald.format.batch import Encoding
-from wald.format.columns import encode as encode_columns
 from wald.format.names import is_route
-from wald.format.record import Record, record_of_json
+from wald.format.records import Record, record_of_json
+from wald.format.records import encode as encode_columns
 from wald.format.segment import pack_version
 from wald.format.times import utc
-from wald.store.files.disk import Disk
-from wald.store.restoring.new_log import Batch, NewLog
+from wald.repairing.restore import Batch, NewLog
 from wald_archive.destination import Destination
 from wald_archive.parts import Form
 from wald_archive.restore import Run, bundles_of, require_bundles, runs_of

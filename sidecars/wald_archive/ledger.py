@@ -24,7 +24,7 @@ from functools import cache
 
 from wald.errors import Damaged
 from wald.format.ledger_lines import Entry
-from wald.format.run_lengths import pack
+from wald.format.spans import pack
 from wald_archive.bundle import Origin
 from wald_archive.codecs import Codec
 from wald_archive.layout import PAYLOAD, BagName, bundle_stem, records_name

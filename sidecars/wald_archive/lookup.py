@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from wald.errors import Damaged
-from wald.format.record import Record, record_of_json
-from wald.store.files.disk import Disk
+from wald.files.disk import Disk
+from wald.format.records import Record, record_of_json
 from wald_archive.destination import Destination
 from wald_archive.objects import open_destination
 from wald_archive.parts import Form, IndexEntry, Part

@@ -13,8 +13,8 @@ from textwrap import shorten
 from typing import Any
 
 from wald.errors import DiskFailure, InvalidInput, WaldError
+from wald.files.disk import Disk
 from wald.format.batch import Buffer
-from wald.store.files.disk import Disk
 from wald_archive.destination import READ_BYTES, Destination, Directory, Listing, Sink, differs, first_difference
 
 _FILE = "file://"

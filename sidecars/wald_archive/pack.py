@@ -14,20 +14,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wald.errors import Damaged, NotFound, Refused
+from wald.files.disk import Disk
+from wald.files.ledger_read import Lines
+from wald.files.ledger_write import Ledger
 from wald.format.ledger_lines import Entry
 from wald.hints import command_line
 from wald.log import Log
-from wald.store.files.disk import Disk
-from wald.store.files.ledger_read import Lines
-from wald.store.files.ledger_write import Ledger
-from wald.store.reading.batches import Batch
-from wald.store.reading.reader import read_onward
-from wald.store.reading.selection import Start
-from wald.store.retention.beginning import beginning
-from wald.store.retention.cursors import CursorState
-from wald.store.retention.progress import last_sequences
-from wald.store.retention.taken import move_cursor
-from wald.store.segments.seeking import end_of
+from wald.reading.assembler import Batch
+from wald.reading.reader import read_onward
+from wald.reading.selection import Start
+from wald.retention.cursor_moves import beginning, move_cursor
+from wald.retention.cursors import CursorState
+from wald.retention.progress import last_sequences
+from wald.segments.seek import end_of
 from wald_archive.bundle import Origin
 from wald_archive.codecs import Codec
 from wald_archive.destination import Destination

@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import Any
 
 from wald.format.batch import Buffer
-from wald.store.reading.batches import Batch
+from wald.reading.assembler import Batch
 from wald_archive.layout import part_name
 from wald_archive.sizes import records_within, split
 

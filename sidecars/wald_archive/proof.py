@@ -19,10 +19,10 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
+from wald.checking.checker import Level
 from wald.format.batch import Buffer
 from wald.format.ledger_lines import Entry
-from wald.format.run_lengths import BadRunLengths, unpack
-from wald.store.checking.finding import Level
+from wald.format.spans import BadRunLengths, unpack
 from wald_archive.bundle import Tally, about
 from wald_archive.bundle_reader import BadBundle, BundleReader
 from wald_archive.codecs import BadStream, Codec, ahead

@@ -10,10 +10,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from wald.answers.fields import time_fields
+from wald.checking.checker import Level
 from wald.cli.output import json_line
 from wald.cli.progress import progress
 from wald.setting_types import format_bytes
-from wald.store.checking.finding import Level
 from wald_archive.bundle import Bundle
 from wald_archive.into import Outcome
 from wald_archive.ledger import Run

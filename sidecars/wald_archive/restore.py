@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wald.errors import Damaged, NotFound
-from wald.format.record import Record
+from wald.format.records import Record
 from wald_archive.bundle import Bundle
 from wald_archive.bundle_reader import BadBundle, BundleReader
 from wald_archive.codecs import Codec, ahead

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from wald.format.columns import decode as decode_columns
-from wald.store.reading.batches import Batch
+from wald.format.records import decode as decode_columns
+from wald.reading.assembler import Batch
 
 
 class Size(Protocol):

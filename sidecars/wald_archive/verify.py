@@ -13,9 +13,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from wald.checking.checker import Level
 from wald.errors import NotFound
 from wald.format.names import is_route
-from wald.store.checking.finding import Level
 from wald_archive.destination import Destination
 from wald_archive.layout import DIGEST_SUFFIX, PAYLOAD, BagName, is_left_by_desktop, parse_bag_name
 from wald_archive.ledger import Recorded

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from wald.format.checked_line import decode_line
+from wald.files.disk import Disk
+from wald.files.layout import Root
+from wald.format.ledger_lines import decode_line
 from wald.format.names import COMMAND_SUFFIX
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
 from wald_drain.command_file import LEFT_RUNNING, UNKEPT, CommandFile, padded
 from wald_drain.keeper import not_started
 from wald_drain.retries import UNKNOWN

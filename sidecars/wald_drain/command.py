@@ -26,10 +26,10 @@ from wald.cli.options import (
 from wald.cli.streams import stdout_is_a_report
 from wald.errors import GivenUp, InvalidInput
 from wald.exposition import serving
+from wald.files.disk import Disk
 from wald.format.names import check_route
 from wald.hints import command_line
 from wald.loop import stop_on_signals
-from wald.store.files.disk import Disk
 from wald.work.arguments import Order
 from wald_drain.consumer import Consumer
 from wald_drain.counts import Counts, of_drain

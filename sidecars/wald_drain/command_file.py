@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from wald.format.checked_line import encode_line
-from wald.store.files.cursor_directory import GroupFile
+from wald.files.cursor_directory import GroupFile
+from wald.format.ledger_lines import encode_line
 from wald.work.commands import named
 
 LINE_BYTES = 512  # more than is ever written; allocated once, so that a full disk takes it too

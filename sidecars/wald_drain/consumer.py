@@ -6,13 +6,12 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from wald.format.record import Record
+from wald.files.disk import Disk
+from wald.format.records import Record
 from wald.format.times import utc
 from wald.log import Log
-from wald.store.files.disk import Disk
-from wald.store.retention.beginning import beginning
-from wald.store.retention.cursors import Cursor, CursorState, newcomer
-from wald.store.retention.taken import move_cursor
+from wald.retention.cursor_moves import beginning, move_cursor
+from wald.retention.cursors import Cursor, CursorState, newcomer
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,12 @@ from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 from wald.errors import InvalidInput, NotFound
-from wald.format.checked_line import decode_line, encode_line
+from wald.format.ledger_lines import decode_line, encode_line
 from wald.format.protocol import REQUEST_MAX_BYTES
-from wald.format.record import Record
+from wald.format.records import Record
 from wald.hints import command_line
-from wald.store.retention.cursors import CursorState
-from wald.store.retention.handovers import ROUTES_MAX, Pinning
+from wald.retention.cursors import CursorState
+from wald.retention.handovers import ROUTES_MAX, Pinning
 from wald.work.deadletters import (
     GROUP,
     LOG,

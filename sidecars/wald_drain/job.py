@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wald.errors import DISK_ERRORS, DiskFailure
+from wald.files.layout import Root
 from wald.format.protocol import REQUEST_MAX_BYTES
 from wald.hints import room_commands
-from wald.store.files.directory import Root
 from wald.work.arguments import Order
 from wald_drain.consumer import Consumer
 from wald_drain.counts import Counts

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from wald.errors import InvalidInput
+from wald.files.locks import set_process_name
 from wald.loop import outlive_signals
-from wald.store.files.processes import take_name
 from wald.work.commands import KEEPER
 from wald_drain.command_file import padded
 from wald_drain.retries import TIMED_OUT
@@ -89,7 +89,7 @@ def _keep(
 ) -> None:
     """The work of the keeper, which keeps nothing of drain but the lock and the batch."""
     os.setsid()
-    take_name(KEEPER)
+    set_process_name(KEEPER)
     outlive_signals()
     high = max(lock, batch, _STDIN) + 1
     lock, batch = fcntl.fcntl(lock, fcntl.F_DUPFD, high), fcntl.fcntl(batch, fcntl.F_DUPFD, high)

@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from wald.store.retention.cursors import CursorState
-from wald.store.retention.handovers import Pinning
+from wald.retention.cursors import CursorState
+from wald.retention.handovers import Pinning
 from wald.work.commands import workers_of
 from wald.work.journal import discard
 from wald.work.standing import standing

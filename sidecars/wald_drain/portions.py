@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from wald.errors import Damaged
-from wald.format.record import Record
+from wald.format.records import Record
 
 PORTION_MAX_BYTES = 8 << 20  # of values, so that a portion of any number of records fits into memory
 

@@ -21,8 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from wald.errors import WaldError
+from wald.files.locks import set_process_name
 from wald.loop import outlive_signals
-from wald.store.files.processes import take_name
 from wald.work.commands import RUNNER
 from wald_drain.keeper import keep, sealed
 
@@ -111,7 +111,7 @@ def runners_for(command: Sequence[str], workers: int, time_limit: float | None =
 
 def _serve(requests: socket.socket, command: Sequence[str], time_limit: float | None) -> None:
     """The work of the process, which ends with its socket."""
-    take_name(RUNNER)
+    set_process_name(RUNNER)
     outlive_signals()
     os.closerange(3, requests.fileno())  # with the sockets of other runners, which would not end otherwise
     os.closerange(requests.fileno() + 1, os.sysconf("SC_OPEN_MAX"))

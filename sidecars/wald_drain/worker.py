@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from wald.errors import InvalidInput
-from wald.format.record import Record
+from wald.format.records import Record
 from wald.work.commands import worker_name
 from wald.work.deadletters import dead_letter, fits
 from wald.work.group import WorkGroup

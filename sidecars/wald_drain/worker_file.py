@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from wald.format.checked_line import decode_line, encode_line
+from wald.files.disk import Disk
+from wald.files.layout import Root
+from wald.format.ledger_lines import decode_line, encode_line
 from wald.format.names import worker_suffix
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
 from wald.work.window import runs_of
 from wald_drain.command_file import LINE_BYTES, CommandFile, padded
 

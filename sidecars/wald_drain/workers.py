@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 from wald.errors import Damaged, NotFound
-from wald.format.record import Record
-from wald.store.retention.beginning import beginning
-from wald.store.retention.cursors import CursorState, newcomer
-from wald.store.retention.progress import last_sequences
+from wald.format.records import Record
+from wald.retention.cursor_moves import beginning
+from wald.retention.cursors import CursorState, newcomer
+from wald.retention.progress import last_sequences
 from wald.work.commands import worker_name
 from wald.work.group import WorkGroup
 from wald.work.window import runs_of

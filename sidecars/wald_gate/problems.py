@@ -36,8 +36,8 @@ from wald.errors import (
     WaldError,
     wrong_type,
 )
+from wald.files.layout import Root
 from wald.hints import room_commands
-from wald.store.files.directory import Root
 from wald_gate.shapes import Problem, encoded
 
 MEDIA_TYPE = "application/problem+json"

@@ -1,6 +1,6 @@
 """RECLAIM: deletes a complete segment once every consumer group has read it, and records why it was allowed to.
 
-    sealed, or left raw             decided by the cursors (wald.store.retention.pins), then by the limits (policy)
+    sealed, or left raw             decided by the cursors (wald.retention.blockers), then by the limits (policy)
     recorded in the ledger          renamed to .released; after a crash it is decided again first
     released                        unlinked after the grace period, for readers that are about to open it
 

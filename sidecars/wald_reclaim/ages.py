@@ -16,11 +16,11 @@ from operator import itemgetter
 from pathlib import Path
 
 from wald.errors import Damaged
+from wald.files.layout import Root
+from wald.files.ledger_read import Lines
+from wald.files.uptime import Elapsed, Moment, moment_of
 from wald.format.ledger_lines import Entry
 from wald.format.spans import Span
-from wald.store.files.directory import Root
-from wald.store.files.ledger_read import Lines
-from wald.store.files.uptime import Elapsed, Moment, moment_of
 
 _WITNESS_NS = 3600 * 10**9  # between two lines "seen" of a boot; the end of the boot loses no more than this
 

@@ -18,14 +18,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from wald.errors import Damaged
+from wald.files.disk import Disk
+from wald.files.layout import Root
+from wald.files.ledger_write import Ledger
+from wald.files.listing import Segment
 from wald.format.ledger_lines import Entry
 from wald.format.names import Kind
 from wald.hints import command_line
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.ledger_write import Ledger
-from wald.store.files.listing import Segment
-from wald.store.segments.indexes import remove_index
+from wald.segments.index_builder import remove_index
 from wald_reclaim.decision import Decision
 from wald_reclaim.entries import SEALED_SINCE, excused_entry
 from wald_reclaim.excuses import Excuses, joined

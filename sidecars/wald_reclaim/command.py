@@ -27,14 +27,14 @@ from wald.cli.options import (
 from wald.cli.streams import ignore_stdout
 from wald.errors import Damaged, DiskFailure, Gone, InvalidInput, NotPermitted, Replaced, WaldError, wrong_type
 from wald.exposition import serving
+from wald.files import locks
+from wald.files.disk import Disk
+from wald.files.ledger_write import Ledger
+from wald.files.listing import Segment
 from wald.format.names import CURSOR_SUFFIX, CURSORS, Kind
 from wald.hints import command_line, room_commands
 from wald.log import Log
 from wald.loop import stop_on_signals, wakes
-from wald.store.files import leftovers
-from wald.store.files.disk import Disk
-from wald.store.files.ledger_write import Ledger
-from wald.store.files.listing import Segment
 from wald_reclaim.apply import Reclaim
 from wald_reclaim.counts import Counts, of_reclaim
 from wald_reclaim.plan import Planner
@@ -275,7 +275,7 @@ def _work(log: Log, wanted: Settings, report: Report, counts: Counts, *, reload:
     path = log.root.ledger / "reclaim.jsonl"
     ledger = Ledger(path, disk, owner="wald-reclaim", reserve_bytes=_RESERVE_BYTES)
     try:
-        leftovers.remove(leftovers.leftovers(log.root, disk), disk)
+        locks.remove(locks.leftovers(log.root, disk), disk)
         ledger.cut()  # one from before this program may be long
         # After the lock of the ledger is taken: before that, another process may write what the planner reads.
         planner = Planner(log.root, wanted.limits, log_id=log.identity.log_id, verify=wanted.verify)

@@ -6,13 +6,12 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 from wald.errors import Damaged
-from wald.format.sealed import BadSealed, SealedIndex
-from wald.format.tables import RouteEntry
+from wald.files.layout import Root
+from wald.files.listing import Listing, Segment
+from wald.format.sealed_index import BadSealed, RouteEntry, SealedIndex
 from wald.hints import hint_for
-from wald.store.files.directory import Root
-from wald.store.files.listing import Listing, Segment
-from wald.store.retention.history import History
-from wald.store.retention.pins import needs, segment_index, with_lost
+from wald.retention.blockers import needs, segment_index, with_lost
+from wald.retention.history import History
 
 
 class Unreadable(Exception):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from wald.files.listing import Segment
 from wald.format.ledger_lines import Entry
-from wald.store.files.listing import Segment
-from wald.store.retention.pins import Pin
+from wald.retention.blockers import Pin
 from wald_reclaim.excuses import Excuse
 from wald_reclaim.policy import Verdict
 

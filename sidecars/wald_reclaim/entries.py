@@ -15,15 +15,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from wald.errors import Damaged
+from wald.files.listing import Segment
 from wald.format.ledger_lines import Entry, RawJson
 from wald.format.names import Kind
-from wald.format.run_lengths import pack, run_lengths
-from wald.format.sealed import SealedIndex
-from wald.format.tables import RouteTable
-from wald.store.files.listing import Segment
-from wald.store.retention.pins import Claims
-from wald.store.segments.compression import SealedFile
-from wald.store.segments.relieving import Relief
+from wald.format.sealed_index import RouteTable, SealedIndex
+from wald.format.spans import pack, run_lengths
+from wald.retention.blockers import CursorSnapshot
+from wald.segments.sealed_file import SealedFile
+from wald.segments.shrinking import Shrinkage
 from wald_reclaim.excuses import LISTED_MAX, excused
 from wald_reclaim.policy import Verdict
 from wald_reclaim.routes import share_of_bytes
@@ -96,7 +95,7 @@ def excused_entry(lines: Sequence[Entry], routes: RawJson) -> Entry:
 
 
 def relieved_entry(
-    segment: Segment, relief: Relief, was: SealedIndex, was_bytes: int, claims: Claims, now_ns: int
+    segment: Segment, relief: Shrinkage, was: SealedIndex, was_bytes: int, claims: CursorSnapshot, now_ns: int
 ) -> Entry:
     """The segment is written again with what is unread: what stays, and what goes and where its cursors were."""
     gapped = [entry for entry in relief.dropped if entry.count and entry.count <= entry.last - entry.first]
@@ -142,7 +141,7 @@ def damaged_frames(segment: Segment, index: SealedIndex) -> tuple[SealedIndex, s
     return replace(index, damage=sorted([*index.damage, *changed])), message
 
 
-def unread_records(index: SealedIndex, claims: Claims) -> dict[str, int]:
+def unread_records(index: SealedIndex, claims: CursorSnapshot) -> dict[str, int]:
     """For each route the number of records that its slowest group has not read."""
     pins = list(claims.pins(index.routes))
     if not pins:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import chain
 
 from wald.format.ledger_lines import Entry, RawJson
-from wald.format.tables import RouteEntry, RouteTable
-from wald.store.retention.pins import Claims
+from wald.format.sealed_index import RouteEntry, RouteTable
+from wald.retention.blockers import CursorSnapshot
 from wald_reclaim.policy import Verdict
 
 LISTED_MAX = 32  # routes that a segment's own line lists: about 3 KB, and one line says all that there is to know
@@ -25,10 +25,10 @@ class Excuse:
     """What a segment held, and the cursors that make its deletion legal."""
 
     routes: RouteTable
-    claims: Claims
+    claims: CursorSnapshot
 
 
-def excused(entry: RouteEntry, claims: Claims) -> Entry:
+def excused(entry: RouteEntry, claims: CursorSnapshot) -> Entry:
     """The records of one route, and what makes it legal to delete them."""
     held = {"route": entry.route, "count": entry.count, "first": entry.first, "last": entry.last}
     return held | _excuse(entry.route, claims)
@@ -38,10 +38,10 @@ class Excuses:
     """Makes the lists of one process; what only depends on the names and the cursors is kept for the next one."""
 
     def __init__(self) -> None:
-        self._made_of: tuple[tuple[str, ...], Claims, Mapping[str, Verdict]] | None = None
+        self._made_of: tuple[tuple[str, ...], CursorSnapshot, Mapping[str, Verdict]] | None = None
         self._template = ""
 
-    def text(self, routes: Sequence[RouteEntry], claims: Claims, rules: Mapping[str, Verdict]) -> RawJson:
+    def text(self, routes: Sequence[RouteEntry], claims: CursorSnapshot, rules: Mapping[str, Verdict]) -> RawJson:
         """The list of a segment's routes, as JSON.
 
         Args:
@@ -82,7 +82,7 @@ def _both(one: RouteEntry, other: RouteEntry) -> RouteEntry:
     return RouteEntry(one.route, one.count + other.count, first, last, one.payload_bytes + other.payload_bytes)
 
 
-def _templates(names: Sequence[str], claims: Claims, rules: Mapping[str, Verdict]) -> Iterator[str]:
+def _templates(names: Sequence[str], claims: CursorSnapshot, rules: Mapping[str, Verdict]) -> Iterator[str]:
     """For each route its object with a place for each number."""
     for name in names:
         rule = {"rule": rules[name].value} if rules else {}
@@ -95,6 +95,6 @@ def _json(entry: Entry) -> str:
     return json.dumps(entry, separators=(",", ":"), ensure_ascii=False).replace("%", "%%")
 
 
-def _excuse(route: str, claims: Claims) -> Entry:
+def _excuse(route: str, claims: CursorSnapshot) -> Entry:
     """Where the cursors of a route are, or that it is retired."""
     return {"retired": True} if route in claims.retired else {"cursors": claims.vector(route)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wald.format.names import Kind
-from wald.store.retention.pins import Pin
+from wald.retention.blockers import Pin
 
 
 @dataclass(slots=True)

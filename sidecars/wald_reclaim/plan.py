@@ -12,17 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
+from wald.files import uptime
+from wald.files.layout import Root
+from wald.files.listing import Segment, being_sealed, list_segments
+from wald.files.uptime import Moment
 from wald.format.ledger_lines import Entry
 from wald.format.names import Kind
-from wald.format.sealed import BadSealed, SealedIndex
-from wald.format.tables import RouteTable
-from wald.store.files import uptime
-from wald.store.files.directory import Root
-from wald.store.files.listing import Segment, being_sealed, list_segments
-from wald.store.files.uptime import Moment
-from wald.store.retention.pins import Claims, Pin, read_claims
-from wald.store.segments.opened import Misplaced, require_named
-from wald.store.segments.view import read_view
+from wald.format.sealed_index import BadSealed, RouteTable, SealedIndex
+from wald.retention.blockers import CursorSnapshot, Pin, read_claims
+from wald.segments.reader import Misplaced, require_named
+from wald.segments.view import read_view
 from wald_reclaim.ages import Ages
 from wald_reclaim.contents import Contents, Unreadable
 from wald_reclaim.decision import Decision
@@ -82,7 +81,7 @@ class Planner:
         self.troubles: list[str] = []
         self._recorded = OnRecord()
         self._excuses = Excuses()
-        self._claims = Claims()
+        self._claims = CursorSnapshot()
         """Those that were read last."""
         self._passed: set[int] = set()
         """The segments that no group holds back under these."""
@@ -198,7 +197,7 @@ class Planner:
         """Whether the raw form of a sealed segment still exists, because the sealer has not finished."""
         return segment.kind is Kind.SEALED and self._root.segment(segment.base_sequence, Kind.RAW).exists()
 
-    def _read_claims(self) -> tuple[Claims, float]:
+    def _read_claims(self) -> tuple[CursorSnapshot, float]:
         """The claims of the cursors now, and when to read them again."""
         began = self._clock()
         claims = read_claims(self._root, log_id=self.log_id)
@@ -209,7 +208,13 @@ class Planner:
         return claims, began + max(CLAIMS_SECONDS, _CLAIMS_SHARE * (self._clock() - began))
 
     def _decide(
-        self, segment: Segment, known: Known, index: SealedIndex | None, facts: Facts, claims: Claims, now_ns: int
+        self,
+        segment: Segment,
+        known: Known,
+        index: SealedIndex | None,
+        facts: Facts,
+        claims: CursorSnapshot,
+        now_ns: int,
     ) -> Decision:
         """The decision by the index, which is read here if it is not given and the verdict depends on it."""
         recorded = self._recorded.get(segment.base_sequence)
@@ -250,7 +255,7 @@ class Planner:
             excuse=excuse,
         )
 
-    def _confirm(self, segment: Segment, claims: Claims | None, now_ns: int, *, sealing: bool) -> Decision:
+    def _confirm(self, segment: Segment, claims: CursorSnapshot | None, now_ns: int, *, sealing: bool) -> Decision:
         """The decision about a released segment under ``claims``; None: no cursor holds it back."""
         base = segment.base_sequence
         stored_bytes, recorded = segment.path.stat().st_size, self._recorded.get(base)
@@ -286,7 +291,7 @@ class Planner:
         return True
 
     def _confirm_opened(
-        self, segment: Segment, verdict: Verdict, recorded: Recorded | None, claims: Claims, now_ns: int
+        self, segment: Segment, verdict: Verdict, recorded: Recorded | None, claims: CursorSnapshot, now_ns: int
     ) -> tuple[Verdict, Pin | None, Entry | None]:
         """The verdict by the segment's index; and a new line if it is deleted now, and what is lost has changed."""
         index = self._contents.index(segment)
@@ -312,7 +317,7 @@ class Planner:
         known: Known,
         index: SealedIndex | None,
         facts: Facts,
-        claims: Claims,
+        claims: CursorSnapshot,
         now_ns: int,
         *,
         recorded: bool,
@@ -348,7 +353,7 @@ class Planner:
         return verdict, entry, excuse
 
     def _judge_routes(
-        self, segment: Segment, index: SealedIndex, age_ns: int, claims: Claims, log: Verdict | None
+        self, segment: Segment, index: SealedIndex, age_ns: int, claims: CursorSnapshot, log: Verdict | None
     ) -> tuple[list[Pin], dict[str, Verdict]]:
         """The groups that have not read the segment, and the verdict of each route in it.
 
@@ -368,7 +373,7 @@ class Planner:
         self,
         segment: Segment,
         index: SealedIndex,
-        claims: Claims,
+        claims: CursorSnapshot,
         verdict: Verdict,
         rules: Mapping[str, Verdict],
         lost: Mapping[str, int],
@@ -386,7 +391,7 @@ class Planner:
         """A line with the moment of this boot, by which the grace period is measured."""
         return entry | self._moment().as_entry()
 
-    def _archived(self, index: SealedIndex, claims: Claims) -> bool:
+    def _archived(self, index: SealedIndex, claims: CursorSnapshot) -> bool:
         return not self._limits.require_archived or self._contents.all_archived(index, claims.retired)
 
     def _learn(self, segment: Segment) -> Known | None:

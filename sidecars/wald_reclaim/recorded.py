@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from wald.files.listing import Segment
+from wald.files.uptime import Moment, moment_of
 from wald.format.ledger_lines import Entry, parse_raw_json
 from wald.format.names import Kind
-from wald.store.files.listing import Segment
-from wald.store.files.uptime import Moment, moment_of
 from wald_reclaim.policy import Verdict
 
 _RULES = {verdict.value: verdict for verdict in Verdict if verdict.expires}

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wald.format.batch import BatchHeader
-from wald.format.sealed import SealedIndex
-from wald.store.retention.history import History
-from wald.store.retention.pins import Claims
+from wald.format.sealed_index import SealedIndex
+from wald.retention.blockers import CursorSnapshot
+from wald.retention.history import History
 
 LEAST_SHARE = 0.5
 LEAST_BYTES = 16 << 10
@@ -57,7 +57,7 @@ class Floors:
         return kept
 
 
-def floors_of(index: SealedIndex, claims: Claims, archived: History | None) -> Floors:
+def floors_of(index: SealedIndex, claims: CursorSnapshot, archived: History | None) -> Floors:
     """The floors of a segment.
 
     Args:

@@ -20,21 +20,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from wald.errors import Damaged
+from wald.files import uptime
+from wald.files.disk import Disk
+from wald.files.layout import RELIEF_SUFFIX, Root
+from wald.files.listing import Segment
+from wald.files.uptime import Moment
 from wald.format.ledger_lines import Entry
 from wald.format.names import WHOLE, Kind, parse_segment_name
-from wald.format.sealed import BadSealed
+from wald.format.sealed_index import BadSealed
 from wald.hints import command_line
 from wald.log import Log
-from wald.store.files import uptime
-from wald.store.files.directory import RELIEF_SUFFIX, Root
-from wald.store.files.disk import Disk
-from wald.store.files.listing import Segment
-from wald.store.files.uptime import Moment
-from wald.store.retention.history import History
-from wald.store.retention.pins import Claims, read_claims, sealed_index
-from wald.store.segments.compression import SealedFile
-from wald.store.segments.opened import require_named
-from wald.store.segments.relieving import Relief, check_relieved, compare_relieved, relieve_segment
+from wald.retention.blockers import CursorSnapshot, read_claims, sealed_index
+from wald.retention.history import History
+from wald.segments.reader import require_named
+from wald.segments.sealed_file import SealedFile
+from wald.segments.shrinking import Shrinkage, check_shrunk, compare_shrunk, shrink_segment
 from wald_reclaim.entries import relieved_entry
 from wald_reclaim.relief import Floors, floors_of
 
@@ -143,21 +143,21 @@ class Relieving:
             with suppress(FileNotFoundError):
                 self.disk.unlink(segment.path.with_name(segment.path.name + RELIEF_SUFFIX))
 
-    def _make(self, source: SealedFile, segment: Segment, floors: Floors) -> Relief:
+    def _make(self, source: SealedFile, segment: Segment, floors: Floors) -> Shrinkage:
         """Write the new form into a temporary file, sync it and read it back."""
         temporary = segment.path.with_name(segment.path.name + RELIEF_SUFFIX)
         target = self.disk.create(temporary)
         try:
-            relief = relieve_segment(source, target, self.disk, floors.keeps)
+            relief = shrink_segment(source, target, self.disk, floors.keeps)
             self.disk.sync(target)
             os.posix_fadvise(target, 0, 0, os.POSIX_FADV_DONTNEED)  # it is to be read back from the disk
         finally:
             self.disk.close(target)
         with SealedFile(temporary) as made:
-            check_relieved(source, made, relief, floors.keeps)
+            check_shrunk(source, made, relief, floors.keeps)
         return relief
 
-    def _put(self, segment: Segment, relief: Relief, entry: Entry, was_bytes: int) -> Relieved:
+    def _put(self, segment: Segment, relief: Shrinkage, entry: Entry, was_bytes: int) -> Relieved:
         """Give the new form the name of the segment."""
         self.record(entry)
         temporary = segment.path.with_name(segment.path.name + RELIEF_SUFFIX)
@@ -215,16 +215,16 @@ class Relieving:
             if made is not None:
                 with made:
                     try:
-                        compare_relieved(source, made, floors.keeps)
+                        compare_shrunk(source, made, floors.keeps)
                         return True
                     except (BadSealed, Damaged):
                         if not made.damage():
-                            compare_relieved(made, source, floors.keeps)
+                            compare_shrunk(made, source, floors.keeps)
             for _, error in source.damage():
                 raise error
             return False
 
-    def _claims(self) -> Claims:
+    def _claims(self) -> CursorSnapshot:
         return read_claims(self.root, log_id=self.log_id)
 
 

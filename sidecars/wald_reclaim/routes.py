@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import compress
 from typing import NamedTuple
 
-from wald.format.tables import RouteEntry, RouteTable
-from wald.store.files.listing import Segment
+from wald.files.listing import Segment
+from wald.format.sealed_index import RouteEntry, RouteTable
 from wald_reclaim.policy import Limits, RouteFacts, Verdict, judge_route
 
 

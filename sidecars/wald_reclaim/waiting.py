@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from wald.files.listing import Listing
 from wald.format.names import Kind
-from wald.store.files.listing import Listing
-from wald.store.segments.head import Bound
+from wald.segments.durable_end import Bound
 
 _RAW_SECONDS = 5.0  # a cut segment that the sealer has not taken for so long may be deleted raw
 

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wald.errors import Damaged
-from wald.format.parsing import StoredBatch
-from wald.format.sealed import BadSealed, SealedIndex
-from wald.store.files.listing import Segment
-from wald.store.segments.opened import OpenSegment, SealedSegment
-from wald.store.segments.view import SegmentGone, View
+from wald.files.listing import Segment
+from wald.format.batch import StoredBatch
+from wald.format.sealed_index import BadSealed, SealedIndex
+from wald.segments.reader import OpenSegment, SealedSegment
+from wald.segments.view import SegmentGone, View
 from wald_spark.options import Limits
 
 _ENDLESS = 1 << 62

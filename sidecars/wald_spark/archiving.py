@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wald.errors import Unavailable
+from wald.files.disk import Disk
+from wald.files.layout import Root
 from wald.log import Log
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.reading.batches import Batch
-from wald.store.segments.head import Bound
+from wald.reading.assembler import Batch
+from wald.segments.durable_end import Bound
 from wald_archive.api import PAYLOAD, Bundle, Destination, Run, Size, open_destination, split, write_bundle
 from wald_spark.blocks import Range
 from wald_spark.locations import LogLocation

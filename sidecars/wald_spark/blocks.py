@@ -14,15 +14,14 @@ from itertools import pairwise
 from typing import Protocol, TypeVar
 
 from wald.errors import Damaged
-from wald.format.batch import BatchHeader
+from wald.files.listing import Listing, Segment
+from wald.format.batch import BatchHeader, StoredBatch
 from wald.format.names import Kind
-from wald.format.parsing import StoredBatch
-from wald.format.sealed import SealedIndex
-from wald.store.files.listing import Listing, Segment
-from wald.store.segments.frames import FRAME_BYTES
-from wald.store.segments.opened import OpenSegment, SealedSegment, SkippedBatches
-from wald.store.segments.raw import DamagedBytes
-from wald.store.segments.view import SegmentGone, View
+from wald.format.sealed_index import SealedIndex
+from wald.segments.raw_scan import DamagedBytes
+from wald.segments.reader import OpenSegment, SealedSegment, SkippedBatches
+from wald.segments.sealed_file import FRAME_BYTES
+from wald.segments.view import SegmentGone, View
 
 TASKS = 8  # at least so many tasks share what there is to read, …
 LEAST_BYTES = 8 << 20  # … unless each would have less than this, because a task by itself costs 30 ms

@@ -12,11 +12,11 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from wald.errors import Damaged
+from wald.files.disk import Disk
 from wald.format.batch import BatchHeader, Encoding
 from wald.format.names import is_route
-from wald.store.files.disk import Disk
-from wald.store.reading.arrow import record_batches, schema_of
-from wald.store.reading.batches import Batch
+from wald.reading.arrow import record_batches, schema_of
+from wald.reading.assembler import Batch
 from wald_archive.api import (
     BagName,
     Bundle,

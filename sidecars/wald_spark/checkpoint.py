@@ -23,11 +23,11 @@ from wald.cli.cursors import print_moved
 from wald.cli.options import group_option, root_option, route_argument
 from wald.cli.streams import stdout_is_a_report
 from wald.errors import Damaged, NotFound, Refused, UnsupportedFormat
+from wald.files.layout import Root
+from wald.files.listing import list_segments
 from wald.hints import command_line
-from wald.store.files.directory import Root
-from wald.store.files.listing import list_segments
-from wald.store.retention.cursors import Cursor, newcomer, require_no_remains
-from wald.store.segments.continuity import Continuity, Seen
+from wald.retention.cursors import Cursor, newcomer, require_no_remains
+from wald.segments.continuity import Continuity, Seen
 from wald_spark.locations import local_path
 from wald_spark.offsets import BadOffsets, Offsets, Position, decode_offsets, is_offsets
 

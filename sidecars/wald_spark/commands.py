@@ -14,8 +14,8 @@ import click
 
 from wald.cli.progress import progress
 from wald.errors import Damaged, InvalidInput, Locked, NotFound, Refused
+from wald.files.disk import Disk
 from wald.format.names import check_route
-from wald.store.files.disk import Disk
 from wald_spark.damage import PARTIAL_HINT, PARTIAL_OPTION
 from wald_spark.locations import local_path
 from wald_spark.session import LOCAL

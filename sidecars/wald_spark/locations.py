@@ -21,18 +21,18 @@ from itertools import pairwise
 from pathlib import Path
 
 from wald.errors import Damaged, InvalidInput, NotFound
+from wald.files.disk import Disk
+from wald.files.identity import read_identity
+from wald.files.layout import Root
+from wald.files.listing import Segment, list_segments
+from wald.format.batch import StoredBatch
 from wald.format.names import Kind, is_route, parse_segment_name
-from wald.format.parsing import StoredBatch
 from wald.format.segment import BadHeader
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.identity import read_identity
-from wald.store.files.listing import Segment, list_segments
-from wald.store.segments.compression import SealedFile
-from wald.store.segments.head import EVERYTHING
-from wald.store.segments.opened import Met, SealedSegment, open_segment
-from wald.store.segments.raw import FIRST_BATCH, DamagedBytes, RawFile
-from wald.store.segments.view import View, read_view
+from wald.segments.durable_end import EVERYTHING
+from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes, RawFile
+from wald.segments.reader import Met, SealedSegment, open_segment
+from wald.segments.sealed_file import SealedFile
+from wald.segments.view import View, read_view
 
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?=/)(//(?P<host>[^/]*))?")
 

@@ -13,13 +13,13 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from wald.errors import Damaged, UnsupportedFormat
-from wald.format.parsing import StoredBatch
-from wald.format.state import BadControl, LogState, decode_state
-from wald.store.files.listing import Segment
-from wald.store.segments.head import Bound
-from wald.store.segments.opened import Met, OpenSegment, RawSegment, SkippedBatches
-from wald.store.segments.raw import FIRST_BATCH, DamagedBytes
-from wald.store.segments.view import SegmentGone, View
+from wald.files.listing import Segment
+from wald.format.batch import StoredBatch
+from wald.format.log_state import BadControl, LogState, decode_state
+from wald.segments.durable_end import Bound
+from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes
+from wald.segments.reader import Met, OpenSegment, RawSegment, SkippedBatches
+from wald.segments.view import SegmentGone, View
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ from zlib import crc32
 
 from wald.errors import Damaged, NotFound
 from wald.hints import command_line
-from wald.store.reading.batches import Batch
-from wald.store.reading.reader import read_span
-from wald.store.retention.history import History
-from wald.store.retention.missing import Missing
-from wald.store.segments.continuity import Continuity, Seen, seen_at
-from wald.store.segments.head import Bound, lost_head
-from wald.store.segments.view import View, read_view
+from wald.reading.assembler import Batch
+from wald.reading.reader import read_span
+from wald.retention.history import History
+from wald.retention.missing import Missing
+from wald.segments.continuity import Continuity, Seen, seen_at
+from wald.segments.durable_end import Bound, lost_head
+from wald.segments.view import View, read_view
 from wald_spark.blocks import Block, Range, Unreadable, blocks_of, fair_share, joined_blocks
 from wald_spark.damage import PARTIAL_HINT, STRICT, DamageReport, Tolerance
 from wald_spark.locations import LogLocation
@@ -92,7 +92,7 @@ class LogPiece:
 
     def arrow(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The records as :func:`record_batches` gives them; errors as of :meth:`batches`."""
-        from wald.store.reading.arrow import record_batches
+        from wald.reading.arrow import record_batches
 
         return record_batches(self.batches(), columns)
 

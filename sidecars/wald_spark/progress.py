@@ -12,8 +12,8 @@ from pathlib import Path
 
 from wald.errors import InvalidInput, NotFound
 from wald.hints import command_line
-from wald.store.segments.continuity import Continuity, Seen, seen_at
-from wald.store.segments.view import View
+from wald.segments.continuity import Continuity, Seen, seen_at
+from wald.segments.view import View
 from wald_spark.blocks import Range, packed
 from wald_spark.damage import Tolerance
 from wald_spark.locations import LogLocation, Shipped, find_locations

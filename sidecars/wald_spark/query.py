@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from wald.errors import InvalidInput, NotFound
-from wald.store.files.disk import Disk
-from wald.store.segments.seeking import sequence_since, sequence_until
+from wald.files.disk import Disk
+from wald.segments.seek import sequence_since, sequence_until
 from wald_archive.api import open_destination
 from wald_spark.blocks import Range
 from wald_spark.bundles import BundlePiece, bundle_pieces

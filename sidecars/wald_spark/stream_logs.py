@@ -13,11 +13,11 @@ import time
 from collections.abc import Mapping, Sequence
 
 from wald.errors import Damaged, InvalidInput, NotFound, Replaced, RolledBack
+from wald.files.identity import read_identity
 from wald.format.head import Head
-from wald.store.files.identity import read_identity
-from wald.store.segments.continuity import Continuity, Seen
-from wald.store.segments.head import read_head
-from wald.store.segments.view import View
+from wald.segments.continuity import Continuity, Seen
+from wald.segments.durable_end import read_head
+from wald.segments.view import View
 from wald_spark.admission import Extents
 from wald_spark.locations import Location, LogLocation, Shipped, find_locations, is_pattern, is_remote, local_path
 from wald_spark.log_end import LogEndTracker

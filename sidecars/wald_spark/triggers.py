@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from wald.errors import Damaged, InvalidInput, NotFound, Refused
-from wald.store.segments.head import lost_head
+from wald.segments.durable_end import lost_head
 from wald_spark.admission import Backlog, admit
 from wald_spark.blocks import Range
 from wald_spark.offsets import Offsets, Position

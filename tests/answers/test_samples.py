@@ -18,8 +18,8 @@ from wald.answers.snapshot import Amount, LogSample, inventory
 from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.log import Log
-from wald.store.retention.conditions import Condition
-from wald.store.writing.lock import Lock
+from wald.retention.backlog import Condition
+from wald.writing.daemon_lock import Lock
 
 
 @pytest.fixture

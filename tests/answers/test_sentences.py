@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from wald.answers.history import EXACT, LIVES, READABLE, deed
-from wald.store.checking.story import Event
+from wald.checking.audit_report import Event
 
 SEGMENT: dict[str, Any] = {"base": 1_000_001, "last": 1_234_567, "routes": [["web", 234_567, 1_000_001, 1_234_567, 9]]}
 

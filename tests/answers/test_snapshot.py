@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 
 from wald.answers.snapshot import HeadSample, LogSample, activity, inventory
+from wald.files.listing import Segment
 from wald.format.names import Kind
-from wald.format.tables import RouteEntry, RouteTable
-from wald.store.files.listing import Segment
-from wald.store.retention.backlog import GroupBacklog, Growth, SegmentStatus
-from wald.store.retention.conditions import Condition, condition_of
-from wald.store.retention.cursors import Cursor, CursorState
-from wald.store.retention.pins import NO_PINS, Claims, holders_of
-from wald.store.retention.progress import Lag
-from wald.store.segments.view import State
+from wald.format.sealed_index import RouteEntry, RouteTable
+from wald.retention.backlog import Condition, GroupBacklog, Growth, SegmentStatus, condition_of
+from wald.retention.blockers import NO_PINS, CursorSnapshot, holders_of
+from wald.retention.cursors import Cursor, CursorState
+from wald.retention.progress import Lag
+from wald.segments.view import State
 
 NOW_NS = 1_700_000_000_000_000_000
 PULSE = HeadSample(
@@ -131,7 +130,7 @@ def test_every_segment_is_in_one_condition(state: State, pinned: bool, readable:
     """Of one that cannot be read nobody knows who holds it back."""
     segment = Segment(1, Kind.RAW, Path("1"))
     routes = RouteTable.of([RouteEntry("a", 1, 1, 1, 10)])
-    pins = holders_of(Claims(), routes.names).pins(routes) if pinned else NO_PINS
+    pins = holders_of(CursorSnapshot(), routes.names).pins(routes) if pinned else NO_PINS
     expected = {
         State.ACTIVE: Condition.ACTIVE,
         State.CUT: Condition.WAITING,

@@ -12,8 +12,7 @@ import pytest
 from running import Daemon, command, eventually, launched, output_of, refusal_of, wald
 
 from wald.client.payloads import FRAME_MAX_BYTES
-from wald.format.not_before import HEADER, not_before
-from wald.format.record import Record
+from wald.format.records import HEADER, Record, not_before
 from wald.log import Log
 
 HOUR_NS = 3600 * 10**9

@@ -11,8 +11,8 @@ import pytest
 from logs import Built
 from running import output_of, wald
 
+from wald.files.routes import retire_route
 from wald.format.names import Kind
-from wald.store.files.routes import retire_route
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from archives import archive
 from logs import Built, Unsynced
 from running import Daemon, eventually, output_of, refusal_of, wald
 
+from wald.checking.kinds import FileKind, kind_of
 from wald.cli.deletable import may_delete
+from wald.files.identity import create_root
+from wald.files.layout import Root
 from wald.format.names import LEDGERS, Kind
-from wald.store.checking.kinds import FileKind, kind_of
-from wald.store.files.directory import Root
-from wald.store.files.identity import create_root
 
 N = "00000000000000000001"
 BAG = f"archive/a/{N}-{N}"

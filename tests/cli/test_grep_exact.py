@@ -23,13 +23,13 @@ from relieving import relieve
 from wald.cli.grep import grep
 from wald.errors import Damaged, NotFound, Partial, WaldError
 from wald.format.names import Kind
-from wald.format.record import Record
+from wald.format.records import Record
 from wald.format.times import utc
-from wald.store.reading import portions
-from wald.store.reading.selection import Start
-from wald.store.retention.missing import Missing
-from wald.store.segments.compression import compress_segment
-from wald.store.writing import sealer
+from wald.reading import search as portions
+from wald.reading.selection import Start
+from wald.retention.missing import Missing
+from wald.segments.sealed_file import compress_segment
+from wald.writing import sealing
 
 PARTS = [b"err", b"or", b"Err", b"%d", b"\r\x00\xff", b" " * 60, b""]
 OTHERS = ["or", "%d", "\\r", "\\x00", "", "^$", "e.r", "[Ee]rr?or$", "(?i)ERR", "or|%", "\udcff", "nowhere"]
@@ -251,7 +251,7 @@ def assert_all_exact(jobs: str, examples: int) -> None:
         with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
             patch.setattr(portions, "PORTION_BYTES", 1)  # each frame is one
             compress = partial(compress_segment, frame_bytes=frame_bytes, level=level)
-            patch.setattr(sealer, "compress_segment", compress)
+            patch.setattr(sealing, "compress_segment", compress)
             log = Built(Path(folder) / "log")
             numbers: defaultdict[str, int] = defaultdict(int)
             log.lines("a", [b"error"])

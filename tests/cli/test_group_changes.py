@@ -16,8 +16,8 @@ from owning import Owning
 from running import command, eventually, launched, output_of, refusal_of, run
 from tracing import traced
 
-from wald.format.checked_line import decode_line, encode_line
-from wald.store.files.ledger_read import entries_of
+from wald.files.ledger_read import entries_of
+from wald.format.ledger_lines import decode_line, encode_line
 
 
 @pytest.fixture

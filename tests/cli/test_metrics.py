@@ -14,9 +14,9 @@ from owning import Owning
 from running import output_of, refusal_of, wald
 
 from wald.answers.work import work_counts
+from wald.files.routes import retire_route
 from wald.format.cursor import CursorLines, encode_cursor
 from wald.format.names import Kind
-from wald.store.files.routes import retire_route
 
 NS = 10**9
 

@@ -16,7 +16,7 @@ from lives import Life
 from running import Daemon, command, output_of, refusal_of, run, sidecar, wald
 
 from wald.errors import Damaged, InvalidInput
-from wald.store.files.directory import Root
+from wald.files.layout import Root
 
 _NUMBER = re.compile(r"\d+")
 _HOSTILE = ("..", ".", "../x", "a/b", "/x", "a\nb", "-x", ".x", "x" * 128, "grün", "a b", "%2e%2e", "~", "$HOME", "")

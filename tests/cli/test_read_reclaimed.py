@@ -9,8 +9,8 @@ import pytest
 from logs import SECOND_NS, START_NS, Built
 from running import output_of, refusal_of, wald
 
+from wald.files.ledger_write import Ledger
 from wald.format.names import Kind
-from wald.store.files.ledger_write import Ledger
 
 
 def fill(path: Path) -> Built:

@@ -11,8 +11,8 @@ import pytest
 from running import Daemon, command, run, sidecar
 from users import CONSUMERS, OWNER, User, needs_root
 
-from wald.store.files import making
-from wald.store.files.disk import Disk
+from wald.files import modes
+from wald.files.disk import Disk
 
 pytestmark = needs_root
 
@@ -163,7 +163,7 @@ def test_a_socket_that_was_replaced_is_not_given_away(log: Log, what: str) -> No
         os.link(secret, path)
     else:
         path.symlink_to(secret)
-    making.give_socket(path)
+    modes.give_socket(path)
     assert secret.stat().st_uid == 0
     assert path.lstat().st_uid == 0
 

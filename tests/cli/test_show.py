@@ -12,8 +12,8 @@ from archives import archive
 from logs import Built
 from running import output_of, refusal_of
 
+from wald.files.ledger_write import Ledger
 from wald.format.names import Kind
-from wald.store.files.ledger_write import Ledger
 
 HEADERS = b'{"id":"7"}'
 TIME_NS = 1_600_000_000_000_000_001

@@ -22,7 +22,7 @@ from logs import Built
 from running import Daemon, command, eventually, output_of, readable, refusal_of, refused, run
 
 from wald.errors import InvalidInput, NotFound
-from wald.store.files.routes import add_route
+from wald.files.routes import add_route
 
 _HOME = b"\x1b[H"
 _CONTROL = re.compile(rb"\x1b\[[0-9;?]*[a-zA-Z]")

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from wald.answers.snapshot import Activity, Amount, Inventory, Row, Snapshot
 from wald.cli.top_screen import cells, lines, plain
+from wald.retention.backlog import Condition
+from wald.retention.cursors import CursorState
 from wald.setting_types import GIB, MIB
-from wald.store.retention.conditions import Condition
-from wald.store.retention.cursors import CursorState
 
 ROW = Row(
     route="access",

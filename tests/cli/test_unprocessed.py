@@ -18,7 +18,7 @@ from relieving import relieve
 from running import Daemon, command, eventually, launched, output_of, reclaim, refusal_of, run, sidecar, wald
 from tracing import strace
 
-from wald.store.files.ledger_read import entries_of
+from wald.files.ledger_read import entries_of
 
 
 def shown(root: Path, *arguments: object) -> dict[str, Any]:

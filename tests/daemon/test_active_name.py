@@ -14,10 +14,10 @@ from contents import assert_sound, errors, values
 from full_disk import fill, small_file_system
 from running import Client, Daemon, eventually, wald
 
-from wald.daemon.pipe_calls import held_bytes
+from wald.daemon.pipes import held_bytes
+from wald.files.layout import Root
+from wald.files.listing import list_segments
 from wald.setting_types import MIB
-from wald.store.files.directory import Root
-from wald.store.files.listing import list_segments
 
 Start = Callable[..., Daemon]
 

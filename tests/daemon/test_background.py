@@ -18,9 +18,9 @@ from running import TIMEOUT_SECONDS, Client, Daemon, eventually
 
 from wald.daemon.background import Background, Failure
 from wald.daemon.metrics import Metrics
-from wald.store.files.disk import Disk
-from wald.store.writing.room import Room, Sizes
-from wald.store.writing.sealer import Sealed
+from wald.files.disk import Disk
+from wald.writing.disk_budget import DiskBudget, Sizes
+from wald.writing.sealing import Sealed
 
 Start = Callable[..., Daemon]
 
@@ -35,7 +35,7 @@ class Reported(list[Sealed | Failure]):
 
 
 def sealing(built: Built, counted: Metrics, report: Callable[[Sealed | Failure], None]) -> Background:
-    room = Room(built.root.segments, Sizes(segment_bytes=1 << 20, reserve_bytes=0, payload_bytes=1 << 20))
+    room = DiskBudget(built.root.segments, Sizes(segment_bytes=1 << 20, reserve_bytes=0, payload_bytes=1 << 20))
     return Background(built.root, built.disk, built.ledger, built.writer, room, counted, report, level=3)
 
 

@@ -13,9 +13,9 @@ import pytest
 from contents import assert_sound, records, text
 from running import Client, Daemon, eventually, writable
 
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.routes import retire_route
+from wald.files.disk import Disk
+from wald.files.layout import Root
+from wald.files.routes import retire_route
 
 Start = Callable[..., Daemon]
 Feed = Callable[[Daemon, bytes], None]

@@ -20,8 +20,8 @@ from users import ALICE, BOB, CONSUMERS, HOST, MEMBER, OWNER, User, daemon_of, n
 from wald.errors import InvalidInput, NotPermitted, Refused
 from wald.format.work import Commit, Start, encode_work
 from wald.log import Log
-from wald.store.retention.handovers import encode_pin
-from wald.store.retention.pins import read_claims
+from wald.retention.blockers import read_claims
+from wald.retention.handovers import encode_pin
 
 pytestmark = needs_root
 
@@ -190,7 +190,7 @@ def test_of_two_users_that_create_a_cursor_at_once_one_gets_the_name() -> None:
         wald(daemon, HOST, "append", "a", stdin=b"x\n" * 4)
         path = daemon.root / "routes/a/cursors/g.cursor"
         racing = (
-            "import os, sys\nfrom wald.store.files.disk import Disk\nfrom wald.log import Log\n"
+            "import os, sys\nfrom wald.files.disk import Disk\nfrom wald.log import Log\n"
             "write = Disk.write\n"
             "def late(*args):\n"
             "    path = sys.argv[2]\n"

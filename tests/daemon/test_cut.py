@@ -78,7 +78,7 @@ def test_a_segment_is_cut_before_it_outgrows_its_size(start: Start, root: Path) 
     assert daemon.stop() == 0
     dumped = {entry.name: entry.stat().st_size for entry in os.scandir(root / "segments")}
     assert all(size <= limit for name, size in dumped.items() if name.endswith(".wal"))
-    from wald.store.segments.compression import SealedFile
+    from wald.segments.sealed_file import SealedFile
 
     sizes = []
     for name in sorted(dumped):

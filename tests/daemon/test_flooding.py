@@ -14,9 +14,9 @@ from flooding import connected, stopped
 from running import Client, Daemon, eventually
 from users import acting_as
 
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.routes import add_route
+from wald.files.disk import Disk
+from wald.files.layout import Root
+from wald.files.routes import add_route
 
 Start = Callable[..., Daemon]
 

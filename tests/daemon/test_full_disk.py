@@ -14,8 +14,8 @@ from full_disk import fill, small_file_system
 from running import Client, Daemon, eventually, wald
 
 from wald.errors import DiskFailure
+from wald.files.disk import free_bytes
 from wald.setting_types import MIB
-from wald.store.files.disk import free_bytes
 
 Start = Callable[..., Daemon]
 

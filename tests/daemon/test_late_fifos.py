@@ -14,9 +14,9 @@ from tracing import traced
 from users import OWNER, daemon_of, needs_root
 
 import wald
+from wald.files.layout import Root
+from wald.files.listing import list_segments
 from wald.format.names import Kind
-from wald.store.files.directory import Root
-from wald.store.files.listing import list_segments
 
 LINES = [b"before", b"tick", b"tick"]
 

@@ -16,7 +16,7 @@ from contents import assert_sound, records, text, values
 from running import Client, Daemon, eventually
 from tracing import traced
 
-from wald.daemon.lifecycle import open_journal
+from wald.daemon.startup import open_journal
 
 Start = Callable[..., Daemon]
 

@@ -12,13 +12,13 @@ import pytest
 from effort import steps
 from logs import Unsynced
 
+from wald.daemon.committer import Arena, CommitRound
 from wald.daemon.intake import Intake
-from wald.daemon.turn import Arena, Turn
-from wald.format.state import LogState
+from wald.files.identity import create_root, read_identity
+from wald.files.layout import Root
+from wald.files.routes import add_route
+from wald.format.log_state import LogState
 from wald.settings import Config
-from wald.store.files.directory import Root
-from wald.store.files.identity import create_root, read_identity
-from wald.store.files.routes import add_route
 from wald.systemd import Systemd
 
 
@@ -40,7 +40,7 @@ def reading(path: Path, fifos: int) -> Iterator[tuple[Root, Intake, select.epoll
 
 def turn(intake: Intake) -> int:
     """What the loop asks of the pipes; how many drafts came of it."""
-    collected = Turn(LogState(1).producers)
+    collected = CommitRound(LogState(1).producers)
     intake.check_lines(0.0)
     intake.collect(collected, Arena())
     state = intake.ready, intake.has_input, intake.busy, intake.stdin_ended, intake.due()

@@ -20,9 +20,9 @@ from running import Client, Daemon, eventually, wald
 
 from wald import open as open_log
 from wald.errors import Damaged, DiskFailure, NotFound, Refused, Unavailable
+from wald.files.layout import Root
+from wald.files.listing import list_segments
 from wald.format.names import Kind
-from wald.store.files.directory import Root
-from wald.store.files.listing import list_segments
 
 Start = Callable[..., Daemon]
 ROUTE = "a"

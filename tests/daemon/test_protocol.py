@@ -15,7 +15,7 @@ from contents import records, text, values
 from running import Client, Daemon, eventually
 from users import acting_as
 
-from wald.format.columns import PREFIX, encode
+from wald.format.records import PREFIX, encode
 
 Start = Callable[..., Daemon]
 

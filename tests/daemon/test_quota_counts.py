@@ -15,12 +15,12 @@ from logs import Built, commit, draft
 
 from wald.daemon.metrics import Metrics
 from wald.daemon.quotas import Quotas
+from wald.files.listing import list_segments
+from wald.files.routes import add_route, retire_route
 from wald.format.batch import Flag
 from wald.format.names import Kind
 from wald.settings import Config, Retention, RouteConfig
-from wald.store.files.listing import list_segments
-from wald.store.files.routes import add_route, retire_route
-from wald.store.writing.drafts import Draft, Route
+from wald.writing.writer import Draft, Route
 
 QUOTA = 1000
 RECORD = b"%09d\n"  # all are of one length, so that a share of a stretch is exact

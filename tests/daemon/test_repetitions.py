@@ -12,7 +12,7 @@ from contents import assert_sound, text, values
 from running import Client, Daemon
 from users import acting_as
 
-from wald.format.state import PRODUCERS_MAX
+from wald.format.log_state import PRODUCERS_MAX
 
 Start = Callable[..., Daemon]
 

@@ -11,9 +11,9 @@ import pytest
 from contents import errors
 from running import Client, Daemon, eventually, output_of
 
+from wald.files.layout import Root
+from wald.files.listing import list_segments
 from wald.format.names import Kind
-from wald.store.files.directory import Root
-from wald.store.files.listing import list_segments
 
 Start = Callable[..., Daemon]
 

@@ -15,14 +15,17 @@ from wald.format.batch import (
     TRAILER,
     BatchHeader,
     Flag,
+    ParseOutcome,
     begin_of,
     checksum_body,
     decode_header,
     encode,
+    parse,
+    payload_of,
+    route_of,
     route_prefix,
     seed,
 )
-from wald.format.parsing import Outcome, parse, payload_of, route_of
 
 U32, U64 = st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 64) - 1)
 SMALL = batch(b"one\ntwo\n", base=7)
@@ -56,7 +59,7 @@ def test_a_batch_comes_back(
 
     found = parse(data, len(before), SEED)
 
-    assert found.outcome is Outcome.WHOLE
+    assert found.outcome is ParseOutcome.WHOLE
     header = found.header
     assert header is not None
     assert header == given
@@ -80,7 +83,7 @@ def test_the_checksum_of_a_body_is_that_of_its_bytes(payload: bytes) -> None:
 
 def test_every_flipped_bit_is_damage() -> None:
     for data in every_flip(SMALL):
-        assert parse(data, 0, SEED).outcome is Outcome.DAMAGED
+        assert parse(data, 0, SEED).outcome is ParseOutcome.DAMAGED
 
 
 def test_every_flipped_bit_of_a_header_is_seen_without_the_body() -> None:
@@ -90,15 +93,15 @@ def test_every_flipped_bit_of_a_header_is_seen_without_the_body() -> None:
 
 def test_every_truncation_is_torn() -> None:
     """Cut at nothing there is nothing; cut anywhere else, a batch has begun and is not there."""
-    assert parse(b"", 0, SEED).outcome is Outcome.END
+    assert parse(b"", 0, SEED).outcome is ParseOutcome.END
     for data in list(every_truncation(SMALL))[1:]:
-        assert parse(data, 0, SEED).outcome is Outcome.TORN
+        assert parse(data, 0, SEED).outcome is ParseOutcome.TORN
 
 
 def test_a_flip_and_a_truncation_are_never_a_batch() -> None:
     for cut in range(len(SMALL)):
         for bit in range(0, 8 * cut, 7):
-            assert parse(flipped(SMALL[:cut], bit), 0, SEED).outcome is not Outcome.WHOLE
+            assert parse(flipped(SMALL[:cut], bit), 0, SEED).outcome is not ParseOutcome.WHOLE
 
 
 @settings(max_examples=300, deadline=None)
@@ -107,7 +110,7 @@ def test_overwritten_bytes_never_make_another_batch(data: bytes, position: int, 
     position = min(position, len(data) - 1)
     changed = (data[:position] + garbage + data[position + len(garbage) :])[: len(data)]
 
-    assert (parse(changed, 0, SEED).outcome is Outcome.WHOLE) == (changed == data)
+    assert (parse(changed, 0, SEED).outcome is ParseOutcome.WHOLE) == (changed == data)
 
 
 @settings(max_examples=300, deadline=None)
@@ -116,14 +119,14 @@ def test_any_bytes_have_an_outcome(data: bytes, offset: int) -> None:
     rest = data[offset:]
     found = parse(data, offset, SEED)
 
-    assert found.outcome is not Outcome.WHOLE
-    assert (found.outcome is Outcome.END) == (not any(rest[: HEADER.size]))
+    assert found.outcome is not ParseOutcome.WHOLE
+    assert (found.outcome is ParseOutcome.END) == (not any(rest[: HEADER.size]))
     assert found.header is None
 
 
 def test_zeros_are_the_end() -> None:
     for length in [0, 1, 4, 63, 64, 1000]:
-        assert parse(bytes(length), 0, SEED).outcome is Outcome.END
+        assert parse(bytes(length), 0, SEED).outcome is ParseOutcome.END
 
 
 def test_a_header_that_lies_is_no_header() -> None:
@@ -142,20 +145,20 @@ def test_a_header_that_lies_is_no_header() -> None:
         data = crafted(bytes(8), **changes) + bytes(64)
 
         assert decode_header(data, 0, SEED) is None, why
-        assert parse(data, 0, SEED).outcome is Outcome.DAMAGED, why
+        assert parse(data, 0, SEED).outcome is ParseOutcome.DAMAGED, why
 
 
 def test_a_length_beyond_the_input_is_torn_and_takes_no_memory() -> None:
     data = crafted(payload_bytes=PAYLOAD_MAX_BYTES) + b"x" * 1000
 
-    assert parse(data, 0, SEED).outcome is Outcome.TORN
+    assert parse(data, 0, SEED).outcome is ParseOutcome.TORN
     assert peak_bytes(lambda: parse(data, 0, SEED)) < 10_000
 
 
 def test_looking_at_a_large_batch_does_not_copy_it() -> None:
     data = batch(b"x" * (4 << 20) + b"\n")
 
-    assert parse(data, 0, SEED).outcome is Outcome.WHOLE
+    assert parse(data, 0, SEED).outcome is ParseOutcome.WHOLE
     assert peak_bytes(lambda: parse(data, 0, SEED)) < 10_000
 
 
@@ -189,8 +192,8 @@ def test_a_batch_tells_which_sequences_it_holds() -> None:
 def test_a_batch_is_valid_at_its_position_only_and_its_trailer_gives_its_begin(salt: int, at: int) -> None:
     data = moved(SMALL, at, salt=salt)
 
-    assert parse(data, 0, seed(salt, at)).outcome is Outcome.WHOLE
+    assert parse(data, 0, seed(salt, at)).outcome is ParseOutcome.WHOLE
     assert begin_of(data[-TRAILER.size :], at + len(data), salt) == at
     assert begin_of(data[-TRAILER.size :], at + len(data), salt ^ 1) is None
     assert begin_of(data[-TRAILER.size :], at + len(data) + 8, salt) is None
-    assert parse(data, 0, seed(salt, at + 8)).outcome is Outcome.DAMAGED
+    assert parse(data, 0, seed(salt, at + 8)).outcome is ParseOutcome.DAMAGED

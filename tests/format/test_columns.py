@@ -11,16 +11,7 @@ from damage import every_flip, every_truncation, peak_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wald.format.columns import (
-    BadColumns,
-    Binary,
-    Column,
-    Columns,
-    decode,
-    encode,
-    first_headers,
-    with_first_headers,
-)
+from wald.format.records import BadColumns, Binary, Column, Columns, decode, encode, first_headers, with_first_headers
 
 ENTRY = st.none() | st.binary(max_size=20)
 TIME = st.integers(-(1 << 63), (1 << 63) - 1)

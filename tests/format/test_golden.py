@@ -21,13 +21,12 @@ from golden.samples import (
 )
 from relieving import relieve_file
 
+from wald.files.disk import Disk
 from wald.format.names import Kind, segment_name
-from wald.format.relieved import Relieved
-from wald.format.tables import RouteEntry
-from wald.store.files.disk import Disk
-from wald.store.segments.compression import SealedFile, compress_segment
-from wald.store.segments.raw import RawFile, ScannedBatch
-from wald.store.segments.relieving import check_relieved
+from wald.format.sealed_index import Relieved, RouteEntry
+from wald.segments.raw_scan import RawFile, ScannedBatch
+from wald.segments.sealed_file import SealedFile, compress_segment
+from wald.segments.shrinking import check_shrunk
 
 
 def _id(sample: Sample) -> str:
@@ -91,7 +90,7 @@ def test_the_golden_relieved_segment_holds_what_was_kept(tmp_path: Path) -> None
     made = tmp_path / RELIEVED_SEGMENT.name
     again = relieve_file(SEALED_SEGMENT, made, keeps)
     with SealedFile(RELIEVED_SEGMENT) as golden, SealedFile(SEALED_SEGMENT) as sealed:
-        check_relieved(sealed, golden, replace(again, index=golden.index), keeps)
+        check_shrunk(sealed, golden, replace(again, index=golden.index), keeps)
         assert golden.index.relieved == Relieved(
             sealed.index.sha256, SEALED_SEGMENT.stat().st_size, [(1, 3)], [RouteEntry("web", 3, 1, 3, 9)]
         )

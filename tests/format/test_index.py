@@ -8,8 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_segments import LOG_ID
 
-from wald.format.index import SparseIndex, decode_index, encode_entry, encode_index_header
-from wald.format.segment import SegmentHeader, encode_header
+from wald.format.segment import (
+    SegmentHeader,
+    SparseIndex,
+    decode_index,
+    encode_entry,
+    encode_header,
+    encode_index_header,
+)
 
 HEADER = SegmentHeader(LOG_ID, 10, 3, 1, 7)
 ENTRIES = [(10, 64, 100), (10, 70_000, 100), (30, 140_000, 100), (50, 210_000, 200), (50, 280_000, 300)]

@@ -15,7 +15,7 @@ from wald.format.ledger_lines import (
     decode_index,
     encode_index,
 )
-from wald.format.sealed import SKIPPABLE
+from wald.format.sealed_index import SKIPPABLE
 
 HEAD = b'{"line": 1, "lines": 1, "prev": "", "tip": "", '
 

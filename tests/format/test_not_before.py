@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from wald.format.not_before import HEADER, not_before, with_not_before
+from wald.format.records import HEADER, not_before, with_not_before
 
 LIMIT = 1 << 63
 

@@ -7,9 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_segments import BATCHES, SALT, batch, control_batch, crafted, joined, moved
 
-from wald.format.batch import PAYLOAD_MAX_BYTES, seed
-from wald.format.parsing import Batches, Outcome, Parsed, StoredBatch, parse, payload_of, route_of
-from wald.format.state import LogState
+from wald.format.batch import (
+    PAYLOAD_MAX_BYTES,
+    Batches,
+    Parsed,
+    ParseOutcome,
+    StoredBatch,
+    parse,
+    payload_of,
+    route_of,
+    seed,
+)
+from wald.format.log_state import LogState
 
 SOME = [control_batch(LogState(3, 5, {"web": 2})), batch(b"a\nb\n", base=3), batch(b"", base=5), batch(b"c\n", base=5)]
 
@@ -19,7 +28,7 @@ def one_by_one(data: bytes, at: int, position: int) -> tuple[list[StoredBatch], 
     found: list[StoredBatch] = []
     while True:
         parsed = parse(data, at, seed(SALT, position + at))
-        if parsed.outcome is not Outcome.WHOLE or parsed.header is None:
+        if parsed.outcome is not ParseOutcome.WHOLE or parsed.header is None:
             return found, at, parsed
         found.append(StoredBatch(data, at, position + at, parsed.header, route_of(data, at, parsed.header)))
         at += parsed.header.total_bytes

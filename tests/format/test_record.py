@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wald.format.record import Record, split_lines
+from wald.format.records import Record, split_lines
 
 
 @settings(max_examples=200, deadline=None)

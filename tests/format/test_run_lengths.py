@@ -10,7 +10,7 @@ from array import array
 import pytest
 import zstandard
 
-from wald.format.run_lengths import BadRunLengths, pack, unpack
+from wald.format.spans import BadRunLengths, pack, unpack
 
 
 @pytest.mark.parametrize("turns", [[], [0, 2], [3, 1] * 32, [1, 1] * 5000, [0, 1, 2**40, 5] * 100])

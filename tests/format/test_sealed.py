@@ -17,9 +17,18 @@ from golden.samples import BATCHES, INDEX
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wald.format.sealed import INDEX_FRAME_MAGIC, BadSealed, SealedIndex, decode_index, encode_index
-from wald.format.seek_table import SEEK_FOOTER, decode_seek_table, encode_seek_table, seek_table_bytes
-from wald.format.tables import BatchTable, Frame, RouteEntry, RouteTable
+from wald.format.sealed_index import (
+    INDEX_FRAME_MAGIC,
+    BadSealed,
+    BatchTable,
+    Frame,
+    RouteEntry,
+    RouteTable,
+    SealedIndex,
+    decode_index,
+    encode_index,
+)
+from wald.format.zstd_frames import SEEK_FOOTER, decode_seek_table, encode_seek_table, seek_table_bytes
 
 ENCODED = encode_index(INDEX, BATCHES)
 U32, U64, I64 = st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 64) - 1), st.integers(-(1 << 63), (1 << 63) - 1)

@@ -8,8 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wald.format.run_lengths import pack, run_lengths, spans_of, unpack
-from wald.format.spans import Span, Spans
+from wald.format.spans import Span, Spans, pack, run_lengths, spans_of, unpack
 
 numbers = st.integers(1, 40)
 given_spans = st.lists(st.tuples(numbers, numbers), max_size=8)

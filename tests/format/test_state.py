@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wald.format.batch import BatchHeader, Encoding, Flag
-from wald.format.state import (
+from wald.format.log_state import (
     PRODUCERS_MAX,
     WINDOW,
     BadControl,
+    DedupEntry,
     Ending,
     LogState,
     Producers,
-    Written,
     decode_previous,
     decode_state,
     encode_state,
@@ -28,7 +28,7 @@ from wald.format.state import (
 U64 = st.integers(0, (1 << 64) - 1)
 U32 = st.integers(0, (1 << 32) - 1)
 ROUTES = st.dictionaries(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,9}", fullmatch=True), U64, max_size=4)
-WINDOWS = st.lists(st.builds(Written, U64, U64, U32, U32), max_size=WINDOW).map(lambda w: deque(w, WINDOW))
+WINDOWS = st.lists(st.builds(DedupEntry, U64, U64, U32, U32), max_size=WINDOW).map(lambda w: deque(w, WINDOW))
 ENDINGS = st.none() | st.builds(Ending, U32, U64)
 PRODUCERS = st.dictionaries(U64, WINDOWS, max_size=4).map(Producers)
 STATES = st.builds(LogState, U64, U64, ROUTES, ROUTES, PRODUCERS, ENDINGS)
@@ -99,10 +99,10 @@ def test_state_that_lies_is_refused() -> None:
 def test_a_retry_is_found_while_it_is_remembered() -> None:
     producers = Producers()
     for number in range(WINDOW + 1):
-        producers.add(7, Written(number, number + 1, 1, number))
+        producers.add(7, DedupEntry(number, number + 1, 1, number))
 
     assert producers.find(7, 0) is None
-    assert producers.find(7, 1) == Written(1, 2, 1, 1)
+    assert producers.find(7, 1) == DedupEntry(1, 2, 1, 1)
     assert producers.find(8, 1) is None
     assert producers.expected(7) == WINDOW + 1
     assert producers.expected(8) is None
@@ -111,11 +111,11 @@ def test_a_retry_is_found_while_it_is_remembered() -> None:
 def test_the_least_recently_active_producer_is_forgotten_first() -> None:
     producers = Producers()
     for producer_id in range(1, PRODUCERS_MAX + 1):
-        producers.add(producer_id, Written(0, 1, 1, 0))
-    producers.add(1, Written(1, 2, 1, 1))
-    producers.add(PRODUCERS_MAX + 1, Written(0, 3, 1, 0))
+        producers.add(producer_id, DedupEntry(0, 1, 1, 0))
+    producers.add(1, DedupEntry(1, 2, 1, 1))
+    producers.add(PRODUCERS_MAX + 1, DedupEntry(0, 3, 1, 0))
 
-    assert producers.find(1, 0) == Written(0, 1, 1, 0)
+    assert producers.find(1, 0) == DedupEntry(0, 1, 1, 0)
     assert producers.expected(2) is None
     assert len(producers.table) == PRODUCERS_MAX
 
@@ -123,18 +123,18 @@ def test_the_least_recently_active_producer_is_forgotten_first() -> None:
 def test_what_a_forgotten_producer_may_have_sent_is_before_the_next_one_to_be_forgotten() -> None:
     producers = Producers()
     for sequence in range(1, PRODUCERS_MAX):
-        producers.add(sequence, Written(0, sequence, 1, 0))
+        producers.add(sequence, DedupEntry(0, sequence, 1, 0))
         assert producers.forgotten_upto() == 0
-    producers.add(1, Written(1, PRODUCERS_MAX, 1, 0))
+    producers.add(1, DedupEntry(1, PRODUCERS_MAX, 1, 0))
     for sequence in range(PRODUCERS_MAX + 1, 2 * PRODUCERS_MAX):
-        producers.add(sequence, Written(0, sequence, 1, 0))
+        producers.add(sequence, DedupEntry(0, sequence, 1, 0))
         next_one = next(iter(producers.table.values()))
         assert producers.forgotten_upto() == next_one[-1].first - 1
     assert producers.forgotten_upto() >= PRODUCERS_MAX - 1
 
 
 def test_the_largest_state_stays_small() -> None:
-    producers = Producers({n: deque([Written(n, n, 1, n)] * WINDOW, WINDOW) for n in range(PRODUCERS_MAX)})
+    producers = Producers({n: deque([DedupEntry(n, n, 1, n)] * WINDOW, WINDOW) for n in range(PRODUCERS_MAX)})
     assert len(encode_state(LogState(producers=producers))) <= 400 * 1024 + 1024
 
 
@@ -176,4 +176,4 @@ def test_the_batch_of_a_producer_is_remembered_by_what_it_held() -> None:
     state.apply(header, "a")
 
     digest = fingerprint(body_checksum=0xABC, payload_bytes=9, encoding=Encoding.LINES, route_bytes=1)
-    assert state.producers.find(42, 6) == Written(6, 7, 2, digest)
+    assert state.producers.find(42, 6) == DedupEntry(6, 7, 2, digest)

@@ -9,10 +9,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from wald.client.json_records import json_payloads
-from wald.client.payloads import encode_values
+from wald.client.payloads import encode_values, json_payloads
 from wald.errors import InvalidInput
-from wald.format.columns import decode
+from wald.format.records import decode
 from wald.format.times import moment, nanoseconds, timestamp_ns, utc
 
 NOON_NS = 1_795_255_200 * 10**9

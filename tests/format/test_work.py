@@ -7,7 +7,7 @@ from damage import every_flip, every_truncation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wald.format.checked_line import encode_line
+from wald.format.ledger_lines import encode_line
 from wald.format.work import PAGE, BadWork, Commit, Dead, Held, Line, Page, Start, Why, decode_work, encode_work
 
 SEQUENCES = st.integers(1, 1 << 63)

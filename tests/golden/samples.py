@@ -13,27 +13,32 @@ from typing import Any
 import zstandard
 from sample_segments import LOG_ID, SALT, TIME_NS, batch, control_batch, peer_batch, segment
 
-from wald.format import columns, sealed, seek_table
-from wald.format.batch import BatchHeader, Encoding, Flag, seed
+from wald.format import records, sealed_index, zstd_frames
+from wald.format.batch import BatchHeader, Encoding, Flag, ParseOutcome, parse, payload_of, route_of, seed
 from wald.format.cursor import CursorLines, decode_cursor, encode_cursor
 from wald.format.head import Head, decode_head, encode_head
-from wald.format.index import decode_index, encode_entry, encode_index_header
 from wald.format.ledger_lines import (
     FOOTER_BYTES,
     GENESIS,
     PartIndex,
     decode_ledger,
     digest,
-    encode_line,
     index_bytes,
+    ledger_lines_encode_line,
 )
 from wald.format.ledger_lines import decode_index as decode_part_index
 from wald.format.ledger_lines import encode_index as encode_part_index
-from wald.format.parsing import Outcome, parse, payload_of, route_of
-from wald.format.peers import Peer, decode_peer
-from wald.format.segment import SegmentHeader, decode_header, encode_header, pack_version
-from wald.format.state import WINDOW, LogState, Producers, Written, decode_state
-from wald.format.tables import BatchTable, Frame, RouteEntry
+from wald.format.log_state import WINDOW, DedupEntry, LogState, Peer, Producers, decode_peer, decode_state
+from wald.format.sealed_index import BatchTable, Frame, RouteEntry
+from wald.format.segment import (
+    SegmentHeader,
+    decode_header,
+    decode_index,
+    encode_entry,
+    encode_header,
+    encode_index_header,
+    pack_version,
+)
 from wald.format.transfers import Transfer, decode_transfer, encode_transfer
 from wald.format.work import Commit, Dead, Held, Page, Why, decode_work, encode_work
 from wald.format.work import Line as WorkLine
@@ -82,8 +87,8 @@ STATE = LogState(
     open_records={"web": 249},
     producers=Producers(
         {
-            0xFFFFFFFFFFFFFFFF: deque([Written(7, 100, 10, 0x1234), Written(8, 110, 0, 0)], WINDOW),
-            1: deque([Written(0, 1, 1, 0xFFFFFFFF)], WINDOW),
+            0xFFFFFFFFFFFFFFFF: deque([DedupEntry(7, 100, 10, 0x1234), DedupEntry(8, 110, 0, 0)], WINDOW),
+            1: deque([DedupEntry(0, 1, 1, 0xFFFFFFFF)], WINDOW),
         }
     ),
 )
@@ -136,7 +141,7 @@ RECLAIM: list[dict[str, Any]] = [
         "excused": 260,
     },
 ]
-INDEX = sealed.SealedIndex(
+INDEX = sealed_index.SealedIndex(
     log_id=LOG_ID,
     base_sequence=250,
     next_sequence=260,
@@ -175,13 +180,13 @@ def _sparse_index_value(data: bytes) -> object:
 
 def _batch_value(data: bytes) -> tuple[BatchHeader, str, bytes]:
     found = parse(data, 0, seed(SALT, 0))
-    assert found.outcome is Outcome.WHOLE
+    assert found.outcome is ParseOutcome.WHOLE
     assert found.header is not None
     return found.header, route_of(data, 0, found.header), bytes(payload_of(data, 0, found.header))
 
 
 def _columns_value(data: bytes) -> object:
-    decoded = columns.decode(_batch_value(data)[2])
+    decoded = records.decode(_batch_value(data)[2])
     assert decoded.times is not None
     assert decoded.keys is not None
     assert decoded.headers is not None
@@ -191,7 +196,7 @@ def _columns_value(data: bytes) -> object:
 def ledger_of(entries: list[dict[str, Any]]) -> bytes:
     data, prev = b"", GENESIS
     for entry in entries:
-        line = encode_line(entry, prev)
+        line = ledger_lines_encode_line(entry, prev)
         data, prev = data + line, digest(line)
     return data
 
@@ -223,7 +228,7 @@ def _ledger_part_index(stored_bytes: int = 0) -> PartIndex:
 
 
 def _sealed_value(frame: bytes) -> object:
-    index = sealed.decode_index(frame)
+    index = sealed_index.decode_index(frame)
     return index, index.batch_table(), index.peers()
 
 
@@ -295,7 +300,7 @@ SAMPLES = [
         "batch-columns.bin",
         (VALUES, KEYS, HEADERS, TIMES),
         lambda: batch(
-            columns.encode(VALUES, keys=KEYS, headers=HEADERS, times_ns=TIMES),
+            records.encode(VALUES, keys=KEYS, headers=HEADERS, times_ns=TIMES),
             base=250,
             count=len(VALUES),
             encoding=Encoding.COLUMNS,
@@ -312,15 +317,15 @@ SAMPLES = [
     Sample(
         "sealed-index.bin",
         (INDEX, BATCHES, {40: PEER}),
-        lambda: sealed.encode_index(INDEX, BATCHES, {40: PEER}),
+        lambda: sealed_index.encode_index(INDEX, BATCHES, {40: PEER}),
         _sealed_value,
         exact=False,
     ),
     Sample(
         "seek-table.bin",
         SEEK_TABLE,
-        lambda: seek_table.encode_seek_table(SEEK_TABLE),
-        lambda data: seek_table.decode_seek_table(data, file_bytes=950 + len(data)),
+        lambda: zstd_frames.encode_seek_table(SEEK_TABLE),
+        lambda data: zstd_frames.decode_seek_table(data, file_bytes=950 + len(data)),
     ),
     Sample("segment.wal", SEGMENT, lambda: SEGMENT, lambda data: data),
     Sample("head.txt", HEAD, lambda: encode_head(HEAD), decode_head),

@@ -20,8 +20,8 @@ from running import TIMEOUT_SECONDS, Daemon, eventually, refusal_of
 import wald
 from wald.client.producer import Durable, Producer
 from wald.errors import DiskFailure, InvalidInput, NotFound, NotPermitted, Refused, Unavailable, WaldError
-from wald.format.columns import encode
 from wald.format.protocol import Publish, parse_request
+from wald.format.records import encode
 
 
 @pytest.mark.parametrize("code", ["full", "busy", "timeout", "failed"])

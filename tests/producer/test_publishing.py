@@ -19,8 +19,8 @@ from wald.client.payloads import FRAME_MAX_BYTES
 from wald.client.producer import Durable, Producer
 from wald.client.session import WINDOW
 from wald.errors import InvalidInput, Refused
-from wald.format.columns import encode
 from wald.format.protocol import Publish
+from wald.format.records import encode
 
 
 def test_what_is_published_is_in_the_log(daemon: Daemon) -> None:

@@ -17,8 +17,7 @@ import wald
 from wald.client.payloads import FRAME_MAX_BYTES, encode_values
 from wald.client.producer import Durable, Producer
 from wald.errors import InvalidInput, Unavailable
-from wald.format.columns import decode
-from wald.format.not_before import not_before
+from wald.format.records import decode, not_before
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NOON_NS = 1_795_262_400 * 10**9

@@ -15,7 +15,7 @@ from running import eventually
 import wald
 from wald.errors import Damaged, InvalidInput, NotFound, Refused
 from wald.format.names import Kind
-from wald.store.retention.cursors import CursorState
+from wald.retention.cursors import CursorState
 
 NEVER = 1 << 40
 

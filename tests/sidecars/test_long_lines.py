@@ -13,8 +13,8 @@ from reclaiming import bases, reclaim
 from relieving import relieve
 
 import wald
+from wald.files.layout import Root
 from wald.format.names import Kind
-from wald.store.files.directory import Root
 
 WHOLE = b"begins and ends"
 

@@ -24,9 +24,9 @@ from powercut import ACKNOWLEDGED, recorded
 from running import command, run, sidecar
 
 import wald
+from wald.files.identity import read_identity
 from wald.format.names import DEFAULT_GROUP
-from wald.store.files.identity import read_identity
-from wald.store.retention.cursors import cursors_of
+from wald.retention.cursors import cursors_of
 
 STATES = 24  # of a program, at most, evenly chosen
 DAEMON_STATES = 200

@@ -20,12 +20,12 @@ import reclaiming
 from logs import Built
 
 from wald.cli.entry import run
+from wald.files.ledger_read import read_ledger
+from wald.files.listing import list_segments
 from wald.format.names import Kind
-from wald.store.files.ledger_read import read_ledger
-from wald.store.files.listing import list_segments
-from wald.store.retention.cursors import CursorState
-from wald.store.retention.pins import read_claims, sealed_index
-from wald.store.segments.view import State
+from wald.retention.blockers import read_claims, sealed_index
+from wald.retention.cursors import CursorState
+from wald.segments.view import State
 from wald_archive.command import command
 from wald_reclaim.policy import Limits
 

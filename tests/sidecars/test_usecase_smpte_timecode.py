@@ -19,11 +19,11 @@ import pytest
 import reclaiming
 from logs import Built
 
+from wald.files.ledger_read import read_ledger
+from wald.files.listing import list_segments
 from wald.format.names import DEFAULT_GROUP, Kind
-from wald.store.files.ledger_read import read_ledger
-from wald.store.files.listing import list_segments
-from wald.store.retention.pins import Pin, read_claims, sealed_index
-from wald.store.segments.view import State
+from wald.retention.blockers import Pin, read_claims, sealed_index
+from wald.segments.view import State
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "usecase-smpte-timecode.sh"
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

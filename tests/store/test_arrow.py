@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from logs import START_NS, Built
 
 from wald.format.batch import BatchHeader, Encoding, Flag
-from wald.store.reading.arrow import record_batch, schema
-from wald.store.reading.batches import Batch
+from wald.reading.arrow import record_batch, schema
+from wald.reading.assembler import Batch
 
 
 def rows(table: pa.Table | pa.RecordBatch) -> list[tuple[object, ...]]:

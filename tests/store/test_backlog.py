@@ -10,10 +10,10 @@ import pytest
 from effort import steps
 from logs import SECOND_NS, START_NS, Built
 
+from wald.files.disk import Disk
+from wald.files.routes import add_route, retire_route
 from wald.format.names import Kind
-from wald.store.files.disk import Disk
-from wald.store.files.routes import add_route, retire_route
-from wald.store.retention.backlog import RECENT_SEGMENTS, Backlog, GroupBacklog, GrowthMeter
+from wald.retention.backlog import RECENT_SEGMENTS, Backlog, GroupBacklog, GrowthMeter
 
 
 @pytest.fixture

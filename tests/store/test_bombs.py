@@ -11,10 +11,9 @@ from bombs import GIB, MEMORY_MAX_BYTES, MIB, ZEROS, run
 from logs import Built
 
 from wald.format.names import Kind
-from wald.format.sealed import encode_index
-from wald.format.seek_table import encode_seek_table
-from wald.format.tables import Frame
-from wald.store.segments.compression import SealedFile
+from wald.format.sealed_index import Frame, encode_index
+from wald.format.zstd_frames import encode_seek_table
+from wald.segments.sealed_file import SealedFile
 
 LARGEST = (1 << 32) - 1  # what the index can say of a frame
 

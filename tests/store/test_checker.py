@@ -15,13 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from logs import SECOND_NS, START_NS, Built
 
+from wald.checking.checker import Checked, Finding, Level, SegmentToCheck, check
+from wald.checking.verifier import Verification, verify
+from wald.files.layout import Root
+from wald.files.listing import list_segments
 from wald.format.batch import Flag
 from wald.format.names import Kind
-from wald.store.checking.checker import Checked, SegmentToCheck, check
-from wald.store.checking.finding import Finding, Level
-from wald.store.checking.verifier import Verification, verify
-from wald.store.files.directory import Root
-from wald.store.files.listing import list_segments
 
 Write = Callable[[Built], None]
 

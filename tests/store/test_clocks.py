@@ -12,10 +12,10 @@ from logs import SECOND_NS, START_NS, Built
 
 import wald
 from wald.errors import Damaged
+from wald.files.listing import list_segments
+from wald.format.log_state import decode_state
 from wald.format.names import Kind
-from wald.format.state import decode_state
-from wald.store.files.listing import list_segments
-from wald.store.segments.raw import RawFile, ScannedBatch
+from wald.segments.raw_scan import RawFile, ScannedBatch
 
 YEAR_NS = 365 * 24 * 3600 * SECOND_NS
 STEPS = {

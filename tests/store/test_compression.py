@@ -20,17 +20,15 @@ from hypothesis import strategies as st
 from sample_segments import SALT, TIME_NS, batch, control_batch, joined, moved, segment, segment_header
 
 from wald.errors import Damaged
-from wald.format import columns
-from wald.format.batch import Encoding, Flag, seed
-from wald.format.parsing import Outcome, parse
-from wald.format.sealed import BadSealed, SealedIndex, encode_index
-from wald.format.seek_table import encode_seek_table
+from wald.files.disk import Disk
+from wald.format import records
+from wald.format.batch import Encoding, Flag, ParseOutcome, parse, seed
+from wald.format.log_state import LogState
+from wald.format.sealed_index import BadSealed, SealedIndex, encode_index
 from wald.format.segment import BadHeader
-from wald.format.state import LogState
-from wald.store.files.disk import Disk
-from wald.store.segments.compression import Compressed, SealedFile, compress_segment
-from wald.store.segments.frames import FRAME_BYTES
-from wald.store.segments.raw import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch
+from wald.format.zstd_frames import encode_seek_table
+from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch
+from wald.segments.sealed_file import FRAME_BYTES, Compressed, SealedFile, compress_segment
 
 LINE = b"2024-05-01T12:00:00Z web-3 GET /index.html 200\r\n"
 
@@ -79,7 +77,7 @@ def many_batches() -> bytes:
     for number, lines in enumerate([1, 3, 20_000, 1, 1, 60_000, 12_000, 12_000, 2]):
         batches.append(batch(LINE * lines, base=base, route=[b"web", b"db", b"a" * 127][number % 3]))
         base += lines
-    payload = columns.encode([b"\0\xff", b"", b"\n"], keys=[b"k", None, b""], times_ns=[1, 2, 3])
+    payload = records.encode([b"\0\xff", b"", b"\n"], keys=[b"k", None, b""], times_ns=[1, 2, 3])
     batches.append(batch(payload, base=base, count=3, encoding=Encoding.COLUMNS))
     return raw_segment(*batches)
 
@@ -116,7 +114,7 @@ def test_a_frame_holds_whole_batches_of_about_a_mebibyte(tmp_path: Path) -> None
             data, at, batches = sealed.frame(number), FIRST_BATCH if number == 0 else 0, 0
             while at < len(data):
                 found = parse(data, at, seed(SALT, frame.raw_offset + at))
-                assert found.outcome is Outcome.WHOLE
+                assert found.outcome is ParseOutcome.WHOLE
                 assert found.header is not None
                 at += found.header.total_bytes
                 batches += 1

@@ -12,19 +12,11 @@ from logs import Built
 from running import TIMEOUT_SECONDS
 
 from wald.errors import InvalidInput, NotFound, Refused
+from wald.files.disk import Disk
 from wald.format.cursor import CursorLines, encode_cursor
-from wald.store.files.disk import Disk
-from wald.store.retention import cursors
-from wald.store.retention.cursors import (
-    Cursor,
-    CursorState,
-    SlowestCursor,
-    cursors_of,
-    read_cursor,
-    set_cursor,
-    turn,
-)
-from wald.store.retention.taken import move_cursor
+from wald.retention import cursors
+from wald.retention.cursor_moves import move_cursor
+from wald.retention.cursors import Cursor, CursorState, SlowestCursor, cursor_lock, cursors_of, read_cursor, set_cursor
 
 NOW = "2026-11-21T10:00:00Z"
 
@@ -162,7 +154,7 @@ def test_of_two_that_move_a_cursor_at_once_the_lower_one_is_refused(built: Built
         return move_cursor(built.root, "a", "processed", 3, log_id=built.log_id, disk=Awaited(), now=NOW)
 
     with ThreadPoolExecutor() as threads:
-        with turn(built.root.cursor_directory("a"), Disk()):
+        with cursor_lock(built.root.cursor_directory("a"), Disk()):
             moving = threads.submit(lower)
             assert waits.wait(TIMEOUT_SECONDS)
             move(built, 7)

@@ -21,7 +21,7 @@ from spoiling import DAMAGE, Damage
 import wald
 from wald.errors import Damaged
 from wald.format.batch import HEADER, padded
-from wald.format.record import Record
+from wald.format.records import Record
 
 FORGED = b"forged"
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from wald.errors import Damaged, InvalidInput, NotFound, UnsupportedFormat
+from wald.files.disk import Disk
+from wald.files.identity import create_root, read_identity
+from wald.files.layout import Root
+from wald.files.listing import list_segments
 from wald.format.names import Kind
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.identity import create_root, read_identity
-from wald.store.files.listing import list_segments
 
 NOW = "2026-11-21T10:00:00Z"
 

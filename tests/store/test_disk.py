@@ -14,8 +14,8 @@ from full_disk import fill, small_file_system
 from running import run
 from tracing import strace
 
+from wald.files.disk import FILE_MODE, Disk, free_bytes
 from wald.format.batch import Buffer
-from wald.store.files.disk import FILE_MODE, Disk, free_bytes
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_room_is_reserved_by_the_file_system_or_not_at_all(tmp_path: Path, error
     """The C library would write into every block if the file system cannot."""
     script = f"""
 import os, pathlib
-from wald.store.files.disk import Disk
+from wald.files.disk import Disk
 descriptor = Disk().create(pathlib.Path({str(tmp_path / "file")!r}))
 try:
     done = Disk().allocate(descriptor, 1 << 20)
@@ -255,7 +255,7 @@ def test_a_full_disk_is_reported_with_the_file_that_found_no_room(tmp_path: Path
 def test_the_error_of_a_call_that_takes_a_descriptor_names_the_file(tmp_path: Path, call: str, step: str) -> None:
     script = f"""
 import pathlib
-from wald.store.files.disk import Disk
+from wald.files.disk import Disk
 disk, path = Disk(), pathlib.Path({os.fspath(tmp_path)!r})
 descriptor, source = disk.create(path / "file"), disk.create(path / "source")
 try:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from logs import Built
 
+from wald.checking.dump import dump
 from wald.errors import Damaged, InvalidInput, NotFound
+from wald.files.ledger_write import Ledger
 from wald.format.names import Kind
-from wald.store.checking.dump import dump
-from wald.store.files.ledger_write import Ledger
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from logs import Unsynced
 
 from wald.answers.history import CLOCK, LIVES, Excerpt, crash_events, excerpt, sentence
-from wald.store.checking.story import Event, Story
-from wald.store.files.clock import ClockStep, add_step
-from wald.store.files.directory import Root
-from wald.store.files.ledger_read import parts_of
-from wald.store.files.ledger_write import Ledger
+from wald.checking.audit_report import DeletionAudit, Event
+from wald.files.layout import Root
+from wald.files.ledger_read import parts_of
+from wald.files.ledger_write import Ledger
+from wald.files.uptime import ClockStep, add_step
 
 SEGMENTS = (1, 11, 21)
 
@@ -64,7 +64,7 @@ def root(tmp_path: Path) -> Root:
 def pages(root: Root, count: int, at_most: int = 1000, wanted: str = "") -> list[Excerpt]:
     """All excerpts, each from where the one before ended."""
     before: dict[str, int] = {}
-    found, story = [], Story(root)
+    found, story = [], DeletionAudit(root)
     while True:
         found.append(
             excerpt(story, before, wanted=lambda event: wanted in event.entry["event"], count=count, at_most=at_most)
@@ -101,7 +101,7 @@ def test_pages_of_excerpts_are_the_whole_story_backwards(
 
         found = pages(root, data.draw(st.integers(1, 5)), data.draw(st.integers(1, 5)))
 
-        story = Story(root)
+        story = DeletionAudit(root)
         whole = list(story.events())
         told = [event for page in found for event in page.events]
         assert sorted(map(repr, map(key, told))) == sorted(map(repr, map(key, whole)))
@@ -113,7 +113,7 @@ def test_pages_of_excerpts_are_the_whole_story_backwards(
 def test_a_deletion_that_was_taken_back_makes_no_later_one_a_repetition(root: Root) -> None:
     lines = [reclaimed(1, 0, 19), {"event": "kept", "base": 1, "why": "it came back"}, reclaimed(1, 0, 9)]
     write(root, "reclaim.jsonl", [line | {"at": at} for at, line in enumerate([*lines, reclaimed(11, 0, 9)])])
-    whole = list(Story(root).events())
+    whole = list(DeletionAudit(root).events())
 
     for paged in ([event for page in pages(root, 1) for event in page.events], whole):
         rulings = [event.ruling for event in paged if event.entry.get("base") == 11]
@@ -131,7 +131,7 @@ def test_an_excerpt_looks_at_no_more_events_than_it_may(root: Root) -> None:
 
 def test_the_newest_events_of_a_long_history_take_as_long_as_those_of_a_short_one(root: Root) -> None:
     def newest() -> None:
-        assert len(excerpt(Story(root), {}, wanted=lambda _: True, count=10, at_most=100).events) == 10
+        assert len(excerpt(DeletionAudit(root), {}, wanted=lambda _: True, count=10, at_most=100).events) == 10
 
     def grow(count: int, base: int) -> None:
         ledger = Ledger(root.ledger / "segments.jsonl", Unsynced(), part_bytes=20_000)

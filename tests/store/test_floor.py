@@ -13,15 +13,15 @@ from effort import steps
 from logs import Built
 from running import Daemon, eventually, output_of
 
+from wald.files.layout import Root
+from wald.files.ledger_write import Ledger
+from wald.files.routes import retire_route
 from wald.format.cursor import CursorLines, encode_cursor
 from wald.format.work import PAGE, Commit, Line, Page, Start, Why, encode_work
-from wald.store.files.directory import Root
-from wald.store.files.ledger_write import Ledger
-from wald.store.files.routes import retire_route
-from wald.store.retention.cursors import CursorState, cursors_of
-from wald.store.segments.view import State
-from wald.store.writing import floor
-from wald.store.writing.floor import find_floor, last_sealed
+from wald.retention.cursors import CursorState, cursors_of
+from wald.segments.view import State
+from wald.writing import sequence_floor
+from wald.writing.sequence_floor import find_floor, last_sealed
 
 LAST = 10  # of the log
 FAR = 1 << 50
@@ -163,7 +163,7 @@ def test_a_journal_with_thousands_of_damaged_lines_is_not_believed(built: Built)
 
 
 def test_a_line_of_a_journal_that_is_too_long_is_not_decoded(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(floor, "_LINE_MAX_BYTES", 1 << 10)
+    monkeypatch.setattr(sequence_floor, "_LINE_MAX_BYTES", 1 << 10)
     begin = Start(built.log_id, "a", "g", 1, 21)
     long = Commit(taken_in=[(46, 46)], why=[Why("x" * (1 << 10), 1, [])])
     read_by_workers(built, begin, Commit(taken_in=[(21, 45)]), long)

@@ -16,13 +16,13 @@ from logs import Built
 from sample_segments import batch, joined
 
 import wald
+from wald.checking.dump import dump
+from wald.checking.verifier import verify
 from wald.errors import Damaged
 from wald.format.batch import HEADER, TRAILER, padded, seed
 from wald.format.names import Kind
-from wald.store.checking.dump import dump
-from wald.store.checking.verifier import verify
-from wald.store.segments import raw, resync
-from wald.store.segments.raw import FIRST_BATCH, RawFile, ScannedBatch
+from wald.segments import raw_scan
+from wald.segments.raw_scan import FIRST_BATCH, RawFile, ScannedBatch
 
 FORGED = b"forged"
 
@@ -198,7 +198,7 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.bytes = 0
-        for module in (raw, resync, wald.format.batch):
+        for module in (raw_scan, raw_scan, wald.format.batch):
             if hasattr(module, "crc32c"):
                 monkeypatch.setattr(module, "crc32c", self._counting(module.crc32c))
 

@@ -13,10 +13,10 @@ from golden.samples import FOLDER, SEALED_LINES, ledger_of
 from logs import Unsynced
 
 from wald.errors import Damaged
-from wald.store.files.directory import Root
-from wald.store.files.ledger_write import Ledger
-from wald.store.retention.history import History, member_of, runs_of
-from wald.store.retention.legality import judge
+from wald.files.layout import Root
+from wald.files.ledger_write import Ledger
+from wald.retention.audit import judge
+from wald.retention.history import History, history_runs_of, member_of
 
 
 @pytest.fixture
@@ -196,8 +196,8 @@ def test_bundles_that_follow_one_another_leave_no_gap(
 
 
 def test_runs_count_from_where_the_bundle_before_ended() -> None:
-    assert list(runs_of(archived("a", 6, 12, after=4, runs=[1, 2, 3, 2]))) == [(6, 7), (11, 12)]
-    assert list(runs_of(archived("a", 6, 12))) == [(6, 12)]
+    assert list(history_runs_of(archived("a", 6, 12, after=4, runs=[1, 2, 3, 2]))) == [(6, 7), (11, 12)]
+    assert list(history_runs_of(archived("a", 6, 12))) == [(6, 12)]
 
 
 @pytest.mark.parametrize(("sequence", "part"), [(1, "1.txt"), (5, "1.txt"), (6, "6.jsonl"), (99, "6.jsonl"), (0, None)])

@@ -11,10 +11,9 @@ import pytest
 from damage import every_truncation
 from sample_segments import LOG_ID, TIME_NS, segment
 
-from wald.format.index import INTERVAL_BYTES, SparseIndex
-from wald.format.segment import SegmentHeader
-from wald.store.segments.indexes import SparseIndexWriter, read_index
-from wald.store.segments.raw import RawFile, ScannedBatch
+from wald.format.segment import INTERVAL_BYTES, SegmentHeader, SparseIndex
+from wald.segments.index_builder import SparseIndexWriter, read_index
+from wald.segments.raw_scan import RawFile, ScannedBatch
 
 HEADER = SegmentHeader(LOG_ID, 7, 3, TIME_NS, 7)
 

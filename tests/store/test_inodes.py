@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tracing import strace
 
-from wald.store.files.inodes import Name, is_regular
+from wald.files.safe_open import FileIdentity, is_regular
 
 
 @pytest.fixture
@@ -22,18 +22,18 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def name(path: Path) -> Iterator[Name]:
+def name(path: Path) -> Iterator[FileIdentity]:
     with path.open("rb") as file:
-        yield Name(path, file.fileno())
+        yield FileIdentity(path, file.fileno())
 
 
-def test_it_holds_whatever_is_written(path: Path, name: Name) -> None:
+def test_it_holds_whatever_is_written(path: Path, name: FileIdentity) -> None:
     path.write_bytes(b"more")
 
     assert name.holds()
 
 
-def test_removed_moved_or_replaced_it_does_not_hold(path: Path, name: Name) -> None:
+def test_removed_moved_or_replaced_it_does_not_hold(path: Path, name: FileIdentity) -> None:
     path.rename(path.with_name("elsewhere"))
     assert not name.holds()
     path.write_bytes(b"")
@@ -50,7 +50,7 @@ def test_an_inode_of_another_device_is_another_file(path: Path) -> None:
     """Numbers are given out by each file system for itself: here both roots have the same one, mostly."""
     for folder in (Path("/proc"), Path("/sys"), path.parent):
         descriptor = os.open(folder, os.O_RDONLY)
-        assert [Name(other, descriptor).holds() for other in (Path("/proc"), Path("/sys"), path.parent)] == [
+        assert [FileIdentity(other, descriptor).holds() for other in (Path("/proc"), Path("/sys"), path.parent)] == [
             other == folder for other in (Path("/proc"), Path("/sys"), path.parent)
         ]
         os.close(descriptor)
@@ -60,10 +60,10 @@ def test_where_statx_is_forbidden_stat_tells_as_much(tmp_path: Path) -> None:
     """As in containers of some years ago."""
     script = """
 import pathlib, sys
-from wald.store.files.inodes import Name, is_regular
+from wald.files.safe_open import FileIdentity, is_regular
 path = pathlib.Path(sys.argv[1])
 file = path.open("wb")
-name = Name(path, file.fileno())
+name = FileIdentity(path, file.fileno())
 held = name.holds()
 path.rename(path.with_name("elsewhere"))
 print(is_regular(file.fileno()), held, name.holds())
@@ -80,9 +80,9 @@ print(is_regular(file.fileno()), held, name.holds())
 
 
 def test_a_c_library_without_statx_is_no_obstacle(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wald.store.files.inodes._statx", None)
+    monkeypatch.setattr("wald.files.safe_open._statx", None)
     with path.open("rb") as file:
-        assert Name(path, file.fileno()).holds()
+        assert FileIdentity(path, file.fileno()).holds()
         assert is_regular(file.fileno())
 
 
@@ -92,4 +92,4 @@ def test_only_a_regular_file_is_one(path: Path) -> None:
         assert is_regular(descriptor) == place.is_file()
         os.close(descriptor)
     assert not is_regular(descriptor)
-    assert not Name(path, descriptor).holds()
+    assert not FileIdentity(path, descriptor).holds()

@@ -10,11 +10,11 @@ import pytest
 from logs import Built
 from running import output_of
 
-from wald.store.files.listing import list_segments
-from wald.store.retention.backlog import Backlog
-from wald.store.retention.cursors import cursors_of
-from wald.store.retention.progress import lags
-from wald.store.segments.view import read_view
+from wald.files.listing import list_segments
+from wald.retention.backlog import Backlog
+from wald.retention.cursors import cursors_of
+from wald.retention.progress import lags
+from wald.segments.view import read_view
 
 
 @pytest.fixture

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from logs import Built
 
-from wald.format.sealed import SealedIndex
-from wald.format.tables import BatchTable
-from wald.store.reading.latest import start_of_latest
-from wald.store.reading.matching import Matcher
+from wald.format.sealed_index import BatchTable, SealedIndex
+from wald.reading.latest import start_of_latest
+from wald.reading.selection import Matcher
 
 END = (1 << 64) - 1
 

@@ -13,10 +13,10 @@ from faults import TracingDisk
 from logs import Unsynced
 
 from wald.errors import Damaged, Locked
+from wald.files.disk import Disk
+from wald.files.ledger_read import entries_of, read_ledger
+from wald.files.ledger_write import Ledger
 from wald.format.batch import Buffer
-from wald.store.files.disk import Disk
-from wald.store.files.ledger_read import entries_of, read_ledger
-from wald.store.files.ledger_write import Ledger
 
 
 class FailingDisk(Disk):

@@ -23,9 +23,9 @@ from logs import Unsynced
 from powercut import RecordingDisk
 
 from wald.errors import Damaged
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.ledger_read import (
+from wald.files.disk import Disk
+from wald.files.layout import Root
+from wald.files.ledger_read import (
     Lines,
     entries_of,
     newest_entries,
@@ -35,9 +35,9 @@ from wald.store.files.ledger_read import (
     read_ledger,
     stored_index,
 )
-from wald.store.files.ledger_write import Ledger
-from wald.store.repairing.ledgers import begin_again
-from wald.store.retention.history import History
+from wald.files.ledger_write import Ledger
+from wald.repairing.apply import begin_again
+from wald.retention.history import History
 
 PART_BYTES = 3000
 

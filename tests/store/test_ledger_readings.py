@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from logs import Unsynced
 
+from wald.checking.audit_report import DeletionAudit
 from wald.errors import Damaged
-from wald.store.checking.story import Story
-from wald.store.files.directory import Root
-from wald.store.files.ledger_read import Line, Lines, parts_of
-from wald.store.files.ledger_write import Ledger
-from wald.store.retention.history import History
+from wald.files.layout import Root
+from wald.files.ledger_read import Line, Lines, parts_of
+from wald.files.ledger_write import Ledger
+from wald.retention.history import History
 
 BASES = [10 * number + 1 for number in range(60)]
 READINGS: dict[str, Callable[[Lines], Iterator[Line]]] = {
@@ -119,7 +119,7 @@ def test_deletions_are_found_once_though_the_ledger_is_cut_meanwhile(root: Root,
 
 
 def test_legal_deletions_stay_legal_though_the_ledger_is_cut_while_they_are_judged(root: Root, path: Path) -> None:
-    story = Story(root)
+    story = DeletionAudit(root)
     events = story.events()
     found = [next(events)]
     append(path, [601], 1 << 20)

@@ -18,16 +18,16 @@ from reclaiming import Reclaimer, reclaim
 from repairing import repair
 from running import eventually, wald
 
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.leftovers import abandoned, leftovers, remove
-from wald.store.writing.sealer import remove_temporaries
+from wald.files.disk import Disk
+from wald.files.layout import Root
+from wald.files.locks import abandoned, leftovers, remove
+from wald.writing.sealing import remove_temporaries
 
 OLD_NS = 1_700_000_000 * 10**9
 STOPPED_IN_REPLACE = """
 import os, signal, sys
 from pathlib import Path
-from wald.store.files.disk import Disk
+from wald.files.disk import Disk
 
 class Stopping(Disk):
     def sync(self, descriptor):

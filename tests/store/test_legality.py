@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from wald.store.retention.legality import EXPIRING, Overlaps, Ruling, judge
+from wald.retention.audit import EXPIRING, Overlaps, Ruling, judge
 
 Line = dict[str, Any]
 SHA256 = "ab" * 32

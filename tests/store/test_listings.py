@@ -15,7 +15,7 @@ from draining import InProcess
 from logs import Built
 from running import eventually
 
-from wald.store.reading.selection import Start
+from wald.reading.selection import Start
 
 _counted: list[tuple[str, list[str]]] = []
 """Directories of which listings are counted now, each with the listings."""

@@ -10,11 +10,11 @@ import pytest
 from logs import Built
 
 from wald.errors import Locked
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.identity import create_root
-from wald.store.files.listing import list_segments
-from wald.store.writing.lock import Lock, holder, is_held
+from wald.files.disk import Disk
+from wald.files.identity import create_root
+from wald.files.layout import Root
+from wald.files.listing import list_segments
+from wald.writing.daemon_lock import Lock, holder, is_held
 
 NOW = "2026-11-21T10:00:00Z"
 

@@ -11,11 +11,11 @@ from damage import flipped
 from logs import SECOND_NS, START_NS, Built
 
 from wald.errors import Damaged, InvalidInput
+from wald.files.ledger_write import Ledger
 from wald.format.names import Kind
 from wald.format.work import PAGE, Commit, Line, Page, Start, encode_work
-from wald.store.files.ledger_write import Ledger
-from wald.store.segments.compression import SealedFile
-from wald.store.segments.view import State
+from wald.segments.sealed_file import SealedFile
+from wald.segments.view import State
 
 BLANK = b"\n"
 

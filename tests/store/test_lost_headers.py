@@ -15,7 +15,7 @@ from logs import Built, Unsynced
 from repairing import repair
 
 from wald.format.names import Kind
-from wald.store.segments.raw import FIRST_BATCH
+from wald.segments.raw_scan import FIRST_BATCH
 
 SECTOR = 512
 LINE = b"x" * 200

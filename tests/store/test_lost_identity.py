@@ -14,14 +14,14 @@ from repairing import repair, snapshot
 
 import wald
 from wald.errors import Damaged, NotFound
+from wald.files.identity import read_identity
+from wald.files.layout import Root
+from wald.files.ledger_read import read_ledger
 from wald.format.cursor import CursorLines, encode_cursor
 from wald.format.names import Kind
-from wald.store.files.directory import Root
-from wald.store.files.identity import read_identity
-from wald.store.files.ledger_read import read_ledger
-from wald.store.repairing.identity import lost_identity
-from wald.store.repairing.plan import Deed
-from wald.store.repairing.proposal import proposed
+from wald.repairing.apply import proposed
+from wald.repairing.plan import ActionKind
+from wald.repairing.survey import lost_identity
 
 CREATED = "2023-11-14T22:13:20.000Z"  # START_NS, of the first segment
 
@@ -79,7 +79,7 @@ def test_it_is_made_again_of_what_all_files_say(built: Built, other: Built, reas
     as_found = snapshot(root.path)
     with proposed(root) as (plan, _):
         (act,) = plan.acts
-    assert (act.deed, act.path, plan.loses, plan.damage) == (Deed.IDENTITY, root.identity, False, True)
+    assert (act.deed, act.path, plan.loses, plan.damage) == (ActionKind.IDENTITY, root.identity, False, True)
     assert reason in act.reason
     assert f"4 files say that this is log {built.log_id.hex()}" in act.reason
     assert snapshot(root.path) == as_found
@@ -210,6 +210,6 @@ def test_with_a_broken_ledger_both_are_made_again(built: Built) -> None:
     ledger = built.root.ledger / "segments.jsonl"
     ledger.write_bytes(ledger.read_bytes().replace(b'"sealed"', b'"sealeD"'))
     plan = repair(built.root.path, accept_loss=False)
-    assert [act.deed for act in plan.acts][:2] == [Deed.LEDGER, Deed.IDENTITY]
+    assert [act.deed for act in plan.acts][:2] == [ActionKind.LEDGER, ActionKind.IDENTITY]
     assert errors(built.root.path) == []
     assert len(values(built.root)) == 10

@@ -14,8 +14,8 @@ from relieving import relieve
 from repairing import repair
 
 import wald
-from wald.store.files.directory import Root
-from wald.store.files.listing import list_segments
+from wald.files.layout import Root
+from wald.files.listing import list_segments
 
 Fate = Callable[[Path], None]
 

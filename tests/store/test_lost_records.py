@@ -12,12 +12,12 @@ from contents import errors
 from logs import START_NS, Built
 from repairing import repair
 
+from wald.checking.verifier import verify
 from wald.errors import NotFound
+from wald.files.layout import Root
 from wald.format.names import Kind
-from wald.store.checking.verifier import verify
-from wald.store.files.directory import Root
-from wald.store.retention.missing import Missing
-from wald.store.segments.view import State
+from wald.retention.missing import Missing
+from wald.segments.view import State
 
 LOST = {"event": "lost", "base": 3, "last": 4, "why": "the file is gone", "kept": "quarantine/it", "at": START_NS}
 

@@ -10,12 +10,12 @@ import pytest
 from logs import Built
 from reading import moment
 
+from wald.checking.checker import Level
+from wald.checking.verifier import verify
 from wald.errors import Damaged, InvalidInput, NotFound
+from wald.files.listing import list_segments
 from wald.format.names import Kind
-from wald.store.checking.finding import Level
-from wald.store.checking.verifier import verify
-from wald.store.files.listing import list_segments
-from wald.store.retention.missing import Missing
+from wald.retention.missing import Missing
 
 
 @pytest.fixture

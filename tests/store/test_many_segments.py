@@ -11,11 +11,11 @@ import pytest
 from effort import steps
 from logs import Built
 
+from wald.checking.verifier import verify
+from wald.files.listing import list_segments
 from wald.format.names import Kind
-from wald.store.checking.verifier import verify
-from wald.store.files.listing import list_segments
-from wald.store.retention.taken import taken_above
-from wald.store.segments.opened import SealedSegment
+from wald.retention.cursor_moves import reclaimed_above
+from wald.segments.reader import SealedSegment
 
 
 def built(path: Path, segments: int) -> Built:
@@ -90,4 +90,4 @@ def test_cuts_between_all_looks_keep_nobody_from_an_answer(tmp_path: Path, monke
 
     monkeypatch.setattr(os, "scandir", look)
 
-    assert taken_above(log.root, log.log.cursor("a"), log_id=log.log_id) == ""
+    assert reclaimed_above(log.root, log.log.cursor("a"), log_id=log.log_id) == ""

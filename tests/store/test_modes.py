@@ -14,15 +14,15 @@ from running import Daemon, command, run, sidecar
 from sample_segments import LOG_ID, TIME_NS
 from users import CONSUMERS, OWNER, needs_root
 
+from wald.files.disk import Disk
+from wald.files.identity import create_root
+from wald.files.layout import Root
+from wald.files.ledger_write import Ledger
+from wald.files.routes import add_route
+from wald.files.safe_open import InPlaceFile
 from wald.format.segment import SegmentHeader
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.identity import create_root
-from wald.store.files.inplace import InPlaceFile
-from wald.store.files.ledger_write import Ledger
-from wald.store.files.routes import add_route
-from wald.store.segments.indexes import SparseIndexWriter
-from wald.store.writing.lock import Lock
+from wald.segments.index_builder import SparseIndexWriter
+from wald.writing.daemon_lock import Lock
 
 NOW = "2026-11-21T10:00:00Z"
 

@@ -10,19 +10,19 @@ from faults import TracingDisk
 from logs import START_NS, Unsynced
 
 import wald
+from wald.checking.checker import Level
+from wald.checking.verifier import verify
+from wald.files.disk import Disk
+from wald.files.layout import Root
+from wald.files.ledger_read import read_ledger
+from wald.files.listing import list_segments
+from wald.files.uptime import read_steps
 from wald.format.batch import Encoding
 from wald.format.names import Kind
 from wald.format.segment import pack_version
 from wald.log import Log
-from wald.store.checking.finding import Level
-from wald.store.checking.verifier import verify
-from wald.store.files.clock import read_steps
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.ledger_read import read_ledger
-from wald.store.files.listing import list_segments
-from wald.store.restoring.new_log import SEGMENT_BYTES, Batch, NewLog
-from wald.store.segments.compression import SealedFile
+from wald.repairing.restore import SEGMENT_BYTES, Batch, NewLog
+from wald.segments.sealed_file import SealedFile
 
 
 def begun(path: Path, *, disk: Disk | None = None, segment_max_bytes: int = SEGMENT_BYTES) -> NewLog:

@@ -11,14 +11,14 @@ from contents import assert_sound, errors
 from logs import Built, commit, draft
 
 import wald
+from wald.checking.dump import dump
 from wald.format.batch import Flag
+from wald.format.log_state import FIFO, STDIN, BadPeer, Peer, decode_peer, encode_peer
 from wald.format.names import Kind
-from wald.format.peers import FIFO, STDIN, BadPeer, Peer, decode_peer, encode_peer
 from wald.format.segment import pack_version, version_text
-from wald.store.checking.dump import dump
-from wald.store.segments.compression import SealedFile
-from wald.store.writing import writer as writing
-from wald.store.writing.drafts import Draft, Sender
+from wald.segments.sealed_file import SealedFile
+from wald.writing import writer as writing
+from wald.writing.writer import Draft, Sender
 
 CURL, BASH = Peer(1000, 4711, "curl"), Peer(0, 1, 'ba"sh\n\x00ü')
 
@@ -132,7 +132,7 @@ def test_verify_finds_an_index_that_names_another_peer(tmp_path: Path, monkeypat
     commit(built, sent(CURL))
     built.cut()
     with monkeypatch.context() as patched:
-        patched.setattr("wald.store.segments.contents.decode_peer", lambda _: BASH)
+        patched.setattr("wald.segments.index_builder.decode_peer", lambda _: BASH)
         built.seal()
     assert any("the index's peers are not those of the frames" in error for error in errors(built.root.path))
 

@@ -14,13 +14,13 @@ import pytest
 from logs import Built
 
 from wald.errors import Damaged
+from wald.files.layout import Root
+from wald.files.listing import Segment
+from wald.files.routes import add_route, retire_route
 from wald.format.cursor import CursorLines, encode_cursor
 from wald.format.names import Kind
-from wald.store.files.directory import Root
-from wald.store.files.listing import Segment
-from wald.store.files.routes import add_route, retire_route
-from wald.store.retention.cursors import CursorState
-from wald.store.retention.pins import Claims, Pin, read_claims, sealed_index
+from wald.retention.blockers import CursorSnapshot, Pin, read_claims, sealed_index
+from wald.retention.cursors import CursorState
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def built(tmp_path: Path) -> Built:
     return built
 
 
-def claims(built: Built) -> Claims:
+def claims(built: Built) -> CursorSnapshot:
     return read_claims(built.root, log_id=built.log_id)
 
 
@@ -195,7 +195,7 @@ def test_a_cursor_that_may_not_be_read_holds_back(unlocked: Path, hidden: str) -
         path.chmod(0o755 if path.is_dir() else 0o644)
     (built.root.route("a") / hidden).chmod(0)
     script = (
-        "import os, sys; from wald.log import Log; from wald.store.retention.pins import read_claims\n"
+        "import os, sys; from wald.log import Log; from wald.retention.blockers import read_claims\n"
         "os.getuid() or (os.setgid(65534), os.setuid(65534))\n"
         "log = Log(sys.argv[1]); claims = read_claims(log.root, log_id=log.identity.log_id)\n"
         "(cursor,) = claims.cursors['a']; print(cursor.state.value, cursor.effective, cursor.message)"

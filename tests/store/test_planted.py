@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 from logs import Built
 
+from wald.checking.checker import Level
+from wald.checking.dump import dump
+from wald.checking.verifier import verify
 from wald.errors import Damaged, Refused, WaldError
+from wald.files.routes import add_route
+from wald.files.safe_open import open_regular
 from wald.format.names import Kind
-from wald.store.checking.dump import dump
-from wald.store.checking.finding import Level
-from wald.store.checking.verifier import verify
-from wald.store.files.regular import open_regular
-from wald.store.files.routes import add_route
-from wald.store.retention.cursors import cursors_of
-from wald.store.retention.progress import progress
-from wald.store.segments.head import read_head
-from wald.store.writing.lock import Lock
+from wald.retention.cursors import cursors_of
+from wald.retention.progress import progress
+from wald.segments.durable_end import read_head
+from wald.writing.daemon_lock import Lock
 
 
 def _number(directory: Path) -> Path:
@@ -182,7 +182,7 @@ def test_the_lock_of_another_consumer_is_not_used(built: Built) -> None:
 
 
 def test_a_flood_of_files_holds_back_and_is_not_read(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wald.store.files.directory.GROUP_FILES_MAX", 10)
+    monkeypatch.setattr("wald.files.layout.GROUP_FILES_MAX", 10)
     add_route(built.root, built.disk, "a", consumers="group")
     for number in range(11):
         (built.root.cursor_directory("a") / f"g{number}.cursor").write_text("6\n")

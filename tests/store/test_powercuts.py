@@ -11,9 +11,9 @@ from contents import assert_sound, values
 from logs import Built
 from powercut import RecordingDisk
 
+from wald.files.safe_open import InPlaceFile
 from wald.format.head import LINE_BYTES, Head, encode_head
-from wald.store.files.inplace import InPlaceFile
-from wald.store.writing.drafts import Draft, Route
+from wald.writing.writer import Draft, Route
 
 LOG = "new/above/log"  # below a directory that is there
 SEGMENT_BYTES = 4096

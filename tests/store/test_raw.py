@@ -10,12 +10,11 @@ import pytest
 from damage import peak_bytes
 from sample_segments import LOG_ID, TIME_NS, batch, control_batch, joined, segment, segment_header
 
-import wald.store.segments.raw as raw_module
-from wald.format.batch import HEADER, Flag
-from wald.format.parsing import Outcome
+import wald.segments.raw_scan as raw_module
+from wald.format.batch import HEADER, Flag, ParseOutcome
+from wald.format.log_state import LogState
 from wald.format.segment import BadHeader
-from wald.format.state import LogState
-from wald.store.segments.raw import FIRST_BATCH, WINDOW_BYTES, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
+from wald.segments.raw_scan import FIRST_BATCH, WINDOW_BYTES, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
 
 PAYLOADS = [b"one\ntwo\n", b"\n", b"three\n" * 9, b"four" * 30 + b"\n", b"WBAT" * 16 + b"\n", b"last\n"]
 SMALL, OFFSETS = segment(PAYLOADS)
@@ -85,7 +84,7 @@ def test_a_whole_segment_is_its_batches(spare: bytes) -> None:
         assert [found.route for found in batches] == [""] + ["web"] * len(PAYLOADS)
         assert [raw.payload(found) for found in batches[1:]] == PAYLOADS
         assert gaps == []
-        assert tail == SegmentEnd(len(SMALL), Outcome.END, "", 0)
+        assert tail == SegmentEnd(len(SMALL), ParseOutcome.END, "", 0)
 
 
 @pytest.mark.usefixtures("window")
@@ -110,9 +109,9 @@ def test_damage_anywhere_costs_the_batches_it_touches_and_no_other(damage: Damag
         rest = data[tail.offset :].rstrip(b"\0")
         assert tail.garbage_bytes == len(rest)
         if not rest:
-            assert tail.outcome is Outcome.END
+            assert tail.outcome is ParseOutcome.END
         elif rest.startswith(b"WBAT") and damage is not flip:
-            assert tail.outcome in (Outcome.DAMAGED, Outcome.TORN)
+            assert tail.outcome in (ParseOutcome.DAMAGED, ParseOutcome.TORN)
 
 
 @pytest.mark.usefixtures("window")
@@ -134,11 +133,11 @@ def test_a_truncation_anywhere_leaves_the_batches_before_it(spare: bytes) -> Non
         assert gaps == []
         assert (tail.offset, tail.garbage_bytes) == (reached, len(rest))
         if not rest:
-            assert tail.outcome is Outcome.END
+            assert tail.outcome is ParseOutcome.END
         elif not spare:
-            assert tail.outcome is Outcome.TORN
+            assert tail.outcome is ParseOutcome.TORN
         else:
-            assert tail.outcome is Outcome.DAMAGED
+            assert tail.outcome is ParseOutcome.DAMAGED
 
 
 def test_garbage_behind_the_last_batch_is_the_tail() -> None:
@@ -157,7 +156,7 @@ def test_what_is_behind_the_limit_does_not_exist() -> None:
             assert raw.read(end - 4, 100) == SMALL[end - 4 : end]
 
         assert (len(batches), gaps) == (number + 1, [])
-        assert tail == SegmentEnd(end, Outcome.END, "", 0)
+        assert tail == SegmentEnd(end, ParseOutcome.END, "", 0)
 
 
 def test_a_scan_may_start_at_any_batch() -> None:
@@ -190,7 +189,7 @@ def test_a_file_that_became_shorter_ends_the_scan() -> None:
             batches, gaps, tail = scan(raw)
             assert len(batches) == sum(end <= length for end in ENDS)
             assert gaps == []
-            assert tail.outcome is not Outcome.WHOLE
+            assert tail.outcome is not ParseOutcome.WHOLE
 
 
 def test_batches_at_every_window_edge_are_found() -> None:
@@ -229,7 +228,7 @@ def test_a_record_that_looks_like_a_batch_is_never_one() -> None:
     for length in range(HEADER.size, len(outer)):
         with opened(framed(outer)[: start + length]) as raw:
             batches, gaps, tail = scan(raw)
-            assert (len(batches), gaps, tail.outcome) == (1, [], Outcome.TORN)
+            assert (len(batches), gaps, tail.outcome) == (1, [], ParseOutcome.TORN)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +287,7 @@ def test_headers_that_lie_about_their_length_cost_no_memory_and_little_time() ->
 
     assert [found.header.base_sequence for found in batches] == [1, 1, 2]
     assert len(gaps) == 1
-    assert tail.outcome is Outcome.END
+    assert tail.outcome is ParseOutcome.END
 
 
 def test_a_batch_whose_sequences_were_given_out_before_is_damage() -> None:
@@ -302,4 +301,4 @@ def test_a_batch_whose_sequences_were_given_out_before_is_damage() -> None:
     with opened(framed(first, second, second)) as raw:
         batches, gaps, tail = scan(raw)
     assert [found.header.base_sequence for found in batches] == [1, 1, 3]
-    assert (gaps, tail.outcome, tail.garbage_bytes) == ([], Outcome.DAMAGED, len(second.rstrip(b"\0")))
+    assert (gaps, tail.outcome, tail.garbage_bytes) == ([], ParseOutcome.DAMAGED, len(second.rstrip(b"\0")))

@@ -17,10 +17,10 @@ from running import Daemon, eventually
 import wald
 from wald.errors import Damaged, NotFound
 from wald.format.names import Kind
-from wald.format.record import Record
-from wald.store.reading.batches import Batch
-from wald.store.reading.reader import read_onward
-from wald.store.retention.missing import Missing
+from wald.format.records import Record
+from wald.reading.assembler import Batch
+from wald.reading.reader import read_onward
+from wald.retention.missing import Missing
 
 
 class TestUnderItsFeet:

@@ -17,8 +17,7 @@ from reading import moment, seen, three_forms, values
 from wald.errors import Damaged
 from wald.format.head import decode_head
 from wald.format.names import Kind
-from wald.store.segments.compression import SealedFile
-from wald.store.segments.frames import FRAME_BYTES
+from wald.segments.sealed_file import FRAME_BYTES, SealedFile
 
 
 def spoil(path: Path, offset: int, length: int = 1) -> None:

@@ -23,14 +23,13 @@ from logs import START_NS, Built, Unsynced, commit, draft
 
 import wald
 from wald.errors import Damaged, UnsupportedFormat
+from wald.files.disk import Disk
+from wald.files.layout import Root
+from wald.files.listing import list_segments
 from wald.format.names import Kind
 from wald.format.segment import SegmentHeader, encode_header
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.listing import list_segments
-from wald.store.segments.raw import FIRST_BATCH
-from wald.store.writing.examination import Content, Header
-from wald.store.writing.recovery import REPORTS_KEPT, Fate, Recovered, decide, recover
+from wald.segments.raw_scan import FIRST_BATCH
+from wald.writing.recovery import REPORTS_KEPT, Content, Fate, Header, Recovered, decide, recover
 
 # The table.
 

@@ -13,13 +13,13 @@ from logs import START_NS, Built, commit, draft
 from relieving import relieve
 
 from wald.errors import Damaged
+from wald.files.ledger_write import Ledger
+from wald.files.listing import list_segments
+from wald.files.routes import add_route
 from wald.format.head import decode_head
 from wald.format.names import Kind
-from wald.store.files.ledger_write import Ledger
-from wald.store.files.listing import list_segments
-from wald.store.files.routes import add_route
-from wald.store.segments.raw import FIRST_BATCH
-from wald.store.writing.sealer import seal
+from wald.segments.raw_scan import FIRST_BATCH
+from wald.writing.sealing import seal
 
 
 class TestLongRecords:

@@ -14,8 +14,8 @@ from powercut import RecordingDisk
 
 from wald.format.batch import HEADER
 from wald.format.names import Kind
-from wald.store.segments.raw import FIRST_BATCH
-from wald.store.writing.drafts import Route
+from wald.segments.raw_scan import FIRST_BATCH
+from wald.writing.writer import Route
 
 
 class TestUnfinishedWrites:

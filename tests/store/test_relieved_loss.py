@@ -14,15 +14,15 @@ from relieving import relieve
 from repairing import repair
 
 import wald
+from wald.checking.verifier import verify
+from wald.files.layout import Root
+from wald.files.ledger_read import read_ledger
 from wald.format.names import Kind
-from wald.store.checking.verifier import verify
-from wald.store.files.directory import Root
-from wald.store.files.ledger_read import read_ledger
-from wald.store.repairing.plan import Plan
-from wald.store.repairing.proposal import proposed
-from wald.store.segments import relieving
-from wald.store.segments.compression import SealedFile, compress_segment
-from wald.store.writing import sealer
+from wald.repairing.apply import proposed
+from wald.repairing.plan import Plan
+from wald.segments import shrinking
+from wald.segments.sealed_file import SealedFile, compress_segment
+from wald.writing import sealing
 
 BATCHES, OF_BATCH = 60, 5
 
@@ -30,7 +30,7 @@ BATCHES, OF_BATCH = 60, 5
 @pytest.fixture
 def relieved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
     """One sealed segment of several frames, of which the older half of one route is left, and all of another."""
-    monkeypatch.setattr(relieving, "FRAME_BYTES", 30_000)
+    monkeypatch.setattr(shrinking, "FRAME_BYTES", 30_000)
     built, rng = Built(tmp_path / "log"), random.Random(3)
     for number in range(BATCHES):
         built.lines("stuck" if number % 3 else "web", [rng.randbytes(200).hex().encode()] * OF_BATCH)
@@ -141,7 +141,7 @@ def taken_back(built: Built, path: Path) -> None:
 @pytest.fixture
 def unrelieved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
     """One segment of several frames, all 300 records in it, and a line about a relief that was taken back."""
-    monkeypatch.setattr(sealer, "compress_segment", partial(compress_segment, frame_bytes=30_000))
+    monkeypatch.setattr(sealing, "compress_segment", partial(compress_segment, frame_bytes=30_000))
     built, rng = Built(tmp_path / "log"), random.Random(3)
     for _ in range(BATCHES):
         built.lines("stuck", [rng.randbytes(400).hex().encode() for _ in range(OF_BATCH)])

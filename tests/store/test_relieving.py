@@ -15,20 +15,20 @@ from logs import START_NS, Built
 from relieving import behind, relieve, relieve_file
 from repairing import repair
 
+from wald.checking.checker import Level
+from wald.checking.dump import dump
+from wald.checking.verifier import verify
 from wald.errors import Damaged, NotFound
+from wald.files.disk import Disk
+from wald.files.listing import Segment
 from wald.format.names import Kind
-from wald.format.tables import RouteEntry
-from wald.store.checking.dump import dump
-from wald.store.checking.finding import Level
-from wald.store.checking.verifier import verify
-from wald.store.files.disk import Disk
-from wald.store.files.listing import Segment
-from wald.store.retention.missing import Missing
-from wald.store.segments.compression import SealedFile
-from wald.store.segments.relieving import check_relieved, relieve_segment
-from wald.store.segments.salvage import index_salvaged
-from wald.store.segments.seeking import sequence_at, sequence_since
-from wald.store.segments.view import State
+from wald.format.sealed_index import RouteEntry
+from wald.retention.missing import Missing
+from wald.segments.salvage import index_salvaged
+from wald.segments.sealed_file import SealedFile
+from wald.segments.seek import sequence_at, sequence_since
+from wald.segments.shrinking import check_shrunk, shrink_segment
+from wald.segments.view import State
 
 BIG = b"x" * 700
 
@@ -307,14 +307,14 @@ def test_what_does_not_read_back_is_refused(built: Built, tmp_path: Path) -> Non
     path, made = built.path(1, Kind.SEALED), tmp_path / "made"
     relief = relieve_file(path, made, behind(web=40))
     with SealedFile(path) as old, SealedFile(made) as new, pytest.raises(Damaged, match="is missing or differs"):
-        check_relieved(old, new, relief, behind(web=30))
+        check_shrunk(old, new, relief, behind(web=30))
     data = bytearray(path.read_bytes())
     data[200] ^= 1
     path.write_bytes(bytes(data))
     disk = Disk()
     target = disk.create(tmp_path / "other")
     with SealedFile(path) as old, pytest.raises(Damaged):
-        relieve_segment(old, target, disk, behind(web=40))
+        shrink_segment(old, target, disk, behind(web=40))
     disk.close(target)
 
 

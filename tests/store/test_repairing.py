@@ -25,16 +25,16 @@ from spoiling import DAMAGE, Damage, flip, zero
 
 import wald
 from wald.errors import Damaged
-from wald.format.record import Record
-from wald.store.files.directory import Root
-from wald.store.files.ledger_read import parts_of, read_files, read_ledger
-from wald.store.files.ledger_write import Ledger
-from wald.store.files.listing import list_segments
-from wald.store.repairing.plan import Deed
-from wald.store.repairing.proposal import proposed
-from wald.store.retention.history import History
-from wald.store.segments.compression import SealedFile
-from wald.store.segments.view import State
+from wald.files.layout import Root
+from wald.files.ledger_read import parts_of, read_files, read_ledger
+from wald.files.ledger_write import Ledger
+from wald.files.listing import list_segments
+from wald.format.records import Record
+from wald.repairing.apply import proposed
+from wald.repairing.plan import ActionKind
+from wald.retention.history import History
+from wald.segments.sealed_file import SealedFile
+from wald.segments.view import State
 
 Records = dict[int, Record]
 
@@ -105,35 +105,51 @@ def end_of(path: Path) -> None:
 
 
 # What the damage is: how it comes about, whether records are lost, and what is done.
-KINDS: dict[str, tuple[Callable[[Path], None], bool, Deed]] = {
-    "the index of a sealed segment": (lambda root: end_of(middle(root)), False, Deed.REMAKE),
-    "a frame": (lambda root: change(middle(root), first_frame), True, Deed.REMAKE),
+KINDS: dict[str, tuple[Callable[[Path], None], bool, ActionKind]] = {
+    "the index of a sealed segment": (lambda root: end_of(middle(root)), False, ActionKind.REMAKE),
+    "a frame": (lambda root: change(middle(root), first_frame), True, ActionKind.REMAKE),
     "a sealed segment that is cut short": (
         lambda root: change(middle(root), lambda data: data[:900]),
         True,
-        Deed.REMAKE,
+        ActionKind.REMAKE,
     ),
-    "all of a sealed segment": (lambda root: change(middle(root), lambda data: bytes(len(data))), True, Deed.SET_ASIDE),
-    "a sealed segment that is gone": (lambda root: middle(root).unlink(), True, Deed.GIVE_UP),
-    "a sealed segment whose raw form is whole": (both_forms, False, Deed.SET_ASIDE),
-    "a batch of a raw segment": (lambda root: change(raw(root), lambda d: d[:900] + b"!" + d[901:]), True, Deed.REMAKE),
-    "the header of a raw segment": (lambda root: change(raw(root), lambda d: b"!" * 64 + d[64:]), False, Deed.REMAKE),
-    "a raw segment that is gone": (lambda root: raw(root).unlink(), True, Deed.GIVE_UP),
+    "all of a sealed segment": (
+        lambda root: change(middle(root), lambda data: bytes(len(data))),
+        True,
+        ActionKind.SET_ASIDE,
+    ),
+    "a sealed segment that is gone": (lambda root: middle(root).unlink(), True, ActionKind.GIVE_UP),
+    "a sealed segment whose raw form is whole": (both_forms, False, ActionKind.SET_ASIDE),
+    "a batch of a raw segment": (
+        lambda root: change(raw(root), lambda d: d[:900] + b"!" + d[901:]),
+        True,
+        ActionKind.REMAKE,
+    ),
+    "the header of a raw segment": (
+        lambda root: change(raw(root), lambda d: b"!" * 64 + d[64:]),
+        False,
+        ActionKind.REMAKE,
+    ),
+    "a raw segment that is gone": (lambda root: raw(root).unlink(), True, ActionKind.GIVE_UP),
     "a line of the sealer's ledger": (
         lambda root: change(root / "ledger/segments.jsonl", flip([0.4])),
         False,
-        Deed.LEDGER,
+        ActionKind.LEDGER,
     ),
-    "the ledger of the sealer is gone": (lambda root: (root / "ledger/segments.jsonl").unlink(), False, Deed.RECORD),
-    "the head": (lambda root: change(root / "head", flip([0.1])), False, Deed.HEAD),
-    "the head is gone": (lambda root: (root / "head").unlink(), False, Deed.HEAD),
-    "a segment of another log": (foreign, False, Deed.SET_ASIDE),
+    "the ledger of the sealer is gone": (
+        lambda root: (root / "ledger/segments.jsonl").unlink(),
+        False,
+        ActionKind.RECORD,
+    ),
+    "the head": (lambda root: change(root / "head", flip([0.1])), False, ActionKind.HEAD),
+    "the head is gone": (lambda root: (root / "head").unlink(), False, ActionKind.HEAD),
+    "a segment of another log": (foreign, False, ActionKind.SET_ASIDE),
     "a segment under a wrong name": (
         lambda root: os.rename(middle(root), root / "segments/00000000000000000060.wal.zst"),
         False,
-        Deed.RENAME,
+        ActionKind.RENAME,
     ),
-    "a temporary file": (lambda root: (root / "segments/x.tmp").touch(), False, Deed.REMOVE),
+    "a temporary file": (lambda root: (root / "segments/x.tmp").touch(), False, ActionKind.REMOVE),
 }
 
 

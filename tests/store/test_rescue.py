@@ -17,18 +17,18 @@ from relieving import relieve
 from repairing import repair
 
 import wald
+from wald.checking.checker import Level
+from wald.checking.verifier import verify
+from wald.files.layout import Root
+from wald.files.ledger_read import read_ledger
 from wald.format.names import Kind
-from wald.format.record import Record
-from wald.store.checking.finding import Level
-from wald.store.checking.verifier import verify
-from wald.store.files.directory import Root
-from wald.store.files.ledger_read import read_ledger
-from wald.store.repairing import rewrite
-from wald.store.retention.missing import Missing
-from wald.store.segments import frames, relieving
-from wald.store.segments.compression import SealedFile, compress_segment
-from wald.store.segments.raw import RawFile, ScannedBatch
-from wald.store.writing import sealer
+from wald.format.records import Record
+from wald.repairing import rewrite
+from wald.retention.missing import Missing
+from wald.segments import sealed_file, shrinking
+from wald.segments.raw_scan import RawFile, ScannedBatch
+from wald.segments.sealed_file import SealedFile, compress_segment
+from wald.writing import sealing
 
 FRAME_BYTES = 450_000  # several blocks of zstd, of which those in front of damage decompress
 RECORD_BYTES = 16_000
@@ -57,7 +57,7 @@ def built(path: Path) -> Built:
 @pytest.fixture(scope="module")
 def sealed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (sealer, rewrite):
+        for module in (sealing, rewrite):
             patch.setattr(module, "compress_segment", partial(compress_segment, frame_bytes=FRAME_BYTES))
         log = built(tmp_path_factory.mktemp("sealed") / "log")
         log.seal()
@@ -146,7 +146,7 @@ def of_long_batches(path: Path, count: int) -> Built:
     log.seal()
     log.crash()
     with SealedFile(log.path(1, Kind.SEALED)) as file:
-        assert [frame.raw_bytes > frames.FRAME_BYTES for frame in file.index.frames] == [False] + [True] * count
+        assert [frame.raw_bytes > sealed_file.FRAME_BYTES for frame in file.index.frames] == [False] + [True] * count
     return log
 
 
@@ -249,7 +249,7 @@ class TestALongRecordAcrossSegments:
     def test_it_is_broken_by_damage_behind_what_was_dropped_of_another_route(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(relieving, "FRAME_BYTES", 1000)
+        monkeypatch.setattr(shrinking, "FRAME_BYTES", 1000)
         log = Built(tmp_path / "log")
         log.piece("a", b"begins ", begins=True, ends=False)
         log.cut()
@@ -301,7 +301,7 @@ class TestALongRecordAcrossSegments:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Readers pass over a frame in which nothing is left, by the index."""
-        monkeypatch.setattr(relieving, "FRAME_BYTES", 1000)
+        monkeypatch.setattr(shrinking, "FRAME_BYTES", 1000)
         log = Built(tmp_path / "log")
         log.piece("a", b"begins ", begins=True, ends=False)
         log.lines("b", [b"x" * 3000])

@@ -8,11 +8,10 @@ import pytest
 from logs import Built
 
 from wald.errors import Damaged
-from wald.format.index import INTERVAL_BYTES, encode_entry
 from wald.format.names import Kind
-from wald.format.segment import HEADER
-from wald.store.segments.indexes import read_index
-from wald.store.segments.raw import RawFile, ScannedBatch
+from wald.format.segment import HEADER, INTERVAL_BYTES, encode_entry
+from wald.segments.index_builder import read_index
+from wald.segments.raw_scan import RawFile, ScannedBatch
 
 SECTOR = 512
 LINE = b"x" * 80

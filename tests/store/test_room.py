@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from full_disk import fill, small_file_system
 
+from wald.files.disk import Disk, free_bytes
 from wald.format.segment import SegmentHeader, encode_header
+from wald.segments.sealed_file import compress_segment
 from wald.setting_types import GIB, KIB, MIB, TIB, format_bytes
-from wald.store.files.disk import Disk, free_bytes
-from wald.store.segments.compression import compress_segment
-from wald.store.writing.room import Cause, Room, Sizes, sealed_bytes_max, sizes_for
+from wald.writing.disk_budget import Cause, DiskBudget, Sizes, sealed_bytes_max, sizes_for
 
 DISKS = (1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, 1400 * MIB, 100 * GIB)
 SEGMENTS = (64 * KIB, MIB, 4 * MIB, 64 * MIB, 256 * MIB, 64 * GIB)
@@ -147,7 +147,7 @@ def test_what_fills_the_disk_is_reported(tmp_path: Path) -> None:
     with small_file_system(tmp_path / "disk", 16 * MIB) as disk:
         segments = disk / "segments"
         segments.mkdir()
-        room = Room(segments, sizes(16 * MIB, MIB, 2 * MIB))
+        room = DiskBudget(segments, sizes(16 * MIB, MIB, 2 * MIB))
         fill(segments / "1.wal")
         assert room.cause(free_bytes(segments)) is Cause.SEGMENTS
         assert not room.lets_seal(MIB)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from wald.errors import InvalidInput, NotFound
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.fifos import FIFO_MODE, found_files, has_fifo
-from wald.store.files.identity import create_root
-from wald.store.files.routes import add_route, retire_route
+from wald.files.disk import Disk
+from wald.files.fifos import FIFO_MODE, found_files, has_fifo
+from wald.files.identity import create_root
+from wald.files.layout import Root
+from wald.files.routes import add_route, retire_route
 
 NOW = "2026-11-21T10:00:00Z"
 

@@ -8,8 +8,8 @@ import pytest
 from logs import Built
 
 from wald.format.batch import Flag
-from wald.format.record import Record
-from wald.store.reading.batches import Batch
+from wald.format.records import Record
+from wald.reading.assembler import Batch
 
 FIRST = 3  # there are others before it
 

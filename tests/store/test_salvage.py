@@ -10,16 +10,15 @@ import pytest
 from damage import flipped, peak_bytes
 from logs import Built
 
+from wald.checking.checker import Level
+from wald.checking.verifier import verify
 from wald.errors import Damaged
+from wald.files.listing import Segment
 from wald.format.names import Kind
-from wald.store.checking.finding import Level
-from wald.store.checking.verifier import verify
-from wald.store.files.listing import Segment
-from wald.store.retention.pins import sealed_index
-from wald.store.segments.compression import SealedFile
-from wald.store.segments.frames import FRAME_BYTES
-from wald.store.segments.opened import open_segment
-from wald.store.segments.salvage import SalvagedSegment
+from wald.retention.blockers import sealed_index
+from wald.segments.reader import open_segment
+from wald.segments.salvage import SalvagedSegment
+from wald.segments.sealed_file import FRAME_BYTES, SealedFile
 
 RECORDS = 12
 

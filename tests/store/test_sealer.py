@@ -14,19 +14,19 @@ from faults import Died, DyingDisk, FailingDisk, TracingDisk, until_it_survives
 from sample_segments import LOG_ID, TIME_NS, batch, segment, segment_header
 
 from wald.errors import Damaged, UnsupportedFormat
+from wald.files.disk import Disk
+from wald.files.identity import create_root
+from wald.files.layout import Root
+from wald.files.ledger_read import read_ledger
+from wald.files.ledger_write import Ledger
+from wald.files.listing import Segment
+from wald.files.uptime import Moment
 from wald.format.batch import Buffer
 from wald.format.names import Kind
 from wald.format.segment import SegmentHeader
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.identity import create_root
-from wald.store.files.ledger_read import read_ledger
-from wald.store.files.ledger_write import Ledger
-from wald.store.files.listing import Segment
-from wald.store.files.uptime import Moment
-from wald.store.segments.compression import SealedFile
-from wald.store.segments.indexes import SparseIndexWriter
-from wald.store.writing.sealer import Sealed, pending, remove_temporaries, seal
+from wald.segments.index_builder import SparseIndexWriter
+from wald.segments.sealed_file import SealedFile
+from wald.writing.sealing import Sealed, pending, remove_temporaries, seal
 
 LINE = b"2024-05-01T12:00:00Z web-3 GET /index.html 200\n"
 NOW_NS = TIME_NS + 10**9

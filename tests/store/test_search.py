@@ -13,12 +13,11 @@ from relieving import relieve
 
 from wald.errors import Damaged
 from wald.format.names import Kind
-from wald.store.reading import portions
-from wald.store.reading.batches import Batch
-from wald.store.reading.matching import Matcher
-from wald.store.reading.search import Event, Found, search
-from wald.store.reading.selection import Start, Stop, select
-from wald.store.retention.missing import Missing
+from wald.reading import search as portions
+from wald.reading.assembler import Batch
+from wald.reading.search import Event, Match, search
+from wald.reading.selection import Matcher, Start, Stop, select
+from wald.retention.missing import Missing
 
 END = b"\x1e"
 
@@ -57,11 +56,11 @@ def searched(
 ) -> list[Event]:
     matcher = Matcher(pattern)
 
-    def show(batch: Batch) -> Found:
+    def show(batch: Batch) -> Match:
         lines = [
             b"%d %b %b%b" % (sequence, batch.route.encode(), value, END) for sequence, value in matcher.found(batch)
         ]
-        return Found(len(lines), b"".join(lines))
+        return Match(len(lines), b"".join(lines))
 
     selection = select(log.view, route, start, stop, "processed")
     return list(search(log.view, selection, show, absent=matcher.absent, jobs=jobs))
@@ -69,8 +68,8 @@ def searched(
 
 def lines_of(events: list[Event], route: str | None = None) -> list[bytes]:
     """What was found, in the order of each route."""
-    lines = b"".join(event.output for event in events if isinstance(event, Found)).split(END)[:-1]
-    assert sum(event.records for event in events if isinstance(event, Found)) == len(lines)
+    lines = b"".join(event.output for event in events if isinstance(event, Match)).split(END)[:-1]
+    assert sum(event.records for event in events if isinstance(event, Match)) == len(lines)
     return [line for line in lines if route is None or line.split()[1] == route.encode()]
 
 
@@ -88,7 +87,7 @@ def test_it_finds_what_a_look_at_every_record_finds(built: Built, pattern: bytes
     assert lines_of(found, "a") == expected(built, pattern, "a")
     assert lines_of(found, "b") == expected(built, pattern, "b")
     assert lines_of(found)
-    assert all(isinstance(event, Found) for event in found)
+    assert all(isinstance(event, Match) for event in found)
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
@@ -112,7 +111,7 @@ def test_damage_is_reported_where_it_is_and_the_rest_is_found(built: Built, jobs
 
     assert damage[0].message.startswith(str(path))
     assert damage[0].hint
-    assert isinstance(events[-1], Found)
+    assert isinstance(events[-1], Match)
     assert lines_of(events) == [line for line in whole if int(line.split()[0]) > 7]
 
 
@@ -129,10 +128,10 @@ def test_reclaimed_records_are_reported_once(built: Built, jobs: int) -> None:
 def test_a_process_that_is_killed_ends_the_search_with_an_error(built: Built) -> None:
     parent = os.getpid()
 
-    def show(_: Batch) -> Found:
+    def show(_: Batch) -> Match:
         if os.getpid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
-        return Found(0, b"")
+        return Match(0, b"")
 
     selection = select(built.view, None, "earliest", None, "processed")
     with pytest.raises(OSError, match="a process of the search was killed"):

@@ -16,15 +16,15 @@ from logs import SECOND_NS, START_NS, Built
 from repairing import repair
 from running import Daemon, eventually, output_of, wald
 
+from wald.files.layout import Root
+from wald.files.listing import list_segments
+from wald.files.uptime import ClockStep, add_step, read_steps
 from wald.format.names import Kind
 from wald.format.times import utc
-from wald.store.files.clock import ClockStep, add_step, read_steps
-from wald.store.files.directory import Root
-from wald.store.files.listing import list_segments
-from wald.store.reading.selection import Start, Stop
-from wald.store.retention.backlog import Backlog
-from wald.store.retention.progress import lags
-from wald.store.segments.raw import FIRST_BATCH
+from wald.reading.selection import Start, Stop
+from wald.retention.backlog import Backlog
+from wald.retention.progress import lags
+from wald.segments.raw_scan import FIRST_BATCH
 
 WRONG_TIMES = b"because the clock was ahead"
 HOUR_NS = 3600 * SECOND_NS

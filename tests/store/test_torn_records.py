@@ -13,13 +13,13 @@ from relieving import relieve
 from repairing import repair
 
 from wald.errors import Damaged, NotFound
+from wald.files.routes import add_route
 from wald.format.names import Kind
-from wald.format.record import Record
-from wald.store.files.routes import add_route
-from wald.store.reading.batches import Batch
-from wald.store.reading.reader import read_onward, read_span
-from wald.store.reading.selection import Start
-from wald.store.retention.missing import Missing
+from wald.format.records import Record
+from wald.reading.assembler import Batch
+from wald.reading.reader import read_onward, read_span
+from wald.reading.selection import Start
+from wald.retention.missing import Missing
 from wald_reclaim import entries
 
 LONG = b"be" + b"gun"

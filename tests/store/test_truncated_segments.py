@@ -11,15 +11,15 @@ from contents import errors
 from logs import Built
 from repairing import repair
 
+from wald.checking.checker import Level
+from wald.checking.verifier import verify
 from wald.errors import Damaged
+from wald.files.listing import Segment
 from wald.format.names import Kind
-from wald.store.checking.finding import Level
-from wald.store.checking.verifier import verify
-from wald.store.files.listing import Segment
-from wald.store.reading.batches import Batch
-from wald.store.reading.reader import read_onward
-from wald.store.segments.raw import RawFile, ScannedBatch
-from wald.store.writing.sealer import seal
+from wald.reading.assembler import Batch
+from wald.reading.reader import read_onward
+from wald.segments.raw_scan import RawFile, ScannedBatch
+from wald.writing.sealing import seal
 
 LOST = b"lost " * 100
 KEPT = [(2, b"other"), (3, b"next"), (4, b"last")]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from wald.store.files import uptime
-from wald.store.files.uptime import Elapsed, Moment, moment_of
+from wald.files import uptime
+from wald.files.uptime import Elapsed, Moment, moment_of
 
 
 def test_what_has_certainly_passed() -> None:
@@ -76,7 +76,7 @@ def test_a_kernel_without_time_namespaces_has_no_offset(tmp_path: Path, monkeypa
 
 def _moment_in_namespace(ahead_seconds: int) -> Moment:
     """Return the moment that a process in a new time namespace reads."""
-    code = "import json; from wald.store.files import uptime; print(json.dumps(uptime.now().as_entry()))"
+    code = "import json; from wald.files import uptime; print(json.dumps(uptime.now().as_entry()))"
     apart = ["unshare", "--user", "--map-root-user", "--time", "--boottime", str(ahead_seconds)]
     apart += ["--monotonic", str(ahead_seconds), "--fork"]
     done = subprocess.run([*apart, sys.executable, "-c", code], capture_output=True, check=False)

@@ -13,18 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from logs import Built
 
+from wald.checking.checker import Finding, Level
+from wald.checking.verifier import verify
 from wald.errors import NotFound
+from wald.files.disk import Disk
+from wald.files.identity import create_root
+from wald.files.layout import Root
+from wald.files.ledger_write import Ledger
 from wald.format.batch import Flag
 from wald.format.names import Kind
-from wald.format.sealed import SealedIndex
-from wald.format.tables import BatchTable
-from wald.store.checking.finding import Finding, Level
-from wald.store.checking.verifier import verify
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.identity import create_root
-from wald.store.files.ledger_write import Ledger
-from wald.store.segments.compression import SealedFile
+from wald.format.sealed_index import BatchTable, SealedIndex
+from wald.segments.sealed_file import SealedFile
 
 
 @pytest.fixture

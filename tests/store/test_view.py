@@ -14,11 +14,11 @@ import pytest
 from logs import Built
 
 from wald.errors import Damaged
+from wald.files.listing import Segment
+from wald.format.batch import StoredBatch
 from wald.format.names import Kind
-from wald.format.parsing import StoredBatch
-from wald.store.files.listing import Segment
-from wald.store.segments.raw import FIRST_BATCH
-from wald.store.segments.view import SegmentGone, State, View
+from wald.segments.raw_scan import FIRST_BATCH
+from wald.segments.view import SegmentGone, State, View
 
 
 @pytest.fixture

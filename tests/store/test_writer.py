@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from logs import START_NS, Built, commit, draft
 from writing import NEVER, assert_whole, batches, commit_more, in_memory, with_some_records
 
+from wald.files.layout import Root
+from wald.files.listing import list_segments
 from wald.format.batch import HEADER, TRAILER, Flag, checksum_body
+from wald.format.log_state import DedupEntry, decode_state
 from wald.format.names import Kind
 from wald.format.segment import HEADER as SEGMENT_HEADER
-from wald.format.state import Written, decode_state
-from wald.store.files.directory import Root
-from wald.store.files.listing import list_segments
-from wald.store.segments.indexes import read_index
-from wald.store.segments.raw import RawFile
-from wald.store.writing.drafts import Draft, Route
+from wald.segments.index_builder import read_index
+from wald.segments.raw_scan import RawFile
+from wald.writing.writer import Draft, Route
 
 
 def raw(built: Built) -> bytes:
@@ -62,7 +62,7 @@ class TestPlaces:
     def test_a_control_batch_larger_than_a_segment_does_not_make_every_commit_a_cut(self, tmp_path: Path) -> None:
         built = Built(tmp_path / "log", segment_max_bytes=4096)
         for producer in range(1, 200):
-            built.writer.state.producers.add(producer, Written(1, 1, 1, 1))
+            built.writer.state.producers.add(producer, DedupEntry(1, 1, 1, 1))
         built.lines("web", [b"1"])
         built.cut()
         assert built.writer.position > 4096

@@ -13,11 +13,11 @@ from faults import Died, DyingDisk, FailingDisk, TracingDisk, until_it_survives
 from logs import START_NS, Built, commit, draft
 from writing import MORE, NEVER, assert_whole, batches, commit_more, in_memory, with_some_records
 
-from wald.format.state import LogState
-from wald.store.files.disk import Disk
-from wald.store.files.identity import create_root
-from wald.store.files.listing import list_segments
-from wald.store.writing.writer import Writer
+from wald.files.disk import Disk
+from wald.files.identity import create_root
+from wald.files.listing import list_segments
+from wald.format.log_state import LogState
+from wald.writing.writer import Writer
 
 
 def fail_and_replace(built: Built) -> None:

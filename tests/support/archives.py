@@ -13,12 +13,12 @@ from logs import Built, Unsynced
 from running import run
 
 import wald
+from wald.checking.checker import Level
+from wald.files.disk import Disk
+from wald.files.layout import Root
+from wald.files.ledger_read import read_ledger
+from wald.files.ledger_write import Ledger
 from wald.format.names import DEFAULT_GROUP
-from wald.store.checking.finding import Level
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.ledger_read import read_ledger
-from wald.store.files.ledger_write import Ledger
 from wald_archive.codecs import Codec
 from wald_archive.destination import Destination
 from wald_archive.engine import Engine, LocalEngine

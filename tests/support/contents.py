@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import wald
-from wald.format.record import Record
-from wald.store.checking.finding import Level
-from wald.store.checking.verifier import verify
-from wald.store.files.directory import Root
+from wald.checking.checker import Level
+from wald.checking.verifier import verify
+from wald.files.layout import Root
+from wald.format.records import Record
 
 
 def records(root: Path, route: str | None = None) -> list[Record]:

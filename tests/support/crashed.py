@@ -11,9 +11,9 @@ from logs import Built
 
 import wald
 from wald.errors import Damaged
-from wald.store.files.directory import Root
-from wald.store.files.listing import list_segments
-from wald.store.segments.raw import RawFile, ScannedBatch
+from wald.files.layout import Root
+from wald.files.listing import list_segments
+from wald.segments.raw_scan import RawFile, ScannedBatch
 
 SEGMENT_BYTES = 4096
 NOISE = bytes(range(1, 251)) * 2

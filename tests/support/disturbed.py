@@ -9,11 +9,11 @@ import os
 import re
 from pathlib import Path
 
+from wald.files.layout import Root
 from wald.format.head import Head
 from wald.format.names import Kind
-from wald.store.files.directory import Root
-from wald.store.segments.head import read_head
-from wald.store.segments.raw import RawFile, ScannedBatch, SegmentEnd
+from wald.segments.durable_end import read_head
+from wald.segments.raw_scan import RawFile, ScannedBatch, SegmentEnd
 
 THREADS_MIN = 2  # the turn and the background
 DESCRIPTORS_MAX = 512

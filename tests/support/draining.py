@@ -14,7 +14,7 @@ from typing import Any
 from running import TIMEOUT_SECONDS, readable, run
 
 import wald
-from wald.store.files.disk import Disk
+from wald.files.disk import Disk
 from wald_drain.consumer import Consumer
 from wald_drain.counts import Counts
 from wald_drain.feed import Feed

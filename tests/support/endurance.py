@@ -36,11 +36,11 @@ from tracing import traced
 
 import wald
 from wald.client.producer import Producer
-from wald.daemon.pipe_calls import held_bytes
+from wald.daemon.pipes import held_bytes
 from wald.errors import WaldError
-from wald.store.files.directory import Root
-from wald.store.files.ledger_read import entries_of
-from wald.store.files.listing import list_segments
+from wald.files.layout import Root
+from wald.files.ledger_read import entries_of
+from wald.files.listing import list_segments
 
 SOCKETS = tuple(f"socket{number}" for number in range(3))
 FIFO = "fifo"

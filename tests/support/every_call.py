@@ -27,12 +27,12 @@ from tracing import strace
 
 import wald
 from wald.errors import DiskFailure, WaldError
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.identity import read_identity
-from wald.store.retention.cursors import cursors_of
-from wald.store.segments.view import State
-from wald.store.writing.sealer import remove_temporaries
+from wald.files.disk import Disk
+from wald.files.identity import read_identity
+from wald.files.layout import Root
+from wald.retention.cursors import cursors_of
+from wald.segments.view import State
+from wald.writing.sealing import remove_temporaries
 
 KILL = "KILL"
 _LOOK_SECONDS = 0.2

@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from wald.files.disk import Disk
 from wald.format.batch import Buffer
-from wald.store.files.disk import Disk
 
 _RANDOM = re.compile(r"[-.][0-9a-f]{16}(?=\.tmp$)")
 

@@ -21,9 +21,9 @@ from contents import errors
 from full_disk import small_file_system
 from running import Client, Daemon, readable, run, sidecar
 
+from wald.files.disk import free_bytes
 from wald.log import Log
 from wald.setting_types import MIB, format_bytes
-from wald.store.files.disk import free_bytes
 
 SEGMENTS = (4 * MIB, 64 * MIB, 256 * MIB)
 RESERVES = (8 * MIB, 48 * MIB, 248 * MIB, 256 * MIB)

@@ -6,7 +6,7 @@ from itertools import count, islice
 
 from running import Client, Daemon
 
-from wald.format.state import PRODUCERS_MAX
+from wald.format.log_state import PRODUCERS_MAX
 
 _PRODUCERS = count(1)
 

@@ -7,25 +7,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import wald
+from wald.files.disk import Disk
+from wald.files.identity import create_root, read_identity
+from wald.files.ledger_write import Ledger
+from wald.files.listing import list_segments
+from wald.files.routes import add_route
+from wald.files.uptime import Moment
 from wald.format.batch import Encoding, Flag
-from wald.format.columns import encode as encode_columns
 from wald.format.head import LINE_BYTES, Head, encode_head
 from wald.format.ledger_lines import Entry
 from wald.format.names import Kind, segment_name
+from wald.format.records import encode as encode_columns
 from wald.format.segment import pack_version
 from wald.log import Log
-from wald.store.files.disk import Disk
-from wald.store.files.identity import create_root, read_identity
-from wald.store.files.ledger_write import Ledger
-from wald.store.files.listing import list_segments
-from wald.store.files.routes import add_route
-from wald.store.files.uptime import Moment
-from wald.store.segments.compression import SealedFile
-from wald.store.segments.view import View, read_view
-from wald.store.writing.drafts import Draft, Route
-from wald.store.writing.recovery import recover
-from wald.store.writing.sealer import remove_temporaries, seal
-from wald.store.writing.writer import Writer
+from wald.segments.sealed_file import SealedFile
+from wald.segments.view import View, read_view
+from wald.writing.recovery import recover
+from wald.writing.sealing import remove_temporaries, seal
+from wald.writing.writer import Draft, Route, Writer
 
 START_NS = 1_700_000_000_000_000_000
 SECOND_NS = 1_000_000_000

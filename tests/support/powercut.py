@@ -19,8 +19,8 @@ from pathlib import Path
 
 from tracing import strace
 
+from wald.files.disk import Disk
 from wald.format.batch import Buffer
-from wald.store.files.disk import Disk
 
 SECTOR_BYTES = 512
 DIRECTORY = -1  # the file number of a name that is a directory's

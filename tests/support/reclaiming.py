@@ -12,15 +12,15 @@ from typing import Any
 
 from logs import BOOT, Built
 
+from wald.checking.audit_report import DeletionAudit
+from wald.files.disk import Disk
+from wald.files.identity import read_identity
+from wald.files.layout import Root
+from wald.files.ledger_read import read_ledger
+from wald.files.ledger_write import Ledger
+from wald.files.listing import list_segments
+from wald.files.uptime import Moment
 from wald.format.names import Kind
-from wald.store.checking.story import Story
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.identity import read_identity
-from wald.store.files.ledger_read import read_ledger
-from wald.store.files.ledger_write import Ledger
-from wald.store.files.listing import list_segments
-from wald.store.files.uptime import Moment
 from wald_reclaim.apply import Reclaim
 from wald_reclaim.command import Pass
 from wald_reclaim.plan import Planner
@@ -107,5 +107,5 @@ def ledger(root: Path) -> list[dict[str, Any]]:
 
 def rulings(root: Root) -> dict[int, tuple[str, ...]]:
     """What ``wald history`` objects to in each deletion."""
-    story = Story(root)
+    story = DeletionAudit(root)
     return {event.ruling.base: event.ruling.errors for event in story.events() if event.ruling is not None}

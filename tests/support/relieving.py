@@ -6,12 +6,12 @@ from pathlib import Path
 
 from logs import Built
 
+from wald.files.disk import Disk
+from wald.files.ledger_write import Ledger
 from wald.format.batch import BatchHeader
 from wald.format.names import Kind
-from wald.store.files.disk import Disk
-from wald.store.files.ledger_write import Ledger
-from wald.store.segments.compression import SealedFile
-from wald.store.segments.relieving import Keeps, Relief, check_relieved, relieve_segment
+from wald.segments.sealed_file import SealedFile
+from wald.segments.shrinking import Keeps, Shrinkage, check_shrunk, shrink_segment
 
 
 def behind(**floors: int) -> Keeps:
@@ -23,20 +23,20 @@ def behind(**floors: int) -> Keeps:
     return keeps
 
 
-def relieve_file(source: Path, target: Path, keeps: Keeps) -> Relief:
+def relieve_file(source: Path, target: Path, keeps: Keeps) -> Shrinkage:
     """Write the relieved form of a sealed segment and read it back."""
     disk = Disk()
     descriptor = disk.create(target)
     with SealedFile(source) as old:
-        relief = relieve_segment(old, descriptor, disk, keeps)
+        relief = shrink_segment(old, descriptor, disk, keeps)
         disk.close(descriptor)
         with SealedFile(target) as made:
-            check_relieved(old, made, relief, keeps)
+            check_shrunk(old, made, relief, keeps)
     assert relief.stored_bytes == target.stat().st_size
     return relief
 
 
-def relieve(built: Built, base: int, **floors: int) -> Relief:
+def relieve(built: Built, base: int, **floors: int) -> Shrinkage:
     """Relieve a segment of a log in place; the ledger gets the line that ``wald-reclaim`` writes, without cursors."""
     path = built.path(base, Kind.SEALED)
     made = path.with_suffix(".made")

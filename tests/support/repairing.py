@@ -10,22 +10,21 @@ from pathlib import Path
 import pytest
 from logs import START_NS, Built, Unsynced
 
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.uptime import Moment
-from wald.store.repairing import rewrite
-from wald.store.repairing.apply import Repair
-from wald.store.repairing.plan import Plan
-from wald.store.repairing.proposal import proposed
-from wald.store.segments.compression import compress_segment
-from wald.store.writing import sealer
+from wald.files.disk import Disk
+from wald.files.layout import Root
+from wald.files.uptime import Moment
+from wald.repairing import rewrite
+from wald.repairing.apply import Repair, proposed
+from wald.repairing.plan import Plan
+from wald.segments.sealed_file import compress_segment
+from wald.writing import sealing
 
 FRAME_BYTES = 1500  # so that a segment of a few kilobytes has many frames
 ROUTES = "abcpq"
 
 
 def small_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (sealer, rewrite):
+    for module in (sealing, rewrite):
         monkeypatch.setattr(module, "compress_segment", partial(compress_segment, frame_bytes=FRAME_BYTES))
 
 

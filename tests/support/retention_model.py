@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from wald.store.files.uptime import Moment
+from wald.files.uptime import Moment
 from wald_reclaim.policy import Limits
 
 Record = tuple[int, str, int]

@@ -21,9 +21,8 @@ from wald.format.batch import (
     route_prefix,
     seed,
 )
-from wald.format.peers import Peer, encode_peer, number_of
+from wald.format.log_state import LogState, Peer, encode_peer, encode_state, number_of
 from wald.format.segment import SegmentHeader, encode_header
-from wald.format.state import LogState, encode_state
 
 LOG_ID = bytes(range(16))
 TIME_NS = 1_700_000_000_000_000_000

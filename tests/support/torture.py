@@ -24,7 +24,7 @@ from running import Daemon, eventually
 from threads import started
 
 from wald.client.producer import Durable, Producer
-from wald.daemon.pipe_calls import held_bytes
+from wald.daemon.pipes import held_bytes
 
 PRODUCERS = 4
 WRITERS = 2

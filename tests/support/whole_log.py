@@ -24,15 +24,15 @@ from repairing import repair
 
 import wald
 from wald.errors import Damaged
+from wald.files.layout import Root
+from wald.files.listing import list_segments
 from wald.format.names import Kind
-from wald.format.record import Record
-from wald.store.files.directory import Root
-from wald.store.files.listing import list_segments
-from wald.store.reading.batches import Batch
-from wald.store.reading.reader import read_onward
-from wald.store.reading.search import Found, search
-from wald.store.reading.selection import select
-from wald.store.segments.view import State
+from wald.format.records import Record
+from wald.reading.assembler import Batch
+from wald.reading.reader import read_onward
+from wald.reading.search import Match, search
+from wald.reading.selection import select
+from wald.segments.view import State
 from wald_archive.sizes import Records
 from wald_reclaim import relief
 from wald_spark.blocks import Range
@@ -302,15 +302,15 @@ class WholeLog:
         """Search like ``wald grep``, for something that every record has."""
         view, found = self.built.view, list[Numbered]()
 
-        def show(batch: Batch) -> Found:
+        def show(batch: Batch) -> Match:
             found.extend(numbered(batch.records()))
-            return Found(batch.count, b"")
+            return Match(batch.count, b"")
 
         if not self._due(route, group):
             return []
         selection = select(view, route, self.cursors[route, group] + 1, None, group)
         for event in search(view, selection, show, absent=lambda _: False, jobs=1):
-            assert isinstance(event, Found), event
+            assert isinstance(event, Match), event
         return found[:limit]
 
     def _by_spark(self, route: str, group: str, limit: int) -> list[Numbered]:

@@ -36,8 +36,8 @@ from workgroup_oracle import judge
 
 import wald
 from wald.client.producer import Producer
-from wald.format.not_before import HEADER as NOT_BEFORE
-from wald.store.files.ledger_read import read_ledger
+from wald.files.ledger_read import read_ledger
+from wald.format.records import HEADER as NOT_BEFORE
 from wald.work.arguments import Order
 
 ROUTE, GROUP, DEAD = "jobs", "work", "dead_letter"

@@ -9,11 +9,10 @@ from pathlib import Path
 from contents import assert_sound, values
 from logs import Built, commit, draft
 
-from wald.format.peers import Peer
-from wald.format.state import LogState
-from wald.store.files.disk import Disk
-from wald.store.segments.raw import RawFile, ScannedBatch
-from wald.store.writing.writer import Writer
+from wald.files.disk import Disk
+from wald.format.log_state import LogState, Peer
+from wald.segments.raw_scan import RawFile, ScannedBatch
+from wald.writing.writer import Writer
 
 NEVER = 1 << 30  # steps a disk survives
 

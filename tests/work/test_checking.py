@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from logs import Built
 
+from wald.checking.checker import Finding, Level
 from wald.format.work import Start, encode_work
-from wald.store.checking.finding import Finding, Level
 from wald.work.checking import check_journals
 from wald.work.group import WorkGroup
 

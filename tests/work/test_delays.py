@@ -13,8 +13,7 @@ import pytest
 from draining import drain
 from running import Daemon, output_of
 
-from wald.format.not_before import not_before
-from wald.format.record import Record
+from wald.format.records import Record, not_before
 from wald.log import Log
 from wald.work.group import WorkGroup
 from wald.work.terms import Delivery

@@ -16,8 +16,8 @@ from running import Daemon, eventually, output_of
 
 from wald.client.producer import Producer
 from wald.errors import Damaged, InvalidInput, Locked
-from wald.format.not_before import HEADER
-from wald.format.state import PRODUCERS_MAX
+from wald.format.log_state import PRODUCERS_MAX
+from wald.format.records import HEADER
 from wald.format.work import PAGE, Line, Page
 from wald.work.arguments import Order
 from wald.work.group import WorkGroup

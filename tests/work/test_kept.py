@@ -10,7 +10,7 @@ from logs import Built
 from running import eventually
 
 from wald.errors import NotFound
-from wald.store.reading.batches import Batch
+from wald.reading.assembler import Batch
 from wald.work.kept import Decoded, Kept
 
 END = 10  # three batches of three records each

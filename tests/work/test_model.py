@@ -37,8 +37,8 @@ from workgroup_model import Group, Item
 from wald.client.producer import Durable
 from wald.errors import Damaged, Unavailable
 from wald.format.batch import Encoding
-from wald.format.columns import decode
-from wald.format.not_before import HEADER as NOT_BEFORE
+from wald.format.records import HEADER as NOT_BEFORE
+from wald.format.records import decode
 from wald.work.group import WorkGroup
 from wald.work.terms import Delivery
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
-from wald.store.reading.rows import Rows
+from wald.reading.assembler import Rows
 from wald.work.sharing import Leased, Wanted, hand_out, share
 from wald.work.window import Run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from wald.store.retention.cursors import Cursor
+    from wald.retention.cursors import Cursor
 
 
 def cursor_fields(cursor: Cursor) -> dict[str, object]:

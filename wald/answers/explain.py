@@ -9,15 +9,15 @@ from itertools import islice
 
 from wald.answers.fields import time_fields
 from wald.answers.liveness import over_quota
+from wald.files.disk import Disk
+from wald.files.fifos import troubles
 from wald.format.names import is_route
 from wald.hints import command_line
 from wald.log import Log
-from wald.store.files.disk import Disk
-from wald.store.files.fifos import troubles
-from wald.store.retention.backlog import Backlog, GroupBacklog, Growth, SegmentStatus
-from wald.store.retention.cursors import Cursor, CursorState
-from wald.store.segments.view import State
-from wald.store.writing.lives import no_daemon
+from wald.retention.backlog import Backlog, GroupBacklog, Growth, SegmentStatus
+from wald.retention.cursors import Cursor, CursorState
+from wald.segments.view import State
+from wald.writing.run_reports import no_daemon
 
 PINS_MAX = 100  # of one segment: each of thousands of groups may pin each of thousands of segments
 ASK_SECONDS = 2.0  # how long the daemon may take to name the routes over their quota

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from wald.answers.fields import time_fields
 from wald.answers.work import count_of
 from wald.log import Log
-from wald.store.retention.cursors import Cursor, CursorState
-from wald.store.retention.progress import Lag, lags
+from wald.retention.cursors import Cursor, CursorState
+from wald.retention.progress import Lag, lags
 from wald.work.commands import RunningCommand, commands_of
 from wald.work.picture import Seen, look, work_files
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from wald.answers.fields import ledger_fields, time_fields
+from wald.checking.audit_report import DeletionAudit, Event
+from wald.files.layout import Root
+from wald.files.uptime import read_steps
 from wald.format.times import utc
 from wald.setting_types import format_bytes
-from wald.store.checking.story import Event, Story
-from wald.store.files.clock import read_steps
-from wald.store.files.directory import Root
-from wald.store.writing.lives import crashes, lives
+from wald.writing.run_reports import crashes, run_reports
 
 CRASH = "crash"
 STARTED = "started"
@@ -64,7 +64,7 @@ class Excerpt:
 
 
 def excerpt(
-    story: Story, before: Mapping[str, int], *, wanted: Callable[[Event], bool], count: int, at_most: int
+    story: DeletionAudit, before: Mapping[str, int], *, wanted: Callable[[Event], bool], count: int, at_most: int
 ) -> Excerpt:
     """The newest events, or those before a place; the work is that of the events that are looked at.
 
@@ -125,7 +125,7 @@ def event_fields(event: Event) -> dict[str, object]:
 def _of_lives(root: Root, before: Mapping[str, int]) -> Iterator[Event]:
     """The starts and the ends of the daemon, the newest first; each has a number of its own."""
     bound = before.get(LIVES, 1 << 64)
-    for report in lives(root):
+    for report in run_reports(root):
         epoch = report.get("epoch")
         if not isinstance(epoch, int):
             continue

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from wald.client.connection import ask_status
+from wald.files.disk import Disk
+from wald.files.identity import Identity
+from wald.files.layout import Root
+from wald.files.locks import is_stopped
 from wald.hints import command_line
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.identity import Identity
-from wald.store.files.processes import is_stopped
-from wald.store.writing.lives import last_end, last_has_ended, read_life, signed
-from wald.store.writing.lock import holding_processes, is_held, is_hidden
+from wald.writing.daemon_lock import holding_processes, is_held, is_hidden
+from wald.writing.run_reports import last_end, last_has_ended, read_run, signed
 
 
 class Life(Enum):
@@ -94,7 +94,7 @@ def frozen(root: Root) -> Liveness | None:
 def socket_of(root: Root) -> Path:
     """Where the last life of the daemon listened, by its settings."""
     epoch = signed(root).get("epoch")
-    report = (read_life(root, epoch) if isinstance(epoch, int) else None) or {}
+    report = (read_run(root, epoch) if isinstance(epoch, int) else None) or {}
     match report.get("settings"):
         case {"socket": {"value": str(value)}} if named := value.strip('"'):
             return Path(named)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wald.answers.fields import ledger_fields, segment_fields, time_fields
+from wald.files.layout import Root
 from wald.format.head import Head
-from wald.store.files.directory import Root
 
 if TYPE_CHECKING:
-    from wald.store.reading.lookup import Whereabouts
+    from wald.reading.lookup import Whereabouts
 
 
 def head_fields(root: Root, head: Head) -> dict[str, object]:
     """The head as ``wald head --json`` has it."""
-    from wald.store.files.disk import Disk
-    from wald.store.writing.lives import no_daemon
+    from wald.files.disk import Disk
+    from wald.writing.run_reports import no_daemon
 
     return {
         "sequence": head.sequence,

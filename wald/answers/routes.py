@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.retention.cursors import Cursor
-from wald.store.retention.progress import Progress
-from wald.store.writing.lives import no_daemon
+from wald.files.disk import Disk
+from wald.files.layout import Root
+from wald.retention.cursors import Cursor
+from wald.retention.progress import Progress
+from wald.writing.run_reports import no_daemon
 
 
 def routes_fields(root: Root, every: Iterable[Progress]) -> dict[str, object]:

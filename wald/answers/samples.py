@@ -17,18 +17,17 @@ from typing import Generic, TypeVar
 
 from wald.answers.snapshot import Amount, HeadSample, LogSample, SegmentSeen
 from wald.errors import Damaged, WaldError
+from wald.files.disk import Disk
+from wald.files.fifos import troubles
+from wald.files.listing import Segment
 from wald.format.names import Kind
 from wald.log import Log
-from wald.store.files.disk import Disk
-from wald.store.files.fifos import troubles
-from wald.store.files.listing import Segment
-from wald.store.retention.backlog import Backlog, SegmentStatus
-from wald.store.retention.conditions import Condition, condition_of
-from wald.store.retention.pins import sealed_index
-from wald.store.retention.progress import last_sequences
-from wald.store.segments.view import SegmentGone, View
-from wald.store.writing.lives import signed
-from wald.store.writing.lock import in_words, is_held
+from wald.retention.backlog import Backlog, Condition, SegmentStatus, condition_of
+from wald.retention.blockers import sealed_index
+from wald.retention.progress import last_sequences
+from wald.segments.view import SegmentGone, View
+from wald.writing.daemon_lock import in_words, is_held
+from wald.writing.run_reports import signed
 
 T = TypeVar("T")
 

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from wald.store.retention.backlog import GroupBacklog, Growth
-from wald.store.retention.conditions import Condition
-from wald.store.retention.cursors import CursorState
+from wald.retention.backlog import Condition, GroupBacklog, Growth
+from wald.retention.cursors import CursorState
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,26 +9,26 @@ from pathlib import Path
 from typing import Any
 
 from wald.answers.liveness import Life, Liveness, liveness, socket_of
+from wald.checking.checker import Level
 from wald.errors import Damaged
+from wald.files.disk import free_bytes
+from wald.files.fifos import troubles
+from wald.files.layout import Root
+from wald.files.uptime import ClockStep, read_steps
 from wald.format.head import Head
 from wald.format.names import CURSOR_SUFFIX
 from wald.format.times import utc
 from wald.hints import command_line, hint_for
 from wald.log import Log
+from wald.retention.backlog import Backlog, GroupBacklog
+from wald.retention.blockers import DIRECTORY_GONE
+from wald.retention.cursors import CursorState
+from wald.retention.history import History
+from wald.segments.durable_end import seconds_ahead
+from wald.segments.view import head_of, no_segment
 from wald.setting_types import format_bytes, format_seconds
-from wald.store.checking.finding import Level
-from wald.store.files.clock import ClockStep, read_steps
-from wald.store.files.directory import Root
-from wald.store.files.disk import free_bytes
-from wald.store.files.fifos import troubles
-from wald.store.retention.backlog import Backlog, GroupBacklog
-from wald.store.retention.cursors import CursorState
-from wald.store.retention.history import History
-from wald.store.retention.pins import DIRECTORY_GONE
-from wald.store.segments.head import seconds_ahead
-from wald.store.segments.view import head_of, no_segment
-from wald.store.writing.lives import Crash, last_crash, read_life
 from wald.work.checking import check_journals
+from wald.writing.run_reports import CrashReport, last_crash, read_run
 
 _FULL_SOON_SECONDS = 86400.0
 _SEAL_STALLED_SECONDS = 900.0  # as in the rules for alerts
@@ -87,7 +87,7 @@ class Facts:
 
     root: Path
     daemon: Liveness
-    crash: Crash | None
+    crash: CrashReport | None
     report: Mapping[str, Any]
     head: Head | None
     head_damage: Damaged | None
@@ -149,7 +149,7 @@ def facts_of_daemon(root: Root, daemon: Liveness, before: Facts | None = None) -
     running = daemon.epoch if daemon.life not in (Life.DEAD, Life.NEVER) else None
     head, head_damage = _head(root)
     crash = last_crash(root, running=running)
-    report = (read_life(root, daemon.epoch) if daemon.epoch is not None else None) or {}
+    report = (read_run(root, daemon.epoch) if daemon.epoch is not None else None) or {}
     free = free_bytes(root.segments if root.segments.is_dir() else root.path)
     if before is None:
         return Facts(root.path, daemon, crash, report, head, head_damage, (), (), (), free, None, (), ())

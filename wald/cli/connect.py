@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wald.errors import Unavailable
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.identity import read_identity
-from wald.store.files.locks import is_held
+from wald.files.disk import Disk
+from wald.files.identity import read_identity
+from wald.files.layout import Root
+from wald.files.locks import is_held
 
 if TYPE_CHECKING:
     from wald.client.producer import Producer

@@ -11,8 +11,8 @@ from wald.errors import Damaged, Partial
 from wald.format.times import nanoseconds, utc
 from wald.hints import command_line
 from wald.log import Log
-from wald.store.retention.history import History
-from wald.store.retention.missing import Missing
+from wald.retention.history import History
+from wald.retention.missing import Missing
 
 
 @dataclass(slots=True)

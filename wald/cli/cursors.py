@@ -16,13 +16,13 @@ from wald.cli.streams import stdout_is_a_report
 from wald.cli.times import now
 from wald.errors import Damaged, InvalidInput, NotFound, Refused
 from wald.format.names import check_group, check_route
-from wald.format.positions import position as position_of
+from wald.format.names import position as position_of
 from wald.format.times import nanoseconds
 from wald.hints import command_line
 
 if TYPE_CHECKING:
     from wald.log import Log
-    from wald.store.retention.cursors import Cursor
+    from wald.retention.cursors import Cursor
 
 
 _COMMANDS = {
@@ -60,7 +60,7 @@ def cursor() -> None:
 @json_option
 def get(root: Path, route: str, group: str, as_json: bool) -> None:
     """Print the sequence up to which the group has processed ROUTE."""
-    from wald.store.retention.cursors import CursorState
+    from wald.retention.cursors import CursorState
 
     found = wald.open(root).cursor(route, group, any_user=True)
     again = command_line(root, f"cursor set {route} SEQUENCE --group {group}")
@@ -86,7 +86,7 @@ def get(root: Path, route: str, group: str, as_json: bool) -> None:
 @stdout_is_a_report
 def set_(root: Path, route: str, position: str, group: str, rewind: bool, as_json: bool) -> None:
     """Record that the group has processed ROUTE up to POSITION: a sequence (0: no record), or all before a time."""
-    from wald.store.retention.cursors import newcomer, require_no_remains
+    from wald.retention.cursors import newcomer, require_no_remains
 
     log = wald.open(root)
     number = _sequence(log, position, route, group)
@@ -100,7 +100,7 @@ def set_(root: Path, route: str, position: str, group: str, rewind: bool, as_jso
 
 
 def _sequence(log: Log, given: str, route: str, group: str) -> int:
-    from wald.store.segments.seeking import sequence_since
+    from wald.segments.seek import sequence_since
 
     try:
         place = position_of("", given, now())
@@ -148,8 +148,8 @@ def remove(root: Path, route: str, group: str, as_json: bool) -> None:
 
     Records that other groups of the route have not processed are kept; if there is no other group, all are.
     """
-    from wald.store.files.disk import Disk
-    from wald.store.retention.cursors import remove_cursor
+    from wald.files.disk import Disk
+    from wald.retention.cursors import remove_cursor
 
     log = wald.open(root)
     log.root.require_route(route)

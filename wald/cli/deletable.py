@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wald.checking.kinds import FileKind
 from wald.errors import Damaged
+from wald.files.disk import Disk
+from wald.files.identity import read_identity
+from wald.files.layout import Root
 from wald.hints import command_line
-from wald.store.checking.kinds import FileKind
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.identity import read_identity
 
 if TYPE_CHECKING:
-    from wald.store.checking.kinds import Named
-    from wald.store.retention.backlog import SegmentStatus
+    from wald.checking.kinds import Named
+    from wald.retention.backlog import SegmentStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def may_delete(root: Root | None, path: Path, named: Named) -> Verdict:
 
 
 def _of_daemon(root: Root, path: Path, kind: FileKind) -> Verdict:
-    from wald.store.writing.lock import is_held
+    from wald.writing.daemon_lock import is_held
 
     runs = is_held(root, Disk())
     match kind:
@@ -145,8 +145,8 @@ def _add(root: Root, route: str, option: str) -> str:
 
 
 def _segment(root: Root, path: Path, kind: FileKind) -> Verdict:
-    from wald.store.retention.backlog import Backlog
-    from wald.store.segments.view import read_view
+    from wald.retention.backlog import Backlog
+    from wald.segments.view import read_view
 
     reclaiming = command_line(root.path, program="wald-reclaim")
     if kind is FileKind.RELEASED:
@@ -169,7 +169,7 @@ def _segment(root: Root, path: Path, kind: FileKind) -> Verdict:
 
 
 def _judged(root: Root, status: SegmentStatus, reclaiming: str) -> Verdict:
-    from wald.store.segments.view import State
+    from wald.segments.view import State
 
     if status.state is State.ACTIVE:
         return Verdict(False, "the daemon writes it", command_line(root.path, "cut"))

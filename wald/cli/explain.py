@@ -20,9 +20,9 @@ from wald.setting_types import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from wald.log import Log
-    from wald.store.retention.backlog import Backlog, GroupBacklog, Growth, SegmentStatus
-    from wald.store.retention.pins import Pin
-    from wald.store.segments.view import State
+    from wald.retention.backlog import Backlog, GroupBacklog, Growth, SegmentStatus
+    from wald.retention.blockers import Pin
+    from wald.segments.view import State
 
 _OVER = {
     "block": "Its FIFO is not read, and its requests wait",
@@ -46,7 +46,7 @@ def explain(root: Path, as_json: bool) -> None:
     FIFO with a problem, every route over its quota, every segment, every group, then the log.
     """
     from wald.answers.explain import explanation
-    from wald.store.retention.backlog import Backlog
+    from wald.retention.backlog import Backlog
 
     log = wald.open(root)
     backlog = Backlog(log.view())
@@ -132,7 +132,7 @@ def _headline(counts: Counter[str], sizes: Counter[str]) -> str:
 
 
 def _segments_line(stretch: _Stretch, cutting: str) -> str:
-    from wald.store.segments.view import State
+    from wald.segments.view import State
 
     first, last = stretch.first, stretch.last
     size = format_bytes(stretch.stored_bytes)
@@ -163,7 +163,7 @@ def _unpinned(waived: tuple[str, ...]) -> str:
 
 
 def _pinned_by(pins: Sequence[Pin]) -> str:
-    from wald.store.retention.pins import DIRECTORY_GONE
+    from wald.retention.blockers import DIRECTORY_GONE
 
     named = [
         f"{pin.route} ({pin.message}; adding the route brings it back)"
@@ -176,7 +176,7 @@ def _pinned_by(pins: Sequence[Pin]) -> str:
 
 
 def _row(group: GroupBacklog, growth: Growth | None, now_ns: int) -> tuple[str, ...]:
-    from wald.store.retention.cursors import CursorState
+    from wald.retention.cursors import CursorState
 
     cursor = group.cursor
     rate = format_bytes(growth.routes.get(cursor.route, 0.0) * _DAY) if growth else "-"
@@ -196,8 +196,8 @@ def _advice(log: Log, groups: list[GroupBacklog]) -> Iterator[str]:
     """A paragraph for each thing that the operator should know or do."""
     from wald.answers.explain import ASK_SECONDS, advice
     from wald.answers.liveness import over_quota
-    from wald.store.files.fifos import troubles
-    from wald.store.retention.cursors import CursorState
+    from wald.files.fifos import troubles
+    from wald.retention.cursors import CursorState
 
     wald_ = command_line(log.root.path)
     yield from (message for _, message in troubles(log.root))
@@ -233,7 +233,7 @@ def _alone(alone: Counter[str]) -> str:
 
 
 def _outlook(growth: Growth | None, free: int) -> str:
-    from wald.store.retention.backlog import LEAST_SECONDS
+    from wald.retention.backlog import LEAST_SECONDS
 
     left = f"{format_bytes(free)} are free"
     seconds = growth.seconds_until(free) if growth else None

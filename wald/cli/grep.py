@@ -18,17 +18,15 @@ from wald.cli.read_output import with_times
 from wald.cli.streams import write_stdout
 from wald.cli.times import now, warn_of_wrong_times
 from wald.errors import Damaged, InvalidInput, NotFound, Partial
-from wald.format.names import DEFAULT_GROUP, check_route
-from wald.format.positions import position, time_of
+from wald.format.names import DEFAULT_GROUP, check_route, position, time_of
 from wald.format.times import utc
 
 if TYPE_CHECKING:
-    from wald.format.record import Record
-    from wald.store.reading.batches import Batch
-    from wald.store.reading.matching import Matcher
-    from wald.store.reading.search import Found
-    from wald.store.reading.selection import Start, Stop
-    from wald.store.retention.missing import Missing
+    from wald.format.records import Record
+    from wald.reading.assembler import Batch
+    from wald.reading.search import Match
+    from wald.reading.selection import Matcher, Start, Stop
+    from wald.retention.missing import Missing
 
 NOTHING_FOUND = 1
 _JOBS_MAX = 64
@@ -78,9 +76,9 @@ def grep(
     the exit code is 4. If records of the range were reclaimed, the exit code is 12; if --from or --since names a
     position before them, it is 3, which takes precedence.
     """
-    from wald.store.reading.search import Found, search
-    from wald.store.reading.selection import select
-    from wald.store.retention.missing import Missing
+    from wald.reading.search import Match, search
+    from wald.reading.selection import select
+    from wald.retention.missing import Missing
 
     log = wald.open(root)
     matcher = matcher_of(root, pattern, fixed=fixed, ignore_case=ignore_case, invert=invert)
@@ -97,7 +95,7 @@ def grep(
     records, code = 0, 0
     for event in search(view, selection, show, absent=matcher.absent, jobs=jobs or len(os.sched_getaffinity(0))):
         match event:
-            case Found():
+            case Match():
                 records += event.records
                 write_stdout(event.output)
             case Damaged():
@@ -139,31 +137,31 @@ def _report(missing: Missing, error: NotFound) -> None:
     click.echo(f"wald: {error.message}\n  hint: {error.hint}", err=True)
 
 
-def _counter(matcher: Matcher) -> Callable[[Batch], Found]:
-    from wald.store.reading.search import Found
+def _counter(matcher: Matcher) -> Callable[[Batch], Match]:
+    from wald.reading.search import Match
 
-    return lambda batch: Found(len(matcher.found(batch)), b"")
+    return lambda batch: Match(len(matcher.found(batch)), b"")
 
 
-def _texts(matcher: Matcher, *, times: bool) -> Callable[[Batch], Found]:
+def _texts(matcher: Matcher, *, times: bool) -> Callable[[Batch], Match]:
     """Sequence and route before the bytes of each record, and its time."""
-    from wald.store.reading.search import Found
+    from wald.reading.search import Match
 
-    def show(batch: Batch) -> Found:
+    def show(batch: Batch) -> Match:
         time = f"{utc(batch.append_time_ns, 9)} " if times else ""
         found = matcher.found(batch)
         line = b"%%d %b%%b\n" % f"{batch.route} {time}".encode()
-        return Found(len(found), line * len(found) % tuple(chain.from_iterable(found)))  # all at once: a step for each
+        return Match(len(found), line * len(found) % tuple(chain.from_iterable(found)))  # all at once: a step for each
 
     return show
 
 
-def _objects(matcher: Matcher) -> Callable[[Batch], Found]:
-    from wald.store.reading.search import Found
+def _objects(matcher: Matcher) -> Callable[[Batch], Match]:
+    from wald.reading.search import Match
 
-    def show(batch: Batch) -> Found:
+    def show(batch: Batch) -> Match:
         lines = [_object(record) for record in matcher.records(batch)]
-        return Found(len(lines), "".join(lines).encode())
+        return Match(len(lines), "".join(lines).encode())
 
     return show
 

@@ -17,9 +17,9 @@ from wald.cli.output import json_line
 from wald.cli.streams import stdout_is_a_report
 from wald.cli.unprocessed import on_record, skips
 from wald.errors import Damaged, InvalidInput, Locked, NotFound, NotPermitted, Refused
+from wald.files.cursor_directory import own_user, user_of
+from wald.files.disk import Disk
 from wald.hints import command_line, user_name
-from wald.store.files.cursor_directory import own_user, user_of
-from wald.store.files.disk import Disk
 
 if TYPE_CHECKING:
     from wald.log import Log
@@ -173,7 +173,7 @@ def _changeable(log: Log, route: str, group: str) -> Seen:
         NotPermitted: it is another user's.
         Damaged: its journal is damaged.
     """
-    from wald.store.retention.cursors import CursorState
+    from wald.retention.cursors import CursorState
     from wald.work.picture import look, work_file
 
     file = work_file(log.root, route, group)
@@ -223,7 +223,7 @@ def _skippable(log: Log, seen: Seen, first: int, last: int) -> int:
         Refused: not behind what is done, or beyond the log.
         NotFound: all of it is done, or of other routes.
     """
-    from wald.store.retention.missing import unless_lost
+    from wald.retention.missing import unless_lost
 
     route, group, picture = seen.file.route, seen.file.group, seen.picture
     head = log.head()

@@ -16,16 +16,16 @@ from wald.cli.lazy_group import LazyCommand, LazyGroup
 from wald.cli.options import count_option, json_option, root_option, route_argument
 from wald.cli.output import aligned, json_line
 from wald.errors import Damaged
+from wald.files.locks import is_stopped
 from wald.format.names import check_group, check_route
 from wald.format.times import utc
 from wald.hints import command_line
 from wald.setting_types import format_bytes, format_seconds
-from wald.store.files.processes import is_stopped
 
 if TYPE_CHECKING:
     from wald.answers.groups import FoundGroup
     from wald.log import Log
-    from wald.store.retention.backlog import GroupBacklog
+    from wald.retention.backlog import GroupBacklog
     from wald.work.commands import RunningCommand
     from wald.work.picture import Seen, WorkFile
 
@@ -129,7 +129,7 @@ def show(root: Path, route: str, group: str, as_json: bool) -> int:
 
 def _held_back(log: Log, seen: Seen) -> GroupBacklog:
     """What the group keeps from being reclaimed."""
-    from wald.store.retention.backlog import Backlog, GroupBacklog
+    from wald.retention.backlog import Backlog, GroupBacklog
 
     backlog = Backlog(log.view())
     for _ in backlog.segments():
@@ -154,7 +154,7 @@ def _more_fields(found: FoundGroup, held: GroupBacklog) -> dict[str, object]:
 
 
 def _rows(log: Log, found: FoundGroup, held: GroupBacklog, now_ns: int) -> Iterator[tuple[str, str]]:
-    from wald.store.retention.cursors import CursorState
+    from wald.retention.cursors import CursorState
 
     seen, picture = found.seen, found.seen.picture
     at = seen.cursor
@@ -249,7 +249,7 @@ def _holding(held: GroupBacklog) -> str:
 
 def _next(log: Log, found: FoundGroup) -> str:
     """What to type, or to do."""
-    from wald.store.retention.cursors import CursorState
+    from wald.retention.cursors import CursorState
     from wald.work.journal import beyond_head
 
     seen, picture, left = found.seen, found.seen.picture, found.left

@@ -14,12 +14,12 @@ from wald.cli.options import json_option, root_option
 from wald.cli.output import json_line
 from wald.cli.times import check_span, time_option
 from wald.errors import Damaged
+from wald.files.identity import read_identity
+from wald.files.layout import Root
 from wald.format.times import nanoseconds, utc
-from wald.store.files.directory import Root
-from wald.store.files.identity import read_identity
 
 if TYPE_CHECKING:
-    from wald.store.checking.story import Event, Story
+    from wald.checking.audit_report import DeletionAudit, Event
 
 _LINES = 500  # that are written at once
 
@@ -42,14 +42,14 @@ def history(root: Path, since: datetime | None, until: datetime | None, route: s
     the requested time names it.
     """
     from wald.answers.history import clock_events, crash_events, event_fields
-    from wald.store.checking.story import END_OF_TIME_NS, Story
+    from wald.checking.audit_report import END_OF_TIME_NS, DeletionAudit
 
     check_span(since, until)
     here = Root(root)
     read_identity(here)
     from_ns = nanoseconds(since) if since else 0
     until_ns = nanoseconds(until) if until else END_OF_TIME_NS
-    story = Story(here, from_ns=from_ns, until_ns=until_ns)
+    story = DeletionAudit(here, from_ns=from_ns, until_ns=until_ns)
     others = sorted([*crash_events(here), *clock_events(here)], key=lambda event: event.at_ns)
     others = [event for event in others if from_ns <= event.at_ns < until_ns]
     events = heapq.merge(story.events(), others, key=lambda event: event.at_ns)
@@ -66,7 +66,7 @@ def history(root: Path, since: datetime | None, until: datetime | None, route: s
     return Damaged.exit_code if story.illegal or story.broken else 0
 
 
-def _report(story: Story, *, as_json: bool) -> None:
+def _report(story: DeletionAudit, *, as_json: bool) -> None:
     if as_json:
         fields = {"kind": "summary", "lines": story.lines, "illegal": story.illegal, "broken": story.broken}
         click.echo(json_line("history", fields))

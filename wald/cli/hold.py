@@ -12,11 +12,11 @@ import click
 from wald.cli.options import root_option
 from wald.cli.streams import stdout_is_a_report
 from wald.errors import InvalidInput
+from wald.files.fifos import has_fifo
+from wald.files.identity import read_identity
+from wald.files.layout import Root
 from wald.format.names import check_route
 from wald.hints import command_line
-from wald.store.files.directory import Root
-from wald.store.files.fifos import has_fifo
-from wald.store.files.identity import read_identity
 
 _REFRESH_SECONDS = 1.0  # between searches for FIFOs that were made or replaced
 _ENDING = (signal.SIGTERM, signal.SIGINT)

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 import click
 
 from wald.answers.fields import time_fields
+from wald.checking.kinds import FileKind
 from wald.cli.deletable import Verdict, may_delete
 from wald.cli.options import json_option
 from wald.cli.output import aligned, json_line
 from wald.errors import Damaged, InvalidInput, NotFound
-from wald.store.checking.kinds import FileKind
-from wald.store.files.directory import Root
-from wald.store.files.identity import read_identity
+from wald.files.identity import read_identity
+from wald.files.layout import Root
 
 if TYPE_CHECKING:
-    from wald.store.checking.dump import Item
-    from wald.store.checking.kinds import Named
+    from wald.checking.dump import Item
+    from wald.checking.kinds import Named
 
 _DUMPED = {
     FileKind.IDENTITY,
@@ -54,7 +54,7 @@ def inspect(path: Path, content: bool, records: bool, as_json: bool) -> int:
     """
     if content or records:
         return _print_content(path, records=records, as_json=as_json)
-    from wald.store.checking.kinds import kind_of
+    from wald.checking.kinds import kind_of
 
     path = Path(os.path.abspath(path))
     try:
@@ -74,7 +74,7 @@ def inspect(path: Path, content: bool, records: bool, as_json: bool) -> int:
 
 
 def _print_content(path: Path, *, records: bool, as_json: bool) -> int:
-    from wald.store.checking.dump import dump
+    from wald.checking.dump import dump
 
     damaged = False
     for item in dump(path, records=records):
@@ -91,7 +91,7 @@ def _root_of(path: Path) -> Root | None:
 
 def _damage(root: Root | None, path: Path, named: Named) -> str | None:
     """What is wrong with the file, "" if nothing is; None if it has no content of its own to be checked by."""
-    from wald.store.checking.dump import dump
+    from wald.checking.dump import dump
     from wald.work.journal import read_beside_owner
 
     if named.kind is FileKind.FIFO:
@@ -113,9 +113,9 @@ def _damage(root: Root | None, path: Path, named: Named) -> str | None:
 
 def _raw_damage(root: Root, path: Path) -> str:
     """Of a raw segment, up to where it is durable: what follows may be half written."""
-    from wald.store.checking.dump import dump
-    from wald.store.segments.raw import FIRST_BATCH, DamagedBytes
-    from wald.store.segments.view import State, read_view
+    from wald.checking.dump import dump
+    from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes
+    from wald.segments.view import State, read_view
 
     view = read_view(root, read_identity(root).log_id)
     segment = next((each for each in view.segments if each.path == path), None)
@@ -157,7 +157,7 @@ def _written_by(root: Root | None, path: Path, named: Named) -> str:
 
 def _writer(root: Root, path: Path) -> str:
     """The life of the daemon that made a segment, and its version; "" if its header or index cannot be read."""
-    from wald.store.checking.dump import dump
+    from wald.checking.dump import dump
 
     try:
         item: Item = next((item for item in dump(path) if "epoch" in item), {})
@@ -169,9 +169,9 @@ def _writer(root: Root, path: Path) -> str:
 
 
 def _life(root: Root, epoch: int) -> str:
-    from wald.store.writing.lives import read_life
+    from wald.writing.run_reports import read_run
 
-    software = (read_life(root, epoch) or {}).get("software")
+    software = (read_run(root, epoch) or {}).get("software")
     return f"the daemon, epoch {epoch}, {software or 'a version that no report in recovery/ has any more'}"
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from wald.client.json_records import encoded_headers, json_payloads
-from wald.client.payloads import encode_columns
-from wald.format.columns import encode
-from wald.format.not_before import with_not_before
+from wald.client.payloads import encode_columns, encoded_headers, json_payloads
+from wald.format.records import encode, with_not_before
 
 Encode = Callable[[bytes, str, int], Iterator[bytes]]
 """Whole lines, the name of their source and the number of the first of them in it → payloads, in order."""

@@ -20,15 +20,14 @@ import wald
 from wald.cli.options import root_option, size_option
 from wald.cli.work_metrics import of_work_groups
 from wald.exposition import Metric, Samples, gauge, render
+from wald.files.identity import read_identity
+from wald.files.layout import Root
 from wald.format.names import VERIFIED
-from wald.store.files.directory import Root
-from wald.store.files.identity import read_identity
 
 if TYPE_CHECKING:
     from wald.answers.work import WorkCounts
     from wald.log import Log
-    from wald.store.retention.backlog import GroupBacklog, Growth
-    from wald.store.retention.conditions import Condition
+    from wald.retention.backlog import Condition, GroupBacklog, Growth
 
 GROUPS_MAX = 5000  # each has some samples, and a user who may write cursors may make any number of groups
 _ROUTE_GROUP = ("route", "group")
@@ -82,8 +81,7 @@ def measure(log: Log) -> Measured:
         Damaged: the directory or the end of the log cannot be read.
     """
     from wald.answers.work import work_counts
-    from wald.store.retention.backlog import Backlog
-    from wald.store.retention.conditions import condition_of
+    from wald.retention.backlog import Backlog, condition_of
 
     began = time.monotonic()
     backlog = Backlog(log.view())
@@ -140,7 +138,7 @@ class Ran:
 
 def last_runs(root: Root) -> Ran:
     """What the ends of the ledgers say."""
-    from wald.store.files.ledger_read import newest_entries
+    from wald.files.ledger_read import newest_entries
 
     archived: dict[tuple[str, str], int] = {}
     for entry in newest_entries(root.ledger / "archive.jsonl", "finished"):
@@ -157,7 +155,7 @@ def last_runs(root: Root) -> Ran:
 
 
 def _newest(path: Path, *events: str) -> int | None:
-    from wald.store.files.ledger_read import newest_entries
+    from wald.files.ledger_read import newest_entries
 
     return next(map(_at, newest_entries(path, *events)), None)
 
@@ -203,14 +201,14 @@ def _growth(growth: Growth | None, left: int) -> Iterator[Metric]:
 
 
 def _by_condition(name: str, meaning: str, counts: Counter[Condition]) -> Metric:
-    from wald.store.retention.conditions import Condition
+    from wald.retention.backlog import Condition
 
     samples: Samples = {(condition.name.lower(),): counts[condition] for condition in Condition}
     return Metric(name, "gauge", meaning, ("state",), samples)
 
 
 def _groups(found: Measured, now_ns: int) -> Iterator[Metric]:
-    from wald.store.retention.cursors import CursorState
+    from wald.retention.cursors import CursorState
 
     named = [((group.cursor.route, group.cursor.group), group) for group in found.groups]
     usable = (CursorState.VALID, CursorState.ABSENT)

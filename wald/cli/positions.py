@@ -18,9 +18,9 @@ from wald.format.times import nanoseconds, utc
 from wald.hints import command_line
 
 if TYPE_CHECKING:
+    from wald.files.layout import Root
     from wald.log import Log
-    from wald.store.files.directory import Root
-    from wald.store.segments.view import State
+    from wald.segments.view import State
 
 _EXIT_CODES = {
     "never-issued": NotFound.exit_code,
@@ -78,7 +78,7 @@ def where(
     are, 12 if some were reclaimed, and 4 if some are damaged or lost.
     """
     from wald.answers.positions import where_fields
-    from wald.store.segments.view import State
+    from wald.segments.view import State
 
     log = wald.open(root)
     if (sequence is None) == (since is None) or (since is None and (route is not None or until is not None)):
@@ -128,8 +128,8 @@ def _coverage(log: Log, route: str | None, since: datetime, until: datetime | No
 
 def warn_without_daemon(root: Root) -> None:
     """Report on stderr that no daemon runs, and how the last one ended."""
-    from wald.store.files.disk import Disk
-    from wald.store.writing.lives import no_daemon
+    from wald.files.disk import Disk
+    from wald.writing.run_reports import no_daemon
 
     if message := no_daemon(root, Disk()):
         click.echo(f"{message}\n  hint: {command_line(root.path, 'run')}", err=True)

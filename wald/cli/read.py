@@ -21,8 +21,8 @@ from wald.format.names import DEFAULT_GROUP, check_group, check_route
 
 if TYPE_CHECKING:
     from wald.log import Log
-    from wald.store.reading.batches import Batch
-    from wald.store.retention.missing import Missing
+    from wald.reading.assembler import Batch
+    from wald.retention.missing import Missing
 
 COMMIT_SECONDS = 0.2  # between two moves of the cursor, because each is two syncs
 
@@ -66,7 +66,7 @@ def read(root: Path, route: str | None, on_missing: str | None, **options: Any) 
     ends with exit code 3; otherwise it continues, and the exit code is 12. --on-missing error always ends it;
     --on-missing skip skips missing records with exit code 0.
     """
-    from wald.store.reading.senders import Senders
+    from wald.reading.assembler import Senders
 
     asked = Asked(root, route if route is None else check_route(route), **options)
     asked.check()
@@ -125,7 +125,7 @@ def _write(batches: Iterable[Batch], output: Output, commits: _Commits | None = 
 
 def _report_absent(log: Log, route: str, group: str) -> None:
     """Report that the group has no cursor: its name may be misspelt."""
-    from wald.store.retention.cursors import CursorState
+    from wald.retention.cursors import CursorState
 
     if log.cursor(route, group).state is CursorState.ABSENT:
         click.echo(f"wald: group {group} has no cursor on route {route}: reading begins at the oldest record", err=True)
@@ -140,7 +140,7 @@ def _succeed_workers(log: Log, route: str, group: str) -> None:
 
 
 def _write_and_commit(log: Log, route: str, group: str, batches: Iterable[Batch], output: Output) -> None:
-    from wald.store.retention.cursors import newcomer
+    from wald.retention.cursors import newcomer
 
     if news := newcomer(log.root, route, group):
         click.echo(f"wald: {news}", err=True)

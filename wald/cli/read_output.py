@@ -11,10 +11,9 @@ from wald.cli.streams import write_stdout
 from wald.format.times import utc
 
 if TYPE_CHECKING:
-    from wald.format.record import Record
-    from wald.store.reading.batches import Batch
-    from wald.store.reading.matching import Matcher
-    from wald.store.reading.senders import Senders
+    from wald.format.records import Record
+    from wald.reading.assembler import Batch, Senders
+    from wald.reading.selection import Matcher
 
 _WRITTEN_BYTES = 256 << 10  # of JSON, at once
 

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 
 from wald.cli.times import now
 from wald.errors import InvalidInput
-from wald.format.positions import position, time_of
+from wald.format.names import position, time_of
 from wald.format.times import nanoseconds
 from wald.hints import command_line
 
 if TYPE_CHECKING:
     from wald.log import Log
-    from wald.store.reading.matching import Matcher
-    from wald.store.reading.selection import Named, Start, Stop
+    from wald.reading.selection import Matcher, Named, Start, Stop
 
 _NAMED: dict[str, Named] = {"earliest": "earliest", "end": "end", "cursor": "cursor"}
 
@@ -139,10 +138,10 @@ class Range:
 
 def of_latest(log: Log, asked: Range, route: str | None, count: int, *, matcher: Matcher | None) -> Range | None:
     """The last ``count`` records of a range: those of ``route``, and of these those that match; None: it holds none."""
-    from wald.store.files.clock import read_steps
-    from wald.store.reading.latest import start_of_latest
-    from wald.store.reading.selection import NO_SEQUENCE
-    from wald.store.segments.seeking import end_of, sequence_at, sequence_since
+    from wald.files.uptime import read_steps
+    from wald.reading.latest import start_of_latest
+    from wald.reading.selection import NO_SEQUENCE
+    from wald.segments.seek import end_of, sequence_at, sequence_since
 
     view = log.view()
     if (isinstance(asked.start, datetime) or isinstance(asked.stop, datetime)) and read_steps(view.root):

@@ -14,20 +14,20 @@ from wald.cli.options import json_option, root_option
 from wald.cli.output import json_line
 from wald.cli.streams import ignore_stdout
 from wald.errors import Damaged, Locked, NotFound, Refused, UnsupportedFormat
+from wald.files.disk import Disk
+from wald.files.identity import read_identity
+from wald.files.layout import Root
+from wald.files.listing import list_segments
 from wald.format.names import CURSOR_SUFFIX, SKIPS, WORK_SUFFIX
 from wald.format.times import utc
 from wald.hints import command_line
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.identity import read_identity
-from wald.store.files.listing import list_segments
 
 if TYPE_CHECKING:
-    from wald.store.checking.finding import Finding
-    from wald.store.repairing.apply import Repair
-    from wald.store.repairing.facts import Facts
-    from wald.store.repairing.plan import Act, Plan
-    from wald.store.writing.lock import Lock
+    from wald.checking.checker import Finding
+    from wald.repairing.apply import Repair
+    from wald.repairing.plan import Act, Plan
+    from wald.repairing.survey import LogSurvey
+    from wald.writing.daemon_lock import Lock
 
 _OWNERS = {
     "reclaim.jsonl": "wald-reclaim",
@@ -55,13 +55,12 @@ def repair(root: Path, dry_run: bool, accept_loss: bool, as_json: bool) -> int:
     with --dry-run. 4, without such a line: with --dry-run, there is damage, as for `wald verify`; otherwise some damage
     is left that this command does not repair.
     """
-    from wald.store.checking.finding import Level
-    from wald.store.checking.verifier import verify
-    from wald.store.files import uptime
-    from wald.store.repairing.apply import Repair
-    from wald.store.repairing.identity import lost_identity
-    from wald.store.repairing.proposal import proposed
-    from wald.store.writing.lock import require_free
+    from wald.checking.checker import Level
+    from wald.checking.verifier import verify
+    from wald.files import uptime
+    from wald.repairing.apply import Repair, proposed
+    from wald.repairing.survey import lost_identity
+    from wald.writing.daemon_lock import require_free
 
     here = Root(root)
     lost_identity(here)  # before anything is written: whether there is a log, and which
@@ -82,7 +81,7 @@ def repair(root: Path, dry_run: bool, accept_loss: bool, as_json: bool) -> int:
 
 def _journals(root: Root) -> Iterator[Finding]:
     """What is wrong with those of work groups, which nothing can make anew."""
-    from wald.store.checking.finding import Level
+    from wald.checking.checker import Level
     from wald.work.checking import check_journals
 
     try:
@@ -95,8 +94,8 @@ def _journals(root: Root) -> Iterator[Finding]:
 @contextmanager
 def _locked(root: Root) -> Iterator[Lock]:
     """The daemon's lock, and those of the programs that change what is repaired."""
-    from wald.store.files.ledger_write import lock_ledger
-    from wald.store.writing.lock import Lock
+    from wald.files.ledger_write import lock_ledger
+    from wald.writing.daemon_lock import Lock
 
     disk = Disk()
     with ExitStack() as stack:
@@ -114,7 +113,7 @@ def _locked(root: Root) -> Iterator[Lock]:
 @contextmanager
 def _hinting(root: Root) -> Iterator[None]:
     """Where a daemon must not run, the hint is how to stop it."""
-    from wald.store.writing.lock import how_to_stop
+    from wald.writing.daemon_lock import how_to_stop
 
     try:
         yield
@@ -122,7 +121,7 @@ def _hinting(root: Root) -> Iterator[None]:
         raise Locked(error.message, hint=how_to_stop(root)) from None
 
 
-def _carry_out(plan: Plan, facts: Facts, repair: Repair, *, accept_loss: bool) -> None:
+def _carry_out(plan: Plan, facts: LogSurvey, repair: Repair, *, accept_loss: bool) -> None:
     for act in plan.acts:
         if accept_loss or not act.loses:
             repair.carry_out(act, facts)

@@ -15,17 +15,17 @@ from wald.cli.output import aligned, json_line
 from wald.cli.positions import warn_without_daemon
 from wald.cli.streams import stdout_is_a_report
 from wald.errors import InvalidInput
+from wald.files.disk import Disk
+from wald.files.fifos import FIFO_MODE
+from wald.files.identity import read_identity
+from wald.files.layout import Root
+from wald.files.routes import add_route, retire_route
 from wald.format.times import utc
 from wald.hints import command_line
 from wald.setting_types import MODE, OS_GROUP
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.fifos import FIFO_MODE
-from wald.store.files.identity import read_identity
-from wald.store.files.routes import add_route, retire_route
 
 if TYPE_CHECKING:
-    from wald.store.retention.progress import Progress
+    from wald.retention.progress import Progress
 
 _COLUMNS = ("ROUTE", "LAST", "GROUP", "CURSOR", "LAG", "")
 
@@ -39,7 +39,7 @@ def routes(root: Path, as_json: bool) -> None:
     LAG is the number of records of the route that the log has and the group has not processed.
     """
     from wald.answers.routes import routes_fields
-    from wald.store.retention.progress import progress
+    from wald.retention.progress import progress
 
     log = wald.open(root)
     every = progress(log.view())
@@ -112,7 +112,7 @@ def retire(root: Path, socket: Path | None, route: str, as_json: bool) -> None:
 
 def _print_state(command: str, root: Root, route: str) -> None:
     """Print what the route is now."""
-    from wald.store.files.fifos import has_fifo
+    from wald.files.fifos import has_fifo
 
     fields = {"route": route, "path": str(root.route(route)), "retired": root.retired(route).exists()}
     click.echo(json_line(command, fields | {"fifo": has_fifo(root, route)}))
@@ -135,7 +135,7 @@ def _group_id(name: str) -> str:
 
 
 def _rows(route: Progress) -> list[tuple[str, ...]]:
-    from wald.store.retention.cursors import CursorState
+    from wald.retention.cursors import CursorState
 
     consumers = f"consumers={route.consumers}"
     known = (("fifo", route.fifo), ("retired", route.retired), (consumers, bool(route.consumers)))

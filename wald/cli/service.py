@@ -41,9 +41,9 @@ def run(root: Path, config_path: Path | None, stdin_route: str | None, only_chec
     SIGTERM and SIGINT stop it, SIGHUP reloads the settings, SIGUSR1 cuts the active segment. With --stdin, the end of
     stdin also stops it; ROUTE is created if it is missing, and reactivated if it is retired. It must not have a FIFO.
     """
-    from wald.daemon import service
+    from wald.daemon import loop
+    from wald.files.identity import check_root
     from wald.settings import Config, load
-    from wald.store.files.identity import check_root
 
     if stdin_route is not None:
         check_route(stdin_route)
@@ -55,7 +55,7 @@ def run(root: Path, config_path: Path | None, stdin_route: str | None, only_chec
         settings()
         check_root(root)
         return 0
-    return service.run(root, settings(), stdin_route=stdin_route, reload=settings)
+    return loop.run(root, settings(), stdin_route=stdin_route, reload=settings)
 
 
 @click.command()
@@ -67,9 +67,9 @@ def init(root: Path) -> None:
     """
     import time
 
+    from wald.files.disk import Disk
+    from wald.files.identity import create_root
     from wald.format.times import utc
-    from wald.store.files.disk import Disk
-    from wald.store.files.identity import create_root
 
     create_root(root, Disk(), now=utc(time.time_ns(), 3))
 

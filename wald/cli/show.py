@@ -20,11 +20,10 @@ from wald.format.times import utc
 from wald.hints import command_line
 
 if TYPE_CHECKING:
-    from wald.format.record import Record
+    from wald.format.records import Record
     from wald.log import Log
-    from wald.store.reading.batches import Batch
-    from wald.store.reading.lookup import Whereabouts
-    from wald.store.reading.senders import Sender
+    from wald.reading.assembler import Batch, Sender
+    from wald.reading.lookup import Whereabouts
 
     Finder = Callable[[str, str | None, int], Record | None]
     """Address of an archive, route, sequence → the record there."""

@@ -20,7 +20,7 @@ from wald.setting_types import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from wald.answers.status import Facts, Finding
-    from wald.store.retention.backlog import GroupBacklog
+    from wald.retention.backlog import GroupBacklog
 
 _EXIT_CODES = {"warning": 14, "failing": 13, "down": Unavailable.exit_code}
 _GOOD = "good"
@@ -96,7 +96,7 @@ def _crash(facts: Facts) -> str:
 
 
 def _head(facts: Facts, now_ns: int) -> str:
-    from wald.store.segments.head import seconds_ahead
+    from wald.segments.durable_end import seconds_ahead
 
     if facts.head_damage is not None:
         return "not known"

@@ -12,7 +12,7 @@ import click
 
 from wald.answers.fields import local_now
 from wald.errors import Damaged, InvalidInput
-from wald.format.positions import time_of
+from wald.format.names import time_of
 from wald.format.times import counts_back, nanoseconds, utc
 from wald.hints import command_line, hint_for
 
@@ -67,9 +67,9 @@ def warn_of_wrong_times(root: Path, since: object, until: object) -> None:
 
 def _warn_of_clock_step(root: Path, since_ns: int | None, until_ns: int | None) -> None:
     """Warn if records before a clock step are still in the log, and the range has times that they may have."""
-    from wald.store.files.clock import read_steps
-    from wald.store.files.directory import Root
-    from wald.store.files.listing import list_segments
+    from wald.files.layout import Root
+    from wald.files.listing import list_segments
+    from wald.files.uptime import read_steps
 
     with suppress(Damaged, OSError):  # the command reports it
         steps = [
@@ -91,9 +91,9 @@ def _warn_of_clock_step(root: Path, since_ns: int | None, until_ns: int | None) 
 
 def _warn_of_times_ahead(root: Path, until: object) -> None:
     """Warn if records appended before a time may have later append times, because the clock was far ahead."""
+    from wald.files.layout import Root
+    from wald.segments.durable_end import read_head, seconds_ahead
     from wald.setting_types import format_seconds  # "wald append" parses times too, without needing this
-    from wald.store.files.directory import Root
-    from wald.store.segments.head import read_head, seconds_ahead
 
     if not isinstance(until, datetime):
         return

@@ -23,9 +23,9 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from wald.answers.snapshot import Activity, Inventory, Row, Snapshot
+from wald.retention.backlog import Condition
+from wald.retention.cursors import CursorState
 from wald.setting_types import format_bytes, format_seconds
-from wald.store.retention.conditions import Condition
-from wald.store.retention.cursors import CursorState
 
 _LABEL_CELLS = 10
 _BAR_CELLS_MAX = 60

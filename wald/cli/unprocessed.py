@@ -19,18 +19,18 @@ from wald.cli.output import aligned, json_line
 from wald.cli.positions import exit_code
 from wald.cli.streams import stdout_is_a_report
 from wald.errors import Damaged, NotFound, NotPermitted, Refused
+from wald.files.cursor_directory import own_user, user_of
+from wald.files.disk import Disk
 from wald.format.names import SKIPS
 from wald.format.times import utc
 from wald.hints import command_line, user_name
-from wald.store.files.cursor_directory import own_user, user_of
-from wald.store.files.disk import Disk
 
 if TYPE_CHECKING:
-    from wald.format.record import Record
+    from wald.files.ledger_write import Ledger
+    from wald.format.records import Record
     from wald.log import Log
-    from wald.store.files.ledger_write import Ledger
-    from wald.store.retention.cursors import Cursor
-    from wald.store.retention.missing import Missing
+    from wald.retention.cursors import Cursor
+    from wald.retention.missing import Missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def unprocessed(log: Log, found: Cursor) -> Unprocessed:
     Raises:
         Damaged: the next record cannot be read.
     """
-    from wald.store.retention.progress import lags, last_sequences
+    from wald.retention.progress import lags, last_sequences
 
     view, route, group = log.view(), found.route, found.group
     lag = lags(view, [found])[route, group]
@@ -72,9 +72,9 @@ def unprocessed(log: Log, found: Cursor) -> Unprocessed:
 
 def _lost_behind(log: Log, route: str, sequence: int) -> int:
     """How many records of a route behind ``sequence`` were given up, at most; by the ledger, without reading on."""
-    from wald.store.retention.history import History
-    from wald.store.retention.missing import Wanted, count
-    from wald.store.segments.seeking import end_sequence
+    from wald.retention.history import History
+    from wald.retention.missing import Wanted, count
+    from wald.segments.seek import end_sequence
 
     head = end_sequence(log.root, log.identity.log_id) - 1
     wanted = Wanted(lambda _: sequence + 1, frozenset([route]), sequence + 1, head)
@@ -111,7 +111,7 @@ def _fields(found: Unprocessed) -> dict[str, object]:
 
 
 def _text(log: Log, found: Unprocessed) -> Iterator[str]:
-    from wald.store.retention.cursors import CursorState
+    from wald.retention.cursors import CursorState
 
     at, first = found.cursor, found.first
     stands = f"at {at.sequence}" if at.state is CursorState.VALID else f"{at.state.value}: {at.message}"
@@ -167,7 +167,7 @@ def skip(root: Path, route: str, sequence: int, group: str, through: bool, why: 
 
     The log's owner and root may skip; for a group whose cursor another user has left, root alone.
     """
-    from wald.store.retention.cursors import newcomer, require_no_remains
+    from wald.retention.cursors import newcomer, require_no_remains
 
     log = wald.open(root)
     log.root.require_route(route)
@@ -197,7 +197,7 @@ def skips(log: Log, again: str) -> Iterator[Ledger]:
     Raises:
         NotPermitted: this user may not write it; ``again`` is the command that root may type.
     """
-    from wald.store.files.ledger_write import Ledger
+    from wald.files.ledger_write import Ledger
 
     path = log.root.ledger / SKIPS
     try:
@@ -213,7 +213,7 @@ def skips(log: Log, again: str) -> Iterator[Ledger]:
 @contextmanager
 def on_record(ledger: Ledger, entry: dict[str, Any]) -> Iterator[None]:
     """Record a skip before it is made, and its outcome after it; a killed command leaves the first line alone."""
-    from wald.store.files.uptime import now as uptime_now
+    from wald.files.uptime import now as uptime_now
 
     def append(event: str, **more: object) -> None:
         ledger.append({"event": event} | entry | more | {"at": time.time_ns()} | uptime_now().as_entry())
@@ -236,7 +236,7 @@ def _skippable(log: Log, found: Cursor, sequence: int, *, through: bool) -> tupl
         NotFound: it is no record of the route that the group has not processed.
         Damaged: the cursor cannot be trusted, or the record cannot be read.
     """
-    from wald.store.retention.cursors import CursorState
+    from wald.retention.cursors import CursorState
 
     route = found.route
     if found.state not in (CursorState.VALID, CursorState.ABSENT):

@@ -14,15 +14,15 @@ import click
 from wald.cli.options import json_option, root_option
 from wald.cli.output import json_line
 from wald.errors import Damaged
+from wald.files.disk import Disk
+from wald.files.identity import read_identity
+from wald.files.layout import Root
 from wald.format.names import VERIFIED
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.identity import read_identity
 
 if TYPE_CHECKING:
-    from wald.store.checking.finding import Level
-    from wald.store.checking.verifier import Verification
-    from wald.store.files.ledger_write import Ledger
+    from wald.checking.checker import Level
+    from wald.checking.verifier import Verification
+    from wald.files.ledger_write import Ledger
 
 
 @click.command()
@@ -34,7 +34,7 @@ def verify(root: Path, record: bool, as_json: bool) -> int:
 
     One line for each file and each finding; the exit code is 4 if anything is wrong. A daemon may be running.
     """
-    from wald.store.checking.finding import Level
+    from wald.checking.checker import Level
 
     here = Root(root)
     log_id = read_identity(here).log_id
@@ -49,15 +49,15 @@ def verify(root: Path, record: bool, as_json: bool) -> int:
 
 def _ledger(root: Root) -> closing[Ledger]:
     """The ledger of verifications; one process at a time has it."""
-    from wald.store.files.ledger_write import Ledger
+    from wald.files.ledger_write import Ledger
 
     return closing(Ledger(root.ledger / VERIFIED, Disk(), owner="verification with --record"))
 
 
 def _report(here: Root, root: Path, log_id: bytes, *, as_json: bool) -> Counter[Level]:
     """Print every finding; returns how many there are of each level."""
-    from wald.store.checking.finding import Level
-    from wald.store.checking.verifier import Verification
+    from wald.checking.checker import Level
+    from wald.checking.verifier import Verification
     from wald.work.checking import check_journals
 
     counts: Counter[Level] = Counter()
@@ -84,7 +84,7 @@ def _report(here: Root, root: Path, log_id: bytes, *, as_json: bool) -> Counter[
 
 
 def _summary(verification: Verification, counts: Counter[Level], seconds: float) -> dict[str, object]:
-    from wald.store.checking.finding import Level
+    from wald.checking.checker import Level
 
     return {
         "kind": "summary",

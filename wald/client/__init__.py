@@ -1,9 +1,7 @@
-"""The client of the daemon's socket: what a program that writes imports, in layers.
+"""Clients of the socket: producer, session, payloads.
 
-producer    sends records, and reports the sequences that they got
-session     the requests under way: numbered, repeated after a lost connection, answered in order
-json_records  records as JSON objects, cut into requests
-payloads    values, with keys and times, cut into requests
-refusals    which error a refusal is, and what to type next
-connection  connects, sends whole requests, reads answers
+connection  a connection to the daemon's socket: connect, send whole requests, read answers line by line
+payloads    payloads of requests, from lines and from JSON
+producer    a producer: sends records over the daemon's socket and reports which sequences they got, each exactly once
+session     requests in flight on one connection, and their retries
 """

@@ -1,17 +1,226 @@
-"""What a producer sends, cut into payloads of one request each: lines, or values with keys, times and headers."""
+"""Payloads of requests, from lines and from JSON.
+
+Records as JSON objects, one a line, as ``wald append --jsonl`` and the gate take them.
+
+What a producer sends, cut into payloads of one request each: lines, or values with keys, times and headers.
+"""
 
 from __future__ import annotations
 
+import base64
+import codecs
 import json
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from itertools import accumulate, groupby
+from typing import Any, NamedTuple
 
 from wald.errors import InvalidInput
 from wald.format.protocol import Publish, parse_request
-from wald.format.times import nanoseconds, require_nanoseconds
+from wald.format.records import check_number, not_before, with_not_before
+from wald.format.times import nanoseconds, require_nanoseconds, timestamp_ns
+
+_FORMS: Mapping[str, Callable[[str], bytes]] = {  # of what is no text
+    "_hex": bytes.fromhex,
+    "_base64": partial(base64.b64decode, validate=True),
+}
+_FIELDS = frozenset(
+    [f"{name}{form}" for name in ("value", "key") for form in ("", *_FORMS)]
+    + ["time", "event_time_ns", "not_before", "headers"]
+)
+_NOTATIONS = {"_hex": "hexadecimal", "_base64": "base64"}
+_ASSIGNED = frozenset(
+    {"sequence", "route", "append_time_ns", "append_time", "event_time", "sender", "terminated"}
+)  # written by wald read; the log assigns them
+_TIME_LIMIT = 1 << 63
+
+
+class _DuplicateKeys(dict[str, Any]):
+    """An object with a key that is there twice, of which the last value counts."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    return found if len(found) == len(pairs) else _DuplicateKeys(pairs)
+
+
+def _no_json(constant: str) -> None:
+    """
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError(f"it has {constant}")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_no_json)
+
+
+class _Fields(NamedTuple):
+    value: bytes
+    key: bytes | None
+    time_ns: int | None
+    headers: bytes | None
+
+
+def json_payloads(lines: bytes, name: str, number: int, due_ns: int | None, *, bare: bool = False) -> Iterator[bytes]:
+    """Whole lines as payloads, in order; lines of white space alone are passed over.
+
+    Args:
+        name: of the source of the lines; ``number`` of the first of them in it.
+        due_ns: when those that say nothing of it are due, in ns since 1970; None: at once.
+        bare: whether a line is the value of a record alone, of any type.
+
+    Raises:
+        InvalidInput: a line is no JSON object, or has a wrong field; the message has its number. The lines before it
+            were yielded.
+    """
+    parsed = []
+    wrong = ""
+    for position, line in enumerate(lines.split(b"\n")[:-1], start=number):
+        if not line or line.isspace():
+            continue
+        try:
+            parsed.append(_bare(line, due_ns) if bare else _fields(line, due_ns))
+        except ValueError as error:
+            wrong = f"{name}:{position}: {error}"
+            break
+    # Times are all there or all absent in one payload.
+    for timed, records in groupby(parsed, lambda record: record.time_ns is not None):
+        values, keys, times, headers = zip(*records, strict=True)
+        yield from encode_columns(
+            values,
+            keys=keys if any(key is not None for key in keys) else None,
+            times_ns=times if timed else None,
+            headers=headers if any(header is not None for header in headers) else None,
+        )
+    if wrong:
+        raise InvalidInput(wrong, case="line-is-not-json" if bare else "line-is-not-a-record")
+
+
+def _decoded(line: bytes) -> tuple[str, Any]:
+    """Return a line as text, and its decoded JSON."""
+    try:
+        text = line.removeprefix(codecs.BOM_UTF8).decode()
+        return text, _DECODER.decode(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error.msg}: column {error.colno})") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON ({error})") from None
+
+
+def _bare(line: bytes, due_ns: int | None) -> _Fields:
+    text, found = _decoded(line)
+    value = found if isinstance(found, str) else text.strip()
+    return _Fields(_bytes({"value": value}, "value") or b"", None, None, _headers(None, None, due_ns))
+
+
+def _fields(line: bytes, due_ns: int | None) -> _Fields:
+    text, fields = _decoded(line)
+    if not isinstance(fields, dict):
+        raise ValueError("not a JSON object")
+    if isinstance(fields, _DuplicateKeys) or isinstance(fields.get("headers"), _DuplicateKeys):
+        raise ValueError("a key is there twice")
+    unknown = fields.keys() - _FIELDS - _ASSIGNED
+    if unknown:
+        raise ValueError(f"unknown field {min(unknown)!r}; there are {', '.join(sorted(_FIELDS))}")
+    if not isinstance(fields.get("value", ""), str):
+        fields["value"] = _as_sent(text, "value")
+    if not isinstance(fields.get("key"), str | None):
+        raise ValueError("key is not a string")
+    key = _bytes(fields, "key")
+    if "time" in fields and "event_time_ns" in fields:
+        raise ValueError("time and event_time_ns exclude each other")
+    time_ns = _event_time(fields)
+    headers = _headers(fields.get("headers"), _due(fields.get("not_before")), due_ns)
+    return _Fields(_bytes(fields, "value") or b"", key, time_ns, headers)
+
+
+def _as_sent(line: str, name: str) -> str:
+    """The value of a field as it stands in a line, which is an object with that field."""
+    rest = line[line.index("{") + 1 :]
+    while True:
+        found, end = _DECODER.raw_decode(rest.lstrip())
+        rest = rest.lstrip()[end:].lstrip().removeprefix(":").lstrip()
+        _, end = _DECODER.raw_decode(rest)
+        if found == name:
+            return rest[:end]
+        rest = rest[end:].lstrip().removeprefix(",")
+
+
+def _bytes(fields: dict[str, Any], name: str) -> bytes | None:
+    given_forms = [form for form in ("", *_FORMS) if f"{name}{form}" in fields]
+    if len(given_forms) > 1:
+        raise ValueError(f"{' and '.join(name + form for form in given_forms)} exclude each other")
+    if given_forms and (form := given_forms[0]):
+        try:
+            return _FORMS[form](fields[f"{name}{form}"])
+        except (ValueError, TypeError):
+            raise ValueError(f"{name}{form} is not {_NOTATIONS[form]}") from None
+    given: str | None = fields.get(name)
+    try:
+        return None if given is None else given.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} has half of a surrogate pair") from None
+
+
+def _event_time(fields: dict[str, Any]) -> int | None:
+    """Return the time of a record; ``event_time_ns``, which ``wald read`` writes, is always in nanoseconds."""
+    if "event_time_ns" in fields:
+        return _time("event_time_ns", fields["event_time_ns"])
+    given = fields.get("time")
+    time_ns = _time("time", given)
+    if time_ns is None or isinstance(given, str):
+        return time_ns
+    try:
+        return require_nanoseconds(time_ns)
+    except ValueError as error:
+        raise ValueError(f"time {error}") from None
+
+
+def _time(name: str, given: object) -> int | None:
+    if given is None:
+        return None
+    if isinstance(given, str):
+        try:
+            given = timestamp_ns(given)
+        except ValueError as error:
+            raise ValueError(f"{name} {error}") from None
+    if isinstance(given, bool) or not isinstance(given, int) or not -_TIME_LIMIT <= given < _TIME_LIMIT:
+        raise ValueError(f"{name} {given!r} is not ns since 1970, within 64 bits")
+    return given
+
+
+def _due(given: object) -> int | None:
+    due_ns = _time("not_before", given)
+    return check_number(due_ns) if isinstance(given, int) and due_ns is not None else due_ns
+
+
+def _headers(given: object, own_due_ns: int | None, due_ns: int | None) -> bytes | None:
+    """Headers with the time when the record is due: its own, else the later one of its headers and the option."""
+    if given is not None and (
+        not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values())
+    ):
+        raise ValueError("headers is not an object of strings")
+    encoded = None if given is None else encoded_headers(given)
+    if own_due_ns is None and due_ns is not None:
+        own_due_ns = max(due_ns, not_before(encoded))
+    return encoded if own_due_ns is None else encoded_headers(with_not_before(given, own_due_ns))
+
+
+def encoded_headers(headers: Mapping[str, str]) -> bytes:
+    """The headers of a record as they are stored.
+
+    Raises:
+        ValueError: a text in them is none.
+    """
+    try:
+        return json.dumps(headers, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:
+        raise ValueError("headers has half of a surrogate pair") from None
+
 
 FRAME_MAX_BYTES = 128 << 10  # of whole records in one request; a unix socket holds about twice that
 _FIXED_BYTES = 256  # of columns besides their records: count, last offsets, padding, and what the gate may add; at most
@@ -84,7 +293,7 @@ def encode_columns(
 
     Within a payload, either all records have a time or none does.
     """
-    from wald.format.columns import encode
+    from wald.format.records import encode
 
     for part in _parts(values, times_ns, keys, headers):
         times = None if times_ns is None else [time_ns for time_ns in times_ns[part] if time_ns is not None]
@@ -98,7 +307,7 @@ def encode_columns(
 
 def records_in(line: bytes, payload: bytes | memoryview) -> int:
     """How many records a request carries."""
-    from wald.format.columns import decode
+    from wald.format.records import decode
 
     request = parse_request(line)
     if not isinstance(request, Publish):
@@ -166,7 +375,7 @@ def _event_time_ns(time: object) -> int | None:
 
 
 def _due_ns(due: Time) -> int:
-    from wald.format.not_before import check_number
+    from wald.format.records import check_number
 
     due_ns = _time_ns(due)
     if isinstance(due, datetime):
@@ -178,7 +387,7 @@ def _due_ns(due: Time) -> int:
 
 
 def _as_json(headers: object, due: Time | None) -> bytes | None:
-    from wald.format.not_before import with_not_before
+    from wald.format.records import with_not_before
 
     if headers is None and due is None:
         return None

@@ -157,7 +157,7 @@ class Producer:
 
         Args:
             route: the route that the records go to.
-            payload: whole lines, or one result of :func:`wald.format.columns.encode`.
+            payload: whole lines, or one result of :func:`wald.format.records.encode`.
             columns: whether it is the latter.
 
         Raises:

@@ -1,4 +1,6 @@
-"""The thread beside the loop: it seals the segments that were cut, and allocates the file for the next cut.
+"""Background thread that seals segments.
+
+The thread beside the loop: it seals the segments that were cut, and allocates the file for the next cut.
 
 When it is woken it lists the directory, so a start after a crash needs nothing special. A segment that the disk has no
 room to seal waits; meanwhile it can be read and reclaimed as it is. The thread runs at a lower priority. Compression
@@ -17,13 +19,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from wald.daemon.metrics import Metrics
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.ledger_write import Ledger
-from wald.store.files.listing import Segment
-from wald.store.writing.room import Room
-from wald.store.writing.sealer import Sealed, pending, seal
-from wald.store.writing.writer import Writer
+from wald.files.disk import Disk
+from wald.files.layout import Root
+from wald.files.ledger_write import Ledger
+from wald.files.listing import Segment
+from wald.writing.disk_budget import DiskBudget
+from wald.writing.sealing import Sealed, pending, seal
+from wald.writing.writer import Writer
 
 _NICENESS = 19  # 5 to 15 % more for the turn than 10 or 0, measured on two cores with a producer on the other
 _SWITCH_SECONDS = 0.0001  # the interpreter's 5 ms would be several turns
@@ -57,7 +59,7 @@ class Background:
         disk: Disk,
         ledger: Ledger,
         writer: Writer,
-        room: Room,
+        room: DiskBudget,
         metrics: Metrics,
         report: Callable[[Sealed | Failure], None],
         *,

@@ -1,4 +1,16 @@
-"""The step that makes a turn durable: place, prepare the sources, write, sync, move the head, release the sources.
+"""Commit rounds: collect, write, sync, publish, reply.
+
+A payload too large for memory, gathered in an unnamed file beside the segments.
+
+The file has no name, so nothing of it is left if the daemon dies; its bytes go to the segment inside the kernel.
+
+One turn: the drafts of the sources, the memory they lie in, and their places in the log after the commit.
+
+Records of one route and one peer without a producer id become one batch; a batch with a producer id stays one, because
+it may have to be recognised again. A :class:`Ticket` is a claim on the sequences that the records will have once they
+are durable.
+
+The step that makes a turn durable: place, prepare the sources, write, sync, move the head, release the sources.
 
 Failures are handled here too. After a failed write or sync the descriptor is not used again; the log continues in a
 new segment, and the same batch is committed there. A full disk raises :class:`Full`, and committing the same turn again
@@ -9,29 +21,240 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import random
+import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from stringzilla import count as count_bytes
 from structlog.typing import FilteringBoundLogger
 
 from wald.daemon.metrics import Metrics
-from wald.daemon.turn import Turn
 from wald.errors import DISK_FULL, DiskFailure
+from wald.files.disk import Disk, free_bytes
+from wald.files.layout import Root
+from wald.files.safe_open import InPlaceFile
+from wald.files.uptime import ClockStep, add_step
+from wald.format.batch import Buffer, Encoding, Flag, padding
+from wald.format.checksum import crc32c
 from wald.format.head import LINE_BYTES, Head, encode_head
+from wald.format.log_state import DedupEntry, Producers
+from wald.format.protocol import Code, ProtocolError, Publish
+from wald.format.records import decode as decode_columns
 from wald.format.times import utc
 from wald.hints import hint_for
 from wald.settings import Config
-from wald.store.files.clock import ClockStep, add_step
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk, free_bytes
-from wald.store.files.inplace import InPlaceFile
-from wald.store.writing.drafts import Draft
-from wald.store.writing.lock import Lock, root_gone
-from wald.store.writing.room import Cause, Room, Sizes
-from wald.store.writing.writer import Writer
+from wald.writing.daemon_lock import Lock, root_gone
+from wald.writing.disk_budget import Cause, DiskBudget, Sizes
+from wald.writing.writer import Draft, Route, Sender, Writer
+
+
+class Spooling:
+    """One request's payload on its way into the file.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+
+    def __init__(self, request: Publish, route: Route, directory: Path) -> None:
+        self.request = request
+        self.route = route
+        self.missing_bytes = request.payload_bytes
+        self.newlines = 0
+        self.ends_in_newline = False
+        self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115  (closed after the turn)
+        self._checksum = crc32c(route.prefix)
+
+    def feed(self, part: memoryview) -> None:
+        """Add the next part of the payload.
+
+        Raises:
+            OSError: there is no room for it, and the payload cannot become whole.
+        """
+        if part:
+            self._checksum = crc32c(part, self._checksum)
+            self.newlines += int(count_bytes(part, b"\n"))
+            self.ends_in_newline = part[-1] == ord("\n")
+            self.missing_bytes -= len(part)
+        while part:
+            part = part[self._file.write(part) :]
+
+    @property
+    def descriptor(self) -> int:
+        """The descriptor of the file."""
+        return self._file.fileno()
+
+    @property
+    def promised_bytes(self) -> int:
+        """What it may still take on the disk: the rest of the file, and a copy of it in the log."""
+        return self.missing_bytes + self.request.payload_bytes
+
+    @property
+    def body_checksum(self) -> int:
+        """The checksum of the batch that the whole payload makes."""
+        return crc32c(padding(self.request.payload_bytes), self._checksum)
+
+    def columns_count(self) -> int:
+        """How many records the payload has as columns.
+
+        Raises:
+            BadColumns: it is not well-formed.
+        """
+        mapped = mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ)  # unmapped with the last view of it
+        return decode_columns(memoryview(mapped)).count
+
+    def close(self) -> None:
+        self._file.close()
+
+
+ARENA_BYTES = 4 << 20  # several pipe chunks; at a millisecond a turn more would not be faster
+
+
+class Arena:
+    """The memory of one turn: every byte that arrives lies in it until it is durable, so the daemon's size is fixed.
+
+    It is handed out from the front, and emptied when a turn begins.
+    """
+
+    def __init__(self, length: int = ARENA_BYTES) -> None:
+        self.buffer = bytearray(length)
+        self.view = memoryview(self.buffer)
+        self.used = 0
+
+    @property
+    def free(self) -> int:
+        """Bytes that can still be handed out in this turn."""
+        return len(self.buffer) - self.used
+
+    def reset(self) -> None:
+        """Begin a turn: what was handed out is no longer needed."""
+        self.used = 0
+
+
+class Ticket(NamedTuple):
+    """A claim on ``records`` records of ``draft``, the first of which is number ``offset``."""
+
+    draft: Draft
+    offset: int
+    records: int
+
+    def sequences(self) -> tuple[int, int]:
+        """Return the first and the last sequence, after the commit."""
+        first = self.draft.base_sequence + self.offset
+        return first, first + self.records - 1
+
+
+@dataclass(slots=True)
+class CommitRound:
+    """The drafts of one round of the loop.
+
+    Attributes:
+        committed: how many of ``drafts`` are durable.
+    """
+
+    producers: Producers
+    drafts: list[Draft] = field(default_factory=list)
+    committed: int = 0
+    payload_bytes: int = 0
+    _merging: dict[tuple[str, Sender], Draft] = field(default_factory=dict)
+    _published: dict[int, dict[int, Ticket]] = field(default_factory=dict)
+
+    @property
+    def open_routes(self) -> frozenset[str]:
+        """The routes on which a record is left open."""
+        return frozenset(draft.route.name for draft in self.drafts if draft.flags & Flag.CONTINUED)
+
+    def add(self, draft: Draft) -> None:
+        """Add a source's own batch."""
+        self.drafts.append(draft)
+        self.payload_bytes += draft.payload_bytes
+
+    def publish_lines(self, route: Route, payload: Buffer, count: int, peer: Sender) -> Ticket:
+        """Take lines without a producer; they join the peer's batch of this turn on the route."""
+        draft = self._merging.get((route.name, peer))
+        length = len(payload)
+        if draft is None:
+            draft = self._merging[route.name, peer] = Draft(route, [payload], length, count, peer=peer)
+            self.add(draft)
+            return Ticket(draft, 0, count)
+        ticket = Ticket(draft, draft.count, count)
+        draft.payload.append(payload)
+        draft.payload_bytes += length
+        draft.count += count
+        self.payload_bytes += length
+        return ticket
+
+    def publish(
+        self,
+        request: Publish,
+        producer_id: int,
+        route: Route,
+        payload: Buffer | None,
+        count: int,
+        peer: Sender,
+        spooling: Spooling | None = None,
+    ) -> Ticket | DedupEntry:
+        """Take a batch that stays one; what is in the log already is answered instead of taken.
+
+        Args:
+            producer_id: as it will be in the log; 0: none.
+            payload: None if ``spooling`` has it.
+
+        Raises:
+            ProtocolError: under this number the producer sent something else, its batches are not consecutive, it
+                asks for one too old to be remembered, or it may be forgotten with batches that it has not seen.
+        """
+        number = request.producer_sequence
+        draft = Draft(
+            route,
+            [] if payload is None else [payload],
+            request.payload_bytes,
+            count,
+            encoding=Encoding.COLUMNS if request.columns else Encoding.LINES,
+            producer_id=producer_id,
+            producer_sequence=number,
+            peer=peer,
+        )
+        if spooling is not None:
+            draft.spool, draft.body_checksum = spooling.descriptor, spooling.body_checksum
+        ticket = Ticket(draft, 0, count)
+        if not producer_id:
+            self.add(draft)
+            return ticket
+        if known := self._known(draft):
+            return known
+        self._check_order(producer_id, number, request.seen)
+        self.add(draft)
+        self._published.setdefault(producer_id, {})[number] = ticket
+        return ticket
+
+    def _known(self, draft: Draft) -> Ticket | DedupEntry | None:
+        """Return the result of the batch that this one repeats; None if it is new."""
+        producer_id, number = draft.producer_id, draft.producer_sequence
+        here = self._published.get(producer_id, {}).get(number)
+        known = here or self.producers.find(producer_id, number)
+        if known is None:
+            return None
+        before = known.fingerprint if isinstance(known, DedupEntry) else known.draft.fingerprint
+        if before != draft.fingerprint:
+            raise ProtocolError(Code.CONFLICT, f"batch {number} of this producer is already another one")
+        return known
+
+    def _check_order(self, producer_id: int, number: int, seen: int | None) -> None:
+        here = self._published.get(producer_id)
+        expected = max(here) + 1 if here else self.producers.expected(producer_id)
+        if expected is None and seen is not None and seen < (upto := self.producers.forgotten_upto()):
+            raise ProtocolError(Code.FORGOTTEN, f"this producer may be forgotten; its batches may go up to {upto}")
+        if expected is None or number == expected:
+            return
+        if number < expected:
+            raise ProtocolError(Code.FORGOTTEN, f"batch {number} of this producer is too old to be remembered")
+        raise ProtocolError(Code.GAP, f"batch {expected} of this producer is missing before {number}")
+
 
 _FULL_SECONDS = 0.25  # how long a disk that was full is taken to be
 _CAUSE_SECONDS = 5.0  # between checks of what fills the disk
@@ -68,7 +291,7 @@ class Committer:
         disk: Disk,
         writer: Writer,
         lock: Lock,
-        room: Room,
+        room: DiskBudget,
         sources: Sources,
         config: Config,
         metrics: Metrics,
@@ -115,7 +338,7 @@ class Committer:
             writer.state.append_time_ns,
         )
 
-    def commit(self, turn: Turn) -> None:
+    def commit(self, turn: CommitRound) -> None:
         """Make every draft of ``turn`` durable; ``turn.committed`` grows as they are.
 
         Raises:

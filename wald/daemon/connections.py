@@ -1,12 +1,16 @@
-"""The connections of the unix socket: accepting them, reading from them, answering in order, closing them.
+"""Open connections of the socket, and the order in which they are served.
 
-What becomes of the requests is decided in :mod:`wald.daemon.requests`. A request that cannot be taken now (its route is
+Which connection is served first, and which makes way for a newcomer: no user gets more by opening more of them.
+
+The connections of the unix socket: accepting them, reading from them, answering in order, closing them.
+
+What becomes of the requests is decided in ``connection``. A request that cannot be taken now (its route is
 inside a pipe's long line, or the disk is nearly full) makes its connection wait: nothing more is read from it until the
 cause is gone. A route may stay busy for ever, so that is waited for only as long as for the rest of a half-sent
 request; for the disk there is no limit.
 A command that takes longer than a record is carried out after records are answered, one a turn, and leaves them time:
 users take turns, and so do their connections. A command is answered only after its connection has read the last answer.
-A turn takes so many requests and goes on with the others in the next; :mod:`wald.daemon.fairness` says in which order.
+A turn takes so many requests and goes on with the others in the next, in the order that fairness asks for.
 A connection that holds nothing may stay for ever, until its place is needed. One that does not read its replies, or of
 which hardly anything comes inside a request, is closed after the time for a half-sent request.
 """
@@ -18,16 +22,58 @@ import errno
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain, zip_longest
 
-from wald.daemon.connection import RECEIVE_BYTES, Connection
-from wald.daemon.fairness import in_turn, makes_way
-from wald.daemon.gate import Cause, Gate, Wait
-from wald.daemon.listening import Admission, peer_of
-from wald.daemon.requests import Requests, ok
-from wald.daemon.turn import Arena, Ticket, Turn
+from wald.daemon.backpressure import Backpressure, Cause, Wait
+from wald.daemon.committer import Arena, CommitRound, Ticket
+from wald.daemon.connection import RECEIVE_BYTES, Connection, Requests, ok
+from wald.daemon.listening import ConnectionLimits, peer_of
 from wald.format.protocol import Code, Command, RequestReader, encode_err
+
+
+def in_turn(ready: Iterable[Connection]) -> Iterable[Connection]:
+    """One connection of each user, then a second one of each; of a user's, the one first that was served longest ago.
+
+    A turn that cannot serve all of them goes on in the next turn with those that it has left out.
+    """
+    by_user: dict[int, list[Connection]] = {}
+    for connection in sorted(ready, key=lambda each: each.served):
+        by_user.setdefault(connection.user_id, []).append(connection)
+    if len(by_user) <= 1:
+        return chain.from_iterable(by_user.values())
+    return (each for row in zip_longest(*by_user.values()) for each in row if each is not None)
+
+
+def makes_way(
+    connections: Iterable[Connection],
+    counts: Mapping[int, int],
+    newcomer: int,
+    *,
+    only_user: int | None,
+    quiet_since: float,
+) -> Connection | None:
+    """The connection whose place a new one of the user ``newcomer`` gets; None: no connection has to make way.
+
+    First come those that have sent no whole request yet or do not read their replies, at once, from the user that has
+    the most connections, if the newcomer's user has no more than that one; then those that are idle for long.
+
+    Args:
+        counts: how many connections each user has.
+        only_user: whose connection it has to be; None: any user's.
+        quiet_since: a connection that has been idle since then has been so for long.
+    """
+    candidates = [each for each in connections if only_user in (None, each.user_id)]
+    hasty = [each for each in candidates if not each.is_settled and counts[each.user_id] >= counts.get(newcomer, 0)]
+    idle = [each for each in candidates if each.active_at <= quiet_since]
+    by_user = sorted(hasty, key=lambda each: (-counts[each.user_id], each.active_at))
+    return next(_yielding(chain(by_user, sorted(idle, key=lambda each: each.active_at))), None)
+
+
+def _yielding(connections: Iterable[Connection]) -> Iterator[Connection]:
+    return (each for each in connections if each.may_yield)
+
 
 UNSENT_TOTAL_MAX_BYTES = 8 << 20  # of replies; beyond it the connection that has not read for longest is closed
 PAUSE_MAX_SECONDS = 0.1  # between two commands, while records come
@@ -57,7 +103,7 @@ class Connections:
         requests: Requests,
         answer: Callable[[Command, int], bytes],
         *,
-        admission: Admission,
+        admission: ConnectionLimits,
         request_max_bytes: int,
         idle_timeout: float,
     ) -> None:
@@ -173,7 +219,7 @@ class Connections:
         connection.active_at = now
         self._send(connection, b"")
 
-    def collect(self, readable: list[int], turn: Turn, arena: Arena, gate: Gate, now: float) -> None:
+    def collect(self, readable: list[int], turn: CommitRound, arena: Arena, gate: Backpressure, now: float) -> None:
         """Take what connections have sent, and what had to wait and need not any more, as far as a turn goes."""
         self._turns += 1
         # By descriptor: a connection that waited, and whose peer has gone, is handled once in a turn.
@@ -194,7 +240,7 @@ class Connections:
             else:
                 self._resume(connection, turn, arena, gate, now)
 
-    def _receive(self, connection: Connection, turn: Turn, arena: Arena, gate: Gate, now: float) -> None:
+    def _receive(self, connection: Connection, turn: CommitRound, arena: Arena, gate: Backpressure, now: float) -> None:
         """Read from one connection and take its requests."""
         if (start := _begin(connection, arena)) is None:
             return  # still readable in the next turn
@@ -211,7 +257,7 @@ class Connections:
             return
         self._take(connection, turn, arena, gate, start, length, now)
 
-    def _resume(self, connection: Connection, turn: Turn, arena: Arena, gate: Gate, now: float) -> None:
+    def _resume(self, connection: Connection, turn: CommitRound, arena: Arena, gate: Backpressure, now: float) -> None:
         """Take the requests of one connection that had to wait."""
         if (start := _begin(connection, arena)) is None:
             return
@@ -257,7 +303,7 @@ class Connections:
             self._wait(connection, Wait.TURN if connection.reader.kept else None)
             self._send(connection, answer)
 
-    def reply(self, turn: Turn) -> None:
+    def reply(self, turn: CommitRound) -> None:
         """After the commit: send each connection the sequences of its records."""
         self._recorded = self._recorded or bool(turn.drafts)
         self._answer(lambda ticket: ok(*ticket.sequences()))
@@ -343,7 +389,14 @@ class Connections:
         return True
 
     def _take(
-        self, connection: Connection, turn: Turn, arena: Arena, gate: Gate, start: int, length: int, now: float
+        self,
+        connection: Connection,
+        turn: CommitRound,
+        arena: Arena,
+        gate: Backpressure,
+        start: int,
+        length: int,
+        now: float,
     ) -> None:
         """Take the requests in the arena: what the connection's reader kept, and from ``start`` on what has come."""
         begun, connection.served = connection.is_inside_request, self._turns

@@ -1,4 +1,6 @@
-"""The paths of the routes' FIFOs: opening what stands there, restoring what was removed, reporting what is wrong.
+"""FIFO paths that the daemon opens, replaces and restores.
+
+The paths of the routes' FIFOs: opening what stands there, restoring what was removed, reporting what is wrong.
 
 A FIFO that cannot be read is reported and tried again, and does not keep the daemon from reading the others.
 """
@@ -14,11 +16,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from wald.daemon.pipe_calls import Relay, file_of, open_fifo, open_stdin
+from wald.daemon.pipes import Relay, file_of, open_fifo, open_stdin
 from wald.errors import InvalidInput, WaldError
+from wald.files.fifos import found_files, found_words, has_fifo, is_displaced, make_fifo, same_fifo_words
+from wald.files.layout import Root
 from wald.settings import Config
-from wald.store.files.directory import Root
-from wald.store.files.fifos import found_files, found_words, has_fifo, is_displaced, make_fifo, same_fifo_words
 from wald.systemd import Systemd
 
 
@@ -46,7 +48,7 @@ class OpenPipe:
         return file_of(os.fstat(self.descriptor))
 
 
-def take_stdin(root: Root, config: Config, route: str) -> OpenPipe:
+def adopt_stdin(root: Root, config: Config, route: str) -> OpenPipe:
     """Stdin as the pipe of ``route``; nothing is read or written yet.
 
     Raises:
@@ -112,7 +114,7 @@ class Fifos:
                 kept = self._systemd.kept(route)  # if nothing is at the path any more, others have removed it
                 if kept is not None or has_fifo(self._root, route) or is_displaced(self._root, route):
                     if stdin is not None:
-                        require_other(route, stdin.route)
+                        reject_stdin_route(route, stdin.route)
                     self.restore(route, kept)
                     opened.append(self.open(route, files))
                     files[opened[-1].file] = route
@@ -202,7 +204,7 @@ class Fifos:
         return f"{self._root.fifo(route)}: another FIFO than before; it is read from now on"
 
 
-def require_other(route: str, stdin_route: str) -> None:
+def reject_stdin_route(route: str, stdin_route: str) -> None:
     """
     Raises:
         InvalidInput: stdin feeds the route.

@@ -1,4 +1,6 @@
-"""All pipes of the daemon: opened at the start, given a slot each, drained in turn.
+"""Pipes of all routes, read in order.
+
+All pipes of the daemon: opened at the start, given a slot each, drained in turn.
 
 At a start the transfers that the last life recorded are finished first, pipe by pipe, in the slots in which they were
 recorded; only then does every pipe get a slot of this life. So this start may be killed as well. The transfer of a pipe
@@ -15,18 +17,17 @@ import os
 import select
 from collections.abc import Container, Iterator, Sequence
 
-from wald.daemon.fifos import Fifos, OpenPipe, require_other
-from wald.daemon.pipe_calls import Scratch, held_bytes
-from wald.daemon.pipes import PAUSE_MAX_SECONDS, Pipe, end_of_record
+from wald.daemon.committer import Arena, CommitRound
+from wald.daemon.fifos import Fifos, OpenPipe, reject_stdin_route
+from wald.daemon.pipes import PAUSE_MAX_SECONDS, Pipe, Scratch, end_of_record, held_bytes
 from wald.daemon.transfers import Transfers, Unfinished, unfinished_transfers
-from wald.daemon.turn import Arena, Turn
 from wald.errors import InvalidInput
-from wald.format.peers import FIFO, STDIN
+from wald.files.disk import Disk
+from wald.files.layout import Root
+from wald.format.log_state import FIFO, STDIN
 from wald.settings import Config
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.writing.drafts import Draft, Route
 from wald.systemd import Systemd
+from wald.writing.writer import Draft, Route
 
 PIPES_MAX = 1024  # slots in the transfers file; the first is stdin's
 _STDIN_SLOT = 0
@@ -165,7 +166,7 @@ class Intake:
             InvalidInput: there are too many FIFOs, it is another route's as well, or stdin feeds the route.
             OSError: it cannot be opened.
         """
-        require_other(route, self._stdin_route)
+        reject_stdin_route(route, self._stdin_route)
         self.fifos.note_displaced(route)
         self._follow(route)
 
@@ -224,7 +225,7 @@ class Intake:
         self._awake[pipe] = None
         pipe.hung_up = pipe.hung_up or bool(events & select.EPOLLHUP)
 
-    def collect(self, turn: Turn, arena: Arena) -> None:
+    def collect(self, turn: CommitRound, arena: Arena) -> None:
         """Hand what the ready pipes hold to ``turn``; a pipe for which there was no room comes first in the next."""
         self._close_leaving(turn)
         for pipe in list(self._awake):
@@ -361,7 +362,7 @@ class Intake:
             or any(other is not pipe and other.route.name == pipe.route.name for other in self._inside)
         )
 
-    def _close_leaving(self, turn: Turn) -> None:
+    def _close_leaving(self, turn: CommitRound) -> None:
         """End the records of the pipes that are no longer read; close those whose record has ended."""
         for pipe in self._ending:
             closing = pipe.close_record()

@@ -1,4 +1,6 @@
-"""The unix socket: making it at its path or taking it over, and deciding which connections have a place.
+"""Unix socket, and limits on connections.
+
+The unix socket: making it at its path or taking it over, and deciding which connections have a place.
 
 There are so many places in all and so many for one user, and none on the descriptors that the log itself needs. Every
 connection is accepted first, because only then the kernel reports its user; one that has no place gets an ERR. Some
@@ -22,7 +24,7 @@ from structlog.typing import FilteringBoundLogger
 
 from wald.daemon.metrics import Metrics
 from wald.errors import InvalidInput
-from wald.store.files.making import give_socket, umask_for
+from wald.files.modes import give_socket, umask_for
 
 _BACKLOG = 4096  # a connect that does not wait fails where it is full
 _PATH_MAX_BYTES = 107
@@ -166,7 +168,7 @@ def peer_of(connection: socket.socket) -> tuple[int, int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class NoPlace:
+class ConnectionRefusal:
     """Why a connection is refused.
 
     Attributes:
@@ -178,7 +180,7 @@ class NoPlace:
     user_id: int | None = None
 
 
-class Admission:
+class ConnectionLimits:
     """Counts the places, and reports the connections that found none.
 
     Args:
@@ -202,20 +204,20 @@ class Admission:
         self._refused = 0
         self._reported_at = float("-inf")
 
-    def judge(self, user_id: int, descriptor: int) -> NoPlace | None:
+    def judge(self, user_id: int, descriptor: int) -> ConnectionRefusal | None:
         """Why a user's new connection has no place; None: it has one.
 
         Args:
             descriptor: of the connection; the kernel gives out the lowest that is free.
         """
         if not self.leaves_enough(descriptor):
-            return NoPlace("too few descriptors are left")
+            return ConnectionRefusal("too few descriptors are left")
         total = sum(self.count.values())
         if user_id not in self._owners:
             if self.count.get(user_id, 0) >= self._per_user:
-                return NoPlace(f"user {user_id} has {self._per_user} connections already", user_id)
+                return ConnectionRefusal(f"user {user_id} has {self._per_user} connections already", user_id)
             total += self._kept
-        return NoPlace(f"{self._places} connections are open already") if total >= self._places else None
+        return ConnectionRefusal(f"{self._places} connections are open already") if total >= self._places else None
 
     def leaves_enough(self, descriptor: int) -> bool:
         """Whether the log itself has the descriptors it needs, where the lowest free one was ``descriptor``."""

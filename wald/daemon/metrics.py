@@ -34,7 +34,7 @@ from wald.exposition import (
     histogram,
     render,
 )
-from wald.store.writing.room import Cause
+from wald.writing.disk_budget import Cause
 
 INTERVAL_SECONDS = 10.0  # minimum time between two runs of wald metrics
 _REST = 9  # minimum time between two runs, in durations of a run: it uses a tenth of one core

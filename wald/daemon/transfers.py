@@ -1,4 +1,6 @@
-"""The transfers file as the daemon uses it: a slot for each pipe, whose mark the kernel sets when the bytes leave it.
+"""Record of bytes in transfer from a pipe to the log.
+
+The transfers file as the daemon uses it: a slot for each pipe, whose mark the kernel sets when the bytes leave it.
 
 ``readv(2)`` puts the first byte of a transfer into the mark, which is a mapped page of the file. Python code neither
 reads nor writes that page: if the file was shortened, the system call fails with EFAULT and the bytes are still in
@@ -18,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wald.errors import Damaged
-from wald.format.parsing import StoredBatch
+from wald.files.disk import Disk
+from wald.files.layout import Root
+from wald.files.safe_open import InPlaceFile
+from wald.format.batch import StoredBatch
 from wald.format.transfers import MARK_OFFSET, SLOT_BYTES, Transfer, decode_transfer, encode_transfer
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.inplace import InPlaceFile
-from wald.store.segments.view import View, read_view
+from wald.segments.view import View, read_view
 
 
 class Transfers:

@@ -1,4 +1,10 @@
-"""Ledger lines, and the index of a sealed part.
+"""Ledger lines with checksums, their chain, and the parts of a rotated ledger.
+
+A line of JSON with a checksum, which tells a whole line from a half-written one.
+
+``crc`` is the CRC-32C of the same line without that field.
+
+Ledger lines, and the index of a sealed part.
 
 A line is JSON without spaces, ``{"event": …, …, "prev": "<64 hex>", "crc": "<8 hex>"}``. ``prev`` is the sha256
 of the previous line without its newline, 64 zeros in the first line. It shows that a line was changed, removed or
@@ -34,8 +40,25 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from wald.format.checksum import crc32c
-from wald.format.sealed import SKIPPABLE
+from wald.format.sealed_index import SKIPPABLE
 from wald.format.spans import Span
+
+
+def encode_line(fields: Mapping[str, Any]) -> bytes:
+    """The line of ``fields``, which are not empty and have no "crc" of their own."""
+    text = json.dumps(fields).encode()
+    return b'%b, "crc": "%08x"}\n' % (text[:-1], crc32c(text))
+
+
+def decode_line(line: bytes) -> dict[str, Any] | None:
+    """The fields of a line; None if it is half-written, or something else."""
+    try:
+        fields = json.loads(line)
+        crc = fields.pop("crc")
+        return fields if crc == f"{crc32c(json.dumps(fields).encode()):08x}" else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
 
 Entry = dict[str, Any]
 """A line of a ledger; ``Any``: it is JSON."""
@@ -92,7 +115,7 @@ class Decoded:
     tip: str
 
 
-def encode_line(entry: Entry, prev: str, append: int | None = None) -> bytes:
+def ledger_lines_encode_line(entry: Entry, prev: str, append: int | None = None) -> bytes:
     """Encode ``entry`` as the line after the one with digest ``prev``; ``append`` as in the module docstring."""
     whole = entry | ({"prev": prev} if append is None else {"append": append, "prev": prev})
     if any(isinstance(value, RawJson) for value in entry.values()):
@@ -129,7 +152,7 @@ def decode_ledger(data: bytes, tip: str | None = GENESIS) -> Decoded:
     number = 0
     for number, line in enumerate(data[:whole].split(b"\n")[:-1], start=1):
         try:
-            entry = decode_line(line)
+            entry = ledger_lines_decode_line(line)
         except BadLine as error:
             broken.append((number, str(error)))
         else:
@@ -153,7 +176,7 @@ def span_of(entry: Entry) -> Span:
     return NO_SPAN
 
 
-def decode_line(line: bytes) -> Entry:
+def ledger_lines_decode_line(line: bytes) -> Entry:
     """Decode one line without its newline, including ``prev`` and ``append``.
 
     Raises:
@@ -205,7 +228,7 @@ def _decode_whole(lines: Sequence[bytes], *, listed: bool) -> list[Entry]:
 def _decode_each(lines: Sequence[bytes]) -> Iterator[Entry]:
     for number, line in enumerate(lines):
         try:
-            yield decode_line(line)
+            yield ledger_lines_decode_line(line)
         except BadLine as error:
             raise BadLine(str(error), number) from None
 

@@ -1,16 +1,23 @@
-"""File and route names: a name says what a file is, where it starts and which state it is in.
+"""Names of routes, consumer groups and producers, and the positions that operators type.
+
+File and route names: a name says what a file is, where it starts and which state it is in.
 
 Building and parsing live side by side. Segment names carry the base sequence in 20 digits, so sorting names is
 sorting sequences.
+
+The positions that people type: a sequence or a time, and the error for what is neither.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 
 from wald.errors import InvalidInput
+from wald.format.times import moment
 
 DIGITS = 20  # the largest u64 has 20 digits
 ROUTE_MAX_LENGTH = 127  # leaves room for suffixes within the 255 bytes of a file name
@@ -172,3 +179,55 @@ def parse_cursor_name(name: str) -> str | None:
     """The group whose cursor ``name`` is; None if it is none."""
     group = name.removesuffix(CURSOR_SUFFIX)
     return group if group != name and _ROUTE.fullmatch(group) else None
+
+
+EXAMPLES = ("2026-11-21T10:00:00Z", "14:00", "yesterday", "5m")
+"""A time with its zone, one of today, a day, and five minutes ago."""
+
+
+def time_of(option: str, given: str, now: datetime, examples: Sequence[str] = EXAMPLES) -> datetime:
+    """The time that was given for ``option``; without a zone it is in that of ``now``.
+
+    Args:
+        now: what a time ago counts back from.
+        examples: what the hint of an error shows.
+
+    Raises:
+        InvalidInput: it is no time.
+    """
+    if given.isdecimal():
+        raise InvalidInput(
+            f"{option} {given}: a number alone is a sequence, not a time",
+            case="not-a-time",
+            option=option,
+            examples=examples,
+        )
+    try:
+        return moment(given, now)
+    except ValueError:
+        raise InvalidInput(
+            f"{option} {given}: not a time", case="not-a-time", option=option, examples=examples
+        ) from None
+
+
+def position(option: str, given: str, now: datetime, names: Collection[str] = ()) -> int | datetime:
+    """The sequence or the time that was given for ``option``.
+
+    Args:
+        now: as of :func:`time_of`.
+        names: what the option takes besides.
+
+    Raises:
+        InvalidInput: it is neither.
+    """
+    if given.isdecimal() and given.isascii():
+        return int(given)
+    try:
+        return moment(given, now)
+    except ValueError:
+        raise InvalidInput(
+            f"{option} {given}: neither a sequence nor a time",
+            case="neither-sequence-nor-time",
+            option=option,
+            examples=(*EXAMPLES, *names),
+        ) from None

@@ -1,4 +1,6 @@
-"""The 64 bytes that open every raw segment, and (under another magic) every sparse index.
+"""Header and sparse index of a raw segment.
+
+The 64 bytes that open every raw segment, and (under another magic) every sparse index.
 
     offset  size  field
          0     8  magic          WALDSEG1 or WALDIDX1
@@ -13,12 +15,26 @@
         60     4  writer         the version of wald that made the file, see :func:`pack_version`; 0: not known
 
 Segments are preallocated. A magic of zeros means that nothing was written yet.
+
+Sparse index of a raw segment: a 64-byte header (as a segment's, other magic), then 32 bytes per entry.
+
+    u64 sequence     base sequence of a batch
+    u64 position     its offset in the raw segment
+    i64 append time  ns since 1970
+    u32 checksum     crc32c of the 24 bytes before it
+    u32 reserved     zero
+
+Position grows from entry to entry; sequence and append time do not decrease. The file is a hint: it is not synced, and
+a reader checks the batch at the position. A payload may contain what looks like a batch, so an entry with a wrong
+checksum is never used. The first entry that is cut short or out of order ends the index.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from wald.format.checksum import crc32c
 
@@ -98,3 +114,75 @@ def pack_version(text: str) -> int:
 def version_text(packed: int) -> str:
     """The version that :func:`pack_version` packed; "" for 0: the file does not say."""
     return f"{packed >> 24}.{packed >> 16 & 0xFF}.{packed & 0xFFFF}" if packed else ""
+
+
+_FIELDS = struct.Struct("<QQq")
+ENTRY = struct.Struct("<24sII")
+assert ENTRY.size == 32
+INTERVAL_BYTES = 64 * 1024  # at most one entry for so much of the segment, so a seek reads about that much
+
+
+@dataclass(slots=True)
+class SparseIndex:
+    """The entries as three columns, and the salt of the segment, None if it is not known."""
+
+    sequences: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    times_ns: list[int] = field(default_factory=list)
+    salt: int | None = None
+
+    def position_of_sequence(self, sequence: int) -> int:
+        """The offset of an indexed batch at or before the one with ``sequence``; the first batch's if none is."""
+        return self._position(bisect_right(self.sequences, sequence))
+
+    def position_of_time(self, time_ns: int) -> int:
+        """The offset of an indexed batch from which a scan meets every record appended at ``time_ns`` or later."""
+        return self._position(bisect_right(self.times_ns, time_ns - 1))
+
+    def _position(self, after: int) -> int:
+        return self.positions[after - 1] if after else HEADER.size
+
+
+def encode_entry(sequence: int, position: int, append_time_ns: int) -> bytes:
+    """The 32 bytes of one entry."""
+    fields = _FIELDS.pack(sequence, position, append_time_ns)
+    return ENTRY.pack(fields, crc32c(fields), 0)
+
+
+def decode_entries(data: bytes) -> Iterator[tuple[int, int, int] | None]:
+    """Sequence, position and append time of each whole entry in an index file; None if its checksum is wrong."""
+    whole = max(0, len(data) - HEADER.size) // ENTRY.size * ENTRY.size
+    for fields, checksum, _ in ENTRY.iter_unpack(data[HEADER.size : HEADER.size + whole]):
+        yield _FIELDS.unpack(fields) if crc32c(fields) == checksum else None
+
+
+def encode_index_header(header: SegmentHeader) -> bytes:
+    """The first 64 bytes of the index of the segment with ``header``."""
+    return encode_header(header, INDEX_MAGIC)
+
+
+def decode_index(data: bytes, *, log_id: bytes | None, base_sequence: int) -> SparseIndex | None:
+    """Return the usable entries of an index file; None if it is not the index of that segment.
+
+    Args:
+        log_id: None accepts the index of any log.
+    """
+    try:
+        header = decode_header(data, INDEX_MAGIC)
+    except BadHeader:
+        return None
+    if header.base_sequence != base_sequence or log_id not in (None, header.log_id):
+        return None
+    index = SparseIndex(salt=header.salt)
+    last = (base_sequence, HEADER.size - 1, -(1 << 63))
+    for entry in decode_entries(data):
+        if entry is None:
+            continue
+        sequence, position, time_ns = entry
+        if sequence < last[0] or position <= last[1] or time_ns < last[2]:
+            break
+        last = entry
+        index.sequences.append(sequence)
+        index.positions.append(position)
+        index.times_ns.append(time_ns)
+    return index

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from wald.format.checked_line import decode_line, encode_line
+from wald.format.ledger_lines import decode_line, encode_line
 
 VERSION = 1
 PAGE = 128

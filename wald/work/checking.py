@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
+from wald.checking.checker import Finding, Level
 from wald.errors import Damaged, NotFound
-from wald.store.checking.finding import Finding, Level
-from wald.store.files.directory import Root
+from wald.files.layout import Root
 from wald.work.picture import Picture, WorkFile, read_of_group, work_files
 
 

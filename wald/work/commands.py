@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wald.errors import Locked
+from wald.files.disk import Disk
+from wald.files.layout import Root
+from wald.files.locks import command_of, is_held, name_of, parent_of, process_group_of, sharers, started_ns
 from wald.format.names import COMMAND_SUFFIX, worker_suffix
 from wald.format.times import utc
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.locks import is_held, sharers
-from wald.store.files.processes import command_of, name_of, parent_of, process_group_of, started_ns
 from wald.work.picture import Seen
 
 KEEPER = "wald-keeper"

@@ -29,16 +29,14 @@ from wald.client.payloads import FRAME_MAX_BYTES
 from wald.client.producer import Durable, Producer, socket_at
 from wald.client.session import Session
 from wald.errors import InvalidInput
-from wald.format.columns import encode
+from wald.files.cursor_directory import UNKNOWN_USER
+from wald.files.layout import Root
+from wald.format.log_state import WINDOW, id_in_log
 from wald.format.names import is_route
-from wald.format.producer_ids import id_in_log
 from wald.format.protocol import REQUEST_MAX_BYTES
-from wald.format.record import Record
-from wald.format.state import WINDOW
+from wald.format.records import Record, encode
 from wald.hints import command_line
 from wald.log import Log
-from wald.store.files.cursor_directory import UNKNOWN_USER
-from wald.store.files.directory import Root
 
 RETRY_SECONDS = 10.0  # how long to wait for a daemon that restarts
 _FIXED_BYTES = 128  # of a payload besides its records: count, last offsets, padding

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import astuple
 from pathlib import Path
 
-from wald.format.record import Record
+from wald.format.records import Record
 from wald.format.work import Dead
 from wald.log import Log
 from wald.work.deadletters import (

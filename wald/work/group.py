@@ -16,16 +16,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from wald.errors import InvalidInput, NotFound, Refused
+from wald.files.disk import Disk
 from wald.format.names import DEFAULT_GROUP, check_group
 from wald.format.work import Start
 from wald.hints import command_line
 from wald.log import Log
-from wald.store.files.disk import Disk
-from wald.store.reading.batches import Batch
-from wald.store.reading.selection import select
-from wald.store.retention.beginning import beginning
-from wald.store.retention.cursors import CursorState
-from wald.store.retention.missing import Missing, unless_lost
+from wald.reading.assembler import Batch
+from wald.reading.selection import select
+from wald.retention.cursor_moves import beginning
+from wald.retention.cursors import CursorState
+from wald.retention.missing import Missing, unless_lost
 from wald.work.arguments import Order, rules_of
 from wald.work.calls import Calls
 from wald.work.commands import require_none

@@ -20,15 +20,15 @@ from io import BytesIO
 from pathlib import Path
 
 from wald.errors import Damaged, Replaced
-from wald.format.checked_line import decode_line
+from wald.files.cursor_directory import open_own
+from wald.files.disk import Disk
+from wald.files.layout import Root
+from wald.files.safe_open import read_regular
+from wald.format.ledger_lines import decode_line
 from wald.format.names import WORK_SUFFIX
 from wald.format.work import BadWork, Line, Start, decode_work, encode_work, last_read
 from wald.hints import command_line
-from wald.store.files.cursor_directory import open_own
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.regular import read_regular
-from wald.store.segments.head import readable_head
+from wald.segments.durable_end import readable_head
 
 _MODE = 0o644  # as a cursor's: the log's owner reads what others have left
 _GROWN_BYTES = 256 << 10

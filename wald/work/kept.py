@@ -14,8 +14,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Self
 
-from wald.store.reading.batches import Batch
-from wald.store.reading.rows import Rows
+from wald.reading.assembler import Batch, Rows
 from wald.work.window import Run
 
 _RECORD_BYTES = 64  # besides its value

@@ -11,10 +11,9 @@ from itertools import islice
 from typing import NamedTuple
 
 from wald.errors import WaldError
-from wald.format.not_before import not_before
-from wald.format.record import Record
+from wald.format.records import Record, not_before
 from wald.format.work import PAGE, Commit, Dead, Held, Line, Start, Why
-from wald.store.reading.rows import Rows
+from wald.reading.assembler import Rows
 from wald.work.claims import Named
 from wald.work.deliveries import Part, Refusal, Settled
 from wald.work.replay import Replayed, note, written

@@ -6,12 +6,11 @@ import os
 import time
 
 from wald.errors import Locked
+from wald.files.cursor_directory import GroupFile
+from wald.files.disk import Disk
+from wald.files.layout import Root
+from wald.files.locks import command_of, holders, name_of
 from wald.format.names import HANDOVER_SUFFIX
-from wald.store.files.cursor_directory import GroupFile
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.locks import holders
-from wald.store.files.processes import command_of, name_of
 
 _ASKED_SECONDS = 0.1  # another process may hold the lock for an instant, to see whether it is held
 

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from wald.errors import Damaged, NotFound
+from wald.files import locks
+from wald.files.cursor_directory import is_companion, not_permitted
+from wald.files.disk import Disk
+from wald.files.layout import Root, entries_of_groups
+from wald.files.locks import command_of
 from wald.format.names import HANDOVER_SUFFIX, WORK_SUFFIX, check_group, cursor_name, is_of_group, is_route
 from wald.format.work import Commit, Held, Line
 from wald.hints import command_line
 from wald.log import Log
-from wald.store.files import locks
-from wald.store.files.cursor_directory import is_companion, not_permitted
-from wald.store.files.directory import Root, entries_of_groups
-from wald.store.files.disk import Disk
-from wald.store.files.processes import command_of
-from wald.store.retention.cursors import Cursor
+from wald.retention.cursors import Cursor
 from wald.work.journal import Reading, beyond_head, read_beside_owner
 from wald.work.replay import Replayed
 from wald.work.terms import FOREVER_SECONDS

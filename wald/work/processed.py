@@ -13,12 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from wald.errors import Damaged, NotFound, NotProcessed
+from wald.files.disk import Disk
+from wald.files.safe_open import open_regular
 from wald.format.names import check_group
 from wald.hints import command_line
 from wald.log import Log
-from wald.store.files.disk import Disk
-from wald.store.files.regular import open_regular
-from wald.store.retention.cursors import CursorState
+from wald.retention.cursors import CursorState
 from wald.work.picture import Picture, WorkFile, read_of_group
 from wald.work.window import Run
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from wald.errors import Locked
-from wald.store.files import leftovers
-from wald.store.files.cursor_directory import own_user, user_of
-from wald.store.files.disk import Disk
+from wald.files import locks
+from wald.files.cursor_directory import own_user, user_of
+from wald.files.disk import Disk
 from wald.work.commands import require_none
 from wald.work.ownership import Ownership
 from wald.work.picture import WorkFile, owner_of, remove_files
@@ -34,7 +34,7 @@ def remove_group(file: WorkFile) -> list[Path]:
 
 
 def _remove(file: WorkFile) -> list[Path]:
-    left = leftovers.abandoned(file.path.parent, Disk(), prefix=f"{file.group}.")
+    left = locks.abandoned(file.path.parent, Disk(), prefix=f"{file.group}.")
     removed = remove_files(file, Disk())
-    leftovers.remove(left, Disk())
+    locks.remove(left, Disk())
     return removed

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from wald.errors import Locked, Refused, Unavailable, WaldError
-from wald.format.checked_line import decode_line, encode_line
+from wald.files import locks
+from wald.files.cursor_directory import open_own
+from wald.files.disk import Disk
+from wald.files.layout import Root
+from wald.format.ledger_lines import decode_line, encode_line
 from wald.format.names import ASK_SUFFIX, HANDOVER_SUFFIX
 from wald.hints import command_line
-from wald.store.files import locks
-from wald.store.files.cursor_directory import open_own
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
 
 _LOOK_SECONDS = 0.2
 _POLL_SECONDS = 0.02

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 
-from wald.format.record import Record
-from wald.store.reading.rows import Rows
+from wald.format.records import Record
+from wald.reading.assembler import Rows
 from wald.work.deliveries import Refusal
 from wald.work.terms import Delivery
 from wald.work.window import Run

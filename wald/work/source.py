@@ -10,9 +10,9 @@ from functools import partial
 from wald.errors import Damaged, WaldError
 from wald.hints import command_line
 from wald.log import Log
-from wald.store.reading.rows import Rows
-from wald.store.retention.history import History
-from wald.store.retention.missing import Missing, unless_lost
+from wald.reading.assembler import Rows
+from wald.retention.history import History
+from wald.retention.missing import Missing, unless_lost
 from wald.work.kept import Decoded, Kept
 from wald.work.window import Run
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from wald.files.cursor_directory import is_companion
 from wald.format.names import WORK_SUFFIX
 from wald.log import Log
-from wald.store.files.cursor_directory import is_companion
-from wald.store.retention.missing import unless_lost
+from wald.retention.missing import unless_lost
 from wald.work.journal import read_whole
 from wald.work.replay import Replayed
 

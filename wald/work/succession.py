@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from wald.errors import Refused
+from wald.files.disk import Disk
 from wald.hints import command_line
 from wald.log import Log
-from wald.store.files.disk import Disk
-from wald.store.retention.cursors import CursorState
-from wald.store.retention.handovers import Pinning
+from wald.retention.cursors import CursorState
+from wald.retention.handovers import Pinning
 from wald.work.commands import require_none
 from wald.work.journal import discard
 from wald.work.ownership import Ownership

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from wald.format.record import Record
+from wald.format.records import Record
 
 FOREVER_SECONDS = 1e9
 """A lease for so long has no end."""

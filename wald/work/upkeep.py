@@ -15,13 +15,13 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from wald.errors import Gone, Replaced, WaldError
-from wald.format.record import Record
+from wald.files.disk import Disk
+from wald.format.records import Record
 from wald.format.work import Dead
 from wald.log import Log
-from wald.store.files.disk import Disk
-from wald.store.retention.cursors import CursorState
-from wald.store.retention.handovers import Pinning
-from wald.store.retention.missing import Missing
+from wald.retention.cursors import CursorState
+from wald.retention.handovers import Pinning
+from wald.retention.missing import Missing
 from wald.work.asks import Ask
 from wald.work.deadletters import Undeliverable
 from wald.work.giving_up import give_up

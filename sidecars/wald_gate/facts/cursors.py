@@ -8,8 +8,8 @@ import os
 from starlette.responses import Response
 
 from wald.errors import Damaged, Refused
-from wald.store.retention.beginning import beginning
-from wald.store.retention.cursors import Cursor, CursorState, require_no_remains
+from wald.retention.cursor_moves import beginning
+from wald.retention.cursors import Cursor, CursorState, require_no_remains
 from wald_gate import shapes
 from wald_gate.call import Call
 from wald_gate.groups.making import require_group

@@ -13,8 +13,8 @@ from wald.answers.positions import head_fields, where_fields
 from wald.answers.routes import routes_fields
 from wald.errors import InvalidInput, NotFound
 from wald.log import Log
-from wald.store.retention.backlog import Backlog
-from wald.store.retention.progress import progress
+from wald.retention.backlog import Backlog
+from wald.retention.progress import progress
 from wald_gate.call import Call
 from wald_gate.shapes import SEQUENCE_MAX, encoded
 from wald_gate.verbs import listing

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 from wald import aio
 from wald.errors import Locked, WaldError
+from wald.files.locks import name_of
 from wald.log import Log
-from wald.store.files.processes import name_of
 from wald.work.picture import OwnerProcess, WorkFile, owner_of
 from wald_gate.groups.making import require_group
 from wald_gate.groups.waiting import Waiting

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from wald.format.record import Record
+from wald.format.records import Record
 from wald.work.sharing import Share
 from wald_gate.groups.shapes import Leased, LeasedRecord, Refusal
 

@@ -11,9 +11,9 @@ from starlette.responses import Response
 from wald.answers.groups import found_groups, group_fields
 from wald.answers.routes import reader_fields
 from wald.errors import Locked, NotFound
-from wald.store.files.disk import Disk
-from wald.store.retention.cursors import CursorState, remove_cursor
-from wald.store.retention.progress import progress
+from wald.files.disk import Disk
+from wald.retention.cursors import CursorState, remove_cursor
+from wald.retention.progress import progress
 from wald.work.picture import work_file
 from wald.work.removal import remove_group
 from wald_gate.call import Call

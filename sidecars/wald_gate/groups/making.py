@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from wald.errors import NotFound
 from wald.log import Log
-from wald.store.retention.cursors import CursorState
+from wald.retention.cursors import CursorState
 
 
 def require_group(log: Log, route: str, group: str, *, more: str = "") -> None:

@@ -20,8 +20,7 @@ from typing import NamedTuple
 import msgspec
 import zstandard
 
-from wald.client.json_records import json_payloads
-from wald.client.payloads import FRAME_MAX_BYTES, encode_columns
+from wald.client.payloads import FRAME_MAX_BYTES, encode_columns, json_payloads
 from wald.errors import InvalidInput
 from wald_gate.problems import HttpError
 

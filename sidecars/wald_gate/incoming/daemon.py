@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wald.client.connection import status
-from wald.client.refusals import refused, unreachable
-from wald.client.session import Durable
+from wald.client.session import Durable, refused, unreachable
 from wald.errors import Refused, Unavailable, WaldError
 from wald.format.protocol import Code, ProtocolError, Publish, encode_publish
 from wald_gate.incoming.lane import Lane, Request

@@ -15,10 +15,10 @@ import re
 from hashlib import blake2b
 from typing import NamedTuple
 
-from wald.client.json_records import encoded_headers
-from wald.format.columns import BadColumns, first_headers, with_first_headers
-from wald.format.producer_ids import id_in_log
-from wald.store.reading.batches import Batch
+from wald.client.payloads import encoded_headers
+from wald.format.log_state import id_in_log
+from wald.format.records import BadColumns, first_headers, with_first_headers
+from wald.reading.assembler import Batch
 
 HEADER = "wald.idempotency"
 SLOTS = 256  # ids, of the 1,024 that the daemon remembers; each has one request under way

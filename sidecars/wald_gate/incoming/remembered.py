@@ -23,17 +23,17 @@ from pathlib import Path
 from threading import Event
 
 from wald.errors import Damaged, Unavailable
-from wald.format.parsing import StoredBatch
-from wald.format.state import BadControl, decode_state
+from wald.files.disk import Disk
+from wald.files.layout import require_no_link
+from wald.format.batch import StoredBatch
+from wald.format.log_state import BadControl, decode_state
 from wald.log import Log
-from wald.store.files.directory import require_no_link
-from wald.store.files.disk import Disk
-from wald.store.reading.batches import Batch
-from wald.store.reading.reader import read_span
-from wald.store.segments.head import lost_head
-from wald.store.segments.raw import FIRST_BATCH
-from wald.store.segments.seeking import sequence_since
-from wald.store.segments.view import View
+from wald.reading.assembler import Batch
+from wald.reading.reader import read_span
+from wald.segments.durable_end import lost_head
+from wald.segments.raw_scan import FIRST_BATCH
+from wald.segments.seek import sequence_since
+from wald.segments.view import View
 from wald_gate.incoming.marks import Part, Slots, mark_in
 
 KEPT = timedelta(days=1)

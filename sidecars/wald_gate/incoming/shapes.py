@@ -1,4 +1,4 @@
-"""The shapes of what is sent to be stored, for the OpenAPI document; :mod:`wald.client.json_records` reads it."""
+"""The shapes of what is sent to be stored, for the OpenAPI document; :mod:`wald.client.payloads` reads it."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from wald.store.reading.batches import Batch
+from wald.reading.assembler import Batch
 from wald_gate.compression import LEVEL
 from wald_gate.problems import HttpError
 
@@ -108,13 +108,13 @@ class Arrow:
             hint = "in a clone of wald, where the gate is: pip install '.[arrow]'"
             raise HttpError(406, "not-acceptable", "the gate has no pyarrow", hint=hint) from None
 
-        from wald.store.reading.arrow import schema
+        from wald.reading.arrow import schema
 
         self._sink = _Sink()
         self._writer: pa.RecordBatchStreamWriter = pa.ipc.new_stream(pa.PythonFile(self._sink, mode="w"), schema)
 
     def write(self, batches: Sequence[Batch]) -> bytes:
-        from wald.store.reading.arrow import record_batches
+        from wald.reading.arrow import record_batches
 
         for each in record_batches(batches):
             self._writer.write_batch(each)

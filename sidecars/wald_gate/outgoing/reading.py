@@ -16,10 +16,10 @@ from datetime import datetime
 from wald.errors import WaldError
 from wald.format.names import DEFAULT_GROUP
 from wald.format.times import nanoseconds
-from wald.store.reading.batches import Batch
-from wald.store.reading.reader import read_onward
-from wald.store.reading.selection import Start, Stop
-from wald.store.retention.missing import Missing
+from wald.reading.assembler import Batch
+from wald.reading.reader import read_onward
+from wald.reading.selection import Start, Stop
+from wald.retention.missing import Missing
 from wald_gate.outgoing.following import Watch
 from wald_gate.outgoing.forms import Form
 from wald_gate.outgoing.turns import STEP_SECONDS

@@ -14,10 +14,9 @@ from starlette.responses import Response
 
 from wald.answers.fields import local_now
 from wald.errors import InvalidInput, NotFound
-from wald.format.names import DEFAULT_GROUP, check_group
-from wald.format.positions import position
+from wald.format.names import DEFAULT_GROUP, check_group, position
 from wald.format.times import names_its_day, nanoseconds
-from wald.store.reading.selection import Start
+from wald.reading.selection import Start
 from wald_gate.call import Call, wait_seconds
 from wald_gate.compression import wants_gzip
 from wald_gate.groups.making import require_group

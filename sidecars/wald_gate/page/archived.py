@@ -13,12 +13,12 @@ from itertools import islice, pairwise
 
 from wald.answers.snapshot import SegmentSeen
 from wald.errors import Damaged
+from wald.files.layout import Root
 from wald.format.spans import Spans
-from wald.store.files.directory import Root
-from wald.store.retention.backlog import SegmentStatus
-from wald.store.retention.history import History
-from wald.store.retention.missing import ReclaimedSegment
-from wald.store.segments.view import State
+from wald.retention.backlog import SegmentStatus
+from wald.retention.history import History
+from wald.retention.missing import ReclaimedSegment
+from wald.segments.view import State
 from wald_gate.page.strip import Look, Piece
 
 _AT_MOST = 1000  # deletions that are looked at in a walk

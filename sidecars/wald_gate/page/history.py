@@ -11,10 +11,10 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from wald.answers.history import CLOCK, CLOCK_STEP, LIVES, READABLE, Excerpt, deed, excerpt
+from wald.checking.audit_report import DeletionAudit, Event
 from wald.errors import InvalidInput
 from wald.format.names import LEDGERS, check_route
 from wald.format.times import utc
-from wald.store.checking.story import Event, Story
 from wald_gate.call import Call
 from wald_gate.page.frame import Facts, live_page, page
 from wald_gate.page.picture import Picture
@@ -66,7 +66,7 @@ async def history(call: Call) -> Response:
     query = call.query(Query)
     wanted = _filter(query.what, check_route(query.route) if query.route else None)
     before = _places(query.before)
-    story = Story(call.state.log.root)
+    story = DeletionAudit(call.state.log.root)
     shared: dict[str, Any] = {"query": query, "kinds": {kind: _NAMES.get(kind, kind) for kind in get_args(Kind)}}
 
     def facts(_: Picture | None = None) -> Facts:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from wald.answers.snapshot import Row
 from wald.format.names import HANDOVER_SUFFIX
 from wald.hints import command_line
-from wald.store.retention.cursors import CursorState
+from wald.retention.cursors import CursorState
 from wald.work.group import DEAD_LETTER
 from wald_gate.call import Call
 from wald_gate.page.picture import Walk

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from starlette.responses import Response
 
-from wald.store.retention.backlog import GroupBacklog
-from wald.store.retention.cursors import CursorState
+from wald.retention.backlog import GroupBacklog
+from wald.retention.cursors import CursorState
 from wald_gate.call import Call
 from wald_gate.page.archived import Archived
 from wald_gate.page.frame import Facts, live_page

@@ -24,10 +24,9 @@ from wald.answers.status import Contents, Facts, Finding, facts_of, facts_of_dae
 from wald.answers.work import WorkCounts, work_counts
 from wald.errors import WaldError
 from wald.log import Log
+from wald.retention.backlog import Condition, GroupBacklog
+from wald.segments.view import State, View
 from wald.setting_types import size as size_type
-from wald.store.retention.backlog import GroupBacklog
-from wald.store.retention.conditions import Condition
-from wald.store.segments.view import State, View
 from wald_gate.page.archived import Archived, Bundled
 from wald_gate.page.strip import Look, Piece
 

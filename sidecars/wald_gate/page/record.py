@@ -12,13 +12,12 @@ from starlette.responses import Response
 
 from wald.answers.positions import where_fields
 from wald.errors import InvalidInput, NotFound, WaldError
-from wald.format.record import Record
+from wald.format.records import Record
 from wald.log import Log
-from wald.store.reading.batches import Batch
-from wald.store.reading.lookup import Whereabouts
-from wald.store.reading.reader import read_onward
-from wald.store.reading.senders import Sender
-from wald.store.segments.view import State
+from wald.reading.assembler import Batch, Sender
+from wald.reading.lookup import Whereabouts
+from wald.reading.reader import read_onward
+from wald.segments.view import State
 from wald_gate.call import Call
 from wald_gate.page.frame import page
 from wald_gate.page.values import FORMS, Form, headers, line, shown

@@ -14,17 +14,16 @@ from starlette.responses import RedirectResponse, Response
 
 from wald.answers.fields import local_now
 from wald.errors import InvalidInput, NotFound
-from wald.format.names import check_route
-from wald.format.positions import position
-from wald.format.record import Record
+from wald.format.names import check_route, position
+from wald.format.records import Record
 from wald.format.times import nanoseconds
 from wald.log import Log
-from wald.store.reading.batches import Batch
-from wald.store.reading.latest import start_of_latest
-from wald.store.reading.reader import read_onward
-from wald.store.reading.selection import Start
-from wald.store.segments.seeking import end_of, sequence_since
-from wald.store.segments.view import View
+from wald.reading.assembler import Batch
+from wald.reading.latest import start_of_latest
+from wald.reading.reader import read_onward
+from wald.reading.selection import Start
+from wald.segments.seek import end_of, sequence_since
+from wald.segments.view import View
 from wald_gate.call import Call
 from wald_gate.page.frame import HEADERS, Facts, base_of, live_page, page
 from wald_gate.page.picture import Picture

@@ -16,8 +16,8 @@ from wald.answers.snapshot import Row
 from wald.answers.work import WorkCounts
 from wald.errors import NotFound
 from wald.hints import command_line
-from wald.store.retention.backlog import GroupBacklog
-from wald.store.retention.cursors import CursorState
+from wald.retention.backlog import GroupBacklog
+from wald.retention.cursors import CursorState
 from wald_gate.call import Call
 from wald_gate.page.frame import Facts, live_page
 from wald_gate.page.letters import letters

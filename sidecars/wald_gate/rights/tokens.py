@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from wald.errors import InvalidInput, NotFound
-from wald.store.files.disk import Disk
+from wald.files.disk import Disk
 from wald_gate.guarded import read_guarded
 
 _EXAMPLE = '{"name": "shop", "sha256": "…", "read": ["orders"], "write": ["orders"]}'

@@ -6,11 +6,11 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from wald.checking.checker import Level
 from wald.errors import WaldError
-from wald.store.checking.finding import Level
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.ledger_read import reported_entries
+from wald.files.disk import Disk
+from wald.files.layout import Root
+from wald.files.ledger_read import reported_entries
 from wald_archive.api import (
     BagName,
     Bags,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wald.errors import DiskFailure, InvalidInput
-from wald.store.files.directory import Root
+from wald.files.layout import Root
 from wald_spark.audit.archives import ArchiveAudit, archives_of, reports
 from wald_spark.audit.logs import LogAudit
 from wald_spark.audit.report import Audit

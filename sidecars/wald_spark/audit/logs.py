@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain
 
+from wald.checking.checker import Finding, Level, SegmentToCheck
+from wald.checking.verifier import Verification
 from wald.errors import Damaged, UnsupportedFormat
-from wald.store.checking.checker import SegmentToCheck
-from wald.store.checking.finding import Finding, Level
-from wald.store.checking.verifier import Verification
-from wald.store.files.directory import Root
-from wald.store.files.identity import read_identity
-from wald.store.files.ledger_read import reported_entries
-from wald.store.files.listing import list_segments
-from wald.store.retention.legality import Overlaps, Ruling, judge, judge_relief
+from wald.files.identity import read_identity
+from wald.files.layout import Root
+from wald.files.ledger_read import reported_entries
+from wald.files.listing import list_segments
+from wald.retention.audit import Overlaps, Ruling, judge, judge_relief
 from wald.work.checking import check_journals
 from wald_spark.audit.report import AuditFinding, LogReport
 from wald_spark.audit.work import Outcomes, SegmentWork

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from wald.checking.checker import Level
 from wald.cli.output import aligned, json_line
 from wald.errors import Damaged, Unavailable
 from wald.setting_types import format_bytes
-from wald.store.checking.finding import Level
 
 _LOGS = ("log", "segments", "records", "raw", "reclaimed", "expired", "bundles", "errors")
 _ARCHIVES = ("archive", "bags", "bundles", "stored", "errors")

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from wald.checking.checker import Checked, Level, SegmentToCheck, check
 from wald.errors import DiskFailure, InvalidInput, NotPermitted, Unavailable, WaldError
-from wald.store.checking.checker import Checked, SegmentToCheck, check
-from wald.store.checking.finding import Level
-from wald.store.files.disk import Disk
+from wald.files.disk import Disk
 from wald_archive.api import BagName, Finding, Manifest, Proof, Recorded, open_destination
 
 # Missing credentials or packages, a store that does not answer: nothing is known about the bytes.

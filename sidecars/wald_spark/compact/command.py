@@ -17,9 +17,9 @@ from wald.cli.entry import run
 from wald.cli.options import json_option
 from wald.cli.output import json_line
 from wald.cli.streams import stdout_is_a_report
+from wald.files.disk import Disk
 from wald.format.times import utc
 from wald.setting_types import format_bytes
-from wald.store.files.disk import Disk
 from wald_spark.commands import (
     RunReport,
     locked_by,

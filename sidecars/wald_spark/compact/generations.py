@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from wald.errors import Damaged, Refused
-from wald.store.files.disk import Disk
+from wald.files.disk import Disk
 from wald_spark.progress import Progress
 
 FORMAT = 1

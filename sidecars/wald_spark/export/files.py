@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from wald.store.files.disk import Disk
+from wald.files.disk import Disk
 from wald_spark.export.output import ExportedFile, staged_name
 from wald_spark.progress import Chunk
 from wald_spark.rows import CORRUPT, Rows

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from wald.errors import Damaged, Refused
-from wald.store.files.disk import Disk
+from wald.files.disk import Disk
 from wald_spark.progress import Progress
 
 FORMAT = 1

@@ -9,8 +9,7 @@ import pytest
 from examining import Examined, examine
 from running import Daemon, eventually, output_of, run, sidecar
 
-from wald.store.files.directory import Root
-from wald.store.files.known import known_names
+from wald.files.layout import Root, known_names
 
 LEFT = (
     "log.json",

@@ -19,9 +19,9 @@ from logs import Built
 from running import output_of as wald_output_of
 from running import refused, run
 
+from wald.files.disk import Disk
+from wald.files.ledger_write import Ledger
 from wald.format.names import Kind
-from wald.store.files.disk import Disk
-from wald.store.files.ledger_write import Ledger
 from wald_archive.sizes import Records
 
 

@@ -16,7 +16,7 @@ from logs import Built
 from running import eventually, launched
 
 import wald
-from wald.store.files.directory import Root
+from wald.files.layout import Root
 from wald_archive.codecs import Codec
 from wald_archive.sizes import Records
 

@@ -11,7 +11,7 @@ from damage import every_truncation
 from faults import FailingDisk, TracingDisk
 
 from wald.errors import DiskFailure, InvalidInput, Refused
-from wald.store.files.disk import Disk
+from wald.files.disk import Disk
 from wald_archive.destination import WRITE_BYTES, Destination, Directory, Sink
 from wald_archive.objects import ObjectStore, open_destination
 

@@ -8,7 +8,7 @@ from archives import errors, files, findings, restored
 from contents import text
 from golden.archive import FOLDER, make, sample_log
 
-from wald.store.checking.finding import Level
+from wald.checking.checker import Level
 
 
 def test_the_same_log_makes_the_golden_bag(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from archives import archive, output_of, refusal_of, wald_archive
 from logs import Built
 
-from wald.store.files.disk import Disk
+from wald.files.disk import Disk
 from wald_archive.codecs import Codec
 from wald_archive.destination import Destination, Sink
 from wald_archive.objects import open_destination

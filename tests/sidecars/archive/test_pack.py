@@ -17,9 +17,9 @@ from faults import TracingDisk
 from logs import Built
 
 from wald.errors import Damaged, Locked, NotFound, Refused
+from wald.files.ledger_write import Ledger
 from wald.format.names import Kind
-from wald.store.files.ledger_write import Ledger
-from wald.store.retention.cursors import CursorState
+from wald.retention.cursors import CursorState
 from wald_archive.codecs import Codec
 from wald_archive.sizes import Bytes, Records
 

@@ -17,7 +17,7 @@ from logs import Built
 from some_logs import STEPS, Step, build
 
 from wald.errors import Damaged, NotFound
-from wald.store.files.disk import Disk
+from wald.files.disk import Disk
 from wald_archive.codecs import Codec
 from wald_archive.destination import Directory
 from wald_archive.restore import restore

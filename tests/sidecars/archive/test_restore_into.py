@@ -20,9 +20,9 @@ from running import Daemon, eventually, reclaim, wald
 from running import output_of as wald_output_of
 
 from wald.errors import InvalidInput, NotFound
-from wald.store.files.directory import Root
-from wald.store.files.identity import read_identity
-from wald.store.files.listing import list_segments
+from wald.files.identity import read_identity
+from wald.files.layout import Root
+from wald.files.listing import list_segments
 from wald_archive.codecs import Codec
 from wald_archive.into import restore_into
 from wald_archive.objects import open_destination

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from logs import Built
 from some_logs import STEPS, Step, build
 
-from wald.format.record import Record
-from wald.store.reading.batches import Batch
+from wald.format.records import Record
+from wald.reading.assembler import Batch
 from wald_archive.sizes import BundleBatches, Bytes, Records, content_bytes
 
 

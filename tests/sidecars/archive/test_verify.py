@@ -11,9 +11,9 @@ from archives import archive, bags, copied, errors, files, findings, ledger_line
 from damage import flipped
 from logs import Built
 
+from wald.checking.checker import Level
 from wald.errors import NotFound
-from wald.store.checking.finding import Level
-from wald.store.files.ledger_write import Ledger
+from wald.files.ledger_write import Ledger
 from wald_archive.codecs import Codec
 from wald_archive.sizes import Records
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from archives_manifest import manifest
 
-from wald.store.checking.finding import Level
+from wald.checking.checker import Level
 from wald_archive.manifest import Manifest, Previous
 from wald_archive.verify import Placed, broken_links
 

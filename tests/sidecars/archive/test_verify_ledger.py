@@ -11,9 +11,9 @@ from damage import flipped
 from faults import Died, DyingDisk
 from logs import Built, Unsynced
 
+from wald.checking.checker import Level
 from wald.errors import Damaged, NotFound
-from wald.store.checking.finding import Level
-from wald.store.files.ledger_write import Ledger
+from wald.files.ledger_write import Ledger
 from wald_archive.ledger import Recorded, recorded_at
 from wald_archive.sizes import Records
 

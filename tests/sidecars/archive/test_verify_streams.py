@@ -15,8 +15,8 @@ from damage import flipped
 from logs import Built
 from running import eventually
 
-from wald.store.checking.finding import Level
-from wald.store.files.disk import Disk
+from wald.checking.checker import Level
+from wald.files.disk import Disk
 from wald_archive.codecs import Codec
 from wald_archive.destination import Directory
 

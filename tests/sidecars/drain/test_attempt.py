@@ -14,9 +14,9 @@ from damage import every_flip, every_truncation
 from logs import Built
 
 from wald.errors import InvalidInput
+from wald.files.disk import Disk
+from wald.files.layout import Root
 from wald.format.names import COMMAND_SUFFIX
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
 from wald_drain.attempt import Attempts, Ended, cursor_identity, decode_ended, encode_ended
 from wald_drain.command_file import CommandFile
 from wald_drain.keeper import check_command

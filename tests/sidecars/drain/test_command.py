@@ -20,7 +20,7 @@ import wald
 from wald.cli.entry import run
 from wald.client.producer import Producer
 from wald.format.names import Kind
-from wald.store.retention.cursors import newcomer
+from wald.retention.cursors import newcomer
 from wald_drain.command import command
 
 DRAIN = "$(ps -o ppid= -p $(ps -o ppid= -p $PPID))"  # of a command, whose parent is the keeper, a child of the runner

@@ -20,7 +20,7 @@ from running import Daemon
 import wald
 from wald.client.producer import Producer
 from wald.errors import Damaged, DiskFailure
-from wald.store.retention.handovers import ROUTES_MAX
+from wald.retention.handovers import ROUTES_MAX
 
 ORIGINALS = [b"one", b"two"]
 LATER = b"later"

@@ -16,10 +16,9 @@ from running import Daemon, output_of
 import wald
 from wald.client.producer import Producer
 from wald.errors import InvalidInput
-from wald.format.columns import decode
-from wald.format.record import Record
-from wald.format.state import WINDOW
-from wald.store.files.directory import Root
+from wald.files.layout import Root
+from wald.format.log_state import WINDOW
+from wald.format.records import Record, decode
 from wald.work.deadletters import (
     PAYLOAD_MAX_BYTES,
     Origin,

@@ -10,7 +10,7 @@ from damage import every_flip, every_truncation
 from logs import Built
 
 from wald.errors import Locked, NotFound
-from wald.store.files.disk import Disk
+from wald.files.disk import Disk
 from wald_drain.handover import Handover, HandoverFile, decode_handover, encode_handover
 
 HANDOVER = Handover(10, 11, 20, "exit 3 after 5 tries", 5, "dead_letter", 1_795_255_200_000_000_000)

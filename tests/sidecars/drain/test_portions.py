@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wald.format.record import Record
+from wald.format.records import Record
 from wald_drain.portions import Portion, StdinFormat, portions
 
 

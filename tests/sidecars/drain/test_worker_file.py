@@ -9,7 +9,7 @@ import pytest
 from damage import every_flip, every_truncation
 from logs import Built
 
-from wald.store.files.disk import Disk
+from wald.files.disk import Disk
 from wald.work.commands import workers_of
 from wald_drain.command_file import LINE_BYTES
 from wald_drain.worker_file import WorkerFile, encode_given, encode_outcome, last_run_in, processed_in

@@ -19,8 +19,8 @@ from tracing import traced
 
 from wald import Consumer, WorkGroup
 from wald.errors import Locked
-from wald.store.files.disk import Disk
-from wald.store.files.locks import is_held
+from wald.files.disk import Disk
+from wald.files.locks import is_held
 
 
 def parent_of(process_id: int) -> int:

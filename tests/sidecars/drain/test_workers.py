@@ -16,7 +16,7 @@ from running import TIMEOUT_SECONDS, Daemon, eventually, output_of
 
 import wald
 from wald.client.producer import Producer
-from wald.store.retention.cursors import newcomer
+from wald.retention.cursors import newcomer
 
 
 @pytest.fixture

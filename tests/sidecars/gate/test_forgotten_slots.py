@@ -22,7 +22,7 @@ from running import Daemon as Process
 import wald as library
 from wald.client.payloads import encode_columns
 from wald.errors import Unavailable
-from wald.format.state import PRODUCERS_MAX
+from wald.format.log_state import PRODUCERS_MAX
 from wald_gate.incoming.daemon import Daemon, Producer
 from wald_gate.incoming.marks import Slots
 from wald_gate.incoming.repeats import Repeats

@@ -16,7 +16,7 @@ from logs import Built
 from running import Daemon, output_of
 
 import wald
-from wald.store.files.clock import ClockStep, add_step
+from wald.files.uptime import ClockStep, add_step
 
 ORDERS = "/v1/routes/orders/records"
 

@@ -10,11 +10,11 @@ from effort import steps
 from logs import SECOND_NS, Built, Unsynced
 from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
 
+from wald.files.layout import Root
+from wald.files.ledger_read import entries_of, parts_of, stored_index
+from wald.files.ledger_write import Ledger
+from wald.files.uptime import Moment
 from wald.format.ledger_lines import Entry
-from wald.store.files.directory import Root
-from wald.store.files.ledger_read import entries_of, parts_of, stored_index
-from wald.store.files.ledger_write import Ledger
-from wald.store.files.uptime import Moment
 from wald_reclaim.ages import Ages
 from wald_reclaim.policy import Limits
 

@@ -17,7 +17,7 @@ from reclaiming import ledger
 from running import Daemon, eventually, launched, output_of, refused, run, sidecar, wald
 
 from wald.errors import InvalidInput, Locked, NotFound
-from wald.store.segments.view import State
+from wald.segments.view import State
 
 
 @pytest.fixture

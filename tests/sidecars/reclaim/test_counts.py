@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from wald.files.listing import Segment
+from wald.files.uptime import Moment
 from wald.format.names import Kind
-from wald.store.files.listing import Segment
-from wald.store.files.uptime import Moment
 from wald_reclaim.counts import Counts, of_reclaim
 from wald_reclaim.decision import Decision
 from wald_reclaim.policy import Verdict

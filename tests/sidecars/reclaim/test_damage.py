@@ -10,7 +10,7 @@ from logs import Built
 from reclaiming import bases, ledger, reclaim
 
 from wald.format.names import Kind
-from wald.store.retention.backlog import Backlog
+from wald.retention.backlog import Backlog
 
 
 def damaged(path: Path, order: str, at: bytes) -> Built:

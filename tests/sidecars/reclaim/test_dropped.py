@@ -9,13 +9,13 @@ import pytest
 from logs import Built
 from reclaiming import ledger, reclaim
 
-from wald.store.checking.finding import Level
-from wald.store.checking.verifier import verify
-from wald.store.files.ledger_write import Ledger
-from wald.store.reading.lookup import Whereabouts
-from wald.store.retention.history import History
-from wald.store.retention.legality import judge_relief
-from wald.store.segments.view import State
+from wald.checking.checker import Level
+from wald.checking.verifier import verify
+from wald.files.ledger_write import Ledger
+from wald.reading.lookup import Whereabouts
+from wald.retention.audit import judge_relief
+from wald.retention.history import History
+from wald.segments.view import State
 
 BYTES = random.Random(0).randbytes(1 << 20).replace(b"\n", b"-")
 SEEDS = [0, pytest.param(range(2, 30), marks=pytest.mark.slow)]

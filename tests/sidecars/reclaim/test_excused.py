@@ -14,10 +14,10 @@ from golden.samples import ledger_of
 from logs import Built
 from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim, rulings
 
+from wald.files.layout import Root
 from wald.format.names import Kind
-from wald.store.files.directory import Root
-from wald.store.retention.history import History
-from wald.store.retention.legality import judge
+from wald.retention.audit import judge
+from wald.retention.history import History
 from wald_reclaim.apply import Reclaim
 from wald_reclaim.decision import Decision
 from wald_reclaim.excuses import LISTED_MAX

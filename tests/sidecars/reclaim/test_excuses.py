@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from wald.format.tables import RouteEntry, RouteTable
-from wald.store.retention.cursors import Cursor, CursorState
-from wald.store.retention.pins import Claims
+from wald.format.sealed_index import RouteEntry, RouteTable
+from wald.retention.blockers import CursorSnapshot
+from wald.retention.cursors import Cursor, CursorState
 from wald_reclaim.excuses import Excuses, excused, joined
 from wald_reclaim.policy import Verdict
 
 
-def claims(**at: int) -> Claims:
+def claims(**at: int) -> CursorSnapshot:
     def cursor(route: str, group: str) -> Cursor:
         return Cursor(route, group, Path(group), CursorState.VALID, at[route])
 
-    return Claims({route: (cursor(route, "processed"), cursor(route, "100%d")) for route in at}, frozenset({"c"}))
+    return CursorSnapshot(
+        {route: (cursor(route, "processed"), cursor(route, "100%d")) for route in at}, frozenset({"c"})
+    )
 
 
 def segment(base: int, *routes: str) -> list[RouteEntry]:

@@ -18,24 +18,16 @@ from forgetting import forget
 from logs import Built
 from running import Daemon, eventually, output_of, reclaim, run
 
-from wald.format.checked_line import encode_line
+from wald.checking.checker import Level
+from wald.checking.verifier import verify
+from wald.files.listing import Segment
+from wald.files.routes import add_route, retire_route
 from wald.format.cursor import CursorLines, encode_cursor
+from wald.format.ledger_lines import encode_line
 from wald.format.names import ROUTE_MAX_LENGTH, SEQUENCE_MAX, Kind
-from wald.store.checking.finding import Level
-from wald.store.checking.verifier import verify
-from wald.store.files.listing import Segment
-from wald.store.files.routes import add_route, retire_route
-from wald.store.retention.cursors import remove_cursor
-from wald.store.retention.handovers import (
-    PIN_MAX_BYTES,
-    ROUTES_MAX,
-    Part,
-    Pinning,
-    decode_pin,
-    encode_pin,
-    handover_pins,
-)
-from wald.store.retention.pins import read_claims, sealed_index
+from wald.retention.blockers import read_claims, sealed_index
+from wald.retention.cursors import remove_cursor
+from wald.retention.handovers import PIN_MAX_BYTES, ROUTES_MAX, Part, Pinning, decode_pin, encode_pin, handover_pins
 from wald.work.group import WorkGroup
 from wald.work.succession import succeed_workers
 
@@ -219,7 +211,7 @@ def test_the_pin_of_a_cursor_owner_without_a_cursor_of_the_same_user_pins_nothin
 def test_more_files_of_groups_than_are_looked_at_pin_all(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pin of an unfinished handover may be among those that are not looked at."""
     path = consumers_pin(built)
-    monkeypatch.setattr("wald.store.files.directory.GROUP_FILES_MAX", 1)
+    monkeypatch.setattr("wald.files.layout.GROUP_FILES_MAX", 1)
 
     assert pins(built) == [("b/cursors", 0)]
     assert f"{path.parent}: more than" in "".join(read_claims(built.root, log_id=built.log_id).troubles())

@@ -12,10 +12,10 @@ from logs import Built
 from reclaiming import reclaim
 from running import wald
 
+from wald.checking.checker import Level
+from wald.checking.verifier import verify
+from wald.files.disk import Disk
 from wald.format.names import WHOLE, Kind
-from wald.store.checking.finding import Level
-from wald.store.checking.verifier import verify
-from wald.store.files.disk import Disk
 
 BYTES = random.Random(0).randbytes(1 << 20).replace(b"\n", b"-")
 

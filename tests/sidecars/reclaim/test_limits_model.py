@@ -24,16 +24,16 @@ from logs import SECOND_NS, Built
 from reclaiming import Reclaimer, bases, ledger
 from retention_model import Batches, Held, Model, OnRecord, Released, proven_age_ns
 
+from wald.files.disk import Disk
+from wald.files.layout import Root
+from wald.files.ledger_read import read_ledger
+from wald.files.ledger_write import Ledger
+from wald.files.routes import add_route, retire_route
+from wald.files.uptime import moment_of
 from wald.format.ledger_lines import Entry
 from wald.format.names import WHOLE, Kind
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.ledger_read import read_ledger
-from wald.store.files.ledger_write import Ledger
-from wald.store.files.routes import add_route, retire_route
-from wald.store.files.uptime import moment_of
-from wald.store.retention.history import History
-from wald.store.retention.legality import judge, judge_relief
+from wald.retention.audit import judge, judge_relief
+from wald.retention.history import History
 from wald_reclaim.excuses import LISTED_MAX
 from wald_reclaim.policy import Limits, RouteLimits
 

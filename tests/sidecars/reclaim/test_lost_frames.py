@@ -17,13 +17,12 @@ from reclaiming import ANYTHING_READ, EXPIRE, bases, ledger, reclaim
 from running import output_of, run, sidecar
 
 from wald.format.names import Kind
-from wald.format.tables import Frame
-from wald.store.retention.backlog import Backlog, SegmentStatus
-from wald.store.retention.history import History
-from wald.store.retention.legality import judge
-from wald.store.retention.progress import lags
-from wald.store.segments.compression import SealedFile
-from wald.store.segments.frames import FRAME_BYTES
+from wald.format.sealed_index import Frame
+from wald.retention.audit import judge
+from wald.retention.backlog import Backlog, SegmentStatus
+from wald.retention.history import History
+from wald.retention.progress import lags
+from wald.segments.sealed_file import FRAME_BYTES, SealedFile
 from wald_reclaim.plan import Planner
 from wald_reclaim.policy import Limits
 

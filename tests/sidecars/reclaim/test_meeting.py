@@ -21,10 +21,10 @@ from reclaiming import Reclaimer, bases, ledger
 from running import Daemon, eventually, output_of, run, sidecar, wald
 from tracing import strace
 
+from wald.files.layout import Root
 from wald.format.names import Kind
 from wald.log import Log
-from wald.store.files.directory import Root
-from wald.store.retention.cursors import Cursor
+from wald.retention.cursors import Cursor
 from wald_reclaim.apply import Reclaim
 
 
@@ -129,9 +129,9 @@ def test_a_cursor_that_is_set_while_its_segment_goes_in_any_order_of_the_steps_o
         root = Root(shutil.copytree(built.root.path, tmp_path / f"{number}"))
         with monkeypatch.context() as patched:
             for name in (
-                "wald.store.retention.taken.list_segments",
-                "wald.store.retention.taken.segment_index",
-                "wald.store.retention.taken.History",
+                "wald.retention.cursor_moves.list_segments",
+                "wald.retention.cursor_moves.segment_index",
+                "wald.retention.cursor_moves.History",
             ):
                 pausing(patched, schedule, name)
             pausing(patched, schedule, "wald_reclaim.plan.read_claims")

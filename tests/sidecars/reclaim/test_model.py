@@ -28,8 +28,8 @@ from hypothesis.stateful import (
 from logs import Built, Unsynced
 from reclaiming import bases, ledger, reclaim, rulings
 
+from wald.files.routes import add_route, retire_route
 from wald.format.names import Kind
-from wald.store.files.routes import add_route, retire_route
 from wald_reclaim.excuses import LISTED_MAX
 
 ROUTES = ["a", "b"]

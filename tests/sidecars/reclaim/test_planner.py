@@ -14,9 +14,9 @@ from faults import FailingDisk, TracingDisk
 from logs import SECOND_NS, Built, Unsynced
 from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
 
+from wald.files.ledger_read import parts_of
+from wald.files.ledger_write import Ledger
 from wald.format.names import WHOLE, Kind
-from wald.store.files.ledger_read import parts_of
-from wald.store.files.ledger_write import Ledger
 from wald_reclaim.apply import Reclaim
 from wald_reclaim.decision import Decision
 from wald_reclaim.plan import Planner

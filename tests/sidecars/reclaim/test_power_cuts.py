@@ -12,7 +12,7 @@ from powercut import RecordingDisk
 from reclaiming import Reclaimer, bases, ledger, reclaim
 
 from wald.format.names import Kind
-from wald.store.retention.taken import move_cursor
+from wald.retention.cursor_moves import move_cursor
 
 
 def story(base: Path, disk: RecordingDisk) -> None:

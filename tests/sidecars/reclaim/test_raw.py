@@ -9,11 +9,11 @@ from contents import errors
 from logs import Built, Unsynced
 from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim, rulings
 
+from wald.files.layout import TEMPORARY
+from wald.files.listing import list_segments
 from wald.format.names import Kind
-from wald.store.files.directory import TEMPORARY
-from wald.store.files.listing import list_segments
-from wald.store.segments.view import State
-from wald.store.writing.sealer import pending, seal
+from wald.segments.view import State
+from wald.writing.sealing import pending, seal
 from wald_reclaim.policy import Limits
 
 

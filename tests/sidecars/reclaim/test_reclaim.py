@@ -16,12 +16,12 @@ from logs import SECOND_NS, Built
 from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
 
 from wald.errors import Damaged, Locked
+from wald.files.ledger_write import Ledger
+from wald.files.routes import retire_route
 from wald.format.names import Kind
 from wald.hints import command_line
-from wald.store.files.ledger_write import Ledger
-from wald.store.files.routes import retire_route
-from wald.store.retention.pins import Claims
-from wald.store.segments.view import State
+from wald.retention.blockers import CursorSnapshot
+from wald.segments.view import State
 from wald_reclaim.plan import Planner
 from wald_reclaim.policy import Limits, Verdict
 
@@ -494,4 +494,4 @@ def test_a_pass_keeps_one_reading_of_the_cursors_however_many_it_makes(built: Bu
     gc.collect()
 
     assert len(gone) == 4
-    assert sum(type(each) is Claims for each in gc.get_objects()) == 1
+    assert sum(type(each) is CursorSnapshot for each in gc.get_objects()) == 1

@@ -24,16 +24,16 @@ from repairing import repair
 from running import run, sidecar
 from tracing import strace
 
+from wald.checking.audit_report import DeletionAudit
+from wald.checking.checker import Level
+from wald.checking.verifier import verify
+from wald.files.disk import Disk
+from wald.files.ledger_read import read_ledger
+from wald.files.listing import Segment
 from wald.format.names import WHOLE, Kind
-from wald.store.checking.finding import Level
-from wald.store.checking.story import Story
-from wald.store.checking.verifier import verify
-from wald.store.files.disk import Disk
-from wald.store.files.ledger_read import read_ledger
-from wald.store.files.listing import Segment
-from wald.store.retention.history import History
-from wald.store.retention.legality import judge, judge_relief
-from wald.store.segments.view import State
+from wald.retention.audit import judge, judge_relief
+from wald.retention.history import History
+from wald.segments.view import State
 from wald_reclaim.policy import Limits
 from wald_reclaim.relieve import Relieving
 
@@ -338,7 +338,7 @@ def test_the_history_proves_that_a_relief_was_legal(built: Built) -> None:
     built.log.set_cursor("stuck", 12)
     reclaim(built, compact_pinned=True)
 
-    events = [event for event in Story(built.root).events() if event.ledger == "reclaim.jsonl"]
+    events = [event for event in DeletionAudit(built.root).events() if event.ledger == "reclaim.jsonl"]
     assert [(event.entry["event"], event.ruling and event.ruling.errors) for event in events] == [
         ("relieved", ()),
         ("relieved", ()),
@@ -377,7 +377,7 @@ def test_a_relief_after_a_repair_is_legal_and_hides_nothing_of_the_one_before(bu
     path.write_bytes(path.read_bytes()[:-40])
     repair(built.root.path, accept_loss=False)
     assert errors(built) == illegal(built) == []
-    story = Story(built.root)
+    story = DeletionAudit(built.root)
     assert [event.ruling.errors for event in story.events() if event.ruling] == [()]
 
     built.log.set_cursor("stuck", 12)

@@ -14,14 +14,14 @@ from logs import Built
 from reclaiming import Reclaimer, reclaim
 from relieving import relieve_file
 
+from wald.files.disk import Disk
+from wald.files.ledger_write import Ledger
+from wald.files.listing import list_segments
+from wald.files.routes import retire_route
 from wald.format.names import WHOLE, Kind
-from wald.format.sealed import SealedIndex
-from wald.store.files.disk import Disk
-from wald.store.files.ledger_write import Ledger
-from wald.store.files.listing import list_segments
-from wald.store.files.routes import retire_route
-from wald.store.retention.history import History
-from wald.store.retention.pins import read_claims, sealed_index
+from wald.format.sealed_index import SealedIndex
+from wald.retention.blockers import read_claims, sealed_index
+from wald.retention.history import History
 from wald_reclaim.relief import Floors, floors_of
 from wald_reclaim.relieve import Relieved, Relieving
 

@@ -10,10 +10,10 @@ from logs import Built
 from reclaiming import bases, ledger, reclaim
 from repairing import build, repair, small_frames
 
+from wald.files.listing import list_segments
 from wald.format.names import Kind
-from wald.store.files.listing import list_segments
-from wald.store.retention.history import History
-from wald.store.retention.legality import judge
+from wald.retention.audit import judge
+from wald.retention.history import History
 
 HOUR_NS = 3600 * 10**9
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from logs import SECOND_NS, Built
 from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
 
+from wald.files.listing import Segment
+from wald.files.routes import retire_route
 from wald.format.names import Kind
-from wald.format.tables import RouteEntry
-from wald.store.files.listing import Segment
-from wald.store.files.routes import retire_route
+from wald.format.sealed_index import RouteEntry
 from wald_reclaim.policy import Limits, RouteFacts, RouteLimits, Verdict, judge_route
 from wald_reclaim.recorded import Recorded
 from wald_reclaim.routes import Routes

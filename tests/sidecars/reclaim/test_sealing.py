@@ -18,11 +18,11 @@ from interleaving import PausingDisk, Schedule, interleavings, pausing
 from logs import Built
 from reclaiming import Reclaimer, ledger, rulings
 
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.files.ledger_read import read_ledger
-from wald.store.files.ledger_write import Ledger
-from wald.store.writing.sealer import pending, remove_temporaries, seal
+from wald.files.disk import Disk
+from wald.files.layout import Root
+from wald.files.ledger_read import read_ledger
+from wald.files.ledger_write import Ledger
+from wald.writing.sealing import pending, remove_temporaries, seal
 
 _ACTIVE = 2
 

@@ -21,8 +21,8 @@ from repairing import repair
 from running import run, wald
 
 from wald.errors import Damaged, WaldError
+from wald.files.layout import Root
 from wald.format.names import WHOLE, Kind, segment_name
-from wald.store.files.directory import Root
 
 LATER_NS = 2_000_000_000_000_000_000
 LONG_NS = 1_000_000_000_000_000_000

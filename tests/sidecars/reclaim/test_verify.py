@@ -16,8 +16,8 @@ from reclaiming import Reclaimer, bases, ledger
 from running import output_of, run, sidecar
 
 from wald.format.names import Kind
-from wald.format.tables import Frame
-from wald.store.segments.compression import SealedFile
+from wald.format.sealed_index import Frame
+from wald.segments.sealed_file import SealedFile
 
 
 @pytest.fixture

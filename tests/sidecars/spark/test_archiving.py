@@ -21,10 +21,10 @@ from some_logs import STEPS, Step, build
 
 import wald
 from wald.errors import Damaged, InvalidInput, NotFound, Refused, Unavailable
+from wald.files.disk import Disk
+from wald.files.layout import Root
 from wald.format.names import Kind
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
-from wald.store.retention.cursors import CursorState
+from wald.retention.cursors import CursorState
 from wald_archive.codecs import Codec
 from wald_archive.objects import open_destination
 from wald_archive.pack import Packed

@@ -19,13 +19,13 @@ from logs import Built
 from reclaiming import EXPIRE, reclaim
 from repairing import repair
 
+from wald.checking.checker import Level
+from wald.checking.verifier import verify
 from wald.errors import NotFound, Unavailable
+from wald.files.layout import Root
+from wald.files.ledger_read import read_ledger
+from wald.files.ledger_write import Ledger
 from wald.format.names import WORK_SUFFIX, Kind
-from wald.store.checking.finding import Level
-from wald.store.checking.verifier import verify
-from wald.store.files.directory import Root
-from wald.store.files.ledger_read import read_ledger
-from wald.store.files.ledger_write import Ledger
 from wald.work.group import WorkGroup
 from wald_archive.sizes import Records
 from wald_reclaim.policy import Limits

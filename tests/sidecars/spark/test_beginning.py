@@ -15,8 +15,8 @@ from running import refused, sidecar
 from spark_jobs import run_job
 
 from wald.errors import Damaged, InvalidInput
+from wald.files.ledger_write import Ledger
 from wald.format.names import Kind
-from wald.store.files.ledger_write import Ledger
 from wald_spark.blocks import Range
 from wald_spark.commands import permissive_hint
 from wald_spark.damage import Tolerance

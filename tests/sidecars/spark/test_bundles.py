@@ -17,7 +17,7 @@ from logs import SECOND_NS, START_NS, Built
 from some_logs import STEPS, Step, build
 
 from wald.errors import Damaged
-from wald.store.reading.arrow import record_batches, schema
+from wald.reading.arrow import record_batches, schema
 from wald_archive.codecs import Codec
 from wald_archive.sizes import Records
 from wald_spark.bundles import BundlePiece, bundle_pieces

@@ -191,7 +191,7 @@ def test_damage_ends_the_run_or_is_passed_over_and_reported(spark: SparkSession,
 
 KILLED = """
 import os, signal, sys
-from wald.store.files.disk import Disk
+from wald.files.disk import Disk
 
 def replace(self, path, data, *, exclusive=False):
     os.kill(os.getpid(), signal.SIGKILL)

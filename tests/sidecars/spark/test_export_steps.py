@@ -14,8 +14,8 @@ from logs import Built, Unsynced
 from pyarrow import parquet
 
 from wald.errors import Damaged, InvalidInput, Locked, Refused
+from wald.files.disk import Disk
 from wald.format.names import Kind
-from wald.store.files.disk import Disk
 from wald_spark.commands import locked_by
 from wald_spark.damage import STRICT
 from wald_spark.export import files

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from logs import Built
 
+from wald.files.layout import Root
+from wald.files.listing import Listing
 from wald.format.names import Kind
-from wald.store.files.directory import Root
-from wald.store.files.listing import Listing
-from wald.store.segments.head import Bound
-from wald.store.segments.view import View
+from wald.segments.durable_end import Bound
+from wald.segments.view import View
 from wald_spark.locations import LogLocation, Shipped
 from wald_spark.log_end import LogEndTracker, log_end
 

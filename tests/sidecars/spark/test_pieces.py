@@ -18,8 +18,8 @@ from some_logs import STEPS, Step, build
 
 from wald.errors import Damaged, NotFound
 from wald.format.names import Kind
-from wald.format.record import Record
-from wald.store.segments.frames import FRAME_BYTES
+from wald.format.records import Record
+from wald.segments.sealed_file import FRAME_BYTES
 from wald_spark.admission import Extents
 from wald_spark.blocks import Range
 from wald_spark.damage import STRICT, Tolerance

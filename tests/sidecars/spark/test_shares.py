@@ -14,7 +14,7 @@ from logs import Built
 from some_logs import STEPS, Step, build
 
 from wald.log import Log
-from wald.store.reading.batches import Batch
+from wald.reading.assembler import Batch
 from wald_archive.sizes import BundleBatches, Bytes, Records, Size
 from wald_spark.archiving import Share, Stretch, decode, encode, shares, stretches
 

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from running import Daemon, eventually, output_of, sidecar
 
 from wald.errors import Damaged
-from wald.store.files.ledger_read import read_ledger
+from wald.files.ledger_read import read_ledger
 from wald_spark.options import STREAM_OPTIONS, parse_options
 from wald_spark.readers import StreamReader
 from wald_spark.rows import Rows

@@ -22,7 +22,7 @@ from wald.cli.doctor.probing.mounts import device_of, mount_of
 from wald.cli.doctor.probing.names import files as look_at_files
 from wald.cli.doctor.probing.scratch import remove_left_over, scratch_in
 from wald.errors import DISK_FULL
-from wald.store.files.directory import Root
+from wald.files.layout import Root
 
 F = TypeVar("F")
 _ALLOCATED_BYTES = 1 << 20  # little, because a running daemon may need the rest

@@ -13,7 +13,7 @@ from logs import Built
 from running import Daemon, eventually, reclaim, wald
 
 from wald.answers.samples import LogSource
-from wald.store.retention.history import History
+from wald.retention.history import History
 from wald_gate.page.archived import Archived, Bundled
 
 

@@ -13,8 +13,8 @@ from gating import Answer, Gate
 from logs import Unsynced
 from running import Daemon, eventually, reclaim, wald
 
-from wald.store.files.clock import ClockStep, add_step
-from wald.store.files.directory import Root
+from wald.files.layout import Root
+from wald.files.uptime import ClockStep, add_step
 from wald_gate.page.history import COUNT
 
 CUTS = COUNT  # so that there are some pages

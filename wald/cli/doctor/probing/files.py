@@ -16,8 +16,8 @@ from pathlib import Path
 
 from wald.cli.doctor.judging.files import Allocation, Events, Locks, Mapping, Names, Tried
 from wald.errors import DISK_FULL
+from wald.files.disk import Disk
 from wald.format.names import ROUTE_MAX_LENGTH, cursor_name
-from wald.store.files.disk import Disk
 
 _EVENT_SECONDS = 1.0
 _IN_CREATE = 0x100

@@ -17,10 +17,10 @@ from pathlib import Path
 import wald
 from wald.cli.doctor.judging.host import PIPE_BYTES, Clock, Limits, Parts, Pipes, Service, Spark, Uptime, needed_files
 from wald.errors import Damaged
+from wald.files.layout import Root
+from wald.files.uptime import now
+from wald.segments.durable_end import read_head, seconds_ahead
 from wald.settings import Config
-from wald.store.files.directory import Root
-from wald.store.files.uptime import now
-from wald.store.segments.head import read_head, seconds_ahead
 
 _SYSTEM = Path("/proc/sys/fs")
 _LIFTING = (1 << 21) | (1 << 24)  # CAP_SYS_ADMIN and CAP_SYS_RESOURCE lift the limits of pipes

@@ -23,18 +23,18 @@ from wald.cli.doctor.judging.medium import Mount
 from wald.cli.doctor.judging.space import Inodes, Quota, Space
 from wald.client.connection import status as asked
 from wald.errors import Damaged, InvalidInput, NotPermitted, WaldError
+from wald.files.disk import Disk, free_bytes, total_bytes
+from wald.files.fifos import has_fifo
+from wald.files.identity import check_root, read_identity
+from wald.files.layout import Root
+from wald.files.safe_open import read_regular
 from wald.hints import group_name, user_name
+from wald.retention.backlog import Backlog
+from wald.segments.view import read_view
 from wald.settings import Config, load
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk, free_bytes, total_bytes
-from wald.store.files.fifos import has_fifo
-from wald.store.files.identity import check_root, read_identity
-from wald.store.files.regular import read_regular
-from wald.store.retention.backlog import Backlog
-from wald.store.segments.view import read_view
-from wald.store.writing.lives import signed
-from wald.store.writing.lock import in_words, is_held
-from wald.store.writing.room import sizes_for
+from wald.writing.daemon_lock import in_words, is_held
+from wald.writing.disk_budget import sizes_for
+from wald.writing.run_reports import signed
 
 _QUOTAS = ("usrquota", "grpquota", "prjquota", "usrjquota", "grpjquota", "uquota", "gquota", "pquota", "quota")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from wald.cli.doctor.judging.medium import IN_MEMORY, Device, Mount, Sync
 from wald.cli.doctor.probing.files import words_of
 from wald.cli.doctor.probing.mounts import completed
-from wald.store.files.disk import Disk
+from wald.files.disk import Disk
 
 _SYNCS = 300
 _SYNCS_SECONDS = 1.0

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from wald.cli.doctor.judging.log import Files
+from wald.files.fifos import troubles
+from wald.files.layout import TEMPORARY, Root, known_names
 from wald.format.names import CURSOR_SUFFIX, CURSORS, is_of_group
-from wald.store.files.directory import TEMPORARY, Root
-from wald.store.files.fifos import troubles
-from wald.store.files.known import known_names
 
 _MOST = 20_000
 _REWRITTEN = frozenset({"head", "lock", "transfers"})  # in place, so another name of the same file shows it

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from wald.store.files.directory import TEMPORARY
+from wald.files.layout import TEMPORARY
 
 _PREFIX = "wald-doctor-"
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -1,0 +1,8 @@
+"""Checks that read every byte, report problems and change nothing.
+
+audit_report  deletions in a time span, each judged by its ledger lines
+checker       check of one segment, batch by batch
+dump          contents of a file, and what is wrong with it
+kinds         kind of a file, recognised by its path
+verifier      check of a whole log
+"""

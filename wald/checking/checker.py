@@ -1,0 +1,543 @@
+"""Check of one segment, batch by batch.
+
+A finding: what was found in a file of a log, and how bad it is.
+
+What is wrong with a whole batch: with its payload, and with its place behind the batches before it.
+
+What a segment says of the segments before it, so that it can be checked before they are.
+
+Such a check is made as if the segment were the first one. The opening of the segment then says whether a check against
+the state at the end of the segments before it (a :class:`wald.format.log_state.LogState`) has the same findings.
+
+The check of one segment: its checksums and digests, and that sequences, times and records follow each other in it.
+
+A segment is checked against the state at the end of the segment before it. It can also be checked before that state is
+known, against :data:`NOTHING`, as the first segment is. :meth:`Checked.following` then gives the result for the real
+state. It cannot do so for some damaged logs: then the segment must be checked again. The findings are the same in both
+cases.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+from typing import Self
+
+from stringzilla import count as count_bytes
+
+from wald.errors import Damaged
+from wald.files.listing import Segment
+from wald.files.safe_open import open_file
+from wald.format import records
+from wald.format.batch import Batches, BatchHeader, Encoding, Flag, StoredBatch
+from wald.format.log_state import BadControl, BadPeer, LogState, Producers, decode_peer, decode_state, still_open
+from wald.format.names import Kind, segment_name
+from wald.format.sealed_index import BadSealed, BatchTable, Frame, RouteEntry, SealedIndex
+from wald.format.segment import BadHeader, SparseIndex
+from wald.segments.index_builder import SegmentIndexBuilder, find_index
+from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
+from wald.segments.reader import SkippedBatches
+from wald.segments.salvage import SalvagedSegment
+from wald.segments.sealed_file import SealedFile
+from wald.segments.view import truncated
+
+
+class Level(Enum):
+    """How bad it is."""
+
+    OK = "ok"
+    INFO = "info"
+    """Not damage: what crashes and interrupted work leave behind, for example."""
+    ERROR = "error"
+    """Bytes are not those that were written, or two things that must agree do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was found in one file, at ``offset`` bytes."""
+
+    level: Level
+    path: Path
+    offset: int
+    message: str
+
+    @classmethod
+    def of(cls, level: Level, path: Path, message: str) -> Self:
+        """A finding from the message of an error, which may begin with ``path`` and an offset."""
+        found = re.fullmatch(r"(?:offset (\d+): )?(.*)", message.removeprefix(f"{path}: "), re.DOTALL)
+        assert found is not None, "it matches whatever there is"
+        return cls(level, path, int(found[1] or 0), found[2])
+
+
+_CONTINUES = int(Flag.CONTINUES)  # enums are slow
+_ENDS_WITHOUT_NEWLINE = int(Flag.CONTINUED | Flag.UNTERMINATED)
+
+
+def batch_wrong(
+    header: BatchHeader, route: str, payload: memoryview, before: LogState, opening: Opening
+) -> Iterator[str]:
+    """Compare a batch with its payload, and with the state at the end of the batch before it.
+
+    Args:
+        opening: of the segment; gets the state that a control batch has.
+    """
+    if header.is_dropped:
+        yield from _order_wrong(header, route, before)
+    elif header.is_state:
+        yield from _control_wrong(header, payload, before, opening)
+    elif header.is_control:
+        yield from _peer_wrong(header, payload, before)
+    else:
+        yield from payload_wrong(header, payload)
+        yield from _order_wrong(header, route, before)
+    if header.append_time_ns < before.append_time_ns:
+        yield "its append time is before that of the batch before it"
+
+
+def payload_wrong(header: BatchHeader, payload: memoryview) -> Iterator[str]:
+    """Compare what the header says of the payload with the payload."""
+    if header.encoding == Encoding.COLUMNS:
+        try:
+            count = records.decode(payload).count
+        except records.BadColumns as error:
+            yield f"the columns do not decode: {error}"
+            return
+    else:
+        newlines = count_bytes(payload, b"\n") if payload else 0
+        count = newlines + bool(header.flags & _ENDS_WITHOUT_NEWLINE) - bool(header.flags & _CONTINUES)
+    if count != header.count:
+        yield f"the header counts {header.count} records, the payload has {count}"
+
+
+def _order_wrong(header: BatchHeader, route: str, before: LogState) -> Iterator[str]:
+    if header.base_sequence != before.next_sequence:
+        yield f"begins with record {header.base_sequence}; {before.next_sequence} is due"
+    begun = before.open_records.get(route)
+    if begun is not None and header.continues_sequence != begun:
+        yield f"record {begun} of route {route} has not ended, and this batch does not continue it"
+
+
+def _control_wrong(header: BatchHeader, payload: memoryview, before: LogState, opening: Opening) -> Iterator[str]:
+    try:
+        state = decode_state(payload)
+    except BadControl as error:
+        yield f"the control state does not decode: {error}"
+        return
+    opening.add_control(state)
+    if header.count or state.next_sequence != header.base_sequence:
+        yield f"the control state goes on with record {state.next_sequence}, the batch with {header.base_sequence}"
+    for route, last in before.routes.items():
+        if last > state.routes.get(route, 0):
+            yield f"the control state has record {state.routes.get(route, 0)} as route {route}'s last; {last} is"
+    for route, sequence in before.open_records.items():
+        if state.open_records.get(route) != sequence:
+            yield f"the control state does not know that record {sequence} of route {route} has not ended"
+
+
+def _peer_wrong(header: BatchHeader, payload: memoryview, before: LogState) -> Iterator[str]:
+    try:
+        decode_peer(payload)
+    except BadPeer as error:
+        yield f"the batch that introduces peer {header.peer} does not decode: {error}"
+    if header.count or header.base_sequence != before.next_sequence:
+        yield f"the batch that introduces peer {header.peer} has records, or is out of order"
+
+
+NOTHING = LogState(next_sequence=0, append_time_ns=-(1 << 63))
+"""The state before the first segment."""
+
+
+@dataclass(slots=True)
+class Opening:
+    """
+    Attributes:
+        time_ns: of its first batch; None if it has none.
+        continues: for each route in it, the record that its first batch goes on with; 0 if it does not.
+        lasts, open_records: what all its control batches say; None if there is none.
+        dropped: the last sequence that relief has dropped of each route in it; open records up to that may have ended.
+        lost: whether records in it are lost, or dropped of unknown routes. Then it is not known which open records
+            ended.
+    """
+
+    time_ns: int | None = None
+    continues: dict[str, int] = field(default_factory=dict)
+    lasts: dict[str, int] | None = None
+    open_records: dict[str, int] | None = None
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    lost: bool = False
+
+    def add(self, header: BatchHeader, route: str, dropped: Mapping[str, int] | None) -> None:
+        """Add the next batch; ``dropped`` is as of :func:`wald.format.log_state.still_open`."""
+        if self.time_ns is None:
+            self.time_ns = header.append_time_ns
+        if header.is_dropped and dropped is None:
+            self.lost = True
+        elif header.is_dropped and not self.dropped:
+            self.dropped = {route: last for route, last in (dropped or {}).items() if route not in self.continues}
+        if not header.is_control:
+            self.continues.setdefault(route, header.continues_sequence)
+
+    def add_control(self, state: LogState) -> None:
+        """Add the next control batch. Of several, only what all of them say is kept."""
+        lasts, begun = state.routes, state.open_records
+        if self.lasts is not None:
+            lasts = {route: min(last, lasts.get(route, 0)) for route, last in self.lasts.items()}
+        if self.open_records is not None:
+            begun = {route: at for route, at in self.open_records.items() if begun.get(route) == at}
+        self.lasts, self.open_records = lasts, begun
+
+    def agrees(self, before: LogState) -> bool:
+        """Whether a check against ``before`` has the same findings as one against :data:`NOTHING`."""
+        if self.time_ns is not None and self.time_ns < before.append_time_ns:
+            return False
+        if self.lost and before.open_records:
+            return False
+        for route, sequence in before.open_records.items():
+            if self.open_records is not None and self.open_records.get(route) != sequence:
+                return False
+        for route, sequence in still_open(before.open_records, self.dropped).items():
+            if self.continues.get(route, sequence) != sequence:
+                return False
+        lasts = self.lasts
+        return lasts is None or all(last <= lasts.get(route, 0) for route, last in before.routes.items())
+
+    def going_on(self, before: LogState) -> dict[str, int]:
+        """The open records of ``before`` that do not end in the segment: it had no batch of their routes."""
+        begun = still_open(before.open_records, self.dropped)
+        return {route: at for route, at in begun.items() if route not in self.continues}
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentToCheck:
+    """A segment, and what the rest of the root says of it.
+
+    Attributes:
+        log_id: of the log it must belong to; None if it is not known.
+        durable: the position of the head, if it stands in this segment. What is behind is not checked.
+        open_ended: whether it is not known where the segment must end: it is the newest, and there is no head.
+        sha256: of its raw bytes as they were sealed, by the ledger; None if the ledger does not have it.
+        relieved: of its raw bytes after each relief, by the ledger.
+        dropped: the last sequence that relief has dropped of each route, by the ledger; None if unknown. Used if the
+            index does not have it.
+        end: the position at which a raw one ended when it was cut; 0: not known.
+    """
+
+    segment: Segment
+    log_id: bytes | None
+    durable: int | None = None
+    open_ended: bool = False
+    sha256: str | None = None
+    relieved: frozenset[str] = frozenset()
+    dropped: Mapping[str, int] | None = field(default=None, hash=False)
+    end: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The result of a check.
+
+    Attributes:
+        raw_bytes: how many were checked, as they were before compression.
+        after: the state at the end of the segment, given the state that it was checked against.
+    """
+
+    findings: tuple[Finding, ...]
+    records: int
+    raw_bytes: int
+    after: LogState
+    opening: Opening
+
+    def following(self, before: LogState) -> Checked | None:
+        """The result of a check against ``before`` instead of :data:`NOTHING`; None if it may have other findings."""
+        if not self.opening.agrees(before):
+            return None
+        after = replace(
+            self.after,
+            append_time_ns=max(before.append_time_ns, self.after.append_time_ns),
+            routes=before.routes | self.after.routes,
+            open_records=self.opening.going_on(before) | self.after.open_records,
+        )
+        return replace(self, after=after)
+
+
+def check(target: SegmentToCheck, before: LogState = NOTHING) -> Checked:
+    """Read a segment to its end. Damage is a finding and never raised.
+
+    Args:
+        before: the state at the end of the segment before it.
+
+    Raises:
+        FileNotFoundError: the segment was sealed or reclaimed in the meantime.
+    """
+    return _Check(target, before).run()
+
+
+class _Check:
+    """One pass over a segment."""
+
+    def __init__(self, target: SegmentToCheck, before: LogState) -> None:
+        self._target = target
+        self._base = target.segment.base_sequence
+        self._path = target.segment.path
+        self._contents = SegmentIndexBuilder(self._base, salt=0)
+        self._opening = Opening()
+        self._dropped = target.dropped
+        self._wrong = False  # whether any error was found
+        self._raw_bytes = 0
+        self._state = LogState(self._base, before.append_time_ns, dict(before.routes), dict(before.open_records))
+
+    def run(self) -> Checked:
+        findings = tuple(self._findings())
+        after = replace(self._state, producers=Producers())  # they are not checked
+        return Checked(findings, self._records, self._raw_bytes, after, self._opening)
+
+    @property
+    def _records(self) -> int:
+        return sum(self._contents.table.counts)
+
+    def _findings(self) -> Iterator[Finding]:
+        try:
+            yield from self._raw() if self._target.segment.kind.form is Kind.RAW else self._sealed()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            yield self._error(0, f"cannot be read ({error.strerror})")
+        except Damaged as error:
+            yield self._damaged(error)
+
+    def _raw(self) -> Iterator[Finding]:
+        durable = self._target.durable
+        with open_file(self._path) as file:
+            whole = RawFile(file.fileno(), index=self._index)
+            limit = whole.limit if durable is None else min(durable, whole.limit)
+            yield from self._scan(RawFile(file.fileno(), limit=limit, index=self._index))
+            if durable is not None:
+                yield from self._behind(next(whole.scan(start=durable)))
+        yield from self._sparse_index()
+        yield self._held()
+
+    def _scan(self, raw: RawFile) -> Iterator[Finding]:
+        try:
+            header = raw.header()
+        except BadHeader as error:
+            yield self._error(0, str(error))
+        else:
+            yield from self._belongs(header.log_id, header.base_sequence)
+        for found in raw.scan():
+            self._raw_bytes = found.offset
+            if isinstance(found, SegmentEnd):
+                yield from self._end(found)
+            elif isinstance(found, DamagedBytes):
+                yield self._error(found.offset, f"{found.length} bytes are no batch: {found.reason}")
+            else:
+                yield from self._batch(found.offset, found.header, found.route, memoryview(raw.payload(found)))
+
+    def _end(self, end: SegmentEnd) -> Iterator[Finding]:
+        durable = self._target.durable
+        if durable is not None and end.offset < durable:
+            yield self._error(end.offset, f"good batches end before the head, at {durable}")
+        elif self._target.open_ended:
+            yield from self._behind(end)
+        elif end.garbage_bytes:
+            message = f"{end.garbage_bytes} bytes behind the last batch of a complete segment ({end.reason})"
+            yield self._error(end.offset, message)
+        elif end.offset < self._target.end:
+            self._state.open_records.clear()
+            self._opening.lost = True
+            error = truncated(self._path, end.offset, self._target.end)
+            found = self._damaged(error)
+            yield replace(found, message=f"{found.message}; {error.hint}")
+
+    def _behind(self, found: ScannedBatch | DamagedBytes | SegmentEnd) -> Iterator[Finding]:
+        """What stands behind the durable bytes: a running daemon is writing it, or the last one left it unfinished."""
+        if isinstance(found, SegmentEnd) and found.garbage_bytes:
+            message = f"{found.garbage_bytes} bytes of an unfinished write; the next start cuts them ({found.reason})"
+            yield Finding(Level.INFO, self._path, found.offset, message)
+
+    def _index(self) -> SparseIndex:
+        return find_index(self._path.parent, self._target.log_id, self._base)
+
+    def _sparse_index(self) -> Iterator[Finding]:
+        index, path = self._index(), self._path.with_name(segment_name(self._base, Kind.INDEX))
+        table = self._contents.table
+        known = dict(zip(table.positions, zip(table.bases, table.times_ns, strict=True), strict=True))
+        end = table.positions[-1] if table.positions else 0
+        entries = zip(index.positions, index.sequences, index.times_ns, strict=True)
+        wrong = [p for p, sequence, time_ns in entries if p <= end and known.get(p) != (sequence, time_ns)]
+        if wrong:
+            message = f"{len(wrong)} of {len(index.positions)} entries point at no such batch; readers pass over them"
+            yield Finding(Level.INFO, path, 0, message)
+
+    def _sealed(self) -> Iterator[Finding]:
+        try:
+            file = SealedFile(self._path)
+        except Damaged as error:
+            yield self._damaged(error)
+            yield from self._salvaged(error)
+            return
+        with file:
+            index = file.index
+            if index.relieved is not None and index.relieved.names_all:
+                self._dropped = index.relieved.lasts
+            yield from self._belongs(index.log_id, index.base_sequence)
+            yield from self._frames(file)
+        if self._path.with_name(segment_name(self._base, Kind.RAW)).exists():
+            yield Finding(Level.INFO, self._path, 0, "the raw form is still there; the sealer removes it")
+        yield self._held()
+
+    def _frames(self, file: SealedFile) -> Iterator[Finding]:
+        index, digest, whole = file.index, hashlib.sha256(), True
+        for number in range(len(index.frames)):
+            try:
+                data = file.frame(number)
+            except Damaged as error:
+                whole = False
+                yield from self._lost(file, number, error)
+                continue
+            digest.update(data)
+            self._raw_bytes += len(data)
+            yield from self._frame(file, number, data)
+        if whole:
+            yield from self._agrees(index, digest.digest())
+
+    def _lost(self, file: SealedFile, number: int, error: Damaged) -> Iterator[Finding]:
+        """A damaged frame: what is in front of the damage can be read."""
+        frame = file.index.frames[number]
+        yield from self._batches(file.batches(number, file.beginning(number)))
+        first = max(self._state.next_sequence, frame.first_sequence)
+        self._state.open_records.clear()
+        self._opening.lost = True
+        self._state.next_sequence = max(first, frame.next_sequence)
+        found = self._damaged(error)
+        lost = f"records {first} to {frame.next_sequence - 1} cannot be read"
+        lost = lost if first < frame.next_sequence else "no record is lost"
+        yield replace(found, message=f"{lost}: {found.message}")
+
+    def _salvaged(self, error: Damaged) -> Iterator[Finding]:
+        """What readers still get of a segment whose index cannot be trusted."""
+        self._state.open_records.clear()
+        self._opening.lost = True
+        if self._target.log_id is None:
+            return
+        try:
+            with closing(SalvagedSegment(self._target.segment, self._target.log_id, error)) as salvaged:
+                for met in salvaged.batches(FIRST_BATCH, None):
+                    if isinstance(met, DamagedBytes):
+                        message = f"{met.length} bytes at {met.offset} of the raw segment cannot be read: {met.reason}"
+                        yield self._error(salvaged.file_offset(met.offset), message)
+                    elif isinstance(met, StoredBatch) and not met.header.is_control:
+                        self._contents.add(met.position, met.header, met.route)
+                        self._state.next_sequence = max(met.header.end_sequence, self._state.next_sequence)
+                    elif isinstance(met, SkippedBatches):
+                        self._state.next_sequence = max(met.next_sequence, self._state.next_sequence)
+        except Damaged as other:
+            if other is not error:
+                yield self._damaged(other)
+            return
+        yield self._held()
+
+    def _frame(self, file: SealedFile, number: int, data: bytes) -> Iterator[Finding]:
+        index, frame = file.index, file.index.frames[number]
+        damage = next((span for span in index.damage if span[0] <= frame.raw_offset < sum(span)), None)
+        if damage is not None:
+            if damage[0] == frame.raw_offset:
+                message = f"{damage[1]} bytes at {damage[0]} of the raw segment were damaged before it was sealed"
+                yield self._error(frame.offset, message)
+            return
+        self._contents.take()  # of the frame before, which may have been damaged
+        batches = file.batches(number, data)
+        yield from self._batches(batches)
+        if batches.end < len(data):
+            message = f"at {batches.end} of frame {number}: {batches.rest.reason or 'zeros where a batch belongs'}"
+            yield self._error(frame.offset, message)
+        elif not self._is_described(index, frame):
+            yield self._error(frame.offset, f"the index is wrong about frame {number}")
+
+    def _batches(self, batches: Batches) -> Iterator[Finding]:
+        for batch in batches:
+            yield from self._batch(batch.position, batch.header, batch.route, batch.payload)
+
+    def _is_described(self, index: SealedIndex, frame: Frame) -> bool:
+        """Whether the index says of a frame what was just read in it."""
+        span, held = self._contents.take(), self._contents.routes()
+        names = {index.routes[i].route for i in frame.routes if i < len(index.routes)}
+        if names != {held[i].route for i in span.routes}:
+            return False
+        return not span.routes or (span.earliest_ns, span.latest_ns) == (frame.earliest_ns, frame.latest_ns)
+
+    def _agrees(self, index: SealedIndex, digest: bytes) -> Iterator[Finding]:
+        """Compare the index and the ledger with what the frames hold."""
+        # No line is about a segment without a sequence of its own, which wald repair may have left.
+        sha256 = self._target.sha256 if index.next_sequence > index.base_sequence else None
+        if digest != index.sha256:
+            yield self._error(0, f"the sha256 is {digest.hex()}, the index says {index.sha256.hex()}")
+        if sha256 is None:
+            yield Finding(Level.INFO, self._path, 0, "the ledger does not have it")
+        elif digest.hex() in {sha256, *self._target.relieved}:
+            pass
+        elif index.relieved is not None and digest == index.sha256 and index.relieved.sha256.hex() == sha256:
+            yield Finding(Level.INFO, self._path, 0, "the ledger does not have its relief")
+        else:
+            yield self._error(0, f"the sha256 is {digest.hex()}, the ledger says {sha256}")
+        try:
+            table, peers = index.batch_table(), index.peers()
+        except BadSealed as error:
+            yield self._error(0, str(error))
+            return
+        held = self._contents.routes()
+        if not _same(table, index.routes, self._contents.table, held):
+            yield self._error(0, "the index's batch table is not that of the frames")
+        if (index.relieved.ranges if index.relieved else []) != self._contents.dropped:
+            yield self._error(0, "the index's dropped records are not those of the frames")
+        counted = {entry.route: entry for entry in index.routes}
+        if counted != {entry.route: entry for entry in held} or index.next_sequence != self._state.next_sequence:
+            yield self._error(0, "the index's counts are not those of the frames")
+        if peers != self._contents.peers:
+            yield self._error(0, "the index's peers are not those of the frames")
+
+    def _belongs(self, log_id: bytes, base_sequence: int) -> Iterator[Finding]:
+        if self._target.log_id is not None and log_id != self._target.log_id:
+            yield self._error(16, f"belongs to log {log_id.hex()}")
+        if base_sequence != self._base:
+            yield self._error(32, f"is segment {base_sequence} by its header and {self._base} by its name")
+
+    def _batch(self, offset: int, header: BatchHeader, route: str, payload: memoryview) -> Iterator[Finding]:
+        """Compare a good batch with its payload and with the batch before it."""
+        self._opening.add(header, route, self._dropped)
+        self._contents.add(offset, header, route, payload)
+        wrong = list(batch_wrong(header, route, payload, self._state, self._opening))
+        self._state.apply(header, route, self._dropped)
+        for message in wrong:
+            yield self._error(offset, message)
+
+    def _held(self) -> Finding:
+        """How much there is. If anything is wrong, readers may not get it: under a wrong name, for example."""
+        message = f"{len(self._contents.table)} batches, {self._records} records"
+        if dropped := sum(last - first + 1 for first, last in self._contents.dropped):
+            message += f"; relieved of {dropped} records"
+        if self._wrong:
+            return Finding(Level.INFO, self._path, 0, f"{message} in it are whole")
+        return Finding(Level.OK, self._path, 0, message)
+
+    def _error(self, offset: int, message: str) -> Finding:
+        self._wrong = True
+        return Finding(Level.ERROR, self._path, offset, message)
+
+    def _damaged(self, error: Damaged) -> Finding:
+        self._wrong = True
+        return Finding.of(Level.ERROR, self._path, error.message)
+
+
+def _same(
+    table: BatchTable, routes: Sequence[RouteEntry], other: BatchTable, other_routes: Sequence[RouteEntry]
+) -> bool:
+    """Whether two tables have the same batches; a number stands for a route in each."""
+    names = {number: entry.route for number, entry in enumerate(routes)}
+    return [names.get(i) for i in table.routes] == [other_routes[i].route for i in other.routes] and all(
+        getattr(table, column) == getattr(other, column) for column in ("positions", "bases", "counts", "times_ns")
+    )

@@ -1,0 +1,372 @@
+"""Check of a whole log.
+
+The verification of a whole log. It reads every byte, changes nothing, and reports damage instead of raising it.
+
+It checks the checksum of every batch and frame, the digests in indexes and ledgers, and the chains of the ledgers. It
+checks that sequences and append times follow each other within and between segments, and that indexes, control batches,
+the head and the cursors agree with the segments. The daemon may run meanwhile: bytes behind the head as it was at the
+beginning are not read, and a segment that is sealed meanwhile is read in its new form. The journals of work groups are
+checked by :mod:`wald.work.checking`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from wald.checking.checker import NOTHING, Checked, Finding, Level, SegmentToCheck, check
+from wald.errors import Damaged, UnsupportedFormat
+from wald.files.fifos import troubles
+from wald.files.identity import read_identity
+from wald.files.layout import Root
+from wald.files.ledger_read import read_files
+from wald.files.listing import Listing, Segment
+from wald.files.routes import moved_marks
+from wald.files.uptime import read_steps, require_steps, step_between
+from wald.format.head import Head
+from wald.format.ledger_lines import Decoded
+from wald.format.log_state import LogState
+from wald.format.names import LEDGERS, PART_SUFFIX, WHOLE, Kind, SegmentName, parse_segment_name
+from wald.format.spans import Spans
+from wald.retention.cursors import CursorState, cursors_of
+from wald.retention.handovers import handover_pins
+from wald.retention.history import History, Loss
+from wald.segments.durable_end import EVERYTHING, read_head
+from wald.segments.reader import Misplaced, require_named
+from wald.segments.view import SegmentGone, View, read_view, recorded_end
+
+
+def verify(root: Root) -> Iterator[Finding]:
+    """Read everything in ``root`` and yield what is found. Without a finding of level ERROR all of it is good.
+
+    Raises:
+        NotFound: there is no log.
+    """
+    return Verification(root).findings()
+
+
+class Verification:
+    """One pass over a root, as it is when this is made.
+
+    Args:
+        first: earlier records may be missing.
+
+    Attributes:
+        history: what the ledgers say.
+        segments, records, raw_bytes: how many have been checked so far.
+
+    Raises:
+        NotFound: there is no log.
+    """
+
+    def __init__(self, root: Root, *, first: int = 1) -> None:
+        self._root = root
+        self._first_due = first
+        self.history = History(root)
+        self._log_id: bytes | None = None
+        self._head: Head | None = None
+        self._head_is_damaged = False
+        self._view = View(root, b"", EVERYTHING, Listing(()))
+        self._state = NOTHING
+        self._last_base = 0  # of the segment that was checked last
+        self._first = [*self._identity(), *self._read_head(), *self._strangers(), *self._list(), *self._headless()]
+        self._steps = read_steps(root)  # after the head, so that no step before it is missed
+        self.segments = self.records = self.raw_bytes = 0
+
+    def segments_to_check(self) -> list[SegmentToCheck]:
+        """Every segment that has to be checked, oldest first."""
+        return [self.target(segment) for segment in self._view.segments if not self._behind_head(segment)]
+
+    def findings(self, ahead: Callable[[SegmentToCheck], Checked | None] = lambda _: None) -> Iterator[Finding]:
+        """Every finding. To be iterated once.
+
+        Args:
+            ahead: returns the result of a check that was made before, against :data:`NOTHING`, or None. A segment
+                without such a result is checked now.
+        """
+        yield from self._first
+        yield from self._segments(ahead)
+        yield from self._head_agrees()
+        yield from self._clock()
+        for name in LEDGERS:
+            yield from self._ledger(self._root.ledger / name)
+        yield from self._cursors()
+        for path, message in troubles(self._root):
+            yield Finding.of(Level.INFO, path, message)
+        for mark in moved_marks(self._root):
+            yield Finding(Level.INFO, mark.path, 0, f"{mark.message}: {mark.hint}")
+
+    def _identity(self) -> Iterator[Finding]:
+        try:
+            self._log_id = read_identity(self._root).log_id
+        except (Damaged, UnsupportedFormat) as error:
+            yield Finding.of(Level.ERROR, self._root.identity, error.message)
+
+    def _read_head(self) -> Iterator[Finding]:
+        try:
+            self._head = read_head(self._root)
+        except Damaged as error:
+            self._head_is_damaged = True
+            yield Finding.of(Level.ERROR, self._root.head, error.message)
+
+    def _headless(self) -> Iterator[Finding]:
+        """The head is written before the first segment. So a log with segments and without a head has lost it."""
+        if self._head is None and not self._head_is_damaged:
+            level = Level.ERROR if self._view.segments else Level.INFO
+            unknown = "missing or empty: it is not known how far records are durable"
+            yield Finding(level, self._root.head, 0, f"{unknown}; the next start of the daemon writes it again")
+
+    def _clock(self) -> Iterator[Finding]:
+        try:
+            require_steps(self._root)
+        except (Damaged, OSError) as error:
+            yield Finding.of(Level.ERROR, self._root.clock_steps, str(error))
+
+    def _strangers(self) -> Iterator[Finding]:
+        """Files in ``segments/`` that are not segments that can be read."""
+        if not self._root.segments.is_dir():
+            return  # _list reports it
+        for entry in sorted(os.scandir(self._root.segments), key=lambda entry: entry.name):
+            name = parse_segment_name(entry.name.removesuffix(WHOLE))
+            unread = name is not None and (name.kind.reclaimed or entry.name.endswith(WHOLE))
+            if name is not None and unread and (error := self._misplaced(name, Path(entry.path))):
+                yield Finding.of(Level.ERROR, Path(entry.path), f"{error.message}; {error.hint}")
+            elif name is not None and name.kind.reclaimed:
+                yield Finding(Level.INFO, Path(entry.path), 0, "reclaimed; waits out its grace period")
+            elif entry.name.endswith(WHOLE):
+                yield Finding(
+                    Level.INFO, Path(entry.path), 0, "left by an interrupted relief; wald-reclaim finishes it"
+                )
+            elif name is None and not entry.name.endswith(".tmp"):
+                yield Finding(Level.INFO, Path(entry.path), 0, "not a file of the log")
+
+    def _misplaced(self, name: SegmentName, path: Path) -> Misplaced | None:
+        """Return the error for a file that is not the segment that its name promises; None if it is."""
+        try:
+            if self._log_id is not None:
+                require_named(Segment(name.base_sequence, name.kind, path), self._log_id)
+        except Misplaced as error:
+            return error
+        except OSError:  # it was removed in the meantime, or cannot be read, and no reader needs it
+            pass
+        return None
+
+    def _list(self) -> Iterator[Finding]:
+        try:
+            self._view = read_view(self._root, self._log_id or b"", bound=EVERYTHING)
+        except Damaged as error:
+            yield Finding.of(Level.ERROR, self._root.segments, error.message)
+
+    def _segments(self, ahead: Callable[[SegmentToCheck], Checked | None]) -> Iterator[Finding]:
+        """Every segment as far as the head that was read before."""
+        waiting = deque(self._view.segments)
+        while waiting:
+            segment = waiting.popleft()
+            if self._behind_head(segment):
+                yield Finding(Level.INFO, segment.path, 0, "behind the head; not read")
+                continue
+            due = self._due(segment.base_sequence)
+            completed = self._completed(due, segment.base_sequence - 1)
+            if completed is not self._view:
+                self._view = completed
+                waiting = deque(s for s in self._view.segments if s.base_sequence >= due)
+                continue
+            try:
+                yield from self._view.follow(segment, lambda found: self._segment(found, ahead))
+            except SegmentGone as gone:
+                try:
+                    self._view = self._view.without(gone, segment)
+                except Damaged as error:
+                    yield Finding.of(Level.ERROR, segment.path, error.message)
+                else:
+                    waiting = deque(s for s in self._view.segments if s.base_sequence >= segment.base_sequence)
+
+    def _completed(self, first: int, last: int) -> View:
+        """Return the view with lost records whose deletion was undone since: the listing may be hours old."""
+        return self._view.completed(first, last) if self._lost(first, last) else self._view
+
+    def _due(self, base: int) -> int:
+        """Return the sequence with which the next segment, which begins with ``base``, has to begin."""
+        return self._state.next_sequence or min(self._first_due, base)
+
+    def _segment(self, segment: Segment, ahead: Callable[[SegmentToCheck], Checked | None]) -> list[Finding]:
+        """One segment, and whether it follows the one before it; if it is gone, nothing has happened."""
+        found = list(self._follows(segment))
+        before = self._state
+        if segment.base_sequence > self._due(segment.base_sequence):
+            before = replace(before, open_records={})  # they may have ended in what is missing
+        if step_between(self._steps, self._last_base + 1, segment.base_sequence):
+            before = replace(before, append_time_ns=NOTHING.append_time_ns)
+        target = self.target(segment)
+        done = ahead(target) or check(target)
+        checked = done.following(before) or self._without_lost(target, done, before)
+        self._state, self._last_base = checked.after, segment.base_sequence
+        self.segments += 1
+        self.records += checked.records
+        self.raw_bytes += checked.raw_bytes
+        found += checked.findings
+        found += self._unrecorded(segment) if checked.records else ()
+        wrong = any(each.level is Level.ERROR and each.path == segment.path for each in found)
+        return [each for each in found if not (wrong and each.level is Level.OK)]
+
+    def _without_lost(self, target: SegmentToCheck, done: Checked, before: LogState) -> Checked:
+        """Check a segment in which a record is no longer open.
+
+        A repair leaves out pieces of a record that it has given up, or whose beginning RECLAIM has deleted.
+        """
+        with contextlib.suppress(Damaged):  # the check of the ledgers reports it
+            open_records = before.open_records.items()
+            still = {route: at for route, at in open_records if not self._is_lost(at)}
+            before = replace(before, open_records=still)
+        return done.following(before) or check(target, before)
+
+    def _is_lost(self, sequence: int) -> bool:
+        return self.history.is_given_up(sequence) or self.history.reclaimed(sequence) is not None
+
+    def _unrecorded(self, segment: Segment) -> Iterator[Finding]:
+        """A sealed segment that the ledger does not list: lines are lost. While the raw form is there it may yet."""
+        if segment.kind.form is Kind.SEALED and not segment.path.with_suffix("").exists():
+            with contextlib.suppress(Damaged):  # the check of the ledgers reports it
+                sealed = self.history.sealed(segment.base_sequence)
+                if sealed is None or sealed["base"] != segment.base_sequence:
+                    message = "no line of the ledger says that it was sealed; a repair writes one"
+                    yield Finding(Level.INFO, segment.path, 0, message)
+
+    def _follows(self, segment: Segment) -> Iterator[Finding]:
+        base, expected = segment.base_sequence, self._due(segment.base_sequence)
+        if base > expected:
+            lost = self._lost(expected, base - 1)
+            for first, last in lost:
+                yield self._missing(self._root.segments, first, last, "are in no segment, and no ledger says why")
+            explained = list(Spans(lost).outside(expected, base - 1))
+            for first, last in explained:
+                yield from self._on_record(first, last)
+            for first, last in self._without_losses(explained):
+                message = f"records {first} to {last} before it were reclaimed"
+                yield Finding(Level.INFO, segment.path, 0, message)
+        elif base < expected:
+            message = f"begins before record {expected}, where the one before it ends"
+            yield Finding(Level.ERROR, segment.path, 0, message)
+
+    def _lost(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The runs of which no ledger that can be believed says that they were reclaimed."""
+        try:
+            return list(self.history.unexplained(first, last))
+        except Damaged:  # the check of the ledgers reports it
+            return [(first, last)] if first <= last else []
+
+    def _on_record(self, first: int, last: int) -> Iterator[Finding]:
+        """What of ``first`` to ``last`` was given up, by the ledger."""
+        for loss in self._losses(first, last):
+            held, what = loss.held, "are not here" if loss.unrestored else "lost"
+            among = "among " if loss.records < held.last - held.first + 1 else ""
+            records = f"{loss.records} records {what}, on record: {among}{held.first} to {held.last}"
+            yield Finding(Level.INFO, self._root.segments, 0, f"{records}; {loss.reason}")
+
+    def _losses(self, first: int, last: int) -> list[Loss]:
+        with contextlib.suppress(Damaged):  # the check of the ledgers reports it
+            return self.history.losses(first, last)
+        return []
+
+    def _without_losses(self, runs: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        for first, last in runs:
+            given_up = Spans((loss.held.first, loss.held.last) for loss in self._losses(first, last))
+            yield from given_up.outside(first, last)
+
+    def _missing(self, path: Path, first: int, last: int, reason: str) -> Finding:
+        """
+        Args:
+            reason: ends a sentence about the records. What of them a released segment holds is not lost.
+        """
+        released = [s.path.name for s in self._view.listing.released if first <= s.base_sequence <= last]
+        kept = f"; {', '.join(released)} may hold them: a repair gives it its name back" if released else ""
+        return Finding(Level.ERROR, path, 0, f"records {first} to {last} {reason}{kept}")
+
+    def _behind_head(self, segment: Segment) -> bool:
+        return self._head is not None and segment.base_sequence > self._head.segment
+
+    def target(self, segment: Segment) -> SegmentToCheck:
+        """The segment, and what the rest of the root says of it."""
+        head, log_id = self._head, self._log_id
+        if segment.kind.form is Kind.SEALED:
+            sealed, relieved, base = None, frozenset[str](), segment.base_sequence
+            dropped = self.history.dropped_lasts(base)
+            with contextlib.suppress(Damaged):  # the check of the ledgers reports it
+                sealed = self.history.sealed(base)
+                relieved = frozenset(str(relief.get("sha256")) for relief in self.history.reliefs(base))
+            sha256 = None if sealed is None else str(sealed.get("sha256"))
+            return SegmentToCheck(segment, log_id, sha256=sha256, relieved=relieved, dropped=dropped)
+        if head is not None and head.segment == segment.base_sequence:
+            return SegmentToCheck(segment, log_id, durable=head.position)
+        open_ended = head is None and segment.base_sequence == self._view.segments[-1].base_sequence
+        return SegmentToCheck(segment, log_id, open_ended=open_ended, end=recorded_end(self._view, segment))
+
+    def _head_agrees(self) -> Iterator[Finding]:
+        head, last = self._head, max(self._state.next_sequence - 1, 0)
+        sealed = 0
+        listing, segments = self._view.listing, self._root.segments
+        if head is not None and head.sequence and not listing.segments and not listing.released:
+            for _ in self._lost(head.sequence, head.sequence):
+                yield Finding(
+                    Level.ERROR, segments, 0, f"no segment; findmnt -T {segments} shows whether it is mounted"
+                )
+        with contextlib.suppress(Damaged):  # the check of the ledgers reports it
+            sealed = self.history.last_sealed()
+        for begin, end in self._lost(last + 1, sealed):
+            yield self._missing(self._root.segments, begin, end, "were sealed and are in no segment")
+        if head is None:
+            return
+        lost = self._lost(last + 1, head.sequence)
+        for begin, end in lost:
+            yield self._missing(self._root.head, begin, end, "are durable by the head and in no segment")
+        yield from self._on_record(last + 1, head.sequence)
+        if not lost:
+            yield Finding(Level.OK, self._root.head, 0, f"record {head.sequence}")
+
+    def _ledger(self, path: Path) -> Iterator[Finding]:
+        try:
+            for file, decoded in read_files(path):
+                yield from _ledger_file(file, decoded)
+        except Damaged as error:
+            yield Finding.of(Level.ERROR, path, error.message)
+        except OSError as error:
+            yield Finding(Level.ERROR, path, 0, f"cannot be read ({error.strerror})")
+
+    def _cursors(self) -> Iterator[Finding]:
+        if not self._root.routes.is_dir():
+            yield Finding(Level.INFO, self._root.routes, 0, "missing, and every cursor with it: all counts as unread")
+        for route in self._root.route_names():
+            cursors = cursors_of(self._root, route, log_id=self._log_id or b"", head_sequence=self._last())
+            if any(cursor.state is CursorState.BEYOND for cursor in cursors):
+                # The head may have moved on since it was read, and a cursor after it.
+                cursors = cursors_of(self._root, route, log_id=self._log_id or b"", head_sequence=self._last())
+            for cursor in cursors:
+                if cursor.state is CursorState.VALID:
+                    yield Finding(Level.OK, cursor.path, 0, f"record {cursor.sequence}")
+                elif cursor.state is not CursorState.ABSENT:
+                    yield Finding.of(Level.ERROR, cursor.path, f"{cursor.message}; it counts as 0")
+        for pin in handover_pins(self._root, self._log_id or b""):
+            if pin.problem:
+                yield Finding.of(Level.ERROR, pin.path, pin.message)
+            else:
+                yield Finding(Level.INFO, pin.path, 0, pin.message)
+
+    def _last(self) -> int:
+        """The last durable record by now."""
+        head = self._head
+        with contextlib.suppress(Damaged):  # it was reported at the beginning
+            head = read_head(self._root) or head
+        return head.sequence if head is not None else max(self._state.next_sequence - 1, 0)
+
+
+def _ledger_file(path: Path, decoded: Decoded) -> Iterator[Finding]:
+    for number, reason in decoded.broken:
+        yield Finding(Level.ERROR, path, 0, f"line {number}: {reason}")
+    if path.exists() and not decoded.broken:
+        yield Finding(Level.OK, path, 0, f"{len(decoded.entries)} line{'s' * (len(decoded.entries) != 1)}")
+    if path.suffix != PART_SUFFIX and path.exists() and path.stat().st_size > decoded.whole_bytes:
+        yield Finding(Level.INFO, path, decoded.whole_bytes, "an unfinished line; its owner cuts it")

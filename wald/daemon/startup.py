@@ -1,0 +1,439 @@
+"""Start of the daemon: checks, recovery, sources.
+
+What connects the process with its surroundings: signals, which wake the loop, and the journal on stderr.
+
+A start: in which order it does things, and the parts of the daemon that come of it; recovery decides.
+
+what may be refused → lock → routes → recovery → writer → pipes → head → background → socket → ready
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+import structlog
+from structlog.typing import FilteringBoundLogger
+
+import wald
+from wald.daemon.background import Background, Failure
+from wald.daemon.commands import Commands, Routes
+from wald.daemon.committer import CommitRound, Committer
+from wald.daemon.connection import Requests
+from wald.daemon.connections import Connections
+from wald.daemon.fifos import OpenPipe, adopt_stdin
+from wald.daemon.intake import Intake
+from wald.daemon.listening import ConnectionLimits, Listener, check_socket, inherited
+from wald.daemon.metrics import Metrics, MetricsProcess, Recovery, pages
+from wald.daemon.quotas import Quotas
+from wald.exposition import Endpoint
+from wald.files.disk import Disk, total_bytes
+from wald.files.fifos import has_fifo
+from wald.files.identity import create_root, read_identity, require_root
+from wald.files.layout import Root
+from wald.files.ledger_write import Ledger
+from wald.files.routes import add_route, moved_marks
+from wald.format.segment import pack_version
+from wald.format.times import utc
+from wald.hints import hint_for
+from wald.segments.durable_end import seconds_ahead
+from wald.settings import Config, RouteConfig, effective_settings
+from wald.systemd import Systemd
+from wald.writing.daemon_lock import Lock, require_free
+from wald.writing.disk_budget import DiskBudget, Sizes, sizes_for
+from wald.writing.recovery import Report, recover
+from wald.writing.run_reports import STOPPED, add_to_run, end_run
+from wald.writing.sealing import Sealed, remove_temporaries
+from wald.writing.writer import Draft, Writer
+
+
+class Signals:
+    """SIGTERM and SIGINT stop, SIGHUP reloads, SIGUSR1 cuts; each also makes :attr:`descriptor` readable."""
+
+    def __init__(self) -> None:
+        self.stop = False
+        self.reload = False
+        self.cut = False
+        self.descriptor, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+            signal.signal(number, self._handle)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+    def drain(self) -> None:
+        """Make :attr:`descriptor` wait for the next signal."""
+        try:
+            os.read(self.descriptor, 512)
+        except BlockingIOError:
+            return
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            self.reload = True
+        elif number == signal.SIGUSR1:
+            self.cut = True
+        else:
+            self.stop = True
+
+
+def open_journal(log_format: str, log_level: str) -> FilteringBoundLogger:
+    """The logger of the daemon: structured lines on stderr. A later call changes the settings of those that are open.
+
+    Args:
+        log_format: json, console, or auto for console on a terminal and JSON elsewhere.
+    """
+    on_console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
+    renderer = structlog.dev.ConsoleRenderer() if on_console else structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, log_level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    logger: FilteringBoundLogger = structlog.get_logger()
+    return logger
+
+
+def allow_descriptors() -> None:
+    """Raise the limit of open files as far as allowed: the usual 1024 is meant for programs that use select(2)."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+class Parts:
+    """The parts of one life of the daemon, each made when the start has come to it.
+
+    What has to be closed is on ``closers``, in the order in which it was opened.
+
+    Attributes:
+        inherited: the listening socket that systemd handed over, and keeps; None: the daemon makes one.
+
+    Raises:
+        WaldError, OSError: the daemon cannot start.
+    """
+
+    def __init__(self, path: Path, config: Config, closers: contextlib.ExitStack, *, stdin_route: str | None) -> None:
+        self.config = config
+        self.journal = open_journal(config.log_format, config.log_level)
+        self.metrics = Metrics()
+        self.root = Root(path)
+        self.systemd = Systemd(os.environ)
+        self.inherited = inherited(self.systemd.take_sockets())
+        self.socket_path = Path(config.socket) if config.socket else self.root.socket
+        self._disk = Disk()
+        self._closers = closers
+        # What may be refused comes before anything is written: such a start is no life, and its end is not recorded.
+        stdin, endpoint = self._require(stdin_route)
+        self._take_root(stdin_route)
+        self._watch_surroundings()
+        self._recover()
+        self._open_pipes(stdin)
+        self._seal_in_background()
+        self._open_socket()
+        if endpoint is not None:
+            endpoint.start()
+            closers.callback(endpoint.close)
+        self.systemd.ready()
+        self.journal.info(
+            "ready",
+            root=str(self.root.path),
+            epoch=self.lock.epoch,
+            head=self.metrics.head_sequence,
+            socket=self.connections.listener_name,
+            pipes=sorted(pipe.route.name for pipe in self.intake),
+        )
+
+    def _require(self, stdin_route: str | None) -> tuple[OpenPipe | None, Endpoint | None]:
+        config = self.config
+        if config.on_missing_root == "refuse":
+            require_root(self.root.path)
+        require_free(self.root, self._disk)
+        if self.inherited is None:
+            check_socket(self.socket_path, self.root.path)
+        else:
+            report_unused(config, self.inherited.getsockname(), self.journal)
+        stdin = None if stdin_route is None else adopt_stdin(self.root, config, stdin_route)
+        if not config.metrics:
+            return stdin, None
+        directory = MetricsProcess(self.root.path, lambda: self.metrics.needed_bytes)
+        self._closers.callback(directory.close)
+        answered = pages(self.metrics, directory, stall_timeout=config.stall_timeout)
+        return stdin, Endpoint(config.metrics, answered, setting="metrics =")
+
+    def _take_root(self, stdin_route: str | None) -> None:
+        """Make the root if there is none, lock it, and make the routes of the settings."""
+        root, disk, now = self.root, self._disk, utc(time.time_ns(), 3)
+        create_root(root.path, disk, now=now)
+        self.lock = Lock(root, disk, now=now)
+        self._closers.callback(self.lock.release)
+        if stdin_route is not None:
+            add_route(root, disk, stdin_route)
+        for name, route in wanted_routes(self.root, self.config, self.journal):
+            fifo = wants_fifo(root, name, route)
+            add_route(root, disk, name, fifo=fifo, mode=route.mode, consumers=route.consumers)
+        for mark in moved_marks(root):
+            self.journal.warning("mark of a moved route", path=str(mark.path), what=mark.message, hint=mark.hint)
+
+    def _watch_surroundings(self) -> None:
+        """Signals, and the poller that watches them."""
+        self.poller = select.epoll()
+        self.signals = Signals()
+        self.poller.register(self.signals.descriptor, select.EPOLLIN)
+        allow_descriptors()
+
+    def _recover(self) -> None:
+        """Repair what the last life has left, and begin a segment of this one."""
+        root, disk, config, epoch = self.root, self._disk, self.config, self.lock.epoch
+        remove_temporaries(root, disk)
+        self._ledger = Ledger(root.ledger / "segments.jsonl", disk)
+        self._closers.callback(self._ledger.close)
+        self.room = DiskBudget(root.segments, sizes_in_force(config, root.segments, self.journal))
+        self._log_id = read_identity(root).log_id
+        self.metrics.log_id = self._log_id.hex()
+        about = {name: self.lock.signature[name] for name in ("pid", "host", "started")}
+        about |= {"software": f"wald {wald.__version__}", "settings": described(config, self.room.sizes)}
+        recovered = recover(root, disk, log_id=self._log_id, epoch=epoch, now_ns=time.time_ns(), about=about)
+        self._report(recovered.report)
+        if ahead := seconds_ahead(recovered.state.append_time_ns, now_ns := time.time_ns()):
+            self.journal.warning(
+                "append times are ahead of the clock",
+                seconds=round(ahead, 1),
+                append_time=utc(recovered.state.append_time_ns),
+                clock=utc(now_ns),
+                next="new records get that append time until the clock has caught up",
+                hint=hint_for("append-times-ahead"),
+            )
+        self.writer = Writer(
+            root,
+            disk,
+            recovered.state,
+            log_id=self._log_id,
+            epoch=epoch,
+            segment_max_bytes=self.room.sizes.segment_bytes,
+            now_ns=time.time_ns(),
+            carry=recovered.carry,
+            sync_commits=config.sync == "commit",
+            room=self.room,
+            version=pack_version(wald.__version__),
+        )
+        self._closers.push(self._end)
+        self._closers.callback(self.writer.close)
+
+    def _report(self, report: Report) -> None:
+        """Log what recovery has found, and record in the ledger which sequences it has skipped."""
+        if report.before:
+            self.journal.info("last life", what=report.before)
+        for message in report.info:
+            self.journal.info("recovered", what=message)
+        for message in report.warnings:
+            self.journal.warning("recovered", what=message)
+        for message in report.errors:
+            self.journal.error("damage", what=message)
+        if report.skipped is not None:
+            first, last, why = report.skipped
+            self._ledger.append({"event": "skipped", "base": first, "last": last, "why": why, "at": time.time_ns()})
+        repaired = Recovery.TRIMMED if report.trimmed_bytes else Recovery.CLEAN
+        self.metrics.recovery = Recovery.DAMAGED if report.errors else repaired
+        self.metrics.recovery_errors = len(report.errors)
+        self.metrics.trimmed_bytes = report.trimmed_bytes
+        self.metrics.epoch = self.lock.epoch
+
+    def describe(self, config: Config, sizes: Sizes) -> None:
+        """Record the settings of a reload in the report of this life."""
+        with contextlib.suppress(OSError):  # a full disk: the report keeps those from before
+            add_to_run(self.root, self._disk, self.lock.epoch, {"settings": described(config, sizes)})
+
+    def _end(self, _: object, error: BaseException | None, __: object) -> None:
+        """Record how this life ended, even in the middle of its start."""
+        how = STOPPED if error is None else str(error) or type(error).__name__
+        with contextlib.suppress(OSError):  # a full disk: it counts as killed then
+            end_run(self.root, self._disk, self.lock.epoch, how, now_ns=time.time_ns())
+
+    def _open_pipes(self, stdin: OpenPipe | None) -> None:
+        """Open the pipes, then move the head.
+
+        The committer moves the head. Before it does, the intake reads in the last segment what pipes have left there:
+        RECLAIM keeps that segment as long as the head is in it. Nothing may be written before that either.
+        """
+        root, disk, config = self.root, self._disk, self.config
+        longest = min(config.record_max_bytes, self.room.sizes.payload_bytes)
+        self.intake = Intake(root, disk, self.poller, self.systemd, replace(config, record_max_bytes=longest))
+        self._closers.callback(self.intake.close)
+        finished, closing = self.intake.open(stdin, self.writer.state.open_records, log_id=self._log_id)
+        self.committer = Committer(
+            root, disk, self.writer, self.lock, self.room, self.intake, config, self.metrics, self.journal
+        )
+        self._closers.callback(self.committer.close)
+        for message in finished:
+            self.journal.info("pipe", what=message)
+        if closing:
+            self._commit(closing)
+        base = self.writer.base_sequence
+        self.quotas = Quotas(root, config, self.metrics, self.journal, log_id=self._log_id, before=base)
+        self._closers.callback(self.quotas.close)
+        self.intake.over = self.quotas.over
+
+    def _commit(self, drafts: list[Draft]) -> None:
+        turn = CommitRound(self.writer.state.producers)
+        for draft in drafts:
+            turn.add(draft)
+        self.committer.commit(turn)
+
+    def _seal_in_background(self) -> None:
+        self.background = Background(
+            self.root,
+            self._disk,
+            self._ledger,
+            self.writer,
+            self.room,
+            self.metrics,
+            self._report_sealing,
+            level=self.config.compression_level,
+        )
+        self._closers.callback(self.background.stop)
+        self.background.wake()
+
+    def _report_sealing(self, event: Sealed | Failure) -> None:
+        """From the background thread."""
+        if isinstance(event, Failure):
+            self.journal.error("not sealed", segment=event.name, reason=event.reason, next="it is tried again")
+        else:
+            self.journal.debug("sealed", segment=event.base_sequence, raw=event.raw_bytes, bytes=event.sealed_bytes)
+
+    def _open_socket(self) -> None:
+        config = self.config
+        self.routes = Routes(self.root, writers_of(config))
+        self.commands = Commands(
+            self.root, self._disk, self.writer, self.committer, self.intake, self.routes, self._status
+        )
+        admission = ConnectionLimits(
+            self.metrics,
+            self.journal,
+            connections_max=config.connections_max,
+            per_user_max=config.connections_per_user,
+        )
+        self.listener = Listener(self.socket_path, config.socket_mode, self.inherited)
+        self.connections = Connections(
+            self.listener.socket,
+            self.poller,
+            Requests(self.routes, self.root.segments, admission.leaves_enough),
+            self.commands.answer,
+            admission=admission,
+            request_max_bytes=min(config.request_max_bytes, self.room.sizes.payload_bytes),
+            idle_timeout=config.idle_timeout,
+        )
+        self._closers.callback(self.connections.close)
+
+    def _status(self) -> dict[str, object]:
+        """What STAT answers."""
+        head, metrics, sizes = self.committer.head, self.metrics, self.room.sizes
+        return {
+            "head": head.sequence,
+            "segment": head.segment,
+            "position": head.position,
+            "epoch": head.epoch,
+            "pid": os.getpid(),
+            "log": metrics.log_id,
+            "software": f"wald {wald.__version__}",
+            "degraded": metrics.degraded,
+            "degraded_by": metrics.degraded_by,
+            "held_requests": metrics.held_requests,
+            "records": metrics.records,
+            "turns": metrics.turns,
+            "cuts": metrics.cuts,
+            "sealed": metrics.sealed,
+            "seal_failures": metrics.seal_failures,
+            "seal_stalled_seconds": round(metrics.seal_stalled_seconds(time.monotonic()), 1),
+            "stalled_seconds": round(metrics.stalled_seconds(time.monotonic()), 1),
+            "connections": len(self.connections),
+            "senders": self.connections.largest_senders(),
+            "received": self.connections.received,
+            "histograms": metrics.histograms(),
+            "waits_to_seal": self.background.waiting,
+            "free_bytes": metrics.free_bytes,
+            "needed_bytes": metrics.needed_bytes,
+            "free_space_min": sizes.reserve_bytes,
+            "segment_max_bytes": sizes.segment_bytes,
+            "fifo_troubles": self.intake.fifos.troubles,
+            "unfinished_lines": self.intake.unfinished_lines,
+            "busy": sorted(self.intake.busy),
+            "over_quota": [over.to_json() for over in self.quotas.over.values()],
+            "routes": self.writer.state.routes,
+        }
+
+
+def report_unused(config: Config, socket: str, journal: FilteringBoundLogger) -> None:
+    """Report the settings that do not apply to a socket of systemd's, where they want another one."""
+    unused = {}
+    if config.socket not in ("", socket):
+        unused["socket"] = config.socket
+    if config.socket_mode != Config().socket_mode:
+        unused["socket_mode"] = f"{config.socket_mode:04o}"
+    if unused:
+        journal.warning(
+            "systemd has made the socket: settings do not apply",
+            socket=socket,
+            unused=unused,
+            hint=hint_for("settings-of-a-socket-of-systemd"),
+        )
+
+
+def sizes_in_force(config: Config, segments: Path, journal: FilteringBoundLogger) -> Sizes:
+    """The sizes for the disk that the directory ``segments`` is on; smaller ones than the settings are reported."""
+    total = total_bytes(segments)
+    wanted = {"segment_max_bytes": config.segment_max_bytes, "free_space_min": config.free_space_min}
+    sizes = sizes_for(total, segment_max_bytes=config.segment_max_bytes, free_space_min=config.free_space_min)
+    in_force = {"segment_max_bytes": sizes.segment_bytes, "free_space_min": sizes.reserve_bytes}
+    if in_force != wanted:
+        journal.warning(
+            "the disk is too small for its settings: smaller ones are in force",
+            disk=total,
+            wanted=wanted,
+            in_force=in_force,
+            hint=hint_for("disk-too-small", segment=sizes.segment_bytes, reserve=sizes.reserve_bytes),
+        )
+    return sizes
+
+
+def described(config: Config, sizes: Sizes) -> dict[str, dict[str, str]]:
+    """Every setting with its value and where that comes from; on a small disk some have less than what was set."""
+    found = {name: {"value": value, "origin": origin} for name, value, origin in effective_settings(config)}
+    smaller = replace(config, segment_max_bytes=sizes.segment_bytes, free_space_min=sizes.reserve_bytes)
+    for name, value, _ in effective_settings(smaller):
+        setting = found[name]
+        if value != setting["value"]:
+            origin = f"the disk is too small for {setting['value']} ({setting['origin']})"
+            found[name] = {"value": value, "origin": origin}
+    return found
+
+
+def wanted_routes(root: Root, config: Config, journal: FilteringBoundLogger) -> Iterator[tuple[str, RouteConfig]]:
+    """The routes of the settings. One that an operator has retired is reported, and stays retired."""
+    for name, route in config.routes.items():
+        if root.retired(name).exists():
+            journal.warning("route is retired", route=name, hint=hint_for("route-retired", root=root.path, route=name))
+        else:
+            yield name, route
+
+
+def wants_fifo(root: Root, name: str, route: RouteConfig) -> bool:
+    """Whether the settings apply to a route's FIFO: one that is there already must admit its writers only."""
+    return route.fifo or (bool(route.writers) and has_fifo(root, name))
+
+
+def writers_of(config: Config) -> dict[str, frozenset[int]]:
+    """The users that may write to a route, where the settings restrict them."""
+    return {name: route.writers for name, route in config.routes.items() if route.writers}

@@ -1,0 +1,179 @@
+"""Stable listing of the segments in a directory.
+
+An immutable listing of the segments of a log, by state.
+
+A file's name is its state. While a program renames a file, one reading of its directory may show both names or neither,
+so :func:`list_segments` reads a directory that is changing until two readings agree.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+
+from wald.errors import Damaged
+from wald.files.layout import TEMPORARY, Root
+from wald.format.names import Kind, parse_segment_name, segment_name
+
+SEGMENT_KINDS = (Kind.RAW, Kind.SEALED, Kind.RELEASED, Kind.DELETING, Kind.RAW_RELEASED, Kind.RAW_DELETING)
+_SECOND_NS = 1_000_000_000
+_SETTLED_NS = 100_000_000  # file systems stamp changes with a clock that ticks every few milliseconds, …
+_SETTLED_SECONDS_NS = 2_100_000_000  # … or in whole seconds (ext4 with inodes of 128 bytes), or in even ones (FAT)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One segment in the form in which it is to be read."""
+
+    base_sequence: int
+    kind: Kind
+    path: Path
+
+    def named(self, kind: Kind) -> Segment:
+        """Return the same segment under its name of another kind."""
+        return Segment(self.base_sequence, kind, self.path.with_name(segment_name(self.base_sequence, kind)))
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The segments in a directory, oldest first.
+
+    Attributes:
+        segments: the readable ones. A raw file beside its sealed twin is already replaced and not listed.
+        released: those that are reclaimed, as long as their files are there.
+        changed_ns: when each directory last changed; None: too recently to distinguish it from the next change.
+    """
+
+    segments: tuple[Segment, ...]
+    released: tuple[Segment, ...] = ()
+    changed_ns: tuple[int, ...] | None = field(default=None, compare=False)
+
+    def with_released(self) -> Listing:
+        """The same, with the released segments among the readable ones."""
+        found = {segment.base_sequence: segment for segment in (*self.released, *self.segments)}
+        return replace(self, segments=tuple(found[base] for base in sorted(found)))
+
+    def newest_base(self) -> int:
+        """The base of the newest segment; 0 if there is none."""
+        return max((found[-1].base_sequence for found in (self.released, self.segments) if found), default=0)
+
+    def successors(self) -> dict[int, int]:
+        """Of each segment, by base, the base of the one behind it; the newest is not in it."""
+        return dict(pairwise(sorted({segment.base_sequence for segment in (*self.released, *self.segments)})))
+
+    def covering(self, sequence: int) -> int:
+        """The position in ``segments`` of the one that ``sequence`` falls into; 0 if it is older than all."""
+        return max(0, bisect_right(self.segments, sequence, key=_base) - 1)
+
+    def including(self, segments: Iterable[Segment]) -> Listing:
+        """The same, with ``segments`` among the readable ones."""
+        return replace(self, segments=tuple(sorted((*self.segments, *segments), key=_base)), changed_ns=None)
+
+    def before(self, segment: Segment) -> Segment | None:
+        """The readable one in front of ``segment``."""
+        number = bisect_left(self.segments, segment.base_sequence, key=_base)
+        return self.segments[number - 1] if number else None
+
+    def between(self, first: int, last: int) -> tuple[Segment, ...]:
+        """The readable ones with a base from ``first`` to ``last``."""
+        begin = bisect_left(self.segments, first, key=_base)
+        return self.segments[begin : bisect_right(self.segments, last, key=_base)]
+
+    def behind(self, sequence: int) -> Segment | None:
+        """The first readable one that begins behind ``sequence``."""
+        number = bisect_right(self.segments, sequence, key=_base)
+        return self.segments[number] if number < len(self.segments) else None
+
+
+def _base(segment: Segment) -> int:
+    return segment.base_sequence
+
+
+def list_segments(root: Root) -> Listing:
+    """List the segments, each of which is in the listing even if a program renames it at the same time.
+
+    Raises:
+        Damaged: the directory does not exist.
+    """
+    changed_ns = last_changes(root)
+    found = _scan(root)
+    if changed_ns is not None and last_changes(root) == changed_ns:
+        return replace(found, changed_ns=changed_ns)
+    while not _confirms(again := _scan(root), found):
+        found = again
+    return again
+
+
+def last_changes(root: Root) -> tuple[int, ...] | None:
+    """Return when each directory of segments last changed; None while the next change may get the same time stamp."""
+    try:
+        times_ns = tuple(os.stat(directory).st_mtime_ns for directory in root.segment_directories)
+    except OSError:
+        return None
+    now_ns = time.time_ns()
+    settled = all(now_ns - at_ns > (_SETTLED_NS if at_ns % _SECOND_NS else _SETTLED_SECONDS_NS) for at_ns in times_ns)
+    return times_ns if settled else None
+
+
+def _scan(root: Root) -> Listing:
+    best: dict[int, Segment] = {}
+    released: dict[int, Segment] = {}
+    for directory in root.segment_directories:
+        try:
+            entries = list(os.scandir(directory))
+        except (FileNotFoundError, NotADirectoryError):
+            raise Damaged(
+                f"{directory}: the directory of the segments is gone",
+                case="segments-directory-gone",
+                root=root.path,
+            ) from None
+        for entry in entries:
+            name = parse_segment_name(entry.name)
+            if name is None or name.kind is Kind.INDEX:
+                continue
+            found = released if name.kind.reclaimed else best
+            if name.base_sequence not in found or name.kind is Kind.SEALED:
+                found[name.base_sequence] = Segment(name.base_sequence, name.kind, Path(entry.path))
+    return Listing(tuple(best[base] for base in sorted(best)), tuple(released[base] for base in sorted(released)))
+
+
+def _confirms(listing: Listing, before: Listing) -> bool:
+    """Return True if two readings agree. New segments and deletions make no difference: they may never pause."""
+    now, then = _by_base(listing), _by_base(before)
+    newest = before.newest_base()
+    return (
+        all(base in then or base > newest for base in now)
+        and _twice(listing) <= _twice(before)
+        and not any(_exists(segment) for base, segment in then.items() if base not in now)
+    )
+
+
+def _by_base(listing: Listing) -> dict[int, Segment]:
+    return {segment.base_sequence: segment for segment in (*listing.released, *listing.segments)}
+
+
+def _twice(listing: Listing) -> set[int]:
+    """Return the bases that have a name of both states: renamed in between, or being sealed while released."""
+    return {s.base_sequence for s in listing.released} & {s.base_sequence for s in listing.segments}
+
+
+def _exists(segment: Segment) -> bool:
+    # twice, because the name may be changed back in between
+    return any(os.path.lexists(segment.named(kind).path) for kind in 2 * SEGMENT_KINDS)
+
+
+def being_sealed(root: Root, bases: Collection[int]) -> set[int]:
+    """Return those of ``bases`` that the sealer is working on, or has sealed.
+
+    The sealer makes its temporary file before it opens the raw one by name. So if a program renames a raw segment and
+    then calls this, either it sees that the segment is being sealed, or the sealer finds that the segment is gone.
+    """
+    names = (entry.name.partition(Kind.SEALED.value) for entry in os.scandir(root.segments))
+    sealing = {int(base) for base, found, rest in names if found and base.isdecimal() and rest.endswith(TEMPORARY)}
+    # Looked up after the temporary files, which the sealer gives these names.
+    return {base for base in bases if base in sealing or root.segment(base, Kind.SEALED).exists()}

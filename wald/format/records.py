@@ -1,0 +1,358 @@
+"""Records of a batch, their headers and columns.
+
+A record as a reader gets it, and the split of a ``lines`` payload into records.
+
+The ``columns`` payload: keyed, timed and binary records, laid out as Arrow lays out its arrays.
+
+    u32 count, u32 columns present (bits of Column), then each present column, every buffer padded to 8:
+    event times  i64[count], ns since 1970
+    keys         validity bitmap (bit set: there is a key), offsets i32[count + 1], bytes
+    headers      the same; each value a JSON object of strings
+    values       offsets i32[count + 1], bytes; always there
+
+Layout and bitmap order are those of the Apache Arrow columnar format (variable-size binary), so a reader wraps the
+buffers instead of walking the records.
+
+When a record is due: the header ``wald.not-before``, before which no work group delivers it; others ignore it.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntFlag
+from itertools import accumulate, pairwise
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
+
+from wald.format.batch import padded
+
+Form = Literal["hex", "base64"]
+"""How bytes that are no text stand in JSON."""
+
+
+class Record(NamedTuple):
+    """What a producer sent, and where it is in the log.
+
+    A named tuple, as that is made in a seventh of the time of a frozen dataclass.
+
+    Attributes:
+        route: the name of the route.
+        sequence: its number in the log, across routes; the first is 1.
+        value: the bytes sent; of a line, without its newline.
+        append_time_ns: when the daemon took it, in nanoseconds since 1970.
+        key: the key, if the producer gave one.
+        event_time_ns: when it happened, in nanoseconds since 1970, if the producer gave a time.
+        headers: a JSON object of strings, as UTF-8, if the producer gave headers.
+        terminated: False for a last line that ended without a newline.
+    """
+
+    route: str
+    sequence: int
+    value: bytes
+    append_time_ns: int
+    key: bytes | None = None
+    event_time_ns: int | None = None
+    headers: bytes | None = None
+    terminated: bool = True
+
+    def to_json(self, more: Mapping[str, Any] = MappingProxyType({}), *, form: Form = "hex") -> str:
+        """One JSON object, with ``more`` fields; text as it is where it is UTF-8, else hexadecimal under ``value_hex``.
+
+        Headers that are not what producers are asked for, a JSON object of strings, are shown as text too.
+
+        Args:
+            form: of what is no text; with "base64" it is under ``value_base64``.
+        """
+        shown: dict[str, Any] = {"sequence": self.sequence, "route": self.route, "append_time_ns": self.append_time_ns}
+        if self.event_time_ns is not None:
+            shown["event_time_ns"] = self.event_time_ns
+        if self.key is not None:
+            shown |= text_or_bytes("key", self.key, form)
+        if self.headers is not None:
+            shown |= _headers(self.headers, form)
+        if not self.terminated:
+            shown["terminated"] = False
+        return json.dumps({**shown, **more} | text_or_bytes("value", self.value, form), ensure_ascii=False)
+
+
+def record_of_json(line: bytes | str) -> Record:
+    """The inverse of :meth:`Record.to_json`; the spaces in headers may be others than those sent.
+
+    Raises:
+        ValueError: the line is not such an object.
+    """
+    try:
+        shown: dict[str, Any] = json.loads(line)
+        value, headers = _bytes_of(shown, "value"), shown.get("headers")
+        if value is None:
+            raise ValueError("a record without a value")
+        if isinstance(headers, dict):
+            shown = shown | {"headers": json.dumps(headers, ensure_ascii=False, separators=(",", ":"))}
+        return Record(
+            str(shown["route"]),
+            int(shown["sequence"]),
+            value,
+            int(shown["append_time_ns"]),
+            _bytes_of(shown, "key"),
+            None if shown.get("event_time_ns") is None else int(shown["event_time_ns"]),
+            _bytes_of(shown, "headers"),
+            terminated=bool(shown.get("terminated", True)),
+        )
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"not a record ({error!r})") from error
+
+
+def split_lines(payload: bytes | memoryview) -> list[bytes]:
+    r"""The pieces between newlines, the last one (possibly empty) included; a carriage return is content.
+
+    >>> split_lines(b"one\r\n\ntwo")
+    [b'one\r', b'', b'two']
+    """
+    return bytes(payload).split(b"\n")
+
+
+def _headers(raw: bytes, form: Form) -> dict[str, Any]:
+    try:
+        headers = json.loads(raw.decode())
+        if isinstance(headers, dict) and all(isinstance(value, str) for value in headers.values()):
+            json.dumps(headers, ensure_ascii=False).encode()  # a lone surrogate could not be printed
+            return {"headers": headers}
+    except (ValueError, RecursionError):
+        pass
+    return text_or_bytes("headers", raw, form)
+
+
+def text_or_bytes(name: str, value: bytes, form: Form = "hex") -> dict[str, str]:
+    """A field of JSON: text if the bytes are UTF-8, else in ``form`` under ``<name>_hex`` or ``<name>_base64``."""
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_{form}": value.hex() if form == "hex" else b64encode(value).decode()}
+
+
+def _bytes_of(shown: dict[str, Any], name: str) -> bytes | None:
+    """The inverse of :func:`text_or_bytes`; None if the object does not have it."""
+    if f"{name}_hex" in shown:
+        return bytes.fromhex(shown[f"{name}_hex"])
+    return str(shown[name]).encode() if name in shown else None
+
+
+PREFIX = struct.Struct("<II")
+assert PREFIX.size == 8
+_CHECKED_AT_ONCE = 1 << 14
+
+
+class Column(IntFlag):
+    """Which optional columns a payload has."""
+
+    TIMES = 1
+    KEYS = 2
+    HEADERS = 4
+
+
+class BadColumns(ValueError):
+    """The payload is not well-formed columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """One variable-size column, as the Arrow buffers it is made of."""
+
+    validity: memoryview | None
+    offsets: memoryview  # i32[count + 1]
+    data: memoryview
+
+    def to_list(self) -> list[bytes | None]:
+        """The values as Python objects; None for a missing one."""
+        ends = self.offsets.cast("i").tolist()
+        raw = bytes(self.data)
+        values: list[bytes | None] = [raw[start:end] for start, end in pairwise(ends)]
+        if self.validity is not None:
+            bits = self.validity
+            values = [value if bits[i >> 3] >> (i & 7) & 1 else None for i, value in enumerate(values)]
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A decoded payload; every buffer is a view of it."""
+
+    count: int
+    times: memoryview | None
+    keys: Binary | None
+    headers: Binary | None
+    values: Binary
+
+
+def encode(
+    values: Sequence[bytes],
+    *,
+    keys: Sequence[bytes | None] | None = None,
+    times_ns: Sequence[int] | None = None,
+    headers: Sequence[bytes | None] | None = None,
+) -> bytes:
+    """The payload of these records; every given column has one entry a value."""
+    count = len(values)
+    present = Column(0)
+    parts: list[bytes] = []
+    if times_ns is not None:
+        present |= Column.TIMES
+        parts.append(struct.pack(f"<{count}q", *times_ns))
+    for column, entries in ((Column.KEYS, keys), (Column.HEADERS, headers)):
+        if entries is not None:
+            present |= column
+            parts += _binary([entry if entry is not None else b"" for entry in entries], _bitmap(entries))
+    parts += _binary(values, None)
+    return PREFIX.pack(count, present) + _padded(parts)
+
+
+def with_first_headers(payload: bytes, headers: bytes) -> bytes:
+    """The payload of the same records, of which the first one has these headers in the place of its own."""
+    columns = decode(payload)
+    present = Column.HEADERS
+    parts: list[bytes | memoryview] = []
+    if columns.times is not None:
+        present |= Column.TIMES
+        parts.append(columns.times)
+    if columns.keys is not None and columns.keys.validity is not None:
+        present |= Column.KEYS
+        parts += [columns.keys.validity, columns.keys.offsets, columns.keys.data]
+    if columns.headers is None:
+        validity = b"\x01" + bytes((columns.count + 7) // 8 - 1)
+        offsets = bytes(4) + len(headers).to_bytes(4, "little") * columns.count
+        parts += [validity, offsets, headers]
+    else:
+        entries = [headers, *columns.headers.to_list()[1:]]
+        parts += _binary([entry or b"" for entry in entries], _bitmap(entries))
+    parts += [columns.values.offsets, columns.values.data]
+    return PREFIX.pack(columns.count, present) + _padded(parts)
+
+
+def first_headers(payload: bytes | memoryview) -> bytes | None:
+    """The headers of the first record; None if it has none.
+
+    Raises:
+        BadColumns: as of :func:`decode`.
+    """
+    headers = decode(payload).headers
+    if headers is None or headers.validity is None or not headers.validity[0] & 1:
+        return None
+    return bytes(headers.data[: headers.offsets.cast("i")[1]])
+
+
+def decode(payload: bytes | memoryview) -> Columns:
+    """Wrap the buffers of ``payload``.
+
+    Raises:
+        BadColumns: any length, offset or bitmap that does not fit; checked without a loop per record.
+    """
+    view = memoryview(payload)
+    if len(view) < PREFIX.size:
+        raise BadColumns("too short for the count")
+    count, present = PREFIX.unpack_from(view)
+    if present & ~int(Column.TIMES | Column.KEYS | Column.HEADERS):
+        raise BadColumns(f"unknown columns {present:#x}")
+    if count * 4 > len(view):
+        raise BadColumns(f"{len(view)} bytes cannot hold {count} records")
+    reader = _Reader(view, count)
+    times = reader.take(8 * count) if present & Column.TIMES else None
+    keys = reader.binary(nullable=True) if present & Column.KEYS else None
+    headers = reader.binary(nullable=True) if present & Column.HEADERS else None
+    values = reader.binary(nullable=False)
+    if reader.position != len(view):
+        raise BadColumns(f"{len(view) - reader.position} bytes follow the last column")
+    return Columns(count, times, keys, headers, values)
+
+
+class _Reader:
+    """Takes one buffer after the other off a payload."""
+
+    def __init__(self, view: memoryview, count: int) -> None:
+        self.view = view
+        self.count = count
+        self.position = PREFIX.size
+
+    def take(self, length: int) -> memoryview:
+        end = self.position + length
+        if self.position + padded(length) > len(self.view):
+            raise BadColumns("a column runs past the end")
+        taken = self.view[self.position : end]
+        self.position += padded(length)
+        return taken
+
+    def binary(self, *, nullable: bool) -> Binary:
+        validity = self.take((self.count + 7) // 8) if nullable else None
+        offsets = self.take(4 * (self.count + 1))
+        ends = offsets.cast("i")
+        if ends[0] != 0 or not _growing(ends):
+            raise BadColumns("offsets do not start at 0 or go backwards")
+        return Binary(validity, offsets, self.take(ends[-1]))
+
+
+def _growing(ends: memoryview) -> bool:
+    """Whether no offset is below the one before it; a piece at a time, as Python's integers take much more room."""
+    for start in range(0, len(ends), _CHECKED_AT_ONCE):
+        piece = ends[start : start + _CHECKED_AT_ONCE + 1].tolist()  # one more: the next piece starts with it
+        if sorted(piece) != piece:
+            return False
+    return True
+
+
+def _padded(parts: Iterable[bytes | memoryview]) -> bytes:
+    return b"".join(buffer for part in parts for buffer in (part, bytes(padded(len(part)) - len(part))))
+
+
+def _bitmap(entries: Iterable[bytes | None]) -> bytes:
+    digits = "".join("0" if entry is None else "1" for entry in entries)
+    return int(digits[::-1] or "0", 2).to_bytes((len(digits) + 7) // 8, "little")
+
+
+def _binary(values: Sequence[bytes], bitmap: bytes | None) -> list[bytes]:
+    offsets = struct.pack(f"<{len(values) + 1}i", *accumulate(map(len, values), initial=0))
+    data = [offsets, b"".join(values)]
+    return data if bitmap is None else [bitmap, *data]
+
+
+HEADER = "wald.not-before"
+_LIMIT_NS = 1 << 63
+_EARLIEST_NS = 10**18
+
+
+def not_before(headers: bytes | None) -> int:
+    """When a record with these headers is due, in ns since 1970; 0 if they do not say, or no time within 64 bits.
+
+    >>> not_before(b'{"wald.not-before": "1700000000000000000"}')
+    1700000000000000000
+    """
+    if headers is None or HEADER.encode() not in headers:
+        return 0
+    try:
+        due_ns = int(json.loads(headers)[HEADER])
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError):  # whatever a producer may have sent
+        return 0
+    return due_ns if -_LIMIT_NS <= due_ns < _LIMIT_NS else 0
+
+
+def check_number(due_ns: int) -> int:
+    """Return a number that a producer gives, if it can be meant as ns since 1970.
+
+    Raises:
+        ValueError: in ns it would be long past; it may be in seconds, milliseconds or microseconds.
+
+    >>> check_number(1_700_000_000)
+    Traceback (most recent call last):
+    ...
+    ValueError: not_before 1700000000 is before 2001-09-09 in ns since 1970, so it is in another unit
+    """
+    if due_ns < _EARLIEST_NS:
+        raise ValueError(f"not_before {due_ns} is before 2001-09-09 in ns since 1970, so it is in another unit")
+    return due_ns
+
+
+def with_not_before(headers: Mapping[str, str] | None, due_ns: int) -> dict[str, str]:
+    """The same headers for a record that is due then, in ns since 1970."""
+    return {**(headers or {}), HEADER: str(due_ns)}

@@ -1,0 +1,199 @@
+"""Batches as Arrow tables.
+
+Batches as Arrow: no loop over records, and no copy of what is stored as columns.
+
+    sequence     int64                                key          binary, null where there is none
+    route        dictionary<int32, string>            value        binary
+    append_time  timestamp[ns, UTC]                   headers      binary (JSON), null where there are none
+    event_time   timestamp[ns, UTC], null where the producer gave none
+
+A caller that names columns gets just those, and only they are made. It may name one more:
+
+    segment      int64: base sequence of the segment in which the record begins
+
+A ``lines`` payload becomes a binary array in one call of Arrow's own split: twice as fast as finding the newlines with
+numpy and taking them out of the bytes (measured on lines of 35 to 300 bytes), and it lets other threads run. A
+``columns`` payload is laid out as Arrow wants it, and is only wrapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import compute
+
+from wald.format.records import Binary, decode
+
+_TIME = pa.timestamp("ns", "UTC")
+schema = pa.schema(
+    [
+        pa.field("sequence", pa.int64(), nullable=False),
+        pa.field("route", pa.dictionary(pa.int32(), pa.string()), nullable=False),
+        pa.field("append_time", _TIME, nullable=False),
+        pa.field("event_time", _TIME),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary(), nullable=False),
+        pa.field("headers", pa.binary()),
+    ]
+)
+
+_SEGMENT = pa.field("segment", pa.int64(), nullable=False)
+_FIELDS = {field.name: field for field in [*schema, _SEGMENT]}
+
+BATCH_BYTES = 1 << 20  # small batches are put together until they hold this much
+
+
+class Stored(Protocol):
+    """What is needed of a batch: see :class:`wald.reading.assembler.Batch`, which imports this module."""
+
+    @property
+    def route(self) -> str: ...
+    @property
+    def first_sequence(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def append_time_ns(self) -> int: ...
+    @property
+    def skipped(self) -> int: ...
+    @property
+    def segment(self) -> int: ...
+    @property
+    def is_columns(self) -> bool: ...
+    @property
+    def payload(self) -> memoryview: ...
+    def raw(self) -> bytes | memoryview: ...
+
+
+def schema_of(columns: Sequence[str]) -> pa.Schema:
+    """The schema of batches with these columns, in this order."""
+    return pa.schema([_FIELDS[name] for name in columns])
+
+
+def record_batches(batches: Iterable[Stored], columns: Sequence[str] = schema.names) -> Iterator[pa.RecordBatch]:
+    """``batches`` as Arrow, in their order; consecutive small ones of lines are put together."""
+    waiting: list[Stored] = []
+    waiting_bytes = 0
+    for batch in batches:
+        if waiting and (batch.is_columns or waiting_bytes + len(batch.payload) > BATCH_BYTES):
+            yield record_batch(waiting, columns)
+            waiting, waiting_bytes = [], 0
+        if batch.is_columns:
+            yield record_batch([batch], columns)
+        else:
+            waiting.append(batch)
+            waiting_bytes += len(batch.payload)
+    if waiting:
+        yield record_batch(waiting, columns)
+
+
+def record_batch(batches: Sequence[Stored], columns: Sequence[str] = schema.names) -> pa.RecordBatch:
+    """One Arrow batch of one batch, or of several of lines."""
+    made: _Lines | _Columns = _Columns(batches[0]) if batches[0].is_columns else _Lines(batches)
+    each = _Each(batches)
+    makers: dict[str, Callable[[], pa.Array]] = {
+        "sequence": each.sequences,
+        "route": each.routes,
+        "append_time": lambda: each.repeated([batch.append_time_ns for batch in batches]).view(_TIME),
+        "segment": lambda: each.repeated([batch.segment for batch in batches]),
+        "event_time": made.event_times,
+        "key": made.keys,
+        "value": made.values,
+        "headers": made.headers,
+    }
+    return pa.RecordBatch.from_arrays([makers[name]() for name in columns], schema=schema_of(columns))
+
+
+class _Each:
+    """What is the same for all records of a stored batch, once for each of them: one array, however many batches."""
+
+    def __init__(self, batches: Sequence[Stored]) -> None:
+        self._batches = batches
+        self._counts = np.array([batch.count for batch in batches])
+
+    def repeated(self, numbers: list[int]) -> pa.Array:
+        return pa.array(np.repeat(np.array(numbers, dtype=np.int64), self._counts))
+
+    def sequences(self) -> pa.Array:
+        ends = np.cumsum(self._counts)
+        firsts = np.array([batch.first_sequence for batch in self._batches], dtype=np.int64)
+        numbers = np.arange(ends[-1], dtype=np.int64)
+        numbers += np.repeat(firsts - (ends - self._counts), self._counts)
+        return pa.array(numbers)
+
+    def routes(self) -> pa.Array:
+        names = {name: number for number, name in enumerate(dict.fromkeys(batch.route for batch in self._batches))}
+        ids = np.array([names[batch.route] for batch in self._batches], dtype=np.int32)
+        return pa.DictionaryArray.from_arrays(np.repeat(ids, self._counts), pa.array(list(names), pa.string()))
+
+
+class _Lines:
+    """The columns that consecutive payloads of lines have of themselves: values only."""
+
+    def __init__(self, batches: Sequence[Stored]) -> None:
+        self._batches = batches
+        self._count = sum(batch.count for batch in batches)
+
+    def event_times(self) -> pa.Array:
+        return _nulls(self._count, _TIME)
+
+    def keys(self) -> pa.Array:
+        return _nulls(self._count, pa.binary())
+
+    headers = keys
+
+    def values(self) -> pa.Array:
+        parts = [batch.raw() for batch in self._batches]
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        ends = np.array([0, len(data)], dtype=np.int32)  # payloads are far below 2 GiB
+        text = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(ends), pa.py_buffer(data)])
+        pieces = compute.split_pattern(text, b"\n").values
+        return pieces.slice(0, len(pieces) - 1)  # the last one is what follows the last newline: nothing
+
+
+class _Columns:
+    """The columns of a batch that is stored as columns, of the records that were asked for."""
+
+    def __init__(self, batch: Stored) -> None:
+        self._stored = decode(batch.payload)
+        self._skipped = batch.skipped
+        self._count = batch.count
+
+    def event_times(self) -> pa.Array:
+        times = self._stored.times
+        if times is None:
+            return _nulls(self._count, _TIME)
+        return self._cut(pa.Array.from_buffers(_TIME, self._stored.count, [None, pa.py_buffer(times)]))
+
+    def keys(self) -> pa.Array:
+        return self._binary(self._stored.keys)
+
+    def headers(self) -> pa.Array:
+        return self._binary(self._stored.headers)
+
+    def values(self) -> pa.Array:
+        return self._binary(self._stored.values)
+
+    def _binary(self, column: Binary | None) -> pa.Array:
+        if column is None:
+            return _nulls(self._count, pa.binary())
+        validity = None if column.validity is None else pa.py_buffer(column.validity)
+        buffers = [validity, pa.py_buffer(column.offsets), pa.py_buffer(column.data)]
+        return self._cut(pa.Array.from_buffers(pa.binary(), self._stored.count, buffers))
+
+    def _cut(self, array: pa.Array) -> pa.Array:
+        return array.slice(self._skipped, self._count)
+
+
+def _nulls(count: int, kind: Any) -> pa.Array:  # a pyarrow type; the package has no stubs
+    return _nulls_of_power(max(0, count - 1).bit_length(), kind).slice(0, count)
+
+
+@cache
+def _nulls_of_power(exponent: int, kind: Any) -> pa.Array:
+    """Kept, because making them takes as long as making the sequences."""
+    return pa.nulls(1 << exponent, kind)

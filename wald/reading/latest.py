@@ -1,0 +1,131 @@
+"""Start of the last N records of a route.
+
+Where the last records of a route begin, found from the end of the log backwards.
+
+Of a sealed segment the index says which batches hold the route, so a rare route costs one index for each segment. Of a
+raw segment, and where records have to match, a window at its end is read, and one eight times as large if it holds too
+few.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, suppress
+
+from wald.errors import Damaged
+from wald.files.listing import Segment
+from wald.format.batch import StoredBatch
+from wald.format.records import Record
+from wald.format.sealed_index import BadSealed, SealedIndex
+from wald.reading.assembler import Batch
+from wald.reading.reader import read_span
+from wald.segments.reader import OpenSegment, SealedSegment
+from wald.segments.seek import end_of
+from wald.segments.view import View
+
+Run = tuple[int, int]
+"""The first of some consecutive records of a route, and how many there are."""
+Found = Callable[[Batch], Iterable[Record]]
+"""The records of a batch that match."""
+
+_WINDOW = 1024  # records, at first
+_WIDER = 8
+
+
+def start_of_latest(
+    view: View, route: str | None, count: int, *, last: int, first: int = 1, found: Found | None = None
+) -> int:
+    """The sequence with which the last ``count`` records begin; the oldest record, or ``first``, if there are fewer.
+
+    Damage is passed over here; it is reported when the records are read.
+
+    Args:
+        route: None: every route.
+        last: the last record that counts.
+        first: no segment is looked at that ends before it.
+        found: gives the records of a batch that count; without it all do.
+    """
+    routes = None if route is None else frozenset([route])
+    top = min(last, end_of(view) - 1)
+    if count == 0:
+        return top + 1
+    for segment in reversed(view.segments):
+        if segment.base_sequence > top:
+            continue
+        if top < first:
+            break
+        with suppress(Damaged, BadSealed):
+            for base, held in _runs(view, segment, routes, top, count, found):
+                records = max(0, min(held, top + 1 - base))
+                if records >= count:
+                    return base + records - count
+                count -= records
+        top = segment.base_sequence - 1
+    return max(first, view.segments[0].base_sequence if view.segments else 1)
+
+
+def _runs(
+    view: View, segment: Segment, routes: frozenset[str] | None, top: int, count: int, found: Found | None
+) -> Iterable[Run]:
+    """What one segment holds up to ``top``, newest first; maybe less if it is ``count`` records or more."""
+    base = segment.base_sequence
+    if found is not None:
+        return _widening(lambda first: _matching(view, routes, first, top, found), base, top, count)
+    with closing(view.open(segment)) as opened:
+        if isinstance(opened, SealedSegment):
+            return list(_until(_indexed(opened.index, routes), top, count))
+        limit = view.limit(segment)
+        return _widening(lambda first: _stored(opened, limit, routes, first, top), base, top, count)
+
+
+def _widening(runs_from: Callable[[int], list[Run]], base: int, top: int, count: int) -> Iterable[Run]:
+    """The runs of the smallest window that holds enough, or of the whole segment."""
+    window = max(_WINDOW, count)
+    while True:
+        first = max(base, top + 1 - window)
+        runs = runs_from(first)
+        if first == base or sum(records for _, records in runs) >= count:
+            return reversed(runs)
+        window *= _WIDER
+
+
+def _until(runs: Iterable[Run], top: int, count: int) -> Iterator[Run]:
+    for base, records in runs:
+        yield base, records
+        count -= max(0, min(records, top + 1 - base))
+        if count <= 0:
+            return
+
+
+def _indexed(index: SealedIndex, routes: frozenset[str] | None) -> Iterator[Run]:
+    """Runs by the index of a sealed segment, newest first."""
+    wanted = {i for i, entry in enumerate(index.routes) if routes is None or entry.route in routes}
+    if not wanted:
+        return
+    table = index.batch_table()
+    for frame in reversed(index.frames):
+        if wanted.isdisjoint(frame.routes) or index.is_damage(frame):
+            continue
+        begin = bisect_left(table.positions, frame.raw_offset)
+        end = bisect_left(table.positions, frame.raw_offset + frame.raw_bytes)
+        for i in reversed(range(begin, end)):
+            if table.counts[i] and table.routes[i] in wanted:
+                yield table.bases[i], table.counts[i]
+
+
+def _stored(opened: OpenSegment, limit: int | None, routes: frozenset[str] | None, first: int, top: int) -> list[Run]:
+    """Runs by the batches themselves, from about ``first`` on."""
+    return [
+        (met.header.base_sequence, min(met.header.count, top + 1 - met.header.base_sequence))
+        for met in opened.batches(opened.position_of_sequence(first, limit), limit, routes)
+        if isinstance(met, StoredBatch)
+        and met.header.count
+        and met.header.base_sequence <= top
+        and (routes is None or met.route in routes)
+    ]
+
+
+def _matching(view: View, routes: frozenset[str] | None, first: int, top: int, found: Found) -> list[Run]:
+    batches = read_span(view, routes=routes, first=first, last=top, on_missing="skip", on_damage=lambda _: None)
+    return [(record.sequence, 1) for batch in batches for record in found(batch)]

@@ -1,0 +1,294 @@
+"""Lookup of one record: where it is, or what happened to it.
+
+Where a record is: one answer for every number from 1 on, never just "not found".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from wald.errors import Damaged, InvalidInput
+from wald.files.listing import Segment
+from wald.files.safe_open import open_file
+from wald.format.batch import StoredBatch
+from wald.format.ledger_lines import Entry
+from wald.format.names import WORK_SUFFIX, Kind, segment_name
+from wald.format.times import at_utc
+from wald.format.work import Start, is_done
+from wald.retention.cursors import Cursor, CursorState, cursors_of
+from wald.retention.history import History, Relief, holders, member_of
+from wald.segments.durable_end import lost_head
+from wald.segments.raw_scan import DamagedBytes
+from wald.segments.reader import DroppedBatches, Misplaced
+from wald.segments.view import SegmentGone, State, View
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """The answer.
+
+    Attributes:
+        segment: file name of the segment that holds it, or held it last.
+        position: of its batch in the raw segment, bytes.
+        processed: per group of its route, whether the group has processed it, by its cursor and its workers' journal.
+        bundle, member: the archive bundle that holds it (path or address), and the file in that tar; also of a record
+            that is still in the log.
+        bundle_entry: what the ledger says of that bundle.
+        reclaimed: when, by which rule and under which cursors its segment was, as the ledger has it.
+        message: the answer as a sentence.
+    """
+
+    sequence: int
+    state: State
+    message: str
+    durable: bool = False
+    segment: str | None = None
+    route: str | None = None
+    append_time_ns: int | None = None
+    position: int | None = None
+    processed: dict[str, bool] = field(default_factory=dict)
+    bundle: str | None = None
+    member: str | None = None
+    reclaimed: Entry | None = None
+    bundle_entry: Entry | None = None
+
+
+def where(view: View, sequence: int) -> Whereabouts:
+    """What has become of record ``sequence``.
+
+    Raises:
+        InvalidInput: below 1.
+        Damaged: it is in no segment, and the ledger that would say why is damaged.
+    """
+    if sequence < 1:
+        raise InvalidInput(f"{sequence} is not a sequence", case="sequence-below-one")
+    history = History(view.root)
+    found = _where(view, sequence, history)
+    if found.state is State.NEVER_ISSUED:
+        return found
+    try:
+        bundled, removals = history.archived(sequence), _removals(history, sequence)
+    except Damaged as error:  # where it is, is known without them
+        return replace(found, message=f"{found.message}; {error.message}")
+    if found.state is State.LOST or (found.durable and found.state is not State.RELEASED):
+        removals = []  # not deleted; or decided, and not carried out
+    if bundled is not None:
+        found = replace(found, bundle=_bundle(bundled), member=member_of(bundled, sequence), bundle_entry=bundled)
+    return replace(found, reclaimed=removals[0] if removals else None)
+
+
+def _where(view: View, sequence: int, history: History) -> Whereabouts:
+    bound = view.bound
+    segments = [*view.listing.released, *view.segments]
+    newest = view.listing.newest_base()
+    if bound.lost and sequence > (bound.sequence or 0):
+        return Whereabouts(sequence, State.UNKNOWN, lost_head(view.root, bound).message)
+    if bound.sequence is not None and sequence > bound.sequence:
+        return _beyond(sequence, bound.sequence)
+    holding = [segment for segment in segments if segment.base_sequence <= sequence]
+    reason, dropped_from = "", ""
+    # The newest at or below it; of two forms of one segment the one that is not released.
+    holding.sort(key=lambda found: (found.base_sequence, not found.kind.reclaimed))
+    for segment in reversed(holding):
+        try:
+            found = _in_segment(view, sequence, segment)
+        except Misplaced as error:  # the one before it may hold the record
+            reason = reason or error.message
+            continue
+        except SegmentGone:
+            break  # the ledger says why
+        if isinstance(found, Whereabouts):
+            return found
+        if isinstance(found, DroppedBatches):
+            dropped_from = segment.path.name
+        else:
+            reason = found or reason
+        break
+    if bound.sequence is None and (not holding or holding[-1].base_sequence == newest):
+        return _beyond(sequence, None)
+    return _gone(view, sequence, reason, history, dropped_from=dropped_from)
+
+
+def _in_segment(view: View, sequence: int, segment: Segment) -> Whereabouts | DroppedBatches | str:
+    """Its place in the segment that should hold it; or what is found there instead, "" for nothing.
+
+    Raises:
+        Misplaced: it is not the segment that its name says.
+        SegmentGone: it is no longer there.
+    """
+    limit = view.limit(segment)
+    try:
+        opened = view.open(segment)
+    except (Misplaced, SegmentGone):
+        raise
+    except Damaged as error:
+        return error.message
+    gap: DamagedBytes | None = None
+    try:
+        for met in opened.batches(opened.position_of_sequence(sequence, limit), limit):
+            if isinstance(met, DamagedBytes):
+                gap = met
+            elif isinstance(met, StoredBatch) and met.header.count and met.header.base_sequence <= sequence:
+                gap = None
+                if sequence < met.header.end_sequence:
+                    return _placed(view, sequence, segment, met)
+            elif isinstance(met, DroppedBatches) and met.first_sequence <= sequence < met.next_sequence:
+                return met
+            elif isinstance(met, StoredBatch) and met.header.base_sequence > sequence:
+                break
+    finally:
+        opened.close()
+    tail = opened.tail
+    if gap is not None:
+        return f"{segment.path}: offset {opened.file_offset(gap.offset)}: damaged ({gap.reason})"
+    if tail is not None and tail.garbage_bytes:
+        return f"{segment.path}: offset {tail.offset}: damaged ({tail.reason})"
+    return ""
+
+
+def _placed(view: View, sequence: int, segment: Segment, met: StoredBatch) -> Whereabouts:
+    state = view.state(segment)
+    place = f"in {segment.path.name} at {met.position}, route {met.route}"
+    if state is State.RELEASED:
+        place = f"reclaimed; still {place}"
+    head_sequence = view.bound.sequence if view.bound.sequence is not None else met.header.end_sequence - 1
+    processed = {}
+    if (view.root.routes / met.route).is_dir():
+        cursors = cursors_of(view.root, met.route, log_id=view.log_id, head_sequence=head_sequence)
+        processed = {cursor.group: _has_processed(cursor, sequence, view.log_id) for cursor in cursors}
+    return Whereabouts(
+        sequence,
+        state,
+        place,
+        durable=True,
+        segment=segment.path.name,
+        route=met.route,
+        append_time_ns=met.header.append_time_ns,
+        position=met.position,
+        processed=processed,
+    )
+
+
+def _has_processed(cursor: Cursor, sequence: int, log_id: bytes) -> bool:
+    """Return True if the group has processed the record, by its cursor or by its workers' journal."""
+    if cursor.effective >= sequence:
+        return True
+    if cursor.state is not CursorState.VALID or not cursor.of_work_group:
+        return False
+    try:
+        with open_file(cursor.path.with_suffix(WORK_SUFFIX)) as journal:
+            return is_done(journal, Start(log_id, cursor.route, cursor.group, 0, 0), sequence)
+    except (OSError, Damaged):  # the group has no workers, or an unreadable journal
+        return False
+
+
+def _beyond(sequence: int, last: int | None) -> Whereabouts:
+    known = f"the last durable record is {last}" if last is not None else "no head says that it was"
+    return Whereabouts(sequence, State.NEVER_ISSUED, f"never issued: {known}")
+
+
+def _gone(view: View, sequence: int, reason: str, history: History, *, dropped_from: str) -> Whereabouts:
+    """Issued, and in no segment that can be read.
+
+    Args:
+        dropped_from: the segment that says that relief has dropped it; "": none does.
+
+    Raises:
+        Damaged: the ledger that would say why is damaged.
+    """
+    sealed = history.sealed(sequence)
+    segment = segment_name(int(sealed["base"]), Kind.SEALED) if sealed else None
+    archived, removals = history.archived(sequence), _removals(history, sequence)
+    relief = history.relief(sequence)
+    if reason:
+        return Whereabouts(sequence, State.QUARANTINED, reason, segment=segment)
+    if archived is not None:
+        message = f"in bundle {_bundle(archived)}, member {member_of(archived, sequence) or 'unknown'}"
+        return Whereabouts(sequence, State.ARCHIVED, message, segment=segment, route=archived.get("route"))
+    dropped = dropped_from or (relief is not None and relief.dropped)
+    if removals and (dropped or history.reclaimed(sequence) is not None):
+        return Whereabouts(sequence, State.RECLAIMED, _reclaimed(removals, sequence), segment=segment)
+    lost = history.losses(sequence, sequence)
+    if lost and lost[0].unrestored:
+        return Whereabouts(sequence, State.NOT_RESTORED, lost[0].reason)
+    if dropped_from:
+        message = f"relief has dropped it from {dropped_from}, and no ledger says when"
+        return Whereabouts(sequence, State.RECLAIMED, message, segment=dropped_from)
+    skipped = history.skipped(sequence)
+    if skipped is not None:
+        span = f"{skipped['base']} to {skipped['last']}"
+        message = f"a start passed over {span}, and no record of this log has such a number: {skipped.get('why')}"
+        return Whereabouts(sequence, State.SKIPPED, message)
+    if lost:
+        return Whereabouts(sequence, State.LOST, f"{_lost(relief)}: {lost[0].reason}", segment=segment)
+    if relief is not None:
+        name = segment_name(relief.entry["base"], Kind.SEALED)
+        message = f"{_lost(relief)}: {name} is not there, and no ledger says why"
+        return Whereabouts(sequence, State.LOST, message, segment=name)
+    message = "it was issued, no segment holds it, and no ledger says why"
+    if not view.segments and not view.listing.released:
+        segments = view.root.segments
+        message = f"it was issued, and no segment is there: findmnt -T {segments} shows whether it is mounted"
+    return Whereabouts(sequence, State.UNKNOWN, message, segment=segment)
+
+
+def _bundle(entry: Entry) -> str:
+    """The path or address of a bundle: its destination, and its file below that."""
+    return "/".join(str(part).rstrip("/") for part in (entry.get("dest"), entry.get("path", "unnamed")) if part)
+
+
+def _lost(relief: Relief | None) -> str:
+    """What is known of a lost record whose segment may have been relieved."""
+    if relief is None:
+        return "lost"
+    return "lost, after relief had kept it" if relief.dropped is False else "lost, or dropped by relief before"
+
+
+def _removals(history: History, sequence: int) -> list[Entry]:
+    """The entries about the deletion of a record that is not there: of its segment, or of its batch by relief.
+
+    The line of a relief by an older version gives a range for each route, and the ranges of routes overlap. So there
+    may be more than one.
+    """
+    deletion = history.reclaimed(sequence)
+    if deletion is None:
+        relief = history.relief(sequence)
+        return [] if relief is None else [relief.entry]
+    reliefs = [each for each in history.reliefs_before(deletion) if _holders(each, sequence)]
+    certain = [each for each in reliefs if any(is_certain for _, is_certain in holders(each, sequence))]
+    if certain:
+        return certain[:1]
+    return [deletion, *reliefs] if _holders(deletion, sequence) or not reliefs else reliefs
+
+
+def _holders(entry: Entry, sequence: int) -> list[Entry]:
+    """What a line says of each route among whose deleted records ``sequence`` may be."""
+    return [route for route, _ in holders(entry, sequence)]
+
+
+def _reclaimed(removals: list[Entry], sequence: int) -> str:
+    """When, by which rule, and where the cursors were; of several deletions, which routes each is about."""
+    message = f"reclaimed {_removed(removals[0], sequence)}"
+    for entry in removals[1:]:
+        routes = " or ".join(str(held.get("route")) for held in _holders(entry, sequence))
+        message += f"; or, if it was of route {routes}, {_removed(entry, sequence)}"
+    return message
+
+
+def _removed(entry: Entry, sequence: int) -> str:
+    holders = _holders(entry, sequence)
+    rules = repr(str(entry.get("rule", "unknown")))
+    if entry.get("rule") == "each_route" and holders:
+        rules = " or ".join(f"{str(held.get('rule'))!r} of route {held.get('route')}" for held in holders)
+    message = f"at {at_utc(entry.get('at'))} by the rule {rules}"
+    cursors = [
+        (f"{held.get('route')}/{group}", at)
+        for held in holders
+        if isinstance(held.get("cursors"), dict)
+        for group, at in held["cursors"].items()
+    ]
+    if unread := [name for name, at in cursors if isinstance(at, int) and at < sequence]:
+        message += f", though {', '.join(unread)} {'had not' if len(holders) == 1 else 'may not have'} read it"
+    elif entry.get("lost") and not holders:
+        message += ", though not every group had read all of its segment"
+    return f"{message}; cursors: {', '.join(f'{name} at {at}' for name, at in cursors)}" if cursors else message

@@ -1,0 +1,641 @@
+"""Reader of batches and records, with following.
+
+Reading: batches from a place on, through sealed, cut and active segments, each durable record once and in order.
+
+Records that were reclaimed are an error where a start was named, a sequence or a time, and where a cursor is in front
+of them; from "earliest" on, or for a group without a cursor, they are passed over. ``on_missing`` decides otherwise.
+Damage is an error, too, or reported to ``on_damage``, and what follows it is read. Records that are in no segment
+although no ledger says that they were reclaimed are damage, from record 1 on.
+
+Following polls the head: one 160-byte read, after 1 ms at first and then ever more rarely, up to 50 ms. File events
+would help little: those that a segment raises come before the data in it is durable, and on a file system that another
+machine writes to there are none.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import replace
+from typing import NamedTuple
+
+from wald.errors import Damaged, InvalidInput, NotFound
+from wald.files.uptime import read_steps
+from wald.format.batch import StoredBatch, holds_pieces
+from wald.format.names import DEFAULT_GROUP
+from wald.format.sealed_index import RouteEntry
+from wald.format.spans import Spans
+from wald.reading.assembler import Batch, Begun, Joiner
+from wald.reading.scanner import DamagedRange, DeletedSegment, DroppedRange, MissingRange, Remade, Walk
+from wald.reading.selection import NO_SEQUENCE, Selection, Start, Stop, select
+from wald.retention.cursors import read_cursor
+from wald.retention.history import History
+from wald.retention.missing import Missing, OnMissing, ReclaimedSegment, Wanted, count, policy
+from wald.segments.durable_end import lost_head, readable_head
+from wald.segments.reader import SkippedBatches
+from wald.segments.seek import end_of
+from wald.segments.view import View, no_segment, read_view
+
+POLL_FIRST_SECONDS = 0.001
+POLL_LAST_SECONDS = 0.050  # 20 polls a second of some 10 µs each: nothing on the CPU
+_WORTH_A_JUMP = 1000  # records: opening a segment at a position costs as much as walking over this number of batches
+_DURABLE_NS = 2_000_000_000  # from the append time of a record to its sync, which an interval may put off
+
+
+def read_batches(
+    view: View,
+    *,
+    route: str | None,
+    start: Start,
+    stop: Stop | None,
+    group: str,
+    limit: int | None,
+    follow: bool,
+    cancel: threading.Event | None,
+    on_damage: Callable[[Damaged], None] | None,
+    on_missing: OnMissing,
+    on_wait: Callable[[], None] | None,
+) -> Iterator[Batch]:
+    """Batches of whole records, from ``start`` on; without ``follow`` up to where ``view`` ends.
+
+    Arguments and errors are those of :meth:`wald.log.Log.batches`.
+    """
+    selection = select(view, route, start, stop, group)
+    if limit is not None and limit < 0:
+        raise InvalidInput(f"a limit of {limit} records", case="limit-below-zero")
+    reading = _Reading(view, selection, on_damage, policy(on_missing))
+    found = reading.batches(follow=follow, cancel=cancel or threading.Event(), on_wait=on_wait)
+    return found if limit is None else _limited(found, limit)
+
+
+def read_span(
+    view: View,
+    *,
+    routes: frozenset[str] | None,
+    first: int,
+    last: int,
+    on_missing: OnMissing = "error",
+    on_damage: Callable[[Damaged], None] | None = None,
+) -> Iterator[Batch]:
+    """Batches with the records ``first`` to ``last`` of ``routes`` (None: all).
+
+    Args:
+        on_missing: the policy for records that RECLAIM has removed.
+
+    Raises:
+        NotFound: RECLAIM has removed some of them since, and none may be missing.
+        Damaged: something cannot be read, and there is no ``on_damage`` to report it to.
+    """
+    reading = _Reading(view, Selection(routes, first, last=last), on_damage, policy(on_missing))
+    return reading.batches(follow=False, cancel=threading.Event(), renewed=False)
+
+
+def read_portion(
+    view: View,
+    selection: Selection,
+    first: int,
+    last: int,
+    *,
+    absent: Callable[[bytes], bool],
+    on_damage: Callable[[Damaged], None],
+    on_missing: Callable[[Missing], None],
+) -> Iterator[Batch]:
+    """Batches with those of the selected records that are numbered ``first`` to ``last``.
+
+    Args:
+        absent: whether nothing is wanted of these bytes of a sealed segment, of which the checksum is right. If no
+            record goes on from a batch of them to another, they are passed over, and none of their batches is looked
+            at: the sealer has, and the index says which records they hold.
+    """
+    portion = replace(selection, first=max(first, selection.first), last=min(last, selection.last))
+    reading = _Reading(view, portion, on_damage, on_missing, absent)
+    return reading.batches(follow=False, cancel=threading.Event(), renewed=False)
+
+
+def read_onward(
+    view: View,
+    *,
+    route: str | None,
+    start: Start,
+    stop: Stop | None,
+    group: str = DEFAULT_GROUP,
+    since_ns: int | None = None,
+    on_damage: Callable[[Damaged], None] | None = None,
+    on_missing: OnMissing = None,
+    resume_at: Callable[[], int] = lambda: 0,
+) -> Generator[Batch | int | None]:
+    """Batches as of :func:`read_batches`, and in the place of waiting the number of the last record that is durable.
+
+    All wanted records up to that number have been yielded; a record whose last piece is still missing comes after it.
+    The next call continues with the records that are durable by then. The generator ends when no further record can be
+    wanted. None is a step without a batch, because the way to the next one may be the whole log.
+
+    Args:
+        since_ns: only records appended then or later are wanted.
+        on_damage: called with each error about unreadable data; reading continues after it. None to raise the error.
+        resume_at: called when reading continues after such a number; returns the next record that may be wanted, so
+            that earlier ones are skipped. 0 if any may be wanted.
+    """
+    selection = select(view, route, start, stop, group)
+    if since_ns is not None:
+        selection = replace(selection, from_ns=max(selection.from_ns, since_ns))
+    return _Reading(view, selection, on_damage, policy(on_missing)).onward(resume_at)
+
+
+class Arrivals(NamedTuple):
+    """Records that have become durable since the last look.
+
+    Attributes:
+        routes: their routes, each with its first record; None if any route may have some.
+        last: the last durable record.
+    """
+
+    routes: Mapping[str, int] | None
+    last: int
+
+
+def read_arrivals(view: View) -> Generator[Arrivals]:
+    """Yield, at each step, the routes of the records that have arrived since the step before.
+
+    The first step reports any route. Only headers are decoded. The generator ends if the log now ends before an earlier
+    step, because an older copy was restored.
+    """
+    last = end_of(view) - 1
+    with closing(Walk(view, sequence=last + 1, routes=None)) as walk:
+        for _ in walk.advance(view):  # enters the active segment, at its end
+            pass
+        yield Arrivals(None, last)
+        while True:
+            routes: dict[str, int] | None = {}
+            if _moved(view):
+                before, view = view, view.renewed()
+                last = end_of(view) - 1
+                if _end(view) < _end(before):
+                    return
+                for met in walk.advance(view):
+                    if not isinstance(met, StoredBatch):
+                        routes = None
+                    elif routes is not None:
+                        routes.setdefault(met.route, met.header.continues_sequence or met.header.base_sequence)
+            yield Arrivals(routes, last)
+
+
+def _end(view: View) -> tuple[int, int]:
+    return view.bound.segment, view.bound.position
+
+
+class _Reading:
+    """One way through the log for one consumer."""
+
+    def __init__(
+        self,
+        view: View,
+        selection: Selection,
+        on_damage: Callable[[Damaged], None] | None,
+        on_missing: Callable[[Missing], None],
+        absent: Callable[[bytes], bool] | None = None,
+    ) -> None:
+        self._root = view.root
+        self._walk: Walk | None = None
+        # What is released is still there for a reader that needs it.
+        self._view = view if selection.earliest else view.including_released()
+        self._selection = selection
+        self._begin = min([selection.first, *selection.floors.values()])
+        self._begun: dict[str, int] = {}  # the records before that which are read again, by their routes
+        self._remade: tuple[int, tuple[int, ...]] | None = None
+        self._on_damage = on_damage
+        self._on_missing = on_missing
+        self._absent = absent
+        self._history = History(view.root)
+        self._mark = self._history.mark()
+        self._joiner = Joiner()
+        self._complete = False
+        self._stepped: tuple[View, int] | None = None  # the position of the last clock step, in a view
+        self._dropped_of = 0  # the segment whose dropped batches were reported last
+
+    def batches(
+        self,
+        *,
+        follow: bool,
+        cancel: threading.Event,
+        on_wait: Callable[[], None] | None = None,
+        renewed: bool = True,
+    ) -> Generator[Batch]:
+        """
+        Args:
+            renewed: whether records count that are appended before the first batch is taken.
+        """
+        if renewed:
+            self.renew()
+        with closing(self):
+            while True:
+                yield from (found for found in self.to_end() if found is not None)
+                if self._complete:
+                    return
+                if not follow:
+                    self.require_head()
+                    return
+                if not self._await_change(cancel, on_wait):
+                    return
+                follow = not self._is_over()  # asked first: what is wanted is in the view that is taken then
+                self._view = self._view.renewed()
+
+    def onward(self, resume_at: Callable[[], int]) -> Generator[Batch | int | None]:
+        """The same without waiting; see :func:`read_onward`."""
+        with closing(self):
+            while not self._complete:
+                self.renew()
+                yield from self.to_end()
+                self.require_head()
+                last = end_of(self._view) - 1
+                yield min(last, (self._joiner.first_open or last + 1) - 1)
+                begin = resume_at()
+                if begin - last > _WORTH_A_JUMP and not self._joiner.waits:
+                    self.close()
+                    self._begin, self._begun = begin, {}
+
+    def renew(self) -> None:
+        """Take in what has become durable."""
+        if _moved(self._view):
+            self._view = self._view.renewed()
+
+    def to_end(self) -> Generator[Batch | None]:
+        """Yield batches to the end of the view or of the wanted records; None is a step without a batch."""
+        again = True
+        while again and not self._complete:
+            if self._walk is None or not self._walk.begun:
+                self.close()
+                self._walk = self._walk_from(min([self._begin, *self._begun.values()]))
+            try:
+                again = yield from self._advance(self._walk)
+            except (Damaged, NotFound):
+                self._view.require_continuity()
+                raise
+
+    def require_head(self) -> None:
+        """Report that the head is lost, if what is wanted may be behind the place where reading has ended."""
+        bound = self._view.bound
+        if bound.lost and not self._complete and self._selection.last > (bound.sequence or 0):
+            self._report(lost_head(self._root, bound))
+
+    def close(self) -> None:
+        """Close the segment that is read."""
+        if self._walk is not None:
+            self._walk.close()
+            self._walk = None
+
+    def _walk_from(self, sequence: int) -> Walk:
+        absent = self._absent
+
+        def passable(data: bytes, at: int) -> bool:
+            return absent is not None and not self._joiner.waits and absent(data) and not holds_pieces(data, at)
+
+        routes = self._selection.routes
+        return Walk(self._view, sequence=sequence, routes=routes, passable=absent and passable)
+
+    def _advance(self, walk: Walk) -> Generator[Batch | None, None, bool]:
+        """Read to the end of the view or of the wanted records; return True to continue in a new view."""
+        for met in walk.advance(self._view):
+            self._drop_given_up(met.route if isinstance(met, StoredBatch) else None)
+            if isinstance(met, StoredBatch):
+                last = self._last(met, walk.segment)
+                yield from self._take(met, walk.segment, last)
+                self._complete = met.header.end_sequence > last and not self._joiner.waits
+            elif isinstance(met, SkippedBatches):
+                self._complete = met.next_sequence > self._selection.last and not self._joiner.waits
+            elif isinstance(met, DamagedRange):
+                self._report_damaged(met)
+            elif isinstance(met, DroppedRange):
+                self._report_dropped(met)
+                self._complete = met.last >= self._selection.last and not self._joiner.waits
+            elif isinstance(met, DeletedSegment):
+                self._report_deleted(met)
+            elif isinstance(met, Remade):
+                self._begin_again(met.sequence)
+                return True
+            elif self._report_missing(met, walk):
+                return True
+            if self._complete:
+                return False
+            yield None
+        self._drop_given_up()
+        return False
+
+    def _begin_again(self, due: int) -> None:
+        """Continue with record ``due`` in a new walk, which reads the begun records again, and no others before it."""
+        remade = due, self._history.mark()
+        if remade != self._remade:  # otherwise the segments overlap, and it has led here again
+            self._remade = remade
+            self._begun = {each.route: each.sequence for each in self._joiner.drop()}
+        else:
+            self._begun = {}
+        self._begin = due
+        self.close()
+        self._view = self._view.renewed()
+
+    def _drop_given_up(self, route: str | None = None) -> None:
+        """Report the begun records that a repair has given up since: later segments may lack pieces of them.
+
+        Args:
+            route: only records of this route; None: of all.
+        """
+        if not self._joiner.waits or not (begun := self._joiner.begun(route)) or self._history.mark() == self._mark:
+            return
+        for each in begun:
+            reason = self._why_given_up(each.sequence)
+            if reason is not None:
+                torn = self._joiner.drop([RouteEntry(each.route, 1, each.sequence, each.sequence)])
+                self._report_gone(map(_as_reclaimed, torn), each.sequence, each.sequence, reason)
+
+    def _why_given_up(self, sequence: int) -> str | None:
+        """Return why a record was given up; "" if it was reclaimed since, None if it was not given up."""
+        with suppress(Damaged):  # of the ledger: a repair would have replaced it
+            if self._history.is_given_up(sequence):
+                return next((loss.reason for loss in self._history.losses(sequence, sequence)), "")
+        return None
+
+    def _last(self, stored: StoredBatch, segment: int) -> int:
+        """The last sequence wanted, as far as it is known once ``stored`` is met."""
+        selection = self._selection
+        if stored.header.append_time_ns >= selection.until_ns and not self._steps_behind(segment):
+            return min(selection.last, stored.header.base_sequence - 1)
+        return selection.last
+
+    def _take(self, stored: StoredBatch, segment: int, last: int) -> Iterator[Batch]:
+        selection = self._selection
+        if selection.routes is not None and stored.route not in selection.routes:
+            return
+        first = max(selection.floor(stored.route), self._begun.get(stored.route, self._begin))
+        for done in self._joiner.take(stored, segment, first, last):
+            if isinstance(done, DamagedRange):
+                self._report_lost(f"{self._root.segments}: {done.message}", done.last)
+            elif selection.from_ns <= done.append_time_ns < selection.until_ns:
+                yield done
+
+    def _steps_behind(self, segment: int) -> bool:
+        """Return True if append times restart after a segment, so that later records may be older."""
+        if self._stepped is None or self._stepped[0] is not self._view:
+            last = max((step.base for step in read_steps(self._root)), default=0)
+            self._stepped = self._view, last
+        return self._stepped[1] > segment
+
+    def _await_change(self, cancel: threading.Event, on_wait: Callable[[], None] | None) -> bool:
+        """Return when the head has moved, or nothing more is to come; False if ``cancel`` was set instead."""
+        delay = POLL_FIRST_SECONDS
+        while not _moved(self._view) and not self._is_over():
+            if on_wait is not None:
+                on_wait()
+            if cancel.wait(delay):
+                return False
+            delay = min(2 * delay, POLL_LAST_SECONDS)
+        return not cancel.is_set()
+
+    def _is_over(self) -> bool:
+        """Whether the time before which records are wanted has passed, and all of them are durable by now."""
+        return time.time_ns() >= self._selection.until_ns + _DURABLE_NS
+
+    def _report_damaged(self, damaged: DamagedRange) -> None:
+        begun = [each.sequence for each in self._joiner.drop()]
+        first, last = damaged.first, damaged.last
+        spans = [", ".join(f"record {sequence}" for sequence in begun)] if begun else []
+        if first <= min(last, self._selection.last):
+            spans.append(_range(first, last))
+        if spans:
+            self._report_lost(f"{damaged.message}; {' and '.join(spans)} cannot be read", max(last, *begun, 0))
+        elif damaged.whole_segment and first <= self._selection.last:
+            self._report_lost(damaged.message, 0)
+
+    def _report_missing(self, missing: MissingRange, walk: Walk) -> bool:
+        """Report records that are in no segment. If some of them may be there, take a new view and return True.
+
+        RECLAIM may have renamed their segments before the directory was listed, and undone that in its ledger.
+        """
+        first, last = missing.first, missing.last
+        if not self._joiner.waits:
+            last = min(last, self._selection.last)  # otherwise pieces of wanted records may follow it
+        unmounted = None
+        try:
+            lost = list(self._history.unexplained(first, last))
+            if lost:
+                listed = read_view(self._root, self._view.log_id, continuity=self._view.continuity)
+                view = replace(listed.including_released(), bound=self._view.bound)
+                if view.listing.between(walk.segment + 1, min(missing.last, view.bound.segment)):
+                    self._view = view
+                    return True
+                if not view.segments and view.head is not None:
+                    unmounted = no_segment(self._root, view.head.sequence)
+                    raise unmounted
+                lost = list(self._history.unexplained(first, last))  # they may have been deleted since it was read
+            explained = Spans()
+            missing_records = [self._missing(self._deleted(first, last, explained), first, last, "")]
+            for loss in self._history.losses(first, last):
+                explained.add(loss.held.first, loss.held.last)
+                # A repair has removed the beginning of every record that has lost a piece.
+                torn = self._joiner.drop(loss.held.routes or ())
+                missing_records.append(self._missing([loss.begun, *map(_as_reclaimed, torn)], first, last, loss.reason))
+        except Damaged as error:  # of the ledger
+            if error is unmounted:  # no loss that a consumer may pass over
+                raise
+            self._joiner.drop()
+            self._report(error)
+            return False
+        torn = [] if explained.covers(first, last) else self._joiner.drop()
+        self._report_unexplained(first, last, lost, torn)
+        for found in filter(None, missing_records):
+            self._view.require_continuity()
+            self._on_missing(found)
+        return False
+
+    def _deleted(self, first: int, last: int, explained: Spans) -> Iterator[ReclaimedSegment]:
+        """Yield the deleted segments in ``first`` to ``last``, with the begun records that now lack a piece.
+
+        Such records are dropped. All sequences of the segments are added to ``explained``.
+        """
+        for segment in self._history.gone(first, last):
+            explained.add(segment.first, segment.last)
+            torn = self._joiner.drop(segment.routes)
+            yield _without_pieces(segment, torn)
+            yield from map(_as_reclaimed, torn)
+
+    def _report_unexplained(self, first: int, last: int, lost: list[tuple[int, int]], torn: list[Begun]) -> None:
+        """Report a gap that no ledger explains, and the records that lack a piece because of it."""
+        sequences = [each.sequence for each in torn]
+        named = ", ".join(f"record {sequence}" for sequence in sequences)
+        for begin, end in lost:
+            if torn or begin <= self._selection.last:
+                also = f"; {named} cannot be read" if torn else ""
+                message = f"{self._root.segments}: {_missing(begin, end)}, and no ledger explains why{also}"
+                self._report_lost(message, max(end if begin <= self._selection.last else 0, *sequences, 0))
+        if torn and not lost:
+            message = f"{self._root.segments}: {named} cannot be read: {_range(first, last)} may have held pieces of it"
+            self._report_lost(message, max(sequences))
+
+    def _report_dropped(self, dropped: DroppedRange) -> None:
+        """Report records that relief has dropped: a range of all routes, or all of the wanted routes in a segment."""
+        selection = self._selection
+        first, last = dropped.first, min(dropped.last, selection.last)
+        routes = dropped.routes
+        try:
+            losses = [] if routes is not None else self._history.losses(first, dropped.last)
+            if routes is None and not losses:
+                routes = self._history.dropped(dropped.segment)
+        except Damaged as error:  # of the ledger
+            self._joiner.drop()
+            self._report(error)
+            return
+        if losses:  # these records were never in this log
+            for loss in losses:
+                self._report_gone([loss.begun], first, last, loss.reason)
+            return
+        torn = self._joiner.drop(routes)
+        if torn and routes is None:
+            self._report_unexplained(first, dropped.last, [], torn)
+        elif torn:
+            self._report_gone([_as_reclaimed(each) for each in torn], first, last, "")
+        if first > last:
+            return
+        everything = selection.routes is None and not selection.floors
+        if everything:
+            held = [RouteEntry("", last - first + 1, first, last)]
+        elif dropped.segment == self._dropped_of:
+            return
+        else:
+            self._dropped_of, last = dropped.segment, selection.last
+            held = [each for each in routes or () if selection.routes is None or each.route in selection.routes]
+        if not held:
+            return
+        begin, end = min(entry.first for entry in held), max(entry.last for entry in held)
+        latest_ns = dropped.latest_ns if everything else None
+        gone = _without_pieces(ReclaimedSegment(begin, end, tuple(held), latest_ns=latest_ns), torn)
+        self._report_gone([gone], first, last, "")
+
+    def _report_deleted(self, deleted: DeletedSegment) -> None:
+        """Report the begun records of which a deleted segment had pieces after the end of the copy that was read."""
+        base = deleted.segment
+        try:
+            sealed = self._history.sealed(base)
+            if not self._joiner.waits or (sealed is not None and sealed.get("raw_bytes") == deleted.position):
+                return
+            gone = next(self._history.gone(base, base), None)
+        except Damaged as error:  # of the ledger
+            self._joiner.drop()
+            self._report(error)
+            return
+        torn = self._joiner.drop(None if gone is None else gone.routes)
+        if gone is None:
+            self._report_unexplained(base, base, [], torn)
+        elif torn:
+            sequences = [each.sequence for each in torn]
+            self._report_gone(map(_as_reclaimed, torn), min(sequences), max(sequences), "")
+
+    def _report_gone(self, gone: Iterable[ReclaimedSegment], first: int, last: int, lost: str) -> None:
+        missing = self._missing(gone, first, last, lost)
+        if missing is not None:
+            self._view.require_continuity()
+            self._on_missing(missing)
+
+    def _missing(self, gone: Iterable[ReclaimedSegment], first: int, last: int, lost: str) -> Missing | None:
+        """What of ``gone`` was wanted of the records ``first`` to ``last``; None if nothing was.
+
+        Args:
+            lost: why it is gone; "": it was reclaimed.
+        """
+        selection = self._selection
+        wanted = Wanted(self._floor, selection.routes, first, last, selection.from_ns, selection.until_ns)
+        counted = count(gone, wanted)
+        if not counted.records:
+            return None
+        ours = (counted.routes or selection.floors.keys()) & (selection.floors.keys() - selection.fresh)
+        route = next(iter(selection.routes)) if selection.routes and len(selection.routes) == 1 else None
+        return Missing(
+            self._root.path,
+            counted.first,
+            counted.last,
+            counted.records,
+            counted.exact,
+            route,
+            frozenset(ours) or counted.routes,
+            asked=bool(ours) or not (selection.earliest or selection.floors),
+            group=selection.group if ours else None,
+            archive=self._history.archive_of(route, first, last),
+            last_of_route=counted.last_of_route,
+            lost=lost,
+        )
+
+    def _floor(self, route: str) -> int:
+        """The first sequence wanted of a route, which a group may have processed meanwhile."""
+        selection = self._selection
+        if route not in selection.floors or route in selection.fresh:
+            return selection.floor(route)
+        view = self._view.renewed()
+        head_sequence = NO_SEQUENCE if view.bound.sequence is None else view.bound.sequence
+        cursor = read_cursor(self._root, route, selection.group, log_id=view.log_id, head_sequence=head_sequence)
+        return max(selection.floor(route), cursor.effective + 1)
+
+    def _report_lost(self, message: str, last: int) -> None:
+        """
+        Args:
+            last: the last record that is lost; 0: none is.
+        """
+        selection = self._selection
+        damaged = Damaged(message, case="records-lost", root=self._root.path)
+        if last and selection.floors and selection.routes is not None:  # it began at a cursor
+            (route,) = selection.routes
+            damaged = Damaged(
+                message,
+                case="records-lost-behind-cursor",
+                root=self._root.path,
+                route=route,
+                last=last,
+                group=selection.group,
+            )
+        damaged.last = last
+        self._report(damaged)
+
+    def _report(self, error: Damaged) -> None:
+        self._view.require_continuity()  # the damage may be in another log, or in an older copy
+        if self._on_damage is None:
+            raise error
+        self._on_damage(error)
+
+
+def _moved(view: View) -> bool:
+    """Whether the head has moved since ``view``."""
+    head = readable_head(view.root)
+    if head is None:
+        return view.renewed().bound != view.bound
+    return head != view.head
+
+
+def _limited(batches: Generator[Batch], limit: int) -> Iterator[Batch]:
+    left = limit
+    with closing(batches):
+        while left > 0 and (batch := next(batches, None)):
+            trimmed = batch.between(batch.first_sequence, batch.first_sequence + left - 1)
+            assert trimmed is not None
+            left -= trimmed.count
+            yield trimmed
+
+
+def _without_pieces(segment: ReclaimedSegment, torn: list[Begun]) -> ReclaimedSegment:
+    """Return ``segment`` without routes of which it had only pieces of records that are reported individually."""
+    pieces = {each.route for each in torn}
+    if not pieces or segment.routes is None:
+        return segment
+    return segment._replace(routes=tuple(h for h in segment.routes if h.count or h.route not in pieces))
+
+
+def _as_reclaimed(begun: Begun) -> ReclaimedSegment:
+    """Return a record that lacks a piece as if all of it was deleted."""
+    sequence, time_ns = begun.sequence, begun.header.append_time_ns
+    return ReclaimedSegment(sequence, sequence, (RouteEntry(begun.route, 1, sequence, sequence),), time_ns, time_ns)
+
+
+def _range(first: int, last: int) -> str:
+    return f"record {first}" if first == last else f"records {first} to {last}"
+
+
+def _missing(first: int, last: int) -> str:
+    return f"{_range(first, last)} {'is' if first == last else 'are'} missing"

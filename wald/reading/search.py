@@ -1,0 +1,260 @@
+"""Parallel search in a log.
+
+A selection of records in portions that can be read at the same time: consecutive ranges of sequences.
+
+A search of a log by several processes, each with a portion of it at a time; what they find comes in order.
+
+Decompressing and the search of ``re`` and ``bytes.find`` fill a processor, and the latter hold the interpreter's lock.
+So the portions are dealt out to processes that are forked. Each keeps what it finds in a portion until it is asked
+for, up to ``_HELD_BYTES``. What is to be written goes through a pipe as it is, and is written as it comes out of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import gc
+import os
+import signal
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from wald.errors import Damaged, WaldError
+from wald.files.listing import Segment
+from wald.files.uptime import read_steps
+from wald.format.names import Kind
+from wald.format.sealed_index import FrameTable
+from wald.reading.assembler import Batch
+from wald.reading.reader import read_portion
+from wald.reading.selection import Selection
+from wald.retention.blockers import sealed_index
+from wald.retention.missing import Missing
+from wald.segments.view import View
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+PORTION_BYTES = 8 << 20  # raw: large beside the opening of a segment, small beside the memory of a process
+
+
+def portions(view: View, selection: Selection) -> Iterator[tuple[int, int]]:
+    """The first and the last sequence of each, in order; with nothing between them, whatever is missing or damaged."""
+    first, dealt = selection.first, False
+    for start, is_end in _starts(view, selection):
+        if first < start:
+            yield first, start - 1
+            first, dealt = start, True
+        if is_end:
+            if not dealt:
+                yield first, first
+            return
+    yield first, selection.last
+
+
+def _starts(view: View, selection: Selection) -> Iterator[tuple[int, bool]]:
+    """Where a portion may begin: where a frame does, or a segment that is not sealed. At the last one selected ends."""
+    segments = view.segments
+    collected = 0
+    stepped = max((step.base for step in read_steps(view.root)), default=0)  # append times restart there
+    for segment in segments[view.listing.covering(selection.first) :] if segments else ():
+        if segment.base_sequence > selection.last:
+            return
+        for start, raw_bytes, earliest_ns, latest_ns in _frames(segment, view):
+            if start > selection.last:
+                return
+            if selection.until_ns <= earliest_ns <= latest_ns and start >= stepped:
+                yield start, True
+                return
+            if collected >= PORTION_BYTES and start > selection.first:
+                yield start, False
+                collected = 0
+            collected += raw_bytes
+
+
+def _frames(segment: Segment, view: View) -> Iterator[tuple[int, int, int, int]]:
+    """First sequence, raw bytes, earliest and latest time of each frame; a segment without an index is a large one."""
+    try:
+        table = FrameTable.of(sealed_index(segment, view.log_id).frames) if segment.kind.form is Kind.SEALED else None
+    except (Damaged, FileNotFoundError):
+        table = None
+    if table is None:
+        return iter([(segment.base_sequence, PORTION_BYTES, 0, -1)])
+    return zip(table.first_sequences, table.raw_bytes, table.earliest_ns, table.latest_ns, strict=True)
+
+
+_WRITTEN_BYTES = 64 << 10  # of output, at once
+_PIPE_BYTES = 256 << 10
+_HELD_BYTES = 12 << 20
+
+
+class Match(NamedTuple):
+    """How many records were found, and what is to be written of them."""
+
+    records: int
+    output: bytes
+
+
+class _Output(NamedTuple):
+    """So many bytes of output follow in the pipe, of so many records."""
+
+    records: int
+    output_bytes: int
+
+
+class _Failed(NamedTuple):
+    error: Exception
+
+
+Event = Match | Damaged | Missing
+Show = Callable[[Batch], Match]
+Absent = Callable[[bytes], bool]
+
+
+def search(view: View, selection: Selection, show: Show, *, absent: Absent, jobs: int) -> Iterator[Event]:
+    """What ``show`` finds in the selected batches, and what cannot be read, in the order of the log.
+
+    Args:
+        absent: whether ``show`` would find nothing, whatever batches these bytes are.
+
+    Raises:
+        WaldError, OSError: the search cannot go on.
+    """
+    view = view if selection.earliest else view.including_released()
+    dealt = list(portions(view, selection))
+    if jobs == 1 or len(dealt) == 1:
+        for portion in dealt:
+            yield from _searched(view, selection, portion, show, absent)
+        return
+    with closing(_in_processes(view, selection, dealt, show, absent, min(jobs, len(dealt)))) as events:
+        yield from events
+
+
+def _searched(
+    view: View, selection: Selection, portion: tuple[int, int], show: Show, absent: Absent
+) -> Iterator[Event]:
+    """One portion."""
+    events: list[Event] = []
+    records, parts, held = 0, list[bytes](), 0
+    report = events.append
+    batches = read_portion(view, selection, *portion, absent=absent, on_damage=report, on_missing=report)
+    for batch in batches:
+        found = show(batch)
+        if events or held > _WRITTEN_BYTES:
+            yield Match(records, b"".join(parts))
+            yield from events
+            events.clear()
+            records, parts, held = 0, [], 0
+        if found.records:
+            records += found.records
+            held += len(found.output)
+            parts.append(found.output)
+    yield Match(records, b"".join(parts))
+    yield from events
+
+
+def _in_processes(
+    view: View, selection: Selection, dealt: Sequence[tuple[int, int]], show: Show, absent: Absent, jobs: int
+) -> Generator[Event]:
+    import multiprocessing  # 20 ms, which a small log need not take
+
+    context = multiprocessing.get_context("fork")
+    receivers: list[Connection] = []
+    processes = []
+    try:
+        for number in range(jobs):
+            receiver, sender = context.Pipe(duplex=False)
+            with suppress(OSError):  # it stays shorter, where a user may have no more
+                fcntl.fcntl(sender.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            receivers.append(receiver)
+            work = (view, selection, dealt[number::jobs], show, absent, sender, receivers)
+            processes.append(context.Process(target=_work, args=work, daemon=True))
+            processes[-1].start()
+            sender.close()
+        for number in range(len(dealt)):
+            yield from _received(receivers[number % jobs])
+    finally:
+        for process, receiver in zip(processes, receivers, strict=False):
+            receiver.close()
+            process.terminate()
+            process.join()
+
+
+def _output(receiver: Connection, announced: _Output) -> Iterator[Match]:
+    """
+    Raises:
+        EOFError: it ends before all of it has come.
+    """
+    records, left = announced
+    while left or records:
+        part = os.read(receiver.fileno(), min(left, _PIPE_BYTES)) if left else b""
+        if left and not part:
+            raise EOFError
+        yield Match(records, part)
+        records, left = 0, left - len(part)
+
+
+def _received(receiver: Connection) -> Iterator[Event]:
+    """What one process found in one portion."""
+    try:
+        yield from _events(receiver)
+    except EOFError:
+        raise OSError(errno.ECHILD, "a process of the search was killed") from None
+
+
+def _events(receiver: Connection) -> Iterator[Event]:
+    """
+    Raises:
+        EOFError: the process has ended before the portion did.
+    """
+    while (event := receiver.recv()) is not None:
+        if isinstance(event, _Failed):
+            raise event.error
+        if isinstance(event, _Output):
+            yield from _output(receiver, event)
+        else:
+            yield event
+
+
+def _work(
+    view: View,
+    selection: Selection,
+    dealt: Sequence[tuple[int, int]],
+    show: Show,
+    absent: Absent,
+    sender: Connection,
+    receivers: Sequence[Connection],
+) -> None:
+    """Search the portions of one process. It ends when its pipe has no reader any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent reports it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    gc.freeze()  # what there is stays to the end
+    for receiver in receivers:
+        receiver.close()
+    with suppress(BrokenPipeError):
+        try:
+            for portion in dealt:
+                held, held_bytes = list[Event](), 0
+                for event in _searched(view, selection, portion, show, absent):
+                    held.append(event)
+                    held_bytes += len(event.output) if isinstance(event, Match) else 0
+                    if held_bytes > _HELD_BYTES:
+                        _send(sender, held)
+                        held, held_bytes = [], 0
+                _send(sender, held)
+                sender.send(None)
+        except BrokenPipeError:
+            raise
+        except (WaldError, OSError) as error:
+            sender.send(_Failed(error))
+
+
+def _send(sender: Connection, events: Sequence[Event]) -> None:
+    for event in events:
+        if not isinstance(event, Match):
+            sender.send(event)
+            continue
+        sender.send(_Output(event.records, len(event.output)))
+        left = memoryview(event.output)
+        while left:
+            left = left[os.write(sender.fileno(), left) :]

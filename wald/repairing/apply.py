@@ -1,0 +1,539 @@
+"""Application of a repair plan, in repeatable steps.
+
+A ledger whose chain is broken, begun again.
+
+The old file is kept in ``quarantine/``. The new one begins with a line that says so, with the digest of the old one.
+The lines that were whole follow, each with its number among those that were carried over:
+
+    {"event": "begun-again", "kept": "quarantine/…", "sha256": …, "whole": 12, "damaged": 1, "at": …}
+    {"event": "sealed", "base": 1, …, "carried": 1}
+
+A line "reclaimed" about a segment that is there gets a line "kept" behind it. The one that took it back may be among
+the damaged ones, and without it the deletion would be believed if the segment were lost later.
+
+If a sealed part is damaged, it goes the same way, and so does every part behind it. ``from`` is the number of the first
+line of the first of them: a repair that was killed may have left the files of which the lines are carried over already.
+
+What a repair would do to a log, found without changing it.
+
+What is lost is decided by the ledgers, and what is foreign by the identity. So if one of them is broken, the facts are
+taken with what it would become.
+
+Carrying a plan out, in steps of which each can be repeated.
+
+Whatever is replaced or removed gets a second name in ``quarantine/`` first, then its line in the ledger. After that
+one rename replaces it, or one unlink removes it. A repair that was killed is finished by the next one: it finds the
+old file in its place, or the new one. The parts of a segment get their names newest first, so that what is in front of
+a part that is there is all that is left to be done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from wald.errors import Damaged
+from wald.files.disk import Disk
+from wald.files.identity import encode_identity, read_identity
+from wald.files.layout import TEMPORARY, Root
+from wald.files.ledger_read import parts_of, read_files
+from wald.files.ledger_write import Ledger
+from wald.files.listing import Listing, Segment, list_segments
+from wald.files.locks import remove_abandoned
+from wald.files.safe_open import open_file, read_regular
+from wald.files.uptime import Moment
+from wald.format.head import Head, encode_head
+from wald.format.ledger_lines import GENESIS, digest, ledger_lines_encode_line
+from wald.format.names import LEDGERS, SEQUENCE_MAX, Kind
+from wald.format.sealed_index import RouteEntry, SealedIndex
+from wald.repairing.plan import Act, ActionKind, Plan, plan, records_lost, routes_lost
+from wald.repairing.rewrite import Made, Source, remake
+from wald.repairing.survey import LogSurvey, LostIdentity, SegmentFacts, dropped_lasts, examine, lost_identity
+from wald.retention.history import History
+from wald.segments.index_builder import remove_index
+from wald.segments.raw_scan import RawFile, SegmentEnd
+from wald.segments.sealed_file import SealedFile
+from wald.writing.daemon_lock import require_own_files
+from wald.writing.recovery import state_after, state_before
+from wald.writing.sealing import sealed_entry
+
+_BEGUN = "begun-again"
+
+
+@dataclass(frozen=True, slots=True)
+class RebuiltLedger:
+    """What a broken ledger becomes.
+
+    Attributes:
+        entries: the lines that are carried over; None: the active file stays as it is.
+        damaged: how many lines are not carried over.
+        prev: what the first line of the active file carries.
+        gone: the sealed parts that are no longer needed, oldest first.
+        first_line: the number of the first line in those; 0: there are none.
+        there: the segments that are there although the last line about each says that it was reclaimed.
+    """
+
+    entries: list[dict[str, Any]] | None
+    damaged: int
+    prev: str
+    gone: tuple[Path, ...]
+    first_line: int = 0
+    there: tuple[int, ...] = ()
+
+    def lines(self, *, kept: str, sha256: str, now_ns: int) -> bytes:
+        """The content of the active file."""
+        entries = self.entries or []
+        opening = {"event": _BEGUN, "kept": kept, "sha256": sha256, "whole": len(entries), "damaged": self.damaged}
+        origin = {"from": self.first_line} if self.gone else {}
+        lines = [ledger_lines_encode_line(opening | origin | {"at": now_ns}, self.prev)]
+        for number, entry in enumerate(entries, start=1):
+            lines.append(ledger_lines_encode_line(entry | {"carried": number}, digest(lines[-1])))
+        for base in self.there:
+            entry = {"event": "kept", "base": base, "why": "it is there", "at": now_ns}
+            lines.append(ledger_lines_encode_line(entry, digest(lines[-1])))
+        return b"".join(lines)
+
+
+def anew(root: Root, path: Path) -> RebuiltLedger:
+    """What the ledger of ``root`` with the active file ``path`` becomes."""
+    files = list(read_files(path))
+    line_of = {part.path: part.line for part in parts_of(path)}
+    opening = next(iter(files[-1][1].entries), {})
+    if opening.get("event") == _BEGUN and "from" in opening:
+        left = tuple(each for each, line in line_of.items() if line >= opening["from"])
+        if left:
+            return RebuiltLedger(None, 0, "", left)
+    bad = next((number for number, (_, decoded) in enumerate(files) if decoded.broken), len(files) - 1)
+    taken = files[bad:]
+    gone = tuple(file for file, _ in taken[:-1])
+    entries = [{key: entry[key] for key in entry if key != "prev"} for _, decoded in taken for entry in decoded.entries]
+    return RebuiltLedger(
+        entries,
+        sum(len(decoded.broken) for _, decoded in taken),
+        files[bad - 1][1].tip if bad else GENESIS,
+        gone,
+        line_of[gone[0]] if gone else 0,
+        tuple(sorted(_reclaimed(entries).intersection(each.base_sequence for each in list_segments(root).segments))),
+    )
+
+
+def _reclaimed(entries: list[dict[str, Any]]) -> set[int]:
+    """The segments of which the last line says that they were reclaimed."""
+    found: dict[int, str] = {}
+    for entry in entries:
+        if entry.get("event") in ("reclaimed", "kept") and isinstance(entry.get("base"), int):
+            found[entry["base"]] = entry["event"]
+    return {base for base, event in found.items() if event == "reclaimed"}
+
+
+def begin_again(root: Root, disk: Disk, path: Path, *, now_ns: int) -> None:
+    """Replace the ledger at ``path`` by one with a whole chain. It may be killed at any step and called again."""
+    found = anew(root, path)
+    if found.entries is not None:
+        for part in found.gone:
+            _keep(root, disk, part)
+        kept, sha256 = _keep(root, disk, path)
+        disk.replace(path, found.lines(kept=kept, sha256=sha256, now_ns=now_ns))
+    for part in found.gone:
+        disk.unlink(part)
+    disk.sync_directory(root.ledger)
+
+
+def _keep(root: Root, disk: Disk, path: Path) -> tuple[str, str]:
+    """Copy a file to ``quarantine/``; returns where it is, as a path in the root, and its digest."""
+    old = read_regular(path) if path.exists() else b""
+    sha256 = hashlib.sha256(old).hexdigest()
+    kept = root.quarantine / f"{path.name}.{sha256[:16]}"
+    if not kept.exists():
+        temporary = kept.with_name(f"{kept.name}.{secrets.token_hex(8)}{TEMPORARY}")
+        disk.replace(temporary, old)
+        disk.rename(temporary, kept)
+        disk.sync_directory(root.quarantine)
+    return str(kept.relative_to(root.path)), sha256
+
+
+_PREFIX = "wald-repair-"
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@contextmanager
+def proposed(root: Root) -> Iterator[tuple[Plan, LogSurvey]]:
+    """The plan for ``root``, and the facts, which may be used as long as the block lasts.
+
+    Raises:
+        NotFound: there is no log.
+        Damaged: it is not certain which log it is, or the directory of its segments is lost.
+    """
+    _remove_abandoned()
+    broken = dict(_broken(root))
+    acts = tuple(Act(ActionKind.LEDGER, path, reason) for path, reason in broken.items())
+    lost = lost_identity(root)
+    if lost is not None:
+        acts += (Act(ActionKind.IDENTITY, root.identity, lost.reason, identity=lost.identity),)
+    if not acts:
+        facts = examine(root)
+        yield plan(facts), facts
+        return
+    with _scratch() as made:
+        facts = examine(_rehearsed(root, broken, lost, made))
+        found = plan(facts)
+        yield replace(found, acts=acts + found.acts), facts
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """Make a directory, and hold its lock while it exists: an unlocked one is a leftover."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        with suppress(FileNotFoundError):  # removed as a leftover just before it was locked
+            descriptor = os.open(path, _DIRECTORY)
+            if Disk().lock(descriptor) and os.fstat(descriptor).st_nlink:
+                break
+            os.close(descriptor)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _remove_abandoned() -> None:
+    """Remove the copies made by killed repairs: directories of this user that no process has locked."""
+    for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if directory.stat(follow_symlinks=False).st_uid == os.geteuid():
+                descriptor = os.open(directory, _DIRECTORY)
+                try:
+                    if Disk().lock(descriptor):
+                        shutil.rmtree(directory)
+                finally:
+                    os.close(descriptor)
+
+
+def _broken(root: Root) -> Iterator[tuple[Path, str]]:
+    """The ledgers of which a line is damaged, or does not follow the one before it; and what is wrong."""
+    for name in LEDGERS:
+        path = root.ledger / name
+        try:
+            broken = [(each.name, *line) for each, decoded in read_files(path) for line in decoded.broken]
+        except (Damaged, OSError):
+            continue  # nothing can be made of it
+        if broken:
+            file, number, reason = broken[0]
+            more = f", and {len(broken) - 1} more" if len(broken) > 1 else ""
+            yield path, f"{file}: line {number}: {reason}{more}"
+
+
+@dataclass(frozen=True)
+class _Rehearsed(Root):
+    """A root whose ledgers and identity are those that a repair would make.
+
+    Attributes:
+        made: the directory of what is rehearsed.
+        rehearses_ledgers: whether any ledger is; all of them are in one directory, so then all are copied there.
+    """
+
+    made: Path
+    rehearses_ledgers: bool
+
+    @property
+    def ledger(self) -> Path:
+        return self.made / "ledger" if self.rehearses_ledgers else super().ledger
+
+    @property
+    def identity(self) -> Path:
+        return self.made / "log.json"
+
+
+def _rehearsed(root: Root, broken: dict[Path, str], lost: LostIdentity | None, made: Path) -> Root:
+    identity = read_identity(root) if lost is None else lost.identity
+    rehearsed = _Rehearsed(root.path, made, rehearses_ledgers=bool(broken))
+    rehearsed.identity.write_bytes(encode_identity(uuid.UUID(bytes=identity.log_id), now=identity.created))
+    if broken:
+        _rehearse_ledgers(root, broken, rehearsed.ledger)
+    return rehearsed
+
+
+def _rehearse_ledgers(root: Root, broken: dict[Path, str], directory: Path) -> None:
+    directory.mkdir()
+    for path in root.ledger.iterdir():
+        if path.is_file():
+            shutil.copyfile(path, directory / path.name)
+    for path in broken:
+        found = anew(root, path)
+        if found.entries is not None:
+            (directory / path.name).write_bytes(found.lines(kept="", sha256="", now_ns=0))
+        for part in found.gone:
+            (directory / part.name).unlink()
+
+
+Entry = dict[str, Any]
+"""A line of a ledger; ``Any``: it is JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """Carries out acts. The caller holds the locks.
+
+    Args:
+        epoch: of the lock.
+        now: the time for the ledger, ns since 1970.
+        moment: the time by a clock that cannot be set.
+    """
+
+    root: Root
+    disk: Disk
+    epoch: int
+    now: Callable[[], int]
+    moment: Callable[[], Moment]
+
+    def carry_out(self, act: Act, facts: LogSurvey) -> None:
+        """
+        Raises:
+            Damaged: what was made does not read back.
+            OSError: a step failed. The next repair finishes it.
+        """
+        match act.deed:
+            case ActionKind.LEDGER:
+                begin_again(self.root, self.disk, act.path, now_ns=self.now())
+            case ActionKind.IDENTITY:
+                self._identify(act)
+            case ActionKind.REMOVE:
+                self._remove_temporary(act.path)
+            case ActionKind.RENAME:
+                assert act.target is not None
+                self._rename(act.path, act.target)
+            case ActionKind.PUT_BACK:
+                self._put_back(act.path, facts.put_back[act.path])
+            case ActionKind.CLEAR:
+                self.keep(act.path)
+                self._remove(act.path)
+            case ActionKind.SET_ASIDE:
+                self._set_aside(act)
+            case ActionKind.REMAKE:
+                self._remake(act, facts)
+            case ActionKind.GIVE_UP:
+                self._record(*self._losses(act, ""))
+            case ActionKind.RECORD:
+                assert act.facts is not None
+                self._record(self._sealed(act.facts.segment.path))
+            case ActionKind.HEAD:
+                self._head(facts)
+
+    def _identify(self, act: Act) -> None:
+        assert act.identity is not None
+        log_id = uuid.UUID(bytes=act.identity.log_id)
+        kept = {"kept": self.keep(act.path)} if os.path.lexists(act.path) else {}
+        self._record({"event": "identified", "log": log_id.hex, "why": act.reason} | kept | self._when())
+        self.disk.replace(act.path, encode_identity(log_id, now=act.identity.created))
+
+    def _remove_temporary(self, path: Path) -> None:
+        if path.parent in (self.root.segments, self.root.quarantine, self.root.recovery):
+            self.disk.unlink(path)  # the locks that the caller holds keep others from making files there
+        else:
+            with suppress(FileNotFoundError):
+                remove_abandoned(path, self.disk)
+        self.disk.sync_directory(path.parent)
+
+    def _rename(self, path: Path, target: Path) -> None:
+        """Give a segment another name, which no file has; the hints beside both are another segment's."""
+        for each in (path, target):
+            if each.name.endswith(Kind.RAW.value):
+                remove_index(each.with_name(each.name + ".idx"), self.disk)
+        self.disk.rename_to_free(path, target)
+        self.disk.sync_directory(path.parent)
+
+    def _put_back(self, path: Path, whole: Path) -> None:
+        if path.exists():
+            self.keep(path)
+        self.disk.rename(whole, path)
+        self.disk.sync_directory(path.parent)
+
+    def _set_aside(self, act: Act) -> None:
+        kept = self.keep(act.path)
+        self._record(*self._losses(act, kept), self._repaired(act, kept))
+        self._remove(act.path)
+
+    def _remake(self, act: Act, facts: LogSurvey) -> None:
+        assert act.facts is not None
+        old = act.facts.segment
+        kept = self.keep(act.path)
+        twin = act.facts.twin
+        if twin is not None:
+            self.keep(twin)
+        older, dropped = self._older(old), facts.history.dropped_lasts
+        before = state_before(self.root, old, older, facts.log_id, [], dropped)
+        made = remake(self.root, self.disk, _source(act, act.facts, facts, History(self.root)), before)
+        self._record(
+            *self._losses(act, kept),
+            self._repaired(act, kept),
+            *(self._sealed_line(each.index, each.path) for each in made if each.index is not None),
+        )
+        self._put_in_place(old, made)
+        if twin is not None:
+            self._remove(twin)
+        if not act.loses and not self._is_named(kept, act.facts.base):
+            self._forget(self.root.path / kept)
+
+    def _older(self, segment: Segment) -> Listing:
+        there = list_segments(self.root).segments
+        return Listing(tuple(each for each in there if each.base_sequence < segment.base_sequence))
+
+    def _put_in_place(self, old: Segment, made: list[Made]) -> None:
+        kind = old.kind.form
+        for each in reversed(made):
+            self.disk.rename(each.path, self.root.segment(each.base_sequence, kind))
+            # Not before the rename: the old segment may have lost its header, and the index has the salt.
+            remove_index(self.root.segment(each.base_sequence, Kind.INDEX), self.disk)
+            self.disk.sync_directory(self.root.segments)
+        if not any(each.base_sequence == old.base_sequence for each in made):
+            self._remove(old.path)
+
+    def _remove(self, path: Path) -> None:
+        """Remove a file that has a second name in ``quarantine/``; of a raw segment the sparse index, too."""
+        if path.name.endswith(Kind.RAW.value):
+            remove_index(path.with_name(path.name + ".idx"), self.disk)
+        self.disk.unlink(path)
+        self.disk.sync_directory(path.parent)
+
+    def keep(self, path: Path) -> str:
+        """Give a file a second name in ``quarantine/``, or copy it there; returns the name, as a path in the root."""
+        target = self.root.quarantine / f"{path.name}.{_digest(path)[:16]}"
+        if not target.exists():
+            try:
+                self.disk.link(path, target)
+            except OSError:  # the file system has no links
+                self._copy(path, target)
+            self.disk.sync_directory(self.root.quarantine)
+        return os.fspath(target.relative_to(self.root.path))
+
+    def _copy(self, path: Path, target: Path) -> None:
+        temporary = target.with_name(target.name + TEMPORARY)
+        temporary.unlink(missing_ok=True)
+        descriptor = self.disk.create(temporary)
+        try:
+            with open_file(path) as file:
+                self.disk.copy(descriptor, file.fileno(), os.fstat(file.fileno()).st_size, 0)
+            self.disk.sync(descriptor)
+        finally:
+            self.disk.close(descriptor)
+        self.disk.rename(temporary, target)
+
+    def _is_named(self, kept: str, base: int) -> bool:
+        """Whether the ledger says of records of a segment that what is left of them is in ``kept``."""
+        return any(loss.kept == kept for loss in History(self.root).losses(base, SEQUENCE_MAX))
+
+    def _forget(self, kept: Path) -> None:
+        """Remove the old file of a segment that was made again without a loss."""
+        with suppress(FileNotFoundError):
+            self.disk.unlink(kept)
+            self.disk.sync_directory(self.root.quarantine)
+
+    def _record(self, *entries: Entry) -> None:
+        """Write lines into the ledger; they are on disk when this returns."""
+        with closing(Ledger(self.root.ledger / "segments.jsonl", self.disk)) as ledger:
+            ledger.append(*entries)
+
+    def _losses(self, act: Act, kept: str) -> Iterator[Entry]:
+        """A line for each span of records that is given up; none for what a killed repair has recorded."""
+        history, left = History(self.root), act.lost_records
+        for first, last in act.lost:
+            if not any(history.unexplained(first, last)):
+                continue
+            broken = act.broken.get(first) if first == last else None  # its other pieces stay, and those of others
+            reason = act.reason if broken is None else "a piece of it is lost"
+            entry: Entry = {"event": "lost", "base": first, "last": last, "why": reason}
+            records = min(left, records_lost([(first, last)], act.facts, history))
+            left -= records  # by the ledger alone, each span is counted as if it had all that is lost of the segment
+            if records < last - first + 1:
+                entry["records"] = records
+            if kept:
+                entry["kept"] = kept
+            if broken is not None:
+                routes: list[RouteEntry] | None = [RouteEntry(broken, 1, first, last, 0)]
+            else:
+                routes = routes_lost((first, last), act.facts.segment if act.facts is not None else None, history)
+            if routes is not None:
+                entry["routes"] = [list(route) for route in routes]
+            yield entry | self._when()
+
+    def _repaired(self, act: Act, kept: str) -> Entry:
+        assert act.facts is not None
+        facts = act.facts
+        last = max((span[1] for span in facts.spans), default=facts.base - 1)
+        entry = {"event": "repaired", "base": facts.base, "last": last, "why": act.reason, "deed": act.deed.value}
+        return entry | {"kept": kept, "lossless": not act.loses, "epoch": self.epoch} | self._when()
+
+    def _sealed(self, path: Path) -> Entry:
+        with SealedFile(path) as sealed:
+            return self._sealed_line(sealed.index, path)
+
+    def _sealed_line(self, index: SealedIndex, path: Path) -> Entry:
+        return {"event": "sealed"} | sealed_entry(index, path.stat().st_size, self.moment(), self.now())
+
+    def _when(self) -> Entry:
+        return {"at": self.now()} | self.moment().as_entry()
+
+    def _head(self, facts: LogSurvey) -> None:
+        """The head, at the end of the newest segment; its sequence never goes down."""
+        segments = list_segments(self.root).segments
+        if not segments:
+            return  # its sequence is still right, and no segment is left to stand in
+        newest = segments[-1]
+        state = state_after(Listing((newest,)), facts.log_id, [])
+        last = max(facts.last, state.next_sequence - 1)
+        require_own_files(self.root)
+        head = Head(last, newest.base_sequence, self._end(newest), self.epoch, state.append_time_ns)
+        self.disk.replace(self.root.head, encode_head(head))
+
+    def _end(self, segment: Segment) -> int:
+        """Where its batches end. What was whole and not synced is synced now: readers see it from now on."""
+        if segment.kind.form is Kind.SEALED:
+            with SealedFile(segment.path) as sealed:
+                return sealed.index.raw_bytes
+        descriptor = self.disk.open(segment.path)
+        try:
+            self.disk.sync(descriptor)
+            return next(found.offset for found in RawFile(descriptor).scan() if isinstance(found, SegmentEnd))
+        finally:
+            self.disk.close(descriptor)
+
+
+def _source(act: Act, found: SegmentFacts, facts: LogSurvey, history: History) -> Source:
+    def broken(sequence: int) -> bool:
+        lost = sequence in act.broken
+        # A repair that was killed, or an earlier one, may have left out its beginning.
+        return lost or (not any(each.holds(sequence) for each in facts.segments) and history.is_given_up(sequence))
+
+    survey = found.survey
+    following = [each.base for each in facts.segments if each.base > found.base and not each.problem]
+    return Source(
+        found.segment,
+        facts.log_id,
+        found.durable,
+        min(following, default=1 << 64),
+        broken,
+        whole=survey is not None and not survey.reason and not any(found.holds(each) for each in act.broken),
+        cut=found.cut,
+        dropped=dropped_lasts(found.segment, history),
+    )
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    try:
+        with open_file(path) as file:
+            while part := file.read(1 << 20):
+                digest.update(part)
+    except (OSError, Damaged):  # bytes that the disk does not give; the name is only to be the same each time
+        digest.update(f"{path.name} {path.stat().st_size}".encode())
+    return digest.hexdigest()

@@ -1,0 +1,290 @@
+"""Intact batches of a damaged segment, and the records they contain.
+
+The whole batches of a damaged segment, and what of its records they give.
+
+A record in several pieces is given only if all its pieces are there. It is not known which pieces damaged bytes were.
+So every record that had begun and not ended in front of them is broken. The batch in which a broken record begins is
+kept without it; readers pass over its later pieces, as they do with those of a record that began before the log does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+
+from wald.checking.checker import payload_wrong
+from wald.errors import Damaged
+from wald.files.listing import Segment
+from wald.format.batch import OUTSIDE_BYTES, BatchHeader, Encoding, Flag, StoredBatch, checksum_body, route_prefix
+from wald.format.log_state import BadControl, LogState, decode_state, still_open
+from wald.format.names import Kind
+from wald.format.sealed_index import Frame
+from wald.format.spans import Span
+from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes
+from wald.segments.reader import RawSegment
+from wald.segments.salvage import SalvagedSegment
+from wald.segments.sealed_file import SealedFile
+
+
+@dataclass(frozen=True, slots=True)
+class IntactBatch:
+    """A batch that is whole, its place in the raw segment, and the payload that is kept of it.
+
+    Attributes:
+        restored: why a batch in place of dropped ones was made again by the index; "": it was not.
+    """
+
+    header: BatchHeader
+    route: str
+    position: int
+    payload: memoryview
+    restored: str = ""
+
+
+@dataclass(slots=True)
+class Survey:
+    """
+    Attributes:
+        spans: of the records that begin in whole batches, or that relief has dropped, in order.
+        broken: the records that have lost a piece, wherever they begin, with their routes.
+        open_records: at the end, by route.
+        reason: what is wrong, of the first damage; "": every batch is whole.
+        pieces: whether batches continue a record without beginning one.
+        kept: how many records begin in whole batches.
+        relieved: whether a batch stands in the place of those that relief has dropped.
+    """
+
+    spans: list[Span] = field(default_factory=list)
+    broken: dict[int, str] = field(default_factory=dict)
+    open_records: dict[str, int] = field(default_factory=dict)
+    reason: str = ""
+    pieces: bool = False
+    kept: int = 0
+    relieved: bool = False
+
+    def add(self, header: BatchHeader, route: str) -> None:
+        begun = self.open_records.pop(route, 0)
+        if begun and header.continues_sequence != begun:
+            self.broken[begun] = route
+        if header.open_sequence:
+            self.open_records[route] = header.open_sequence
+        self.kept += header.count
+        if header.count:
+            self._cover(header)
+        else:
+            self.pieces = True
+
+    def drop(self, header: BatchHeader, dropped: Mapping[str, int] | None) -> None:
+        """Add a batch in place of batches that relief dropped, which may be pieces.
+
+        Args:
+            dropped: as of :func:`wald.format.log_state.still_open`.
+        """
+        self.relieved = True
+        if dropped is None:
+            self._break_open()
+        self.open_records = still_open(self.open_records, dropped)
+        if header.count:
+            self._cover(header)
+
+    def _cover(self, header: BatchHeader) -> None:
+        if self.spans and self.spans[-1][1] + 1 == header.base_sequence:
+            self.spans[-1] = self.spans[-1][0], header.end_sequence - 1
+        else:
+            self.spans.append((header.base_sequence, header.end_sequence - 1))
+
+    def gap(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        self._break_open()
+        self.open_records = {}
+
+    def _break_open(self) -> None:
+        self.broken |= {sequence: route for route, sequence in self.open_records.items()}
+
+
+def survey(
+    segment: Segment,
+    log_id: bytes,
+    before: dict[str, int],
+    *,
+    dropped: Mapping[str, int] | None,
+    durable: int | None,
+    end: int,
+    cut: int = 0,
+) -> Survey:
+    """What is whole in a segment.
+
+    Args:
+        before: the records that were open before it, if it does not list them.
+        dropped: as of :func:`wald.format.log_state.still_open`.
+        durable: as in :func:`batches`.
+        end: the sequence at which the next segment begins; what is behind that is not taken from this one.
+        cut: as in :func:`batches`.
+
+    Raises:
+        Damaged: nothing in it can be read.
+    """
+    found = Survey(open_records=dict(before))
+    for met in batches(segment, log_id, durable=durable, end=end, cut=cut):
+        if isinstance(met, str):
+            found.gap(met)
+        elif met.header.is_dropped:
+            found.reason = found.reason or met.restored
+            found.drop(met.header, dropped)
+        elif met.header.is_state:
+            found.open_records = _open_records(met, found.open_records)
+        elif met.header.is_control:
+            continue
+        else:
+            found.add(met.header, met.route)
+    return found
+
+
+def batches(
+    segment: Segment, log_id: bytes, *, durable: int | None = None, end: int, cut: int = 0
+) -> Iterator[IntactBatch | str]:
+    """Every whole batch in order, control batches included; and why there is damage, where there is.
+
+    Args:
+        durable: where the head stands in it; behind that are only the batches that follow each other.
+        cut: the position at which a raw segment ended when it was cut; 0: not known.
+
+    Raises:
+        Damaged: nothing in it can be read.
+    """
+    expected, position = segment.base_sequence, 0
+    relieved = _relieved_frames(segment)
+    for met in _stored(segment, log_id, durable):
+        if isinstance(met, DamagedBytes):
+            position = met.offset + met.length
+            reason, filling = met.reason or "zeros between batches", relieved.get((met.offset, met.length))
+            if filling is not None and expected <= filling.header.base_sequence and filling.header.end_sequence <= end:
+                expected = filling.header.end_sequence
+                yield replace(filling, restored=reason)
+            else:
+                yield reason
+            continue
+        header, position = met.header, met.end
+        if header.base_sequence < expected or header.end_sequence > end:
+            yield "its sequences were given out before"
+        elif not header.is_control and (wrong := next(payload_wrong(header, met.payload), "")):
+            yield wrong
+        else:
+            expected = header.end_sequence
+            yield IntactBatch(header, met.route, met.position, met.payload)
+    if position < cut:
+        yield "another program truncated it"
+
+
+def without(whole: IntactBatch, broken: Callable[[int], bool]) -> IntactBatch | None:
+    """A batch without the broken record that begins in it; None if nothing is left of it."""
+    header = whole.header
+    if not header.count or not header.open_sequence or not broken(header.open_sequence):
+        return whole
+    data = bytes(whole.payload)
+    kept = data[: data.rfind(b"\n") + 1]
+    if header.count == 1 and not header.continues_sequence:
+        return None
+    prefix = route_prefix(whole.route.encode())
+    header = header._replace(
+        body_checksum=checksum_body(prefix, [kept], len(kept)),
+        payload_bytes=len(kept),
+        count=header.count - 1,
+        flags=header.flags & ~int(Flag.CONTINUED),
+    )
+    return IntactBatch(header, whole.route, whole.position, memoryview(kept))
+
+
+def _stored(segment: Segment, log_id: bytes, durable: int | None) -> Iterator[StoredBatch | DamagedBytes]:
+    """What stands in a segment, whatever its form."""
+    damage = _damaged_before(segment)
+    with closing(_opened(segment, log_id)) as opened:
+        whole = opened.batches if isinstance(opened, RawSegment) else opened.stored
+        for met in whole(FIRST_BATCH, durable):
+            if isinstance(met, StoredBatch) and any(begin <= met.position < end for begin, end in damage):
+                yield DamagedBytes(met.position, met.end - met.position, "damaged before it was sealed")
+            elif isinstance(met, StoredBatch | DamagedBytes):
+                yield met
+        tail = opened.tail
+        if tail is not None and tail.garbage_bytes:
+            yield DamagedBytes(tail.offset, tail.garbage_bytes, tail.reason)
+        if durable is not None:  # what follows it is whole, or was never acknowledged
+            behind = opened.batches(durable, None)
+            yield from (met for met in takewhile(_is_batch, behind) if isinstance(met, StoredBatch))
+
+
+def _is_batch(met: object) -> bool:
+    return isinstance(met, StoredBatch)
+
+
+def _opened(segment: Segment, log_id: bytes) -> RawSegment | SalvagedSegment:
+    """Even where the index can be read, the frames are walked: of a damaged one that gives the batches in front."""
+    if segment.kind.form is Kind.RAW:
+        return RawSegment(segment, log_id)
+    return SalvagedSegment(segment, log_id, Damaged(f"{segment.path}: offset 0: none of its frames can be read"))
+
+
+def _damaged_before(segment: Segment) -> list[Span]:
+    """The bytes that the index says to be no batch, even if they look like some."""
+    if segment.kind.form is Kind.RAW:
+        return []
+    try:
+        with SealedFile(segment.path) as sealed:
+            return [(offset, offset + length) for offset, length in sealed.index.damage]
+    except Damaged:
+        return []
+
+
+def _relieved_frames(segment: Segment) -> dict[Span, IntactBatch]:
+    """The batch in place of all others of each frame of which relief has dropped all, by its offset and length.
+
+    Readers pass over such a frame by the index alone.
+    """
+    if segment.kind.form is Kind.RAW:
+        return {}
+    try:
+        with SealedFile(segment.path) as sealed:
+            index = sealed.index
+    except (Damaged, OSError):
+        return {}
+    if index.relieved is None:
+        return {}
+    frames = [frame for frame in index.frames[1:] if not frame.routes and not index.is_damage(frame)]
+    return {(frame.raw_offset, frame.raw_bytes): _in_place_of(frame, index.epoch) for frame in frames}
+
+
+def _in_place_of(frame: Frame, epoch: int) -> IntactBatch:
+    payload = bytes(frame.raw_bytes - OUTSIDE_BYTES)
+    header = BatchHeader(
+        body_checksum=checksum_body(b"", [payload], len(payload)),
+        payload_bytes=len(payload),
+        base_sequence=frame.first_sequence,
+        append_time_ns=frame.latest_ns,
+        producer_id=0,
+        producer_sequence=0,
+        count=frame.next_sequence - frame.first_sequence,
+        epoch=epoch,
+        encoding=int(Encoding.CONTROL),
+        flags=int(Flag.CONTROL | Flag.DROPPED),
+        route_bytes=0,
+    )
+    return IntactBatch(header, "", frame.raw_offset, memoryview(payload))
+
+
+def _open_records(control: IntactBatch, before: dict[str, int]) -> dict[str, int]:
+    """Return the open records in the state at the start of a segment; if that is unreadable, those ``before`` it.
+
+    A record that is open at the end of the previous segment may have ended in a deleted one in between.
+    """
+    state = state_of(control)
+    return dict(before) if state is None else dict(state.open_records)
+
+
+def state_of(control: IntactBatch) -> LogState | None:
+    """The state in a control batch; None if this version cannot read it."""
+    try:
+        return decode_state(control.payload)
+    except BadControl:
+        return None

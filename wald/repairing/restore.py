@@ -1,0 +1,232 @@
+"""New log written from records that already have sequences.
+
+Makes a log of batches whose sequences and append times are given, in the order of their sequences.
+
+The directory is no log until all of it is there: its identity has another name until then, and gets its own by the last
+rename. So a restore that was killed leaves what no program takes for a log.
+
+A sequence that no batch has is a hole. A line of the ledger says why. A small hole becomes a batch with the flag
+DROPPED, like those that relief leaves; in front of a large one the segment ends.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from wald.errors import InvalidInput
+from wald.files.disk import Disk
+from wald.files.identity import encode_identity, make_directories
+from wald.files.layout import Root
+from wald.files.ledger_write import Ledger
+from wald.files.routes import add_route
+from wald.files.uptime import ClockStep, add_step
+from wald.format.batch import Buffer, Encoding, Flag
+from wald.format.head import Head, encode_head
+from wald.format.log_state import LogState
+from wald.writing.daemon_lock import Lock, require_free
+from wald.writing.sealing import Sealed, pending, seal
+from wald.writing.writer import Draft, Route, Writer
+
+SEGMENT_BYTES = 64 << 20
+_DROPPED_MAX = 1 << 16  # records of a hole within a segment: each takes a byte, before it is compressed
+_LINES_MAX = 1000  # of the ledger that are written with one sync
+_NO_BASE = 1 << 64  # above that of every segment
+_NO_ROUTE = Route.named("")
+
+Entry = dict[str, Any]
+"""A line of the ledger; ``Any``: it is JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Consecutive whole records of one route, as they are stored."""
+
+    route: str
+    first: int
+    count: int
+    append_time_ns: int
+    payload: Buffer
+    encoding: Encoding
+    terminated: bool = True
+
+    @property
+    def last(self) -> int:
+        return self.first + self.count - 1
+
+
+class NewLog:
+    """A log while it is made. After an error it is left unfinished, and a new attempt is refused.
+
+    Args:
+        path: of a directory that is empty, or not there.
+        describe: what the ledger says of a hole, from its first to its last sequence, besides these and the time.
+        now: for the ledger, ns since 1970; ``moment``: the same as text, for the log's identity.
+        version: of wald, as of :class:`Writer`.
+
+    Raises:
+        InvalidInput: the directory is not empty.
+        Locked: another process makes a log there.
+        OSError: a directory or a file cannot be made.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        disk: Disk,
+        *,
+        describe: Callable[[int, int], Entry],
+        now: Callable[[], int],
+        moment: str,
+        version: int,
+        segment_max_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        _require_empty(path, disk)
+        self.log_id = uuid.uuid4()
+        self.root = root = Root(path)
+        self.holes = self.missing = 0
+        self._disk = disk
+        self._describe = describe
+        self._now = now
+        self._version = version
+        self._segment_max_bytes = segment_max_bytes
+        self._lines: list[Entry] = []
+        self._routes: dict[str, Route] = {}
+        self._writer: Writer | None = None
+        self._sealed: Sealed | None = None
+        make_directories(root, disk)
+        self._lock = Lock(root, disk, now=moment)
+        if root.identity.exists():  # another process has finished one since
+            _require_empty(path, disk)
+        disk.replace(root.unfinished_identity, encode_identity(self.log_id, now=moment))
+        self._ledger = Ledger(root.ledger / "segments.jsonl", disk)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._ledger.close()
+        self._lock.release()
+
+    def add(self, batch: Batch) -> None:
+        """Add the next batch; its first sequence is above all that were added.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        writer = self._writer
+        due = 1 if writer is None else writer.state.next_sequence
+        assert batch.first >= due, "the sequences go up"
+        if batch.first > due:
+            self._miss(due, batch.first - 1)
+        if writer is None:
+            writer = self._writer = self._begun(batch)
+        elif batch.first > due:
+            self._pass_over(writer, batch)
+        if batch.append_time_ns < writer.state.append_time_ns:
+            step = ClockStep(writer.state.next_sequence, writer.state.append_time_ns, batch.append_time_ns)
+            add_step(self.root, self._disk, step)
+            writer.step_clock(now_ns=batch.append_time_ns)
+            self._seal(writer.base_sequence)
+        draft = self._draft(batch)
+        if writer.overshoots(draft.total_bytes):
+            self._cut(writer, batch.append_time_ns)
+        writer.commit(writer.place([draft]), now_ns=batch.append_time_ns)
+
+    def finish(self) -> None:
+        """Seal what is not sealed, and make the directory a log.
+
+        Raises:
+            OSError: a step failed.
+        """
+        assert self._writer is not None, "there is a record"
+        writer, self._writer = self._writer, None
+        epoch, base, at_ns = writer.epoch, writer.base_sequence, writer.state.append_time_ns
+        writer.close()
+        self._seal(_NO_BASE)
+        self._write_lines()
+        root, disk = self.root, self._disk
+        for name in self._routes:
+            add_route(root, disk, name)
+        assert self._sealed is not None
+        head = Head(self._sealed.last_sequence, base, self._sealed.raw_bytes, epoch, at_ns)
+        disk.replace(root.head, encode_head(head))
+        disk.unlink(root.lock)  # no daemon has run; none can start before the next step
+        disk.sync_directory(root.path)
+        disk.rename(root.unfinished_identity, root.identity)
+        disk.sync_directory(root.path)
+        disk.sync_names_above(root.path)
+
+    def _begun(self, batch: Batch) -> Writer:
+        return Writer(
+            self.root,
+            self._disk,
+            LogState(next_sequence=batch.first),
+            log_id=self.log_id.bytes,
+            epoch=self._lock.epoch,
+            segment_max_bytes=self._segment_max_bytes,
+            now_ns=batch.append_time_ns,
+            sync_commits=False,  # each segment is synced once it is complete
+            version=self._version,
+        )
+
+    def _draft(self, batch: Batch) -> Draft:
+        route = self._routes.get(batch.route)
+        if route is None:
+            route = self._routes[batch.route] = Route.named(batch.route)
+        flags = 0 if batch.terminated else int(Flag.UNTERMINATED)
+        return Draft(route, [batch.payload], len(batch.payload), batch.count, batch.encoding, flags)
+
+    def _pass_over(self, writer: Writer, batch: Batch) -> None:
+        """Go on behind a hole, with the sequence of ``batch``."""
+        count = batch.first - writer.state.next_sequence
+        if count <= _DROPPED_MAX:
+            flags = int(Flag.CONTROL | Flag.DROPPED)
+            dropped = Draft(_NO_ROUTE, [bytes(count)], count, count, Encoding.CONTROL, flags)
+            if not writer.overshoots(dropped.total_bytes):
+                writer.commit(writer.place([dropped]), now_ns=writer.state.append_time_ns)
+                return
+        writer.state.next_sequence = batch.first
+        self._cut(writer, batch.append_time_ns)
+
+    def _cut(self, writer: Writer, append_time_ns: int) -> None:
+        writer.cut(now_ns=append_time_ns)
+        self._seal(writer.base_sequence)
+
+    def _seal(self, below: int) -> None:
+        for segment in pending(self.root, below):
+            self._sealed = seal(self.root, segment, self._disk, self._ledger, reserve=False, now=self._now)
+
+    def _miss(self, first: int, last: int) -> None:
+        self.holes += 1
+        self.missing += last - first + 1
+        entry = {"event": "lost", "base": first, "last": last, "by": "restore"}
+        self._lines.append(entry | self._describe(first, last) | {"at": self._now()})
+        if len(self._lines) >= _LINES_MAX:
+            self._write_lines()
+
+    def _write_lines(self) -> None:
+        if self._lines:
+            self._ledger.append(*self._lines)
+            self._lines.clear()
+
+
+def _require_empty(path: Path, disk: Disk) -> None:
+    if path.exists() and not path.is_dir():
+        raise InvalidInput(f"{path}: not a directory", case="directory-for-restore-needed")
+    names = set(os.listdir(path)) - {"lost+found"} if path.exists() else set[str]()
+    if Root(path).unfinished_identity.name in names:
+        require_free(Root(path), disk)
+        raise InvalidInput(f"{path}: has an unfinished restore, and is not a log", case="restore-unfinished", path=path)
+    if names:
+        what = "a log already" if Root(path).identity.name in names else "not empty"
+        raise InvalidInput(
+            f"{path}: {what}; records can only be restored into a new log",
+            case="directory-for-restore-needed",
+        )

@@ -1,0 +1,239 @@
+"""Pins of unfinished handovers between routes.
+
+Pins of unfinished handovers: they retain copies that may already be in the log, so that a retry finds them.
+
+A handover sends copies of records to other routes: dead letters, or dead letters on their way back. If a crash
+interrupts it, the retry looks in the log for copies that were sent, which RECLAIM must not have deleted. So the file
+``routes/R/cursors/G.pin`` pins these routes while the handover is unfinished, as a cursor at the same position would:
+
+    {"pin": 1, "log": "<32 hex>", "drain": {"dead_letter": 250}, "work": {}, "crc": "…"}
+
+``drain`` is for the handover in ``G.drain``, ``work`` for the records that the journal of the work group gives up.
+
+Cursor owners may also leave pins. So the pin of another user than the log's owner counts only if this user also owns a
+valid cursor of the group. A file that is not a valid pin pins nothing. If the system fails to read a pin or its
+directory, or if the directory has too many files, all routes count as pinned.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from wald.errors import Damaged
+from wald.files.cursor_directory import make_cursor_directory, not_permitted, own_user, user_of
+from wald.files.disk import Disk
+from wald.files.layout import Root, entries_of_groups
+from wald.files.safe_open import open_regular, read_start
+from wald.format.cursor import CURSOR_MAX_BYTES, BadCursor, decode_cursor
+from wald.format.ledger_lines import decode_line, encode_line
+from wald.format.names import CURSORS, PIN_SUFFIX, SEQUENCE_MAX, cursor_name, is_route
+
+Part = Literal["drain", "work"]
+Parts = dict[Part, dict[str, int]]
+_VERSION = 1
+_MODE = 0o644  # like a cursor: the log's owner reads the pins of other users
+PIN_MAX_BYTES = 4096
+ROUTES_MAX = 12  # of one part; two parts with the longest names fit into a file
+
+
+class BadPin(ValueError):
+    """The bytes are not a pin of this log."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverPin:
+    """The pin of one group.
+
+    Attributes:
+        route: the route that the group processes.
+        path: the file; the directory if it holds too many.
+        positions: the pinned routes, each with the last record that is not pinned; empty for an invalid file.
+        problem: description of a problem with the file, or "".
+    """
+
+    route: str
+    group: str
+    path: Path
+    positions: Mapping[str, int] = field(default_factory=dict)
+    problem: str = ""
+
+    @property
+    def message(self) -> str:
+        """Message for the operator."""
+        if self.problem:
+            return f"{self.path}: {self.problem}; it pins {'all routes' if self.positions else 'nothing'}"
+        return f"group {self.group} of route {self.route} has not finished a handover; its next start does"
+
+
+class Pinning:
+    """The pin of ``group`` of ``route``, for the process that owns the group.
+
+    Args:
+        part: "drain" or "work", the owner of the handover. The other part of the file is kept.
+    """
+
+    def __init__(self, root: Root, disk: Disk, route: str, group: str, log_id: bytes, part: Part) -> None:
+        self._root, self._disk, self._route, self._log_id = root, disk, route, log_id
+        self._path = root.cursor_directory(route) / f"{group}{PIN_SUFFIX}"
+        self._part: Part = part
+
+    def pin(self, positions: Mapping[str, int]) -> None:
+        """Pin at most :data:`ROUTES_MAX` routes, each after its position. The pin is on disk when this returns.
+
+        Raises:
+            NotPermitted: this user may not write it.
+            OSError: the pin cannot be written.
+        """
+        data = encode_pin(self._log_id, self._parts() | {self._part: dict(positions)})
+        make_cursor_directory(self._root, self._disk, self._route)
+        try:
+            self._disk.replace(self._path, data, mode=_MODE)
+        except PermissionError as error:
+            raise not_permitted(self._root, self._route, self._path, error) from error
+
+    def unpin(self) -> None:
+        """Remove the pin, without a sync: the next owner removes a pin that reappears after a power cut.
+
+        Raises:
+            OSError: it cannot be removed.
+        """
+        if not os.path.lexists(self._path):
+            return
+        parts = self._parts()
+        if any(positions for part, positions in parts.items() if part != self._part):
+            self.pin({})
+        else:
+            self._disk.unlink(self._path)
+
+    def _parts(self) -> Parts:
+        try:
+            if user_of(self._path) != own_user(self._path.parent):
+                return {}
+            return decode_pin(read_start(self._path, PIN_MAX_BYTES + 1), self._log_id)
+        except (OSError, Damaged, BadPin):  # it pins nothing
+            return {}
+
+
+def encode_pin(log_id: bytes, parts: Parts) -> bytes:
+    """Return the contents of the file."""
+    return encode_line({"pin": _VERSION, "log": log_id.hex(), "drain": {}, "work": {}} | parts)
+
+
+def decode_pin(data: bytes, log_id: bytes) -> Parts:
+    """Return the pinned routes of each part, with their positions.
+
+    Raises:
+        BadPin: the data is half-written, too large, of another log, or not a pin.
+    """
+    if len(data) > PIN_MAX_BYTES:
+        raise BadPin("too large for a pin")
+    match decode_line(data):
+        case {"pin": 1, "log": str(log), "drain": dict(drain), "work": dict(work)}:
+            if log != log_id.hex():
+                raise BadPin("of another log")
+            if all(is_route(route) and _is_position(at) for part in (drain, work) for route, at in part.items()):
+                return {"drain": drain, "work": work}
+    raise BadPin("not a pin with a checksum that fits")
+
+
+def handover_pins(root: Root, log_id: bytes) -> list[HandoverPin]:
+    """Return the pins of all groups. The contents of the files never raise an error."""
+    routes = root.route_names()
+    everything = dict.fromkeys(routes, 0)
+    found: list[HandoverPin] = []
+    for route in routes:
+        place = root.cursor_directory(route)
+        try:
+            owner, paths = place.stat().st_uid, _files(place)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            found.append(HandoverPin(route, CURSORS, place, everything, error.strerror or str(error)))
+            continue
+        for path in paths:
+            try:
+                found.append(_read(route, path, log_id, owner))
+            except OSError as error:  # it may be a valid pin
+                group, why = path.name.removesuffix(PIN_SUFFIX), error.strerror or str(error)
+                found.append(HandoverPin(route, group, path, everything, why))
+    return [each for each in found if each.positions or each.problem]
+
+
+def _files(place: Path) -> list[Path]:
+    """Return the files that are named like pins.
+
+    Raises:
+        OSError: the directory cannot be read, or has too many files.
+    """
+    names = (entry.name for entry in entries_of_groups(place))
+    return [place / name for name in sorted(names) if name.endswith(PIN_SUFFIX)]
+
+
+def _read(route: str, path: Path, log_id: bytes, owner: int) -> HandoverPin:
+    """
+    Args:
+        owner: the log's owner.
+    """
+    group = path.name.removesuffix(PIN_SUFFIX)
+    if not is_route(group):
+        return HandoverPin(route, group, path, problem="no group can have this name")
+    try:
+        content, status = _start(path, PIN_MAX_BYTES + 1)
+        positions = _lowest(decode_pin(content, log_id))
+        if status.st_uid not in (0, owner):
+            _require_cursor(path.with_name(cursor_name(group)), log_id, status)
+        return HandoverPin(route, group, path, positions)
+    except FileNotFoundError:  # the handover was finished at this moment
+        return HandoverPin(route, group, path)
+    except Damaged:
+        problem = "not a regular file"
+    except PermissionError:
+        if user_of(path) in (None, owner):
+            raise
+        problem = "permission denied"
+    except BadPin as error:
+        problem = str(error)
+    return HandoverPin(route, group, path, problem=problem)
+
+
+def _start(path: Path, length: int) -> tuple[bytes, os.stat_result]:
+    """Return the first ``length`` bytes of a file, and its status; errors as of :func:`open_regular`."""
+    descriptor = open_regular(path)
+    try:
+        return os.read(descriptor, length), os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _require_cursor(path: Path, log_id: bytes, pin: os.stat_result) -> None:
+    """Require a valid cursor of the owner of a pin.
+
+    Raises:
+        BadPin: the cursor is missing, invalid, or another user's.
+    """
+    try:
+        content, cursor = _start(path, CURSOR_MAX_BYTES + 1)
+        lines = decode_cursor(content)
+    except (FileNotFoundError, PermissionError, Damaged, BadCursor):
+        raise BadPin(f"{path.name} is missing or not a valid cursor") from None
+    if max(pin.st_nlink, cursor.st_nlink) > 1 or lines.log_id not in (None, log_id):
+        raise BadPin(f"{path.name} is not a valid cursor, or one of the two files has another name too")
+    if pin.st_uid != cursor.st_uid:
+        raise BadPin(f"{path.name} belongs to another user")
+
+
+def _lowest(parts: Parts) -> dict[str, int]:
+    """Return the position of each route; if it has two, the lower one."""
+    lowest: dict[str, int] = {}
+    for positions in parts.values():
+        for route, at in positions.items():
+            lowest[route] = min(at, lowest.get(route, at))
+    return lowest
+
+
+def _is_position(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= SEQUENCE_MAX

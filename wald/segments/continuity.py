@@ -1,0 +1,205 @@
+"""Detection of a replaced or rolled-back log at a path.
+
+Detection of another log, or of an older copy of the same log, at a path that a process has read before.
+
+A long-running process has positions in memory. They mean nothing in another log that was moved to the path, or in an
+older copy of the log that was restored there, even if its id, epoch and head look right by now. A value that never
+recurs reveals it: each start of the daemon writes a random ``life`` into its report ``recovery/<epoch>.json``, with the
+sequence at which it begins. Before that start, no process can have seen a record with that sequence or a later one.
+
+A job that keeps its positions on disk keeps the epoch and the life with them, so that its next run can compare them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wald.errors import Damaged, Gone, NotFound, Replaced, RolledBack
+from wald.files.identity import read_identity
+from wald.files.layout import Root
+from wald.files.safe_open import read_object
+from wald.format.head import Head
+from wald.format.names import Kind, segment_name
+from wald.segments.durable_end import readable_head
+
+_REPORTS = 64  # more than the daemon keeps
+_Mark = tuple[int, int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A place in a log that was read up to there.
+
+    Attributes:
+        sequence: the last record that was seen.
+        epoch: the epoch of the daemon then; 0 if unknown.
+        life: the id of the start that began the epoch; "" if unknown.
+        segment, position: where the bytes that were seen ended; 0 if unknown.
+    """
+
+    sequence: int
+    epoch: int
+    life: str
+    segment: int = 0
+    position: int = 0
+
+
+def seen_at(root: Root, head: Head) -> Seen:
+    """Return the place that ``head``, which was just read, names."""
+    life = _life(read_object(root.report(head.epoch)))
+    return Seen(head.sequence, head.epoch, life, head.segment, head.position)
+
+
+class Continuity:
+    """History of the log ``log_id`` at ``root``, as one process has seen it; threads may share it.
+
+    Args:
+        seen: a place that an earlier process, or another one, has seen.
+        hint: for a log that is an older copy, in place of the usual one.
+    """
+
+    def __init__(self, root: Root, log_id: bytes, seen: Seen | None = None, *, hint: str = "") -> None:
+        self._root = root
+        self._log_id = log_id
+        self._hint = hint
+        self._lock = threading.Lock()
+        self._seen = seen
+        self._marks: tuple[_Mark, _Mark] = (None, None)
+        self._replaced: Replaced | None = None
+
+    @property
+    def seen(self) -> Seen | None:
+        """The last place that was seen; None before the first head."""
+        return self._seen
+
+    def require(self) -> None:
+        """Call :meth:`check` with the present head."""
+        self.check(readable_head(self._root))
+
+    def check(self, head: Head | None) -> None:
+        """Compare the log with earlier observations, and remember ``head``, which was just read.
+
+        Raises:
+            Gone: no log is at the path now.
+            Replaced: another log, or an older copy, is at the path. Every later call then raises it too.
+        """
+        with self._lock:
+            if self._replaced is None:
+                try:
+                    self._compare(head)
+                except Gone:
+                    raise
+                except Replaced as error:
+                    self._replaced = error
+            if self._replaced is not None:  # a new error, because each raise adds frames to it
+                raise type(self._replaced)(self._replaced.message, hint=self._replaced.hint)
+
+    def _compare(self, head: Head | None) -> None:
+        seen = self._seen
+        marks = self._present_marks(seen.epoch if seen else 0)
+        went_on = seen is None or head is None or (head.epoch == seen.epoch and head.sequence >= seen.sequence)
+        if went_on and marks == self._marks and marks[0] is not None:
+            if head is not None and seen is not None:
+                self._seen = Seen(head.sequence, head.epoch, seen.life, head.segment, head.position)
+            return
+        self._require_same_log()
+        if head is not None and not went_on:
+            head = readable_head(self._root)  # another thread may have seen a newer one than was read here
+        if head is not None:
+            if seen is not None:
+                self._require_same_past(seen, head)
+            self._seen = seen_at(self._root, head)
+            if seen is None or head.epoch != seen.epoch:
+                marks = self._present_marks(head.epoch)  # its report is complete before a head has its epoch
+        self._marks = marks
+
+    def _require_same_log(self) -> None:
+        path = self._root.path
+        try:
+            log_id = read_identity(self._root).log_id
+        except NotFound:
+            raise Gone(
+                f"{path}: no log is here any longer: it was moved, removed or unmounted",
+                case="log-gone",
+                root=path,
+            ) from None
+        if log_id != self._log_id:
+            raise Replaced(
+                f"{path}: this is not the log that the process opened: "
+                f"{uuid.UUID(bytes=log_id)} instead of {uuid.UUID(bytes=self._log_id)}",
+                case="other-log",
+            )
+
+    def _require_same_past(self, seen: Seen, head: Head) -> None:
+        known = f"record {seen.sequence}{f' of epoch {seen.epoch}' if seen.epoch else ''} was read before"
+        older = f"{self._root.path}: an older copy of the log was restored here"
+        if (head.epoch, head.sequence) < (seen.epoch, seen.sequence) or head.sequence < seen.sequence:
+            now = f"the log ends at record {head.sequence} of epoch {head.epoch}"
+            raise RolledBack(f"{older}: {known}, and {now}", case="older-copy", instead=self._hint)
+        if not seen.epoch:
+            return
+        life = _life(self._report(seen.epoch))
+        if life and seen.life and life != seen.life:
+            raise RolledBack(
+                f"{older}: {known}, and epoch {seen.epoch} began at another start",
+                case="older-copy",
+                instead=self._hint,
+            )
+        for epoch in range(max(seen.epoch + 1, head.epoch - _REPORTS), head.epoch + 1):
+            report = self._report(epoch)
+            if report is not None and _begins_before(report, seen, self._root):
+                began = f"epoch {epoch} began with record {report.get('next_sequence')}"
+                raise RolledBack(f"{older}: {known}, and {began}", case="older-copy", instead=self._hint)
+
+    def _report(self, epoch: int) -> dict[str, Any] | None:
+        return read_object(self._root.report(epoch))
+
+    def _present_marks(self, epoch: int) -> tuple[_Mark, _Mark]:
+        """Return marks that change if the identity or the report of an epoch is replaced; None for a missing file."""
+        return _mark(self._root.identity), _mark(self._root.report(epoch))
+
+
+def _mark(path: Path) -> _Mark:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def _life(report: Mapping[str, Any] | None) -> str:
+    """Return the id of a start; "" if unknown."""
+    return "" if report is None else str(report.get("life") or "")
+
+
+def _begins_before(report: Mapping[str, Any], seen: Seen, root: Root) -> bool:
+    """Return True if the start of a report found fewer records, or pieces of records, than ``seen``."""
+    begins, scanned = report.get("next_sequence"), report.get("scanned_bytes")
+    if isinstance(begins, int) and begins <= seen.sequence:
+        return True
+    same = report.get("segment") == segment_name(seen.segment, Kind.RAW)
+    is_lost = report.get("errors") or report.get("given_up")  # of this log, so it is no older copy
+    if not same or not isinstance(scanned, int) or scanned >= seen.position or is_lost:
+        return False
+    return not _is_repaired(root, seen)
+
+
+def _is_repaired(root: Root, seen: Seen) -> bool:
+    """Return True if a repair has since made the segment of ``seen`` again, maybe shorter; an older copy lacks that."""
+    from wald.files.ledger_read import Lines
+
+    with suppress(Damaged):
+        # "last" is base - 1 if only pieces of records are left in it
+        for line in Lines(root.ledger / "segments.jsonl").about(seen.segment - 1, seen.segment):
+            entry = line.entry
+            if entry.get("event") == "repaired" and line.low == seen.segment:
+                epoch = entry.get("epoch")
+                return isinstance(epoch, int) and epoch > seen.epoch
+    return False

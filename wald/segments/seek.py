@@ -1,0 +1,144 @@
+"""Sequences for the end of the log and for points in time.
+
+Places in a log as sequences: where it ends, and where a time begins.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import closing
+
+from wald.errors import Damaged
+from wald.files.layout import Root
+from wald.files.listing import Segment
+from wald.files.uptime import ranges
+from wald.format.batch import BatchHeader
+from wald.segments.durable_end import readable_head
+from wald.segments.raw_scan import DamagedBytes
+from wald.segments.reader import DroppedBatches, SealedSegment, SkippedBatches
+from wald.segments.salvage import SalvagedSegment
+from wald.segments.view import View, read_view
+
+
+def end_sequence(root: Root, log_id: bytes) -> int:
+    """The sequence of the next record, as far as the log is durable."""
+    head = readable_head(root)  # which is enough, and segments may be very many
+    return head.sequence + 1 if head else end_of(read_view(root, log_id))
+
+
+def end_of(view: View) -> int:
+    """The number of the first record behind ``view``."""
+    if view.bound.sequence is not None:
+        return view.bound.sequence + 1
+    if not view.segments:
+        return 1
+    with closing(view.open(view.segments[-1])) as newest:
+        if isinstance(newest, SalvagedSegment):
+            raise newest.error
+        assert isinstance(newest, SealedSegment), "without a head the newest raw segment is the bound"
+        return newest.index.next_sequence
+
+
+def sequence_at(view: View, time_ns: int) -> int:
+    """The first record that was appended at ``time_ns`` or later; the end of the log if there is none yet."""
+    return _first(view, time_ns)[1]
+
+
+def sequence_since(view: View, time_ns: int) -> int:
+    """Return the sequence after the last record older than ``time_ns``; missing records after it may be of that time.
+
+    Append times restart after a clock step: the answer is in the first range of times that may have such records.
+    """
+    return _first(view, time_ns)[0]
+
+
+def sequence_until(view: View, time_ns: int) -> int:
+    """Return the first sequence from which no record is older than ``time_ns``, in any range of times."""
+    for first, behind in reversed(ranges(view.root)):
+        _, at = _search(view, time_ns, first, behind)
+        if at > first:
+            return at
+    return 1
+
+
+def _first(view: View, time_ns: int) -> tuple[int, int]:
+    """The answers of :func:`sequence_since` and :func:`sequence_at`."""
+    for first, behind in ranges(view.root):
+        if behind is not None and not _readable(view, first, behind):
+            continue  # the range was reclaimed
+        since, at = _search(view, time_ns, first, behind)
+        if behind is None or since < behind:
+            break
+    return since, at
+
+
+def _search(view: View, time_ns: int, first: int, behind: int | None) -> tuple[int, int]:
+    """Return the answers of :func:`_first` for one range of times, up to the end of the log if ``behind`` is None."""
+    readable = _readable(view, first, behind)
+    later = bisect_left(
+        range(len(readable)), True, key=lambda number: not _begins_earlier(view, readable[: number + 1], time_ns)
+    )
+    # The start of the missing records that may be of that time. Append times do not decrease within a range, so records
+    # missing before an older record are older too.
+    missing = None if later else first
+    last = (view.bound.sequence or 0) if behind is None else behind - 1
+    for found in _from(view, readable[max(0, later - 1) :], time_ns, last):
+        if isinstance(found, int):
+            missing = missing or found
+        elif found.append_time_ns >= time_ns:
+            return missing or found.base_sequence, found.base_sequence
+        else:
+            missing = None
+    end = behind or end_of(view)
+    return missing or end, end
+
+
+def _readable(view: View, first: int, behind: int | None) -> list[Segment]:
+    """Return the segments in a range of times, as far as the log is durable."""
+    end = behind or 1 << 64
+    return [s for s in view.segments if first <= s.base_sequence < end and s.base_sequence <= view.bound.segment]
+
+
+def _begins_earlier(view: View, segments: list[Segment], time_ns: int) -> bool:
+    """Whether the first batch of the last readable one of ``segments`` is older than ``time_ns``."""
+    for segment in reversed(segments):
+        try:
+            opened = view.open(segment)
+        except Damaged:
+            continue
+        with closing(opened):
+            first_ns = opened.first_time_ns(view.limit(segment))
+        return first_ns is not None and first_ns < time_ns  # only the newest segment may be empty
+    return True
+
+
+def _from(view: View, segments: list[Segment], time_ns: int, last: int) -> Iterator[BatchHeader | int]:
+    """The headers of the batches that may be of ``time_ns`` or later; a sequence where records may be missing."""
+    due: int | None = None  # the record behind the last one met
+    for segment in segments:
+        base, limit = segment.base_sequence, view.limit(segment)
+        if due is not None and base > due:
+            yield due
+        try:
+            opened = view.open(segment)
+        except Damaged:
+            yield max(due or 0, base)
+            continue
+        with closing(opened):
+            due = base
+            for met in opened.batches(opened.position_of_time(time_ns, limit), limit):
+                if isinstance(met, DamagedBytes):
+                    yield due
+                elif isinstance(met, SkippedBatches):
+                    if isinstance(met, DroppedBatches) and met.latest_ns >= time_ns:
+                        yield due
+                    due = met.next_sequence
+                else:
+                    if met.header.count:
+                        yield met.header
+                    due = met.header.end_sequence
+            if opened.tail is not None and opened.tail.garbage_bytes:
+                yield due
+    if due is not None and due <= last:
+        yield due

@@ -1,0 +1,273 @@
+"""Lock of the single writer, and its epoch.
+
+The lock on a root, which a daemon holds while it runs, and the epoch, which grows by one at every start.
+
+The lock file holds one line of JSON: epoch, pid, host, started, nonce. Some network and FUSE file systems grant the
+lock to two processes. So a daemon writes a nonce into the file and reads it back before it writes to the log: of two
+daemons that start together, the one that wrote last continues, and the other finds another nonce. A daemon that loses
+its lock later, because the file was deleted or the file system does not lock, sees before its next acknowledgement that
+the file is not the one it wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shlex
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from wald.errors import Damaged, Locked, NotFound, WaldError
+from wald.files import locks
+from wald.files.disk import Disk
+from wald.files.layout import Root
+from wald.files.listing import Segment, list_segments
+from wald.files.safe_open import open_file, read_regular, read_start
+from wald.format.head import decode_head
+from wald.format.names import Kind
+from wald.format.segment import HEADER, INDEX_MAGIC, SEGMENT_MAGIC, BadHeader, decode_header
+
+_SETTLE_SECONDS = 0.02  # more than a tick of the clock that files' times come from
+_SETTLE_UNLOCKED_SECONDS = 1.0  # if flock(2) does not lock: the time another daemon may need to write its nonce
+_START_BYTES = 32
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_CURSOR = re.compile(rb"[0-9]{1,20}\n")
+_BEGINNINGS = {
+    b"seq=": "head",
+    b'{"epoch"': "lock",
+    b'{"log"': "log.json",
+    b'{"event"': "a ledger",
+    b'{"work"': "the journal of a work group",
+    SEGMENT_MAGIC: "a segment",
+    INDEX_MAGIC: "the index of a segment",
+    _ZSTD: "a sealed segment or a part of a ledger",
+}
+_ASKED_SECONDS = 0.1  # another process may hold the lock for an instant, to see whether it is held
+
+
+class Lock:
+    """The right to write to ``root``, and the epoch of this life.
+
+    Attributes:
+        signature: what is in the file, but for the nonce.
+
+    Raises:
+        Locked: another daemon holds it. The message names the daemon.
+        Damaged: as in :func:`require_own_files`.
+    """
+
+    def __init__(self, root: Root, disk: Disk, *, now: str) -> None:
+        self._path = os.fspath(root.lock)
+        self._disk = disk
+        self._descriptor = disk.open_lock(root.lock)
+        try:
+            _await(lambda: disk.lock(self._descriptor), root)
+            require_own_files(root)
+            self.epoch = _last_epoch(root) + 1
+            self.signature = {"epoch": self.epoch, "pid": os.getpid(), "host": socket.gethostname(), "started": now}
+            self._sign(root, self.signature)
+        except BaseException:
+            disk.close(self._descriptor)
+            raise
+
+    def is_ours(self) -> bool:
+        """Whether no other daemon has taken the root over; one stat(2)."""
+        return self._stat() == self._seen
+
+    def loss(self, root: Root) -> WaldError:
+        """Return the error for a lost lock: it names the new owner, or what happened to the file."""
+        if not os.path.lexists(root.identity):
+            return root_gone(root)
+        if not os.path.lexists(root.lock):
+            return NotFound(
+                f"{root.lock}: the lock file was removed while the daemon ran",
+                case="lock-file-removed",
+                root=root.path,
+            )
+        found = signature(root)
+        if all(found.get(name) == value for name, value in self.signature.items()):
+            return Locked(
+                f"{root.lock}: the lock file of this daemon was replaced by a copy, or written to",
+                case="lock-file-replaced",
+            )
+        return Locked(
+            f"{root.lock}: another daemon has taken over ({in_words(found)})",
+            case="daemon-taken-over",
+        )
+
+    def release(self) -> None:
+        self._disk.close(self._descriptor)
+
+    def _sign(self, root: Root, fields: dict[str, object]) -> None:
+        nonce = secrets.token_hex(16)
+        self._disk.truncate(self._descriptor, 0)
+        self._disk.write(self._descriptor, [json.dumps(fields | {"nonce": nonce}).encode() + b"\n"], 0)
+        self._disk.sync(self._descriptor)
+        self._disk.sync_directory(root.path)
+        self._seen = self._stat()
+        time.sleep(_SETTLE_SECONDS if self._excludes(root) else _SETTLE_UNLOCKED_SECONDS)
+        if _content(root.lock).get("nonce") != nonce or not self.is_ours():
+            raise Locked(
+                f"{root.lock}: two daemons were started together, and the other continues ({holder(root)})",
+                case="file-system-without-locks",
+            )
+
+    def _excludes(self, root: Root) -> bool:
+        """Whether the lock excludes another descriptor. A network file system may do so only within one machine."""
+        descriptor = self._disk.open_lock(root.lock)
+        try:
+            return not self._disk.lock(descriptor)
+        finally:
+            self._disk.close(descriptor)
+
+    def _stat(self) -> tuple[int, int, int]:
+        try:
+            status = os.stat(self._path)
+        except FileNotFoundError:
+            return (0, 0, 0)
+        return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def root_gone(root: Root) -> NotFound:
+    """Return the error for a log that is no longer at its path."""
+    message = "the log is gone (removed, moved or unmounted)" if root.path.is_dir() else "the root is gone"
+    return NotFound(
+        f"{root.path}: {message}; nothing is acknowledged until it is back",
+        case="root-gone",
+        root=root.path,
+    )
+
+
+def require_own_files(root: Root) -> None:
+    """Check that no other file of the log has the name of a file that a start overwrites.
+
+    Raises:
+        Damaged: such a file exists; the message identifies it.
+    """
+    for path in (root.lock, root.head, root.transfers):
+        try:
+            start = read_start(path, _START_BYTES)
+        except (FileNotFoundError, Damaged):  # opening it fails later unless it is a regular file
+            continue
+        other = next((what for begins, what in _BEGINNINGS.items() if start.startswith(begins)), "")
+        if _CURSOR.match(start):
+            other = "a cursor"
+        if other and other != path.name:
+            raise Damaged(
+                f"{path}: offset 0: this is {other}, not {path.name}; refusing to overwrite it",
+                case="foreign-file-in-place",
+                path=path,
+                target=_own_name(root, path),
+            )
+
+
+def _own_name(root: Root, path: Path) -> Path | None:
+    """Return the proper path of the segment in a file, if that name is free."""
+    from wald.segments.reader import identify  # only a refused start needs it
+
+    form, header = identify(path) or (Kind.RAW, None)
+    target = None if header is None else root.segment(header.base_sequence, form)
+    return None if target is None or os.path.lexists(target) else target
+
+
+def holder(root: Root) -> str:
+    """The daemon that wrote the lock file last, as text."""
+    return in_words(signature(root))
+
+
+def in_words(found: Mapping[str, object]) -> str:
+    """What a daemon wrote into the lock file, as text."""
+    if not found:
+        return "the lock file does not say who"
+    if "pid" not in found:
+        return f"since {found.get('started')}; who may not read the lock file cannot know more"
+    return f"pid {found.get('pid')} on {found.get('host')}, epoch {found.get('epoch')}, since {found.get('started')}"
+
+
+def signature(root: Root) -> dict[str, object]:
+    """What the daemon that started last wrote into the lock file: epoch, pid, host, started; empty if it is lost."""
+    return _content(root.lock)
+
+
+def is_hidden(root: Root) -> bool:
+    """Whether the lock file may not be opened by this user, who could hold the lock otherwise."""
+    return os.path.lexists(root.lock) and not os.access(root.lock, os.R_OK, effective_ids=True)
+
+
+def holding_processes(root: Root) -> list[int]:
+    """The processes that hold the lock, as the kernel lists them; those of other PID namespaces are not listed."""
+    return locks.holders(root.lock)
+
+
+def how_to_stop(root: Root) -> str:
+    """What to type to stop the daemon that holds the lock."""
+    processes = " ".join(map(str, holding_processes(root)))
+    other = f"kill {processes}" if processes else f"fuser -v {shlex.quote(os.fspath(root.lock))} names it"
+    return f"stop it: systemctl stop wald.socket wald, if it is the service; else {other}"
+
+
+def is_held(root: Root, disk: Disk) -> bool:
+    """Whether a daemon runs on ``root`` now. If the lock may not be opened, the kernel's list of locks says so."""
+    return locks.is_held(root.lock, disk)
+
+
+def require_free(root: Root, disk: Disk) -> None:
+    """Check whether a daemon could start on ``root``, without writing anything.
+
+    Raises:
+        Locked: another daemon runs. The message names it.
+        PermissionError: this user may not run a daemon on it.
+    """
+    if os.path.lexists(root.lock):
+        disk.close(disk.open_lock(root.lock))  # a user who may not write to it may not run a daemon
+        _await(lambda: not is_held(root, disk), root)
+
+
+def _await(is_free: Callable[[], bool], root: Root) -> None:
+    until = time.monotonic() + _ASKED_SECONDS
+    while not is_free():
+        if time.monotonic() > until:
+            raise Locked(
+                f"{root.lock}: another daemon writes to this root ({holder(root)})",
+                case="daemon-is-running",
+                root=root.path,
+            )
+        time.sleep(_ASKED_SECONDS / 10)
+
+
+def _content(path: Path) -> dict[str, object]:
+    try:
+        found = json.loads(read_regular(path))
+    except (OSError, ValueError, Damaged):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _last_epoch(root: Root) -> int:
+    """The largest epoch in the root. Each of the files that have one may have been lost."""
+    epoch = _content(root.lock).get("epoch", 0)
+    found = [epoch if isinstance(epoch, int) else 0]
+    try:
+        head = decode_head(read_regular(root.head))
+        found.append(head.epoch if head else 0)
+    except (FileNotFoundError, Damaged):
+        pass
+    found += [_epoch_of(segment) for segment in list_segments(root).segments[-1:]]
+    return max(found)
+
+
+def _epoch_of(segment: Segment) -> int:
+    from wald.segments.sealed_file import SealedFile
+
+    try:
+        if segment.kind is Kind.SEALED:
+            with SealedFile(segment.path) as sealed:
+                return sealed.index.epoch
+        with open_file(segment.path) as file:
+            return decode_header(file.read(HEADER.size)).epoch
+    except (BadHeader, Damaged):
+        return 0

@@ -1,0 +1,699 @@
+"""Recovery of the newest segment at a start: facts, decision, repair.
+
+The facts about the newest raw segment by which a start decides what becomes of it.
+
+The state of a log at the end of a segment, rebuilt from the batches of that segment.
+
+Recovery at a start: facts → decision → repair, and a report of it.
+
+Only the newest raw segment can be unfinished, because a segment is named only after the one before it was complete.
+Older raw segments wait for the sealer. The newest is scanned batch by batch. What is behind its last good batch is
+copied to ``quarantine/`` and truncated. The writer then starts a new segment and never appends to an old one. So the
+time that a start takes is bounded by one raw segment and not by the log.
+
+The report calls info what a crash leaves behind, and errors what a crash cannot do: bytes that were durable are missing
+or wrong. No error stops the start. The report names the sequences that are lost, and none of them is given out again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from wald.errors import Damaged, UnsupportedFormat
+from wald.files.disk import Disk
+from wald.files.layout import TEMPORARY, Root
+from wald.files.listing import Listing, Segment, list_segments
+from wald.files.safe_open import open_file, read_regular
+from wald.files.uptime import boot_id, read_steps, step_between
+from wald.format.batch import OUTSIDE_BYTES, BatchHeader, Flag, ParseOutcome, StoredBatch, padded
+from wald.format.head import Head, decode_head
+from wald.format.log_state import BadControl, Ending, LogState, decode_state, encode_state
+from wald.format.names import Kind, segment_name
+from wald.format.segment import BadHeader, NewerVersion
+from wald.hints import hint_for
+from wald.segments.index_builder import find_index
+from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
+from wald.segments.reader import Misplaced, identify, require_named
+from wald.segments.salvage import SalvagedSegment
+from wald.segments.sealed_file import SealedFile
+from wald.segments.view import no_segment
+from wald.writing.daemon_lock import require_own_files
+from wald.writing.run_reports import last_end
+from wald.writing.sequence_floor import find_floor, given_up, last_sealed
+
+_BARRIER = int(Flag.BARRIER)  # enums are slow
+
+
+class Header(Enum):
+    """The first 64 bytes of the segment."""
+
+    OURS = "ours"
+    DAMAGED = "damaged"
+    FOREIGN = "foreign"  # good, but of another log, or of another segment
+    NEWER = "newer"  # good, but of a newer wald
+
+
+class Content(Enum):
+    """What the good batches of the segment hold."""
+
+    NOTHING = "nothing"  # not even the control batch, which was durable before the segment had its name
+    CONTROL = "control"  # only the control batch
+    PIECES = "pieces"  # of a record that began earlier; no sequence of its own
+    RECORDS = "records"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFacts:
+    """What is known of the newest raw segment.
+
+    Attributes:
+        reason: what is wrong with the header; "" if nothing is.
+        state: of the log at the end of the segment.
+        batches: how many good ones there are.
+        durable_bytes: its length by the head; 0: the head stands in another segment.
+        salt: of its checksums.
+    """
+
+    segment: Segment
+    header: Header
+    reason: str
+    content: Content
+    state: LogState
+    batches: int
+    gaps: list[DamagedBytes]
+    tail: SegmentEnd
+    durable_bytes: int
+    salt: int
+
+
+def examine(root: Root, listing: Listing, log_id: bytes, durable_bytes: int, errors: list[str]) -> SegmentFacts:
+    """Scan the newest segment of ``listing``, which is a raw one.
+
+    Args:
+        durable_bytes: as in :class:`Facts`.
+        errors: what cannot be read of the segment before it is added to these.
+    """
+    torn_turn = _TornTurn(durable_bytes)
+    facts = _scan(root, listing, log_id, durable_bytes, errors, torn_turn.add)
+    if torn_turn.offset is None:
+        return facts
+    # The batches behind the gap are not durable either. Only those in front of it count.
+    end = facts.tail.offset + facts.tail.garbage_bytes
+    facts = _scan(root, listing, log_id, durable_bytes, errors, lambda _: None, limit=torn_turn.offset)
+    reason = "parts of one turn reached the disk, others did not"
+    return replace(facts, tail=SegmentEnd(torn_turn.offset, ParseOutcome.TORN, reason, end - torn_turn.offset))
+
+
+class _TornTurn:
+    """Finds the gap that a power cut can leave in the last turn, whose pages reach the disk in any order.
+
+    The first batch of a turn says whether everything before it was synced before it was written. So a gap behind the
+    durable end is an unfinished write if no such batch follows it, and damage if one does. Append times cannot tell:
+    after a clock was set back, several turns have the same one.
+
+    Attributes:
+        offset: where the unfinished turn begins; None if there is none.
+    """
+
+    def __init__(self, durable_bytes: int) -> None:
+        self.offset: int | None = None
+        # The control batch was durable before the segment had its name.
+        self._from = max(durable_bytes, FIRST_BATCH + 1)
+
+    def add(self, found: ScannedBatch | DamagedBytes) -> None:
+        if isinstance(found, ScannedBatch):
+            if found.header.flags & _BARRIER:
+                self.offset = None
+        elif self.offset is None and found.offset >= self._from:
+            self.offset = found.offset
+
+
+def _scan(
+    root: Root,
+    listing: Listing,
+    log_id: bytes,
+    durable_bytes: int,
+    errors: list[str],
+    report: Callable[[ScannedBatch | DamagedBytes], None],
+    *,
+    limit: int | None = None,
+) -> SegmentFacts:
+    segment, older = listing.segments[-1], Listing(listing.segments[:-1])
+    replay, gaps, end = Replay(LogState(next_sequence=segment.base_sequence)), list[DamagedBytes](), None
+    with open_file(segment.path) as file:
+        index = partial(find_index, segment.path.parent, log_id, segment.base_sequence)
+        raw = RawFile(file.fileno(), limit=limit, durable=durable_bytes, index=index)
+        salt = raw.salt
+        header, reason = _header_fact(raw, log_id, segment.base_sequence)
+        for found in raw.scan():
+            if isinstance(found, SegmentEnd):
+                end = found
+                continue
+            report(found)
+            if isinstance(found, ScannedBatch):
+                replay.add_scanned(raw, found)
+                continue
+            gaps.append(found)
+            if found.offset == FIRST_BATCH:  # without the control batch its state comes from the segment before
+                replay.state = state_before(root, segment, older, log_id, errors)
+    assert end is not None, "a scan ends with its tail"
+    content = _content(replay, segment.base_sequence)
+    return SegmentFacts(segment, header, reason, content, replay.state, replay.batches, gaps, end, durable_bytes, salt)
+
+
+def _content(replay: Replay, base_sequence: int) -> Content:
+    if replay.state.next_sequence > base_sequence:
+        return Content.RECORDS
+    if replay.pieces:
+        return Content.PIECES
+    return Content.CONTROL if replay.batches else Content.NOTHING
+
+
+def _header_fact(raw: RawFile, log_id: bytes, base_sequence: int) -> tuple[Header, str]:
+    try:
+        found = raw.header()
+    except NewerVersion as error:
+        return Header.NEWER, str(error)
+    except BadHeader as error:
+        return Header.DAMAGED, str(error)
+    if found.log_id != log_id:
+        return Header.FOREIGN, f"the segment belongs to another log (log id {found.log_id.hex()})"
+    if found.base_sequence != base_sequence:  # its records would be missed
+        name = segment_name(found.base_sequence, Kind.RAW)
+        return Header.FOREIGN, f"the segment begins with record {found.base_sequence}: its name was {name}"
+    return Header.OURS, ""
+
+
+Dropped = Callable[[int], Mapping[str, int] | None]
+"""The last sequence that relief has dropped of each route of a segment, by the ledger; None if unknown."""
+
+
+def _not_known(_base: int) -> None:
+    return None
+
+
+class Replay:
+    """The state that batches build up: a control batch replaces it, every other batch adds to it.
+
+    Attributes:
+        batches: how many there were.
+        pieces: whether one of them continues a record that began in an earlier segment.
+        dropped: what relief has dropped of the segment, as of :func:`wald.format.log_state.still_open`.
+    """
+
+    def __init__(self, state: LogState) -> None:
+        self.state = state
+        self.batches = 0
+        self.pieces = False
+        self.dropped: Mapping[str, int] | None = None
+
+    def add(self, header: BatchHeader, route: str, payload: bytes | memoryview) -> None:
+        """Add the next batch. The payload is used only if it is a state."""
+        self.batches += 1
+        self.pieces = self.pieces or bool(header.continues_sequence)
+        self.state.apply(header, route, self.dropped)
+        if header.is_dropped:
+            self._keep_lasts(header)
+        if not header.is_state:
+            return
+        with contextlib.suppress(BadControl):  # a newer wald wrote it; the batches that follow say enough
+            before, self.state = self.state, decode_state(payload)
+            self.state.next_sequence = max(self.state.next_sequence, before.next_sequence)
+            self.state.append_time_ns = max(self.state.append_time_ns, before.append_time_ns)
+
+    def _keep_lasts(self, dropped: BatchHeader) -> None:
+        """Keep the last sequence of each route whose last record was dropped."""
+        routes = self.state.routes
+        for route, last in (self.dropped or {}).items():
+            if last < dropped.end_sequence:
+                routes[route] = max(last, routes.get(route, 0))
+
+    def add_scanned(self, raw: RawFile, batch: ScannedBatch) -> None:
+        """Add a batch of a raw segment."""
+        self.add(batch.header, batch.route, raw.control_payload(batch))
+
+
+def state_after(listing: Listing, log_id: bytes, errors: list[str], dropped: Dropped = _not_known) -> LogState:
+    """The state at the end of the newest segment, as far as it can be read; without segments that of a new log.
+
+    Args:
+        errors: what cannot be read is added to these.
+        dropped: used if the index does not have the routes of all that relief has dropped.
+    """
+    if not listing.segments:
+        return LogState()
+    newest = listing.segments[-1]
+    replay = Replay(LogState(next_sequence=newest.base_sequence))
+    replay.dropped = dropped(newest.base_sequence)
+    if newest.kind is Kind.RAW:
+        _replay_raw(newest, log_id, replay)
+        return replay.state
+    try:
+        with SealedFile(newest.path) as sealed:
+            _replay_sealed(sealed, replay, errors)
+    except Damaged as error:
+        errors.append(error.message)
+        _replay_salvaged(newest, log_id, replay, error)
+    return replay.state
+
+
+def state_before(
+    root: Root, segment: Segment, older: Listing, log_id: bytes, errors: list[str], dropped: Dropped = _not_known
+) -> LogState:
+    """Return the state at the beginning of a segment; ``older`` are the segments before it.
+
+    Args:
+        errors, dropped: as of :func:`state_after`.
+    """
+    state = state_after(older, log_id, errors, dropped)
+    replay_clock_step(root, state, end_of_times(older, state), segment.base_sequence)
+    return state
+
+
+def end_of_times(older: Listing, state: LogState) -> int:
+    """Return the first base that a clock step after ``older`` can have; ``state`` is the one at their end."""
+    return max(state.next_sequence, older.segments[-1].base_sequence + 1) if older.segments else 1
+
+
+def replay_clock_step(root: Root, state: LogState, first: int, base: int) -> None:
+    """Restart append times for a segment at ``base``, if a clock step lies at one of ``first`` to ``base``."""
+    step = step_between(read_steps(root), first, base)
+    if step is not None:
+        state.append_time_ns = min(state.append_time_ns, step.at_ns)
+
+
+def _replay_raw(segment: Segment, log_id: bytes, replay: Replay) -> None:
+    index = partial(find_index, segment.path.parent, log_id, segment.base_sequence)
+    with open_file(segment.path) as file:
+        raw = RawFile(file.fileno(), index=index)
+        for met in raw.scan():
+            if isinstance(met, ScannedBatch):
+                replay.add_scanned(raw, met)
+            elif isinstance(met, SegmentEnd):
+                replay.state.previous = Ending(raw.salt, met.offset)
+
+
+def _replay_sealed(sealed: SealedFile, replay: Replay, errors: list[str]) -> None:
+    if sealed.index.relieved is not None and sealed.index.relieved.names_all:
+        replay.dropped = sealed.index.relieved.lasts
+    for number, frame in enumerate(sealed.index.frames):
+        if sealed.index.is_damage(frame):
+            continue  # its bytes may look like batches
+        try:
+            data = sealed.frame(number)
+        except Damaged as error:
+            errors.append(error.message)
+            continue
+        for batch in sealed.batches(number, data):
+            replay.add(batch.header, batch.route, batch.payload)
+    replay.state.next_sequence = max(replay.state.next_sequence, sealed.index.next_sequence)
+    replay.state.previous = Ending(sealed.index.salt, sealed.index.raw_bytes)
+
+
+def _replay_salvaged(segment: Segment, log_id: bytes, replay: Replay, error: Damaged) -> None:
+    """Add the batches that can be read of a sealed segment without its index."""
+    with contextlib.suppress(Damaged), contextlib.closing(SalvagedSegment(segment, log_id, error)) as salvaged:
+        for met in salvaged.batches(FIRST_BATCH, None):
+            if isinstance(met, StoredBatch):
+                replay.add(met.header, met.route, met.payload)
+    replay.state.previous = None
+
+
+REPORTS_KEPT = 32
+_EPOCH = re.compile(r"[0-9]{1,10}")  # a repair keeps a segment under 16 digits of its hash
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Fate(Enum):
+    """What becomes of the newest raw segment."""
+
+    CUT = "cut"  # it is complete; the sealer seals it
+    CARRY = "carry"  # it has no sequence of its own, so the next segment has its name and a copy of its pieces
+    REPLACE = "replace"  # it holds no record, so the next segment has its name
+    QUARANTINE = "quarantine"  # nothing in it can be read
+    REFUSE = "refuse"  # it is not a segment of this log, or a newer wald wrote it: the start fails
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a start does with the newest raw segment.
+
+    Attributes:
+        trim: whether the bytes behind the last good batch are copied to ``quarantine/`` and truncated.
+    """
+
+    fate: Fate
+    trim: bool
+
+
+def decide(*, header: Header, content: Content, torn: bool) -> Decision:
+    """The decision for each combination of facts."""
+    match header, content:
+        case ((Header.FOREIGN | Header.NEWER), _):
+            return Decision(Fate.REFUSE, trim=False)
+        case _, Content.NOTHING:
+            return Decision(Fate.QUARANTINE, trim=False)
+        case _, Content.CONTROL:
+            return Decision(Fate.REPLACE, trim=torn)
+        case _, Content.PIECES:
+            return Decision(Fate.CARRY, trim=torn)
+        case _, Content.RECORDS:
+            return Decision(Fate.CUT, trim=torn)
+    raise AssertionError("unreachable")
+
+
+@dataclass(slots=True)
+class Report:
+    """What one start found and did, as it is written to ``recovery/<epoch>.json``.
+
+    Attributes:
+        life: random, so that no other start has the same value, in any copy of the log.
+        boot: the kernel's id of the boot.
+        before: how the life before ended, as a sentence.
+        fate: a :class:`Fate`; "" if there is no raw segment.
+        skipped: the first and the last sequence that are never given out, and why.
+        given_up: True if acknowledged records are missing that a repair has given up.
+        pid, host, started: as in the lock file, which not every reader may open.
+        software, settings: what the life runs with; each setting has its value and where that comes from.
+    """
+
+    epoch: int
+    at_ns: int
+    life: str = field(default_factory=lambda: secrets.token_hex(16))
+    boot: str = ""
+    before: str = ""
+    segment: str = ""
+    fate: str = ""
+    scanned_bytes: int = 0
+    scanned_batches: int = 0
+    trimmed_bytes: int = 0
+    kept_in: str = ""
+    next_sequence: int = 1
+    seconds: float = 0.0
+    skipped: tuple[int, int, str] | None = None
+    given_up: bool = False
+    info: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    pid: int = 0
+    host: str = ""
+    started: str = ""
+    software: str = ""
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What the writer starts from."""
+
+    state: LogState
+    carry: tuple[Path, int] | None
+    report: Report
+
+
+def recover(
+    root: Root, disk: Disk, *, log_id: bytes, epoch: int, now_ns: int, about: Mapping[str, Any] = NOTHING
+) -> Recovered:
+    """Repair ``root`` so that it can be written. It may be interrupted at any step and run again.
+
+    Args:
+        about: fields of the report that the daemon gives; ``Any``: they are JSON.
+
+    Raises:
+        UnsupportedFormat: a newer wald wrote the newest segment.
+        Damaged: the newest segment belongs to another log, or another file has the name of a file to overwrite.
+        OSError: the repair failed.
+    """
+    started = time.monotonic()
+    require_own_files(root)
+    for left_over in (*root.recovery.glob(f"*{TEMPORARY}"), *root.quarantine.glob(f"*{TEMPORARY}")):
+        disk.unlink(left_over)
+    report = Report(epoch, now_ns, boot=boot_id(), before=last_end(root), **about)
+    recovered = _Recovery(root, disk, log_id, report).run()
+    for name in root.route_names():
+        recovered.state.routes.setdefault(name, 0)
+    report.next_sequence = recovered.state.next_sequence
+    report.seconds = round(time.monotonic() - started, 6)
+    _write_report(root, disk, report)
+    return recovered
+
+
+class _Recovery:
+    """The repair of one root."""
+
+    def __init__(self, root: Root, disk: Disk, log_id: bytes, report: Report) -> None:
+        self._root = root
+        self._disk = disk
+        self._log_id = log_id
+        self._report = report
+        self._listing = list_segments(root)
+        self._head = _head(root)
+        self._ending: Ending | None = None  # of the newest segment, if it is a raw one
+
+    def run(self) -> Recovered:
+        self._require_mounted()
+        report, newest = self._report, self._listing.segments[-1] if self._listing.segments else None
+        if newest is not None:
+            self._require_newest(newest)
+            report.errors += self._misplaced()
+        if newest is not None and newest.kind is Kind.RAW:
+            recovered = self._repair(self._examined(newest))
+        else:
+            recovered = Recovered(state_after(self._listing, self._log_id, report.errors), None, report)
+        state, gone = recovered.state, report.fate == Fate.QUARANTINE.value
+        first = end_of_times(Listing(self._listing.segments[:-1]) if gone else self._listing, state)
+        reread = state.next_sequence
+        self._never_reuse(state, newest)
+        if state.next_sequence == reread:
+            self._never_join(state, newest)
+        self._pass_over(state)
+        replay_clock_step(self._root, state, first, state.next_sequence)
+        name_is_needed = report.fate in (Fate.CARRY.value, Fate.REPLACE.value)
+        if name_is_needed and newest is not None and state.next_sequence > newest.base_sequence:
+            # The next segment begins behind the sequences that are passed over, so it has another name.
+            recovered, report.fate = replace(recovered, carry=None), Fate.CUT.value
+            state.previous = self._ending
+        return recovered
+
+    def _examined(self, newest: Segment) -> SegmentFacts:
+        durable_bytes = self._durable_bytes(newest)
+        return examine(self._root, self._listing, self._log_id, durable_bytes, self._report.errors)
+
+    def _require_mounted(self) -> None:
+        """
+        Raises:
+            Damaged: no segment exists, although the newest one is never deleted, and neither did a repair give it up
+                nor a start set it aside.
+        """
+        head, root = self._head, self._root
+        if self._listing.segments or self._listing.released or head is None or not head.sequence:
+            return
+        if not given_up(root, head.sequence, head.sequence) and not self._was_set_aside(head):
+            raise no_segment(root, head.sequence, starting=True)
+
+    def _require_newest(self, newest: Segment) -> None:
+        """
+        Raises:
+            Damaged: the newest name is that of another segment, so the start would take a wrong place for the end of
+                the log. If both are raw segments, :func:`_refuse` raises this.
+        """
+        try:
+            require_named(newest, self._log_id)
+        except Misplaced as error:
+            form, _ = identify(newest.path) or (Kind.RAW, None)
+            if newest.kind is Kind.SEALED or form is Kind.SEALED:
+                raise Damaged(error.message, case="newest-segment-misnamed", root=self._root.path) from error
+        except OSError:  # what opens it next reports it
+            pass
+
+    def _misplaced(self) -> Iterator[str]:
+        """Yield an error for each older raw file that is another segment.
+
+        A start opens no sealed segments, because there may be very many. Readers and ``wald verify`` report those.
+        """
+        for segment in self._listing.segments[:-1]:
+            if segment.kind is not Kind.RAW:
+                continue
+            try:
+                require_named(segment, self._log_id)
+            except Misplaced as error:
+                yield f"{error.message}; {hint_for('segments-misnamed', root=self._root.path)}"
+            except OSError:  # readers report it
+                continue
+
+    def _was_set_aside(self, head: Head) -> bool:
+        """Return whether a start after the one that wrote ``head`` moved its segment away and was then killed."""
+        name = segment_name(head.segment, Kind.RAW)
+        found = chain.from_iterable(each.glob(f"{name}.*") for each in (self._root.quarantine, self._root.segments))
+        epochs = (path.name.removeprefix(f"{name}.") for path in found)
+        return any(_EPOCH.fullmatch(epoch) and int(epoch) > head.epoch for epoch in epochs)
+
+    def _durable_bytes(self, segment: Segment) -> int:
+        """The length of a segment by the head; 0 if the head stands in another one."""
+        head = self._head
+        return head.position if head is not None and head.segment == segment.base_sequence else 0
+
+    def _repair(self, facts: SegmentFacts) -> Recovered:
+        report, path, end = self._report, facts.segment.path, facts.tail.offset
+        decided = decide(header=facts.header, content=facts.content, torn=facts.tail.garbage_bytes > 0)
+        report.segment, report.fate = path.name, decided.fate.value
+        report.scanned_bytes, report.scanned_batches = end, facts.batches
+        if decided.fate is Fate.REFUSE:
+            _refuse(facts)
+        report.errors += _errors(facts)
+        if decided.trim:
+            self._keep_aside(path, facts.tail)
+        if decided.fate is Fate.QUARANTINE:
+            self._quarantine(path)
+            older = Listing(self._listing.segments[:-1])
+            return Recovered(state_after(older, self._log_id, report.errors), None, report)
+        self._make_durable(path, end)
+        self._ending = Ending(facts.salt, end)
+        if decided.fate is Fate.CUT:
+            facts.state.previous = self._ending
+        return Recovered(facts.state, (path, end) if decided.fate is Fate.CARRY else None, report)
+
+    def _quarantine(self, path: Path) -> None:
+        target = self._root.quarantine / f"{path.name}.{self._report.epoch}"
+        try:
+            self._disk.rename(path, target)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            target = path.with_name(target.name)
+            self._disk.rename(path, target)
+        self._disk.sync_directory(target.parent)
+        self._disk.sync_directory(self._root.segments)
+        self._report.kept_in = str(target.relative_to(self._root.path))
+        self._report.errors.append(f"{path}: nothing in it can be read; moved to {target}")
+
+    def _keep_aside(self, path: Path, tail: SegmentEnd) -> None:
+        """Copy what is behind the last good batch to ``quarantine/``. It is truncated only once the copy is durable."""
+        report = self._report
+        # With the epoch, because the next segment of this name may be torn at the same place.
+        kept = self._root.quarantine / f"{path.name}.{tail.offset}.{report.epoch}.torn"
+        self._copy(path, tail, self._root.quarantine / f"torn{TEMPORARY}", kept)
+        report.trimmed_bytes, report.kept_in = tail.garbage_bytes, str(kept.relative_to(self._root.path))
+        report.info.append(
+            f"{path}: offset {tail.offset}: {tail.garbage_bytes} bytes of an unfinished write cut ({tail.reason})"
+        )
+
+    def _copy(self, path: Path, tail: SegmentEnd, temporary: Path, kept: Path) -> None:
+        disk = self._disk
+        temporary.unlink(missing_ok=True)
+        target = disk.create(temporary)
+        try:
+            with open_file(path) as file:
+                disk.copy(target, file.fileno(), tail.garbage_bytes, 0, source_offset=tail.offset)
+            disk.sync(target)
+        finally:
+            disk.close(target)
+        disk.rename(temporary, kept)
+        disk.sync_directory(kept.parent)
+
+    def _make_durable(self, path: Path, length: int) -> None:
+        """Truncate and sync: good batches may have been written and not synced, and readers see them from now on."""
+        descriptor = self._disk.open(path)
+        try:
+            self._disk.truncate(descriptor, max(length, FIRST_BATCH))
+            self._disk.sync(descriptor)
+        finally:
+            self._disk.close(descriptor)
+
+    def _never_reuse(self, state: LogState, newest: Segment | None) -> None:
+        """Raise the next sequence above every sequence that was acknowledged, even if its record is lost."""
+        head = self._head
+        floor = max(head.sequence if head else 0, last_sealed(self._root, next_sequence=state.next_sequence)) + 1
+        if newest is not None:
+            # A raw segment may be empty. A sealed one is not, even if none of it can be read.
+            floor = max(floor, newest.base_sequence + (newest.kind is Kind.SEALED))
+        if floor > state.next_sequence:
+            first, last = state.next_sequence, floor - 1
+            message = f"{self._root.path}: records {first} to {last} were acknowledged and are not there"
+            if given_up(self._root, first, last):
+                self._report.given_up = True
+                self._report.info.append(f"{message}; a repair has given them up")
+            else:
+                self._report.errors.append(message)
+            state.next_sequence = floor
+
+    def _never_join(self, state: LogState, newest: Segment | None) -> None:
+        """Pass over one sequence if pieces of a record are lost: readers find a gap and do not join the rest."""
+        head, report = self._head, self._report
+        if not state.open_records or head is None or newest is None or head.segment < newest.base_sequence:
+            return
+        if head.segment == newest.base_sequence and newest.kind is Kind.SEALED:
+            return
+        if report.fate == Fate.QUARANTINE.value or head.segment > newest.base_sequence:
+            end = FIRST_BATCH + padded(OUTSIDE_BYTES + len(encode_state(state)))  # a lost control batch costs no record
+        else:
+            end = report.scanned_bytes
+        if head.position <= end:
+            return
+        pieces = ", ".join(str(sequence) for sequence in state.open_records.values())
+        report.errors.append(
+            f"{self._root.path}: of the unfinished record {pieces} pieces are lost, so it cannot be read; sequence "
+            f"{state.next_sequence} is passed over"
+        )
+        state.next_sequence += 1
+
+    def _pass_over(self, state: LogState) -> None:
+        """Raise the next sequence above every sequence that a cursor or a ledger names."""
+        report = self._report
+        floor = find_floor(self._root, log_id=self._log_id, next_sequence=state.next_sequence)
+        report.warnings += floor.doubts
+        if floor.last >= state.next_sequence:
+            report.skipped = (state.next_sequence, floor.last, floor.why)
+            report.warnings.append(
+                f"{self._root.path}: sequences {state.next_sequence} to {floor.last} are passed over: {floor.why}, so "
+                "they were given out, and the records are not there; an older backup beside newer cursors looks like "
+                "this"
+            )
+            state.next_sequence = floor.last + 1
+
+
+def _head(root: Root) -> Head | None:
+    try:
+        return decode_head(read_regular(root.head))
+    except (FileNotFoundError, Damaged):
+        return None
+
+
+def _errors(facts: SegmentFacts) -> Iterator[str]:
+    path, end = facts.segment.path, facts.tail.offset
+    if facts.header is Header.DAMAGED:
+        yield f"{path}: offset 0: {facts.reason}"
+    for gap in facts.gaps:
+        yield f"{path}: offset {gap.offset}: {gap.length} bytes are damaged ({gap.reason})"
+    if facts.durable_bytes > end:
+        yield f"{path}: offset {end}: {facts.durable_bytes - end} bytes were durable and are not there"
+
+
+def _refuse(facts: SegmentFacts) -> NoReturn:
+    path = facts.segment.path
+    if facts.header is Header.NEWER:
+        raise UnsupportedFormat(f"{path}: offset 0: {facts.reason}", case="newer-format")
+    raise Damaged(
+        f"{path}: offset 0: {facts.reason}",
+        case="newest-segment-refused",
+        directory=path.parent,
+    )
+
+
+def _write_report(root: Root, disk: Disk, report: Report) -> None:
+    disk.replace(root.report(report.epoch), json.dumps(asdict(report), indent=2).encode() + b"\n")
+    for old in sorted(root.recovery.glob("*.json"))[:-REPORTS_KEPT]:
+        disk.unlink(old)

@@ -1,0 +1,202 @@
+"""Lower bound for new sequences.
+
+The floor for new sequences: it is above all that a cursor, a journal of a work group or a ledger of this log names.
+
+If an older backup of the segments is restored beside newer cursors, new records would get sequences that the cursors
+count as processed, and would never be delivered. So a start passes over such sequences and records it in
+``segments.jsonl``:
+
+    {"event": "skipped", "base": 11, "last": 45, "why": "routes/a/cursors/processed.cursor is at 45", "at": …}
+
+A number that is too far beyond the end of the log is not believed: 2^20 records for a bare cursor, which does not name
+its log, and 2^40 for everything else. A cursor that is not believed holds back RECLAIM, like any beyond the head.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from heapq import nlargest
+from pathlib import Path
+from typing import BinaryIO
+
+from wald.errors import Damaged
+from wald.files.layout import Root
+from wald.files.ledger_read import Lines, highest_in_parts
+from wald.files.safe_open import open_file, read_start
+from wald.format.cursor import CURSOR_MAX_BYTES, BadCursor, decode_cursor
+from wald.format.ledger_lines import BadLine, ledger_lines_decode_line
+from wald.format.names import WORK_SUFFIX
+from wald.format.spans import Spans
+from wald.format.work import BadWork, Start, decode_work, last_read
+
+_BARE_MAX = 1 << 20  # records beyond the end, for a cursor without a log id
+_OURS_MAX = 1 << 40
+_LAST = re.compile(rb'"last":(\d{1,20})[,}]')
+_SEALED = re.compile(rb'"event":"(?:sealed|lost)","base":\d{1,20},"last":(\d{1,20})[,}]')
+_CHUNK_BYTES = 1 << 20
+_NO_NUMBER = 1 << 80
+_CANDIDATES = 1024  # lines with the highest numbers in one scan; if all are damaged, the file is scanned again
+_OVERLAP_BYTES = 128  # longer than what is searched for
+_TAKEN_IN = b'"in": ['
+_PAGE = b'{"page": '  # in a snapshot, before all lines about later reads
+_TAIL_BYTES = 256 << 10  # of a journal's end, read first
+_DAMAGED_MAX = 1024  # lines of a journal; one with more is not believed
+_LINE_MAX_BYTES = 16 << 20  # of a journal; half a million ranges of records fit
+_JOURNAL_MAX_BYTES = 64 << 20  # of its end, read if the tail has no answer
+
+
+@dataclass(slots=True)
+class Floor:
+    """What cursors and ledgers name beyond the end of the log.
+
+    Attributes:
+        last: the highest sequence that is believed; the last one of the log if there is none beyond it.
+        why: the file that names it, as a sentence.
+        doubts: the files that name a sequence that is not believed, a sentence each.
+    """
+
+    last: int
+    why: str = ""
+    doubts: list[str] = field(default_factory=list)
+
+
+def find_floor(root: Root, *, log_id: bytes, next_sequence: int) -> Floor:
+    """Read every cursor and journal of every route, retired or not, and the ledgers of deletions and archives.
+
+    A sequence that was sealed and is missing is damage and belongs to :func:`last_sealed`.
+    """
+    floor = Floor(next_sequence - 1)
+    for path, sequence, trusted in (*_cursors(root, log_id), *_ledgers(root)):
+        if sequence <= floor.last:
+            continue
+        message = f"{path.relative_to(root.path)} is at {sequence}"
+        if sequence >= next_sequence + (_OURS_MAX if trusted else _BARE_MAX):
+            floor.doubts.append(
+                f"{message}, too far beyond record {next_sequence - 1}, the last there is, to be believed"
+            )
+        else:
+            floor.last, floor.why = sequence, message
+    return floor
+
+
+def _cursors(root: Root, log_id: bytes) -> Iterator[tuple[Path, int, bool]]:
+    """Each cursor file of this log, and each journal beside one; its sequence, and whether it names the log."""
+    for route in root.route_names():
+        try:
+            groups, _ = root.cursors(route)
+        except OSError:
+            continue
+        for path in groups.values():
+            try:
+                lines = decode_cursor(read_start(path, CURSOR_MAX_BYTES + 1))
+            except (OSError, Damaged, BadCursor):
+                continue  # an unreadable cursor counts as 0
+            if lines.log_id in (None, log_id):
+                yield path, lines.sequence, lines.log_id is not None
+                journal = path.with_suffix(WORK_SUFFIX)
+                yield journal, _read_by_workers(journal, log_id), True
+
+
+def _read_by_workers(journal: Path, log_id: bytes) -> int:
+    """The last sequence that a work group has read; 0: it has not, or the journal is of another log, or damaged."""
+    try:
+        with open_file(journal) as file:
+            start, _ = decode_work(file.readline(_CHUNK_BYTES))
+            if not isinstance(start, Start) or start.log_id != log_id:
+                return 0
+            begin, end = file.tell(), file.seek(0, os.SEEK_END)
+            length = _TAIL_BYTES
+            while True:  # the last line that counts is near the end, except for lines after a snapshot
+                file.seek(max(begin, end - length))
+                text = file.read(length)
+                if found := _last_taken_in(text):
+                    return max(last_read(start), found)
+                if length >= min(end - begin, _JOURNAL_MAX_BYTES) or _PAGE in text:
+                    return last_read(start)
+                length = min(4 * length, _JOURNAL_MAX_BYTES)
+    except (OSError, Damaged, BadWork):
+        return 0
+
+
+def _last_taken_in(text: bytes) -> int:
+    """Return the last sequence that this part of a journal records as read from the log; 0 without one.
+
+    Raises:
+        BadWork: too many of the lines that would say it are damaged.
+    """
+    end, damaged = len(text), 0
+    while (at := text.rfind(_TAKEN_IN, 0, end)) >= 0:  # they only grow
+        begin = text.rfind(b"\n", 0, at) + 1
+        data = text[begin : text.find(b"\n", at, end)]
+        with suppress(BadWork):
+            if len(data) <= _LINE_MAX_BYTES:
+                return last_read(decode_work(data)[0])
+        damaged += 1
+        if damaged > _DAMAGED_MAX:
+            raise BadWork(f"{damaged} damaged lines")
+        end = begin  # a damaged line is decoded once, however often it says so
+    return 0
+
+
+def last_sealed(root: Root, *, next_sequence: int) -> int:
+    """The last sequence that was sealed, or lost, by the ledger; 0 if there is none or it is not believed."""
+    path = root.ledger / "segments.jsonl"
+    found = max(_highest(path, _SEALED), highest_in_parts(path, "sealed", "lost"))
+    return found if found < next_sequence + _OURS_MAX else 0
+
+
+def given_up(root: Root, first: int, last: int) -> bool:
+    """Whether a repair has given up all records ``first`` to ``last``, by the ledger."""
+    lost = Spans()
+    with suppress(Damaged):
+        for line in Lines(root.ledger / "segments.jsonl").about(first, last):
+            if line.is_range("lost"):
+                lost.add(line.low, line.high)
+    return lost.covers(first, last)
+
+
+def _ledgers(root: Root) -> Iterator[tuple[Path, int, bool]]:
+    for name in ("reclaim.jsonl", "archive.jsonl"):
+        path = root.ledger / name
+        yield path, max(_highest(path, _LAST), highest_in_parts(path)), True
+
+
+def _highest(path: Path, number: re.Pattern[bytes]) -> int:
+    """Return the highest number in a ledger. To keep a start fast, decode only the lines that may have it."""
+    below = _NO_NUMBER
+    try:
+        with open_file(path) as file:
+            while candidates := nlargest(_CANDIDATES, _numbers(file, number, below)):
+                for below, offset in candidates:
+                    if _is_whole(file, offset):
+                        return below
+    except (OSError, Damaged):
+        return 0
+    return 0
+
+
+def _numbers(file: BinaryIO, number: re.Pattern[bytes], below: int) -> Iterator[tuple[int, int]]:
+    """Yield each number below ``below``, and its offset."""
+    kept = b""
+    begin = file.seek(0)
+    while chunk := file.read(_CHUNK_BYTES):
+        for match in number.finditer(text := kept + chunk):
+            if (found := int(match[1])) < below:
+                yield found, begin - len(kept) + match.start()
+        begin, kept = begin + len(chunk), text[-_OVERLAP_BYTES:]
+
+
+def _is_whole(file: BinaryIO, offset: int) -> bool:
+    """Whether the line at ``offset`` is undamaged."""
+    begin = file.seek(max(0, offset - _CHUNK_BYTES))
+    text = file.read(2 * _CHUNK_BYTES)
+    at = offset - begin
+    try:
+        ledger_lines_decode_line(text[text.rfind(b"\n", 0, at) + 1 : max(text.find(b"\n", at), 0)])
+    except BadLine:
+        return False
+    return True

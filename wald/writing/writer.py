@@ -1,0 +1,602 @@
+"""Append-only writer of the active segment, and its cut.
+
+A draft is a batch on its way to disk. The writer gives it its place in the log.
+
+The writer of the active segment. No other code appends to the log or cuts a segment.
+
+    placed = writer.place(drafts)        gives each draft its place; nothing is written yet
+    writer.commit(placed, now_ns=…)      one gather-write, one fdatasync; then it is durable
+    writer.cut(now_ns=…)                 the segment is complete; the next one is active
+
+State in memory changes only after the write and the sync have succeeded. After an OSError from either, the descriptor
+is never written or synced again (:attr:`Writer.failed`). :meth:`Writer.replace` truncates the file to its durable
+length and opens the next segment, where the same drafts are placed again.
+
+A batch never spans segments. A segment is named by its first sequence, so it is cut only after it has given one out. A
+record larger than a segment makes its segment grow.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeGuard
+
+from wald.files.disk import Disk
+from wald.files.layout import Root
+from wald.files.safe_open import FileIdentity
+from wald.format.batch import (
+    OUTSIDE_BYTES,
+    BatchHeader,
+    Buffer,
+    Encoding,
+    Flag,
+    checksum_body,
+    encode,
+    padded,
+    route_prefix,
+    seed,
+)
+from wald.format.log_state import (
+    FIFO,
+    NOT_KNOWN,
+    POSITION_MAX,
+    STDIN,
+    Ending,
+    LogState,
+    Peer,
+    encode_peer,
+    encode_state,
+    fingerprint,
+    number_of,
+)
+from wald.format.names import Kind
+from wald.format.segment import SegmentHeader, encode_header
+from wald.segments.index_builder import SparseIndexWriter, find_index
+from wald.segments.raw_scan import FIRST_BATCH, RawFile
+from wald.writing.disk_budget import DiskBudget
+from wald.writing.preallocate import Preallocator
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A route: its name, and the bytes that each body of its batches begins with."""
+
+    name: str
+    prefix: bytes
+    name_bytes: int
+
+    @classmethod
+    def named(cls, name: str) -> Route:
+        return cls(name, route_prefix(name.encode("ascii")), len(name))
+
+
+_NO_ROUTE = Route.named("")
+
+Sender = Peer | int
+"""A process on the socket, or the number of a peer that is not introduced."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """One batch on its way to disk.
+
+    Attributes:
+        payload: the buffers; empty where ``spool`` holds the payload.
+        count: records that begin in it.
+        continues: sequence of the record that the payload starts in the middle of; 0 if it does not.
+        body_checksum: computed when it is first needed; with ``spool`` it must be given.
+        spool: descriptor of the file that holds a payload too large for memory.
+        source: the pipe or connection that sent it.
+        peer: who sent it.
+        introduces: True for the control batch that gives ``peer`` its number in the segment.
+        position: in the segment; this and the next two are set by :meth:`wald.writing.writer.Writer.place`.
+        base_sequence: sequence of the first record that begins in it.
+        peer_number: number of ``peer`` in the segment.
+    """
+
+    route: Route
+    payload: list[Buffer]
+    payload_bytes: int
+    count: int
+    encoding: int = Encoding.LINES
+    flags: int = 0
+    continues: int = 0
+    producer_id: int = 0
+    producer_sequence: int = 0
+    body_checksum: int | None = None
+    spool: int | None = None
+    source: object = None
+    peer: Sender = NOT_KNOWN
+    introduces: bool = False
+    position: int = 0
+    base_sequence: int = 0
+    peer_number: int = NOT_KNOWN
+
+    def checksum(self) -> int:
+        """The checksum of the body, computed once."""
+        if self.body_checksum is None:
+            self.body_checksum = checksum_body(self.route.prefix, self.payload, self.payload_bytes)
+        return self.body_checksum
+
+    @property
+    def fingerprint(self) -> int:
+        """Distinguishes two batches of a producer; see :func:`wald.format.log_state.fingerprint`."""
+        return fingerprint(
+            body_checksum=self.checksum(),
+            payload_bytes=self.payload_bytes,
+            encoding=self.encoding,
+            route_bytes=self.route.name_bytes,
+        )
+
+    @property
+    def total_bytes(self) -> int:
+        """The length of the batch in the segment."""
+        return OUTSIDE_BYTES + len(self.route.prefix) + padded(self.payload_bytes)
+
+    @property
+    def last_sequence(self) -> int:
+        return self.base_sequence + self.count - 1
+
+    def header(self, append_time_ns: int, epoch: int, flags: int) -> BatchHeader:
+        """Return the header to write; ``flags`` are added to those of the draft."""
+        checksum = self.body_checksum
+        if checksum is None:  # this is faster than self.checksum(), and nothing asks again
+            checksum = checksum_body(self.route.prefix, self.payload, self.payload_bytes)
+        return BatchHeader._make(
+            (
+                checksum,
+                self.payload_bytes,
+                self.base_sequence,
+                append_time_ns,
+                self.producer_id,
+                self.continues or self.producer_sequence,
+                self.count,
+                epoch,
+                self.encoding,
+                int(self.flags) | flags,  # flags are slow to combine
+                self.route.name_bytes,
+                self.peer_number,
+            )
+        )
+
+
+def introduction(peer: Peer) -> Draft:
+    """Return the control batch that gives ``peer`` its number."""
+    payload = encode_peer(peer)
+    return Draft(_NO_ROUTE, [payload], len(payload), 0, Encoding.CONTROL, Flag.CONTROL, peer=peer, introduces=True)
+
+
+_U32 = 0xFFFFFFFF
+_PEERS_MAX = 4096  # whose numbers are remembered; bounds the memory
+_NUMBERED_BYTES = POSITION_MAX >> 1  # a turn is far shorter than the rest
+_NO_PEERS: dict[Sender, int] = {number: number for number in (NOT_KNOWN, FIFO, STDIN)}
+
+
+class Writer:
+    """The one appender of a log.
+
+    Attributes:
+        path: of the active segment.
+        failed: whether a write or sync of the active segment failed. Only :meth:`replace` continues from there.
+        unsynced: whether there are commits that were not synced.
+        sync_seconds: how long the last sync of commits took.
+
+    Args:
+        state: as recovery returned it. The writer changes it from now on.
+        carry: a raw file without a sequence of its own, and its length up to the last good batch. The first segment
+            holds a copy of these bytes at the same positions and replaces the file.
+        room: limits what may be allocated ahead; None: no limit.
+        version: of wald, for the headers of segments, see :func:`wald.format.segment.pack_version`; 0: they do not say.
+    """
+
+    def __init__(
+        self,
+        root: Root,
+        disk: Disk,
+        state: LogState,
+        *,
+        log_id: bytes,
+        epoch: int,
+        segment_max_bytes: int,
+        now_ns: int,
+        carry: tuple[Path, int] | None = None,
+        sync_commits: bool = True,
+        room: DiskBudget | None = None,
+        version: int = 0,
+    ) -> None:
+        self.root = root
+        self.state = state
+        self.epoch = epoch
+        self.segment_max_bytes = segment_max_bytes
+        self._first_position = 0
+        self._control_end = 0  # 0: of a segment that began with the pieces of another, so it has more than that
+        self._truncated = False  # by another program; set once that is noticed
+        self.sync_commits = sync_commits
+        self.unsynced = False
+        self.sync_seconds = 0.0
+        self.failed = False
+        self._disk = disk
+        self._log_id = log_id
+        self._version = version
+        self._blanks = Preallocator(root.segments, disk, epoch=epoch, room=room)
+        self._index: SparseIndexWriter | None = None
+        self._descriptor = -1
+        self._salt = 0
+        self._peers = _NO_PEERS  # of the active segment
+        self.base_sequence = 0
+        self.path = root.segments
+        self.position = 0
+        self._open_next(now_ns, carry)
+
+    @property
+    def advanced(self) -> bool:
+        """Whether the active segment has given out a sequence. Only then may it be cut."""
+        return self.state.next_sequence > self.base_sequence
+
+    @property
+    def full_at(self) -> int:
+        """The position at which the segment is full. A large control batch raises it: half is left for records."""
+        return max(self.segment_max_bytes, 2 * self._first_position)
+
+    def resize_segments(self, max_bytes: int) -> None:
+        """Make segments of at most ``max_bytes`` from now on, as far as the active one is not longer already."""
+        self.segment_max_bytes = max_bytes
+
+    def overshoots(self, total_bytes: int) -> bool:
+        """Whether the segment must be cut before ``total_bytes`` more are written."""
+        return self.position + total_bytes > self.full_at and self.advanced
+
+    def place(self, drafts: Sequence[Draft], *, limited: bool = False) -> list[Draft]:
+        """Give drafts their places in the segment; nothing is written.
+
+        Args:
+            limited: stop at the first draft, except for the very first, that would make the segment too long.
+
+        Returns:
+            the placed drafts in their order, each new peer with its introduction in front of its first draft.
+        """
+        position, sequence = self.position, self.state.next_sequence
+        full_at = self.full_at if limited else sys.maxsize
+        peers, introduced = self._peers, dict[Sender, int]()
+        placed: list[Draft] = []
+        for draft in drafts:
+            peer, start = draft.peer, len(placed)
+            number = peers.get(peer)
+            if number is None and (number := introduced.get(peer)) is None:
+                number = NOT_KNOWN
+                if self._is_new(peer):
+                    first = introduction(peer)
+                    first.position, first.base_sequence = position, sequence
+                    first.peer_number = number = introduced[peer] = number_of(position)
+                    placed.append(first)
+                    position += first.total_bytes
+            draft.position, draft.base_sequence, draft.peer_number = position, sequence, number
+            position += draft.total_bytes
+            if position > full_at and start:
+                del placed[start:]
+                break
+            placed.append(draft)
+            sequence += draft.count
+        return placed
+
+    def needed_bytes(self, draft: Draft) -> int:
+        """Return how much longer ``draft`` makes the segment, the introduction of its peer included."""
+        if draft.peer not in self._peers and self._is_new(draft.peer):
+            return introduction(draft.peer).total_bytes + draft.total_bytes
+        return draft.total_bytes
+
+    def _is_new(self, peer: Sender) -> TypeGuard[Peer]:
+        """Return True if ``peer``, which has no number in the segment, can get a number."""
+        return isinstance(peer, Peer) and self.position < _NUMBERED_BYTES
+
+    def commit(self, placed: Sequence[Draft], *, now_ns: int) -> None:
+        """Write the drafts that :meth:`place` returned, and sync them.
+
+        Raises:
+            OSError: the batches are not durable. In memory only :attr:`failed` has changed.
+        """
+        assert not self.failed, "the descriptor must not be used again"
+        time_ns = max(now_ns, self.state.append_time_ns)
+        try:
+            headers = self._write(placed, time_ns)
+            if self.sync_commits:
+                self._sync()
+        except OSError:
+            self.failed = True
+            raise
+        self.unsynced = not self.sync_commits
+        self.position = placed[-1].position + placed[-1].total_bytes
+        self._remember(placed, headers, time_ns)
+
+    def _write(self, placed: Sequence[Draft], time_ns: int) -> list[BatchHeader]:
+        """Write the batches; returns their headers."""
+        headers: list[BatchHeader] = []
+        pending: list[Buffer] = []
+        start, epoch, salt = placed[0].position, self.epoch & _U32, self._salt
+        flags = 0 if self.unsynced else int(Flag.BARRIER)
+        for draft in placed:
+            position = draft.position
+            header = draft.header(time_ns, epoch, flags)
+            flags = 0
+            headers.append(header)
+            buffers = encode(header, draft.route.prefix, draft.payload, seed(salt, position))
+            if draft.spool is None:
+                pending += buffers
+                continue
+            # The kernel copies the payload between the header and the padding.
+            pending.append(buffers[0])
+            body = position + len(buffers[0])
+            self._disk.write(self._descriptor, pending, start)
+            self._disk.copy(self._descriptor, draft.spool, draft.payload_bytes, body)
+            pending, start = buffers[1:], body + draft.payload_bytes
+        self._disk.write(self._descriptor, pending, start)
+        return headers
+
+    def sync(self) -> None:
+        """Sync the commits that were not synced.
+
+        Raises:
+            OSError: they may be lost. A later sync would not report it again.
+        """
+        self.unsynced = False
+        try:
+            self._sync()
+        except OSError:
+            self.failed = True
+            raise
+
+    def _sync(self) -> None:
+        began = time.monotonic()
+        self._disk.sync(self._descriptor)
+        self.sync_seconds = time.monotonic() - began
+
+    def cut(self, *, now_ns: int) -> None:
+        """Complete the active segment and open the next one.
+
+        Raises:
+            OSError: there is no next segment, for example because the disk is full. Unless :attr:`failed`, the active
+                segment can still be written.
+        """
+        assert self.advanced, "its successor would have the same name"
+        if self.unsynced:
+            self.sync()
+        self._open_next(now_ns, None)
+
+    @property
+    def may_step_clock(self) -> bool:
+        """False while the active segment holds only pieces of a record: the next segment would replace it."""
+        return self.advanced or (self.position == self._control_end and not self.state.open_records)
+
+    def step_clock(self, *, now_ns: int) -> None:
+        """Begin a segment whose append times start at ``now_ns``, although the log has later ones.
+
+        Raises:
+            OSError: as in :meth:`cut`; append times continue as before.
+        """
+        assert self.may_step_clock, "its pieces would be lost"
+        before_ns, self.state.append_time_ns = self.state.append_time_ns, now_ns
+        try:
+            if self.unsynced:
+                self.sync()
+            self._open_next(now_ns, None)
+        except OSError:
+            self.state.append_time_ns = before_ns
+            raise
+
+    def replace(self, *, now_ns: int) -> None:
+        """After a failure: truncate the file to its durable length and open a new segment.
+
+        Raises:
+            OSError: that failed too. The log has not changed, and the call may be repeated.
+        """
+        if self.is_truncated():  # a copy of its pieces would have a hole
+            self.leave(now_ns=now_ns)
+            return
+        # The truncation uses a new descriptor and is synced before the next segment exists: the batches that may or may
+        # not have been written have the sequences that the next segment gives out.
+        descriptor = self._disk.open(self.path)
+        try:
+            self._disk.truncate(descriptor, self.position)
+            self._disk.sync(descriptor)
+        finally:
+            self._disk.close(descriptor)
+        self._open_next(now_ns, None if self.advanced else (self.path, self.position))
+
+    def is_named(self) -> bool:
+        """Whether the active segment is what stands at :attr:`path`."""
+        return self._name.holds()
+
+    def is_truncated(self) -> bool:
+        """Return True if another program truncated the active segment below its durable length."""
+        # stat(2) would make each write slower.
+        return self._truncated or os.lseek(self._descriptor, 0, os.SEEK_END) < self.position
+
+    def leave(self, *, now_ns: int) -> None:
+        """Continue in a new segment, because another program truncated the active one.
+
+        If pieces may be lost, no record gets the next sequence. Readers then find a gap and do not join the
+        pieces that are left, and the new segment has another name than this one, which stays.
+
+        Raises:
+            OSError: no new segment could be made; the call may be retried.
+        """
+        if not self._truncated:
+            self._truncated = True  # the file gets its length again before the next one has its name
+            if self.state.open_records or not self.advanced:
+                self.state.next_sequence += 1
+        self._open_next(now_ns, None)
+
+    def name_again(self) -> Path | None:
+        """Continue in a copy of the active segment under its path, after another program removed or replaced the file.
+
+        Returns:
+            the new path of the file that was found: in ``quarantine/``, or in the same directory if that is on
+            another file system; None if there was no file.
+
+        Raises:
+            OSError: no copy exists; or it exists, its name was not synced, and :attr:`failed` is set. ESTALE: the
+                directory of the segments was unmounted or replaced.
+        """
+        self._blanks.require_directory()  # an unmounted one may have files with the same names
+        blank = self._blanks.take(self.segment_max_bytes)
+        descriptor = blank.descriptor
+        try:
+            # Linux cannot link a file whose last name was removed.
+            self._disk.copy(descriptor, self._descriptor, self.position, 0)
+            self._disk.sync(descriptor)
+            found = self._quarantine()
+            self._blanks.name(blank, self.path)
+        except OSError:
+            self._blanks.discard(blank)
+            raise
+        self._disk.close(self._descriptor)
+        self._descriptor, self._name = descriptor, FileIdentity(self.path, descriptor)
+        self._sync_names()
+        return found
+
+    def prepare_spare(self) -> bool:
+        """Allocate the file for the next cut, called by the background thread; False if there is no room."""
+        return self._blanks.prepare(self.segment_max_bytes)
+
+    def abandon(self) -> None:
+        """Never write to the active segment again: another daemon owns it, or what is written to it is lost."""
+        self.failed = True
+
+    def close(self) -> None:
+        """Truncate the active segment to its true length; the next start cuts it."""
+        self._complete()
+        self._disk.close(self._descriptor)
+        if self._index is not None:
+            self._index.close()
+        self._blanks.close()
+
+    def _remember(self, placed: Sequence[Draft], headers: list[BatchHeader], time_ns: int) -> None:
+        apply, index = self.state.apply, self._index
+        if len(self._peers) > _PEERS_MAX and any(draft.introduces for draft in placed):
+            self._peers = dict(_NO_PEERS)  # those who are still there are introduced again
+        for draft, header in zip(placed, headers, strict=True):
+            if draft.introduces:
+                self._peers[draft.peer] = draft.peer_number
+                continue
+            apply(header, draft.route.name)
+            if index is not None:
+                index.add(draft.base_sequence, draft.position, time_ns)
+
+    def _complete(self) -> None:
+        """Truncate the active segment to its true length."""
+        if self.failed:
+            return
+        try:
+            self._disk.truncate(self._descriptor, self.position)
+            self._disk.sync(self._descriptor)
+        except OSError:
+            self.failed = True  # its batches are durable, and readers ignore the zeros behind them
+
+    def _open_next(self, now_ns: int, carry: tuple[Path, int] | None) -> None:
+        """Write the next segment under a temporary name, then rename it. After a crash it is complete or absent."""
+        state = self.state
+        # Append times never decrease, even if the clock was set back, and the control batch has one too.
+        state.append_time_ns = max(now_ns, state.append_time_ns)
+        # The checksums of carried batches hold only with the salt of their segment.
+        salt = secrets.randbits(32) if carry is None else self._salt_of(carry[0])
+        header = SegmentHeader(self._log_id, state.next_sequence, self.epoch, now_ns, salt, writer=self._version)
+        blank = self._blanks.take(self.segment_max_bytes)
+        before, state.previous = state.previous, self._previous()
+        try:
+            end = self._begin(blank.descriptor, header, carry)
+            self._disk.sync(blank.descriptor)
+            if self._descriptor >= 0:
+                self._complete()
+            self._blanks.name(blank, self.root.segment(state.next_sequence, Kind.RAW))
+        except OSError:
+            state.previous = before
+            self._blanks.discard(blank)
+            raise
+        if carry is None:
+            self._control_end = end
+        self._enter(blank.descriptor, header, end)
+        self._sync_names()
+
+    def _previous(self) -> Ending | None:
+        """Return the end of the segment before the next one."""
+        if self._descriptor < 0 or not self.advanced:
+            return self.state.previous  # of the segment that the next one replaces
+        return None if self._truncated else Ending(self._salt, self.position)
+
+    def _begin(self, descriptor: int, header: SegmentHeader, carry: tuple[Path, int] | None) -> int:
+        """Write what a segment begins with; returns its length."""
+        if carry is None:
+            return self._disk.write(descriptor, [encode_header(header), *self._control(header.salt)], 0)
+        # The control batch and the pieces keep their positions, which readers may hold.
+        end = self._copy(descriptor, *carry)
+        self._disk.write(descriptor, [encode_header(header)], 0)
+        return end
+
+    def _enter(self, descriptor: int, header: SegmentHeader, end: int) -> None:
+        """Continue in the new segment: a batch written to the old one now would have the sequences of the new one."""
+        if self._descriptor >= 0:
+            self._disk.close(self._descriptor)
+        if self._index is not None:
+            self._index.close()
+        self._descriptor = descriptor
+        self._salt = header.salt
+        self._peers = dict(_NO_PEERS)
+        self.base_sequence = header.base_sequence
+        self.path = self.root.segment(self.base_sequence, Kind.RAW)
+        self._name = FileIdentity(self.path, descriptor)
+        self.position = self._first_position = end
+        self._index = SparseIndexWriter(self.root.segment(self.base_sequence, Kind.INDEX), header)
+        self.unsynced = self._truncated = False
+
+    def _sync_names(self) -> None:
+        # A batch must not be acknowledged while the name of its segment may be lost in a crash.
+        self.failed = True
+        self._disk.sync_directory(self.root.segments)
+        self.failed = False
+
+    def _quarantine(self) -> Path | None:
+        """Move the file at :attr:`path` to ``quarantine/``, or aside on another file system; None without a file."""
+        if not os.path.lexists(self.path):
+            return None
+        target = self.root.quarantine / f"{self.path.name}-{secrets.token_hex(8)}"
+        target = self._disk.move_aside(self.path, target)  # a rename and a crash would leave no file at the path
+        self._disk.sync_directory(target.parent)
+        return target
+
+    def _copy(self, descriptor: int, path: Path, length: int) -> int:
+        source = self._disk.open(path)
+        try:
+            self._disk.copy(descriptor, source, length, 0)
+        finally:
+            self._disk.close(source)
+        return length
+
+    def _control(self, salt: int) -> list[Buffer]:
+        payload = encode_state(self.state)
+        header = BatchHeader(
+            body_checksum=checksum_body(b"", [payload], len(payload)),
+            payload_bytes=len(payload),
+            base_sequence=self.state.next_sequence,
+            append_time_ns=self.state.append_time_ns,
+            producer_id=0,
+            producer_sequence=0,
+            count=0,
+            epoch=self.epoch & _U32,
+            encoding=Encoding.CONTROL,
+            flags=Flag.CONTROL,
+            route_bytes=0,
+        )
+        return encode(header, b"", [payload], seed(salt, FIRST_BATCH))
+
+    def _salt_of(self, path: Path) -> int:
+        """Return the salt of the segment that the next one replaces, even if its header is lost."""
+        index = partial(find_index, path.parent, self._log_id, self.state.next_sequence)
+        with path.open("rb") as file:
+            return RawFile(file.fileno(), index=index).salt
