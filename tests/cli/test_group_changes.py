@@ -272,7 +272,7 @@ def test_remove_leaves_nothing_of_a_group_unless_a_process_owns_it(log: Built, r
     owner.kill()
     removed = changed(log, "remove")["paths"]
     assert sorted(Path(each).suffix for each in removed) == [".ask", ".cursor", ".drain", ".work"]
-    assert list(log.root.route("a").glob("g.*")) == []
+    assert list(log.root.cursor_directory("a").glob("g.*")) == []
 
 
 def test_removing_the_cursor_of_a_work_group_is_refused(log: Built) -> None:

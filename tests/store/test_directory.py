@@ -216,9 +216,9 @@ def test_no_path_is_made_of_an_illegal_route_name(root: Root, name: str) -> None
 
 
 def test_a_group_is_a_cursor_file(root: Root) -> None:
-    (root.routes / "web").mkdir()
+    root.cursor_directory("web").mkdir(parents=True)
     for name in ("processed.cursor", "b.cursor", "in", "retired", "b.cursor.17.tmp", ".cursor", "a b.cursor"):
-        (root.routes / "web" / name).touch()
+        (root.cursor_directory("web") / name).touch()
 
     assert root.groups("web") == ["b", "processed"]
     with pytest.raises(NotFound):

@@ -89,7 +89,7 @@ def _lost_behind(log: Log, route: str, sequence: int) -> int:
 def show(root: Path, route: str, group: str, as_json: bool) -> None:
     """Show the records of ROUTE that the group has not processed: their number, range and age.
 
-    A consumer's cursor is shown if it is the group's only one, and with --of-consumer.
+    The cursor of another user is shown as well, with the name of that user.
     """
     log = wald.open(root)
     found = unprocessed(log, log.cursor(route, group, any_user=True))

@@ -324,7 +324,7 @@ def test_draining_leaves_a_cursor_and_two_files_of_its_own(stream: Stream) -> No
     stream.drain("--", "true")
 
     assert values(stream.root, stream.name) == [b"one", b"two"]
-    files = (stream.root / "routes" / stream.name).iterdir()
+    files = (stream.root / "routes" / stream.name / "cursors").iterdir()
     assert sorted(path.name for path in files) == ["processed.command", "processed.cursor", "processed.drain"]
 
 

@@ -34,7 +34,7 @@ def dead(root: Path) -> list[str]:
 
 def files(root: Path) -> set[str]:
     """What the group has left beside its cursor."""
-    return {path.name.removeprefix("processed.") for path in (root / "routes/a").glob("processed.*")}
+    return {path.name.removeprefix("processed.") for path in (root / "routes/a/cursors").glob("processed.*")}
 
 
 def test_commands_run_at_the_same_time(built: Built, jobs: Jobs, start: Start) -> None:
