@@ -23,12 +23,11 @@ from wald_archive.tags import digest_file, tag_files
 
 def assert_refused(place: Path, *words: str) -> None:
     """By restore and by verify."""
-    for arguments in (("restore", place, "a"), ("verify", place)):
+    for arguments in (("verify", place), ("restore", place, "a")):
         code, reported, memory = run("wald_archive", *arguments)
         assert (code, "Traceback" in reported) == (4, False), reported
         assert memory < MEMORY_MAX_BYTES
-    reported = run("wald_archive", "restore", place, "a")[1]
-    for word in words:
+    for word in words:  # of restore
         assert word in reported
 
 
