@@ -47,7 +47,6 @@ PLANTS: dict[str, Callable[[Path], object]] = {
     "socket": _bound,
 }
 NO_FILES = [what for what in PLANTS if what != "hard link"]  # to read one of those is all that it can do
-CURSORS = ("routes/a/cursors/processed.cursor", "routes/a/cursors/processed.cursor")
 PLACES = (
     "head",
     "log.json",
@@ -55,7 +54,7 @@ PLACES = (
     "ledger/segments.jsonl",
     "ledger/reclaim.jsonl",
     "ledger/archive.jsonl",
-    *CURSORS,
+    "routes/a/cursors/processed.cursor",
     "segments/00000000000000000001.wal.zst",
     "segments/00000000000000000003.wal",
     "segments/00000000000000000003.idx",

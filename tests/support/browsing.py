@@ -14,20 +14,21 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from playwright.sync_api import (
-    Browser,
-    BrowserContext,
-    CDPSession,
-    ConsoleMessage,
-    Dialog,
-    Page,
-    Request,
-    ViewportSize,
-    sync_playwright,
-)
 from running import TIMEOUT_SECONDS
+
+if TYPE_CHECKING:
+    from playwright.sync_api import (
+        Browser,
+        BrowserContext,
+        CDPSession,
+        ConsoleMessage,
+        Dialog,
+        Page,
+        Request,
+        ViewportSize,
+    )
 
 DESK: ViewportSize = {"width": 1440, "height": 900}
 PHONE: ViewportSize = {"width": 390, "height": 844}
@@ -127,6 +128,8 @@ class Chromium:
     """The browser, headless, with an empty profile; in a ``with`` block it ends at the end."""
 
     def __enter__(self) -> Self:
+        from playwright.sync_api import sync_playwright  # slow to import, and most workers start no browser
+
         self._manager = sync_playwright()
         driver = self._manager.start()
         try:

@@ -21,6 +21,8 @@ from typing import Any, Self
 from forking import Forked, forks
 from running import TIMEOUT_SECONDS, eventually, sidecar
 
+ROUTE, GROUP = "orders", "packing"
+"""Names that exist, for generated requests: most requests use them, so that they get past "there is no such route"."""
 Body = bytes | Iterator[bytes] | None
 _HAND_OVER = """
 import os, sys

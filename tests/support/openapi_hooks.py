@@ -10,12 +10,11 @@ import re
 from typing import Any
 
 import schemathesis
+from gating import GROUP, ROUTE
 
 from wald_gate.shapes import NAME, WAIT
 
 NDJSON = "application/x-ndjson"
-ROUTE, GROUP = "orders", "packing"
-"""What is there: most requests are for these, so that they reach further than that there is no such route."""
 WAIT_SECONDS = 0.01
 
 

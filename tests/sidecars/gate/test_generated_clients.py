@@ -15,7 +15,6 @@ import openapi_generator_cli
 import programs
 import pytest
 from gating import Gate, entry
-from openapi_spec_validator import OpenAPIV31SpecValidator
 from running import TIMEOUT_SECONDS, Daemon
 
 from wald_gate.openapi import document
@@ -124,6 +123,8 @@ def test_a_generated_client_appends_reads_works_and_tells_errors(
 
 
 def test_the_document_is_one_of_openapi() -> None:
+    from openapi_spec_validator import OpenAPIV31SpecValidator  # slow to import, and each worker collects this file
+
     found = json.loads(encoded(document(VERBS)))
 
     assert list(OpenAPIV31SpecValidator(found).iter_errors()) == []

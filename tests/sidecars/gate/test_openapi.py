@@ -12,9 +12,8 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from gating import Answer, Gate
+from gating import GROUP, Answer, Gate
 from json_page import sections
-from openapi_hooks import GROUP
 
 from wald_gate.facts import shapes
 from wald_gate.groups.shapes import Pending

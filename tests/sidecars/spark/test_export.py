@@ -14,7 +14,6 @@ import pytest
 from damage import flipped
 from json_page import require_documented
 from logs import Built, Unsynced
-from pyarrow import dataset
 from running import refused, run, sidecar
 from spark_jobs import run_job
 
@@ -51,6 +50,8 @@ def export(
 
 def read_back(out: Path) -> pa.Table:
     """The directory as pyarrow reads it."""
+    from pyarrow import dataset  # imports pandas
+
     partitions = dataset.partitioning(pa.schema([("route", pa.string()), ("date", pa.string())]), flavor="hive")
     table: pa.Table = dataset.dataset(out, format="parquet", partitioning=partitions).to_table()
     return table.sort_by([("log", "ascending"), ("seq", "ascending")])

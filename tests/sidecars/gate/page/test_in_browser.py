@@ -6,16 +6,18 @@ import json
 from collections.abc import Iterator
 from itertools import combinations
 from math import hypot
+from typing import TYPE_CHECKING
 
 import pytest
-from axe_playwright_python.base import AXE_SCRIPT
 from browsing import DESK, PHONE, Chromium, Visit
 from gating import Gate
 from lived_in import live_in
-from playwright.sync_api import ViewportSize
 from running import Daemon, eventually, reclaim, wald
 
 from wald_gate.page.places import PLACES
+
+if TYPE_CHECKING:
+    from playwright.sync_api import ViewportSize
 
 VIEWS = ("/", "/routes/orders", "/records?route=orders&follow=1", "/records/2500")
 MORE = (
@@ -61,6 +63,8 @@ def test_every_view_is_for_everyone(
     chromium: Chromium, gate: Gate, size: ViewportSize, dark: bool, views: tuple[str, ...]
 ) -> None:
     """By axe-core: names, roles, contrast, order of headings, and what else it can see."""
+    from axe_playwright_python.base import AXE_SCRIPT
+
     with chromium.visit(gate.origin, size=size, dark=dark) as visit:
         for path in views:
             goto(visit, path)
