@@ -15,7 +15,7 @@ from logs import Unsynced
 from wald.errors import Damaged
 from wald.files.layout import Root
 from wald.files.ledger_write import Ledger
-from wald.retention.audit import judge
+from wald.retention.audit import audit_deletion
 from wald.retention.history import History, history_runs_of, member_of
 
 
@@ -62,7 +62,7 @@ def test_the_golden_deletions_are_legal_each_with_the_cursors_of_its_own_line_or
     newer, older = history.deletions()
 
     for entry in (newer, older):
-        assert judge(entry, history.made_by(entry["base"], entry["sha256"])).errors == ()
+        assert audit_deletion(entry, history.made_by(entry["base"], entry["sha256"])).errors == ()
         assert [each["route"] for each in entry["routes"]] == ["db", "web"]
     assert newer["routes"][0] == {
         "route": "db",

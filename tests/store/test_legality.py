@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from wald.retention.audit import EXPIRING, Overlaps, Ruling, judge
+from wald.retention.audit import EXPIRING, Overlaps, Ruling, audit_deletion
 
 Line = dict[str, Any]
 SHA256 = "ab" * 32
@@ -43,7 +43,7 @@ def test_every_claim_by_every_rule() -> None:
     for name, rule, lost in product(CLAIMS, RULES, (None, -1, 0, 1, 6, 10, 11)):
         claim, read = CLAIMS[name]
         content = line(HELD | claim, rule=rule, **({} if lost is None else {"lost": {"a": lost}}))
-        ruling = judge(content, sealed(("a", 10, 1, 10)))
+        ruling = audit_deletion(content, sealed(("a", 10, 1, 10)))
         expired = rule in EXPIRING and lost is not None
         unread = 0 if read else 10 - SLOWEST[name]
         assert (not ruling.errors) == (lost == unread if expired else read)
@@ -55,20 +55,20 @@ def test_where_each_route_goes_by_its_own_rule_that_one_counts() -> None:
         unread = HELD | {"cursors": {"processed": 4}}
         read = {"route": "b", "count": 10, "first": 11, "last": 20, "cursors": {"processed": 20}, "rule": "read"}
         content = line(unread | {"rule": rule}, read, rule="each_route", lost={"a": 6})
-        ruling = judge(content, sealed(("a", 10, 1, 10), ("b", 10, 11, 20)))
+        ruling = audit_deletion(content, sealed(("a", 10, 1, 10), ("b", 10, 11, 20)))
 
         assert (not ruling.errors) == (rule in EXPIRING)
         assert ruling.lost == 6 * (rule in EXPIRING)
-        assert judge(line(unread, read, rule="each_route", lost={"a": 6}), None).errors
-        assert judge(line(unread | {"rule": rule}, read, lost={"a": 6}), None).errors
+        assert audit_deletion(line(unread, read, rule="each_route", lost={"a": 6}), None).errors
+        assert audit_deletion(line(unread | {"rule": rule}, read, lost={"a": 6}), None).errors
 
 
 def test_words_name_record_route_and_group() -> None:
-    assert judge(line(HELD | {"cursors": {"processed": 10, "archive": 4}}), None).errors == (
+    assert audit_deletion(line(HELD | {"cursors": {"processed": 10, "archive": 4}}), None).errors == (
         "record 10 of route a was deleted, and not read by archive at 4",
     )
-    assert judge(line(HELD | {"cursors": {}}), None).errors == (
-        "no cursor of route a is recorded, and record 10 of it was deleted",
+    assert audit_deletion(line(HELD | {"cursors": {}}), None).errors == (
+        "record 10 of route a was deleted, and no cursor of the route is recorded",
     )
 
 
@@ -86,30 +86,30 @@ def test_what_was_sealed_has_to_be_what_was_deleted() -> None:
         ({"event": "sealed", "base": 1, "last": 20, "sha256": SHA256}, ["the sealed line does not say what it held"]),
         (sealed() | {"routes": [["a"]]}, ["the sealed line does not say what it held"]),
     ]:
-        assert list(judge(line(HELD | {"cursors": {"processed": 10}}), was).errors) == words
+        assert list(audit_deletion(line(HELD | {"cursors": {"processed": 10}}), was).errors) == words
 
 
 def test_a_line_without_cursors_proves_nothing() -> None:
     """wald-reclaim writes this of a released segment that is in no ledger."""
     bare = {"event": "reclaimed", "base": 1, "last": 20, "at": 1, "rule": "found released, reason unknown"}
-    assert judge(bare, sealed()).errors == (
-        "no cursors are recorded (found released, reason unknown): it cannot be proven that it was legal",
+    assert audit_deletion(bare, sealed()).errors == (
+        "no cursors are recorded (found released, reason unknown): it cannot be proven that the deletion was allowed",
     )
 
 
 def test_a_segment_without_records_may_go() -> None:
-    assert judge(line(), sealed()).errors == ()
+    assert audit_deletion(line(), sealed()).errors == ()
 
 
 def test_of_a_segment_that_no_ledger_records_the_cursors_count() -> None:
-    ruling = judge(line(HELD | {"cursors": {"processed": 10}}), None)
+    ruling = audit_deletion(line(HELD | {"cursors": {"processed": 10}}), None)
     assert ruling.errors == ()
     assert ruling.notes == ("no ledger records what it held when it was sealed",)
 
 
 def test_a_segment_that_still_exists_is_reported() -> None:
     """A crash between the line and the deletion leaves it so."""
-    ruling = judge(line(HELD | {"retired": True}), sealed(("a", 10, 1, 10)), there=True)
+    ruling = audit_deletion(line(HELD | {"retired": True}), sealed(("a", 10, 1, 10)), exists=True)
     assert ruling.errors == ()
     assert any("still exists" in note for note in ruling.notes)
 
@@ -132,7 +132,7 @@ def test_a_line_of_another_form_proves_nothing() -> None:
         {"routes": None},
     ]
     for wrong in others:
-        assert judge(line(HELD | {"cursors": {"processed": 10}}) | wrong, None).errors
+        assert audit_deletion(line(HELD | {"cursors": {"processed": 10}}) | wrong, None).errors
 
 
 def test_deletions_that_overlap_are_found() -> None:
@@ -167,6 +167,6 @@ def test_of_a_segment_without_index_the_line_says_what_was_left_and_its_cursors_
     content = line(left | claim, damaged=True, damaged_bytes=99)
     del content["sha256"]
 
-    assert judge(content, sealed(("a", 10, 1, 10))).errors == errors
+    assert audit_deletion(content, sealed(("a", 10, 1, 10))).errors == errors
     lost = "it was damaged, and nothing proves that record 20 of route b was read"
-    assert judge(content, sealed(("a", 8, 1, 8), ("b", 2, 11, 20))).errors == (lost,)
+    assert audit_deletion(content, sealed(("a", 8, 1, 8), ("b", 2, 11, 20))).errors == (lost,)

@@ -17,7 +17,7 @@ from wald.errors import Damaged
 from wald.files.layout import Root
 from wald.format.ledger_lines import Entry
 from wald.format.names import LEDGERS
-from wald.retention.audit import REPEATED, Overlaps, Ruling, judge, judge_relief
+from wald.retention.audit import REPEATED, Overlaps, Ruling, audit_deletion, audit_shrink
 from wald.retention.history import History
 
 END_OF_TIME_NS = 1 << 63
@@ -147,9 +147,9 @@ class DeletionAudit:
         entry = event.entry
         match entry:
             case {"base": int(base), "last": int()} if event.is_deletion:
-                return replace(event, ruling=judge(entry, self._made_by(base, entry.get("sha256"))))
+                return replace(event, ruling=audit_deletion(entry, self._made_by(base, entry.get("sha256"))))
             case {"event": "relieved", "base": int(base), "last": int()} if event.ledger == _DELETIONS:
-                return replace(event, ruling=judge_relief(entry, self._made_by(base, entry.get("was_sha256"))))
+                return replace(event, ruling=audit_shrink(entry, self._made_by(base, entry.get("was_sha256"))))
         return event
 
     def _completed(self, event: Event) -> Event:

@@ -13,7 +13,7 @@ from wald.files.identity import read_identity
 from wald.files.layout import Root
 from wald.files.ledger_read import reported_entries
 from wald.files.listing import list_segments
-from wald.retention.audit import Overlaps, Ruling, judge, judge_relief
+from wald.retention.audit import Overlaps, Ruling, audit_deletion, audit_shrink
 from wald.work.checking import check_journals
 from wald_spark.audit.report import AuditFinding, LogReport
 from wald_spark.audit.work import Outcomes, SegmentWork
@@ -88,12 +88,12 @@ class LogAudit:
                 sealed = None
                 with suppress(Damaged):
                     sealed = history.made_by(line["base"], line.get("sha256"))
-                yield overlaps.check(line, judge(line, sealed, there=line["base"] in there))
+                yield overlaps.check(line, audit_deletion(line, sealed, exists=line["base"] in there))
             for line in history.all_reliefs():
                 before = None
                 with suppress(Damaged):
                     before = history.made_by(line["base"], line.get("was_sha256"))
-                yield judge_relief(line, before)
+                yield audit_shrink(line, before)
 
 
 def _stored_bytes(target: SegmentToCheck) -> int:

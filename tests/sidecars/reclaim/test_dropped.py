@@ -13,7 +13,7 @@ from wald.checking.checker import Level
 from wald.checking.verifier import verify
 from wald.files.ledger_write import Ledger
 from wald.reading.lookup import Whereabouts
-from wald.retention.audit import judge_relief
+from wald.retention.audit import audit_shrink
 from wald.retention.history import History
 from wald.segments.view import State
 
@@ -101,7 +101,7 @@ def hold(built: Built, routes: dict[int, str], removed: dict[int, int]) -> None:
         if line["event"] == "relieved":
             assert found.message.endswith(f"cursors: {route}/processed at {_cursor(line, route)}")
     history = History(built.root)
-    rulings = [judge_relief(line, history.made_by(line["base"], line["was_sha256"])) for line in history.all_reliefs()]
+    rulings = [audit_shrink(line, history.made_by(line["base"], line["was_sha256"])) for line in history.all_reliefs()]
     assert [ruling.errors for ruling in rulings if ruling.errors] == []
     assert [found.message for found in verify(built.root) if found.level is Level.ERROR] == []
 
@@ -120,5 +120,5 @@ def test_runs_that_are_not_what_was_dropped_are_an_error(runs: dict[str, object]
         "routes": [["b", 1, 2, 2, 1]],
         "dropped": [{"route": "a", "count": 2, "first": 1, "last": 3, "cursors": {"processed": 3}}],
     }
-    assert judge_relief({**line, "runs": {"a": [0, 1, 1, 1]}}, None).errors == ()
-    assert judge_relief({**line, "runs": runs}, None).errors != ()
+    assert audit_shrink({**line, "runs": {"a": [0, 1, 1, 1]}}, None).errors == ()
+    assert audit_shrink({**line, "runs": runs}, None).errors != ()

@@ -16,7 +16,7 @@ from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim, rulings
 
 from wald.files.layout import Root
 from wald.format.names import Kind
-from wald.retention.audit import judge
+from wald.retention.audit import audit_deletion
 from wald.retention.history import History
 from wald_reclaim.apply import Reclaim
 from wald_reclaim.decision import Decision
@@ -103,7 +103,7 @@ def test_without_the_sealers_ledger_the_shared_line_still_proves_each_deletion(b
     history = History(built.root)
 
     for entry in history.deletions():
-        ruling = judge(entry, None)
+        ruling = audit_deletion(entry, None)
         assert ruling.errors == ()
         assert all(entry["base"] <= each["first"] <= each["last"] <= entry["last"] for each in entry["routes"])
     routes = next(history.gone(1, 1)).routes
@@ -117,7 +117,7 @@ def test_a_deletion_whose_shared_line_is_lost_is_not_proven(built: Built) -> Non
 
     found = rulings(built.root)
     assert [base for base, objections in found.items() if not objections] == [1 + 2 * HALF]
-    assert found[1] == ("its line 'excused' is missing (read): it cannot be proven that it was legal",)
+    assert found[1] == ("its line 'excused' is missing (read): it cannot be proven that the deletion was allowed",)
     assert History(built.root).reclaimed(1) is not None
 
 
@@ -130,7 +130,7 @@ def test_a_cursor_that_had_not_reached_a_segments_last_record_makes_that_deletio
     rewrite(built.root, [shared, *lines])
 
     found = rulings(built.root)
-    assert found[1] == ("no cursor of route r01 is recorded, and record 4 of it was deleted",)
+    assert found[1] == ("record 4 of route r01 was deleted, and no cursor of the route is recorded",)
     assert len(found[1 + 2 * HALF]) == 0
     assert any("of route r00 was deleted, and not read by processed at 2" in each for each in found[3 + 2 * HALF])
 
@@ -169,7 +169,7 @@ def test_a_shared_line_of_an_earlier_time_proves_nothing(built: Built) -> None:
     rewrite(built.root, [*lines[:second], *lines[second + 1 :]])
 
     found = rulings(built.root)
-    assert found[1] == ("its line 'excused' is missing (read): it cannot be proven that it was legal",)
+    assert found[1] == ("its line 'excused' is missing (read): it cannot be proven that the deletion was allowed",)
     assert found[1 + 2 * HALF] == ()
 
 

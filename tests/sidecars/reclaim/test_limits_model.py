@@ -32,7 +32,7 @@ from wald.files.routes import add_route, retire_route
 from wald.files.uptime import moment_of
 from wald.format.ledger_lines import Entry
 from wald.format.names import WHOLE, Kind
-from wald.retention.audit import judge, judge_relief
+from wald.retention.audit import audit_deletion, audit_shrink
 from wald.retention.history import History
 from wald_reclaim.excuses import LISTED_MAX
 from wald_reclaim.policy import Limits, RouteLimits
@@ -346,8 +346,8 @@ class Histories(RuleBasedStateMachine):
         assert {base: line.get("lost", {}) for base, line in lines.items() if base in model.lost} == model.lost
         history = History(root)
         deleted = [line for line in history.deletions() if line["base"] in model.lost]
-        rulings = [judge(line, history.made_by(line["base"], line["sha256"])) for line in deleted]
-        rulings += [judge_relief(line, history.made_by(line["base"], line["was_sha256"])) for line in reliefs(root)]
+        rulings = [audit_deletion(line, history.made_by(line["base"], line["sha256"])) for line in deleted]
+        rulings += [audit_shrink(line, history.made_by(line["base"], line["was_sha256"])) for line in reliefs(root)]
         assert [ruling.errors for ruling in rulings if ruling.errors] == []
         assert sum(ruling.lost for ruling in rulings) == sum(sum(lost.values()) for lost in model.lost.values())
 

@@ -18,7 +18,7 @@ from running import output_of, run, sidecar
 
 from wald.format.names import Kind
 from wald.format.sealed_index import Frame
-from wald.retention.audit import judge
+from wald.retention.audit import audit_deletion
 from wald.retention.backlog import Backlog, SegmentStatus
 from wald.retention.history import History
 from wald.retention.progress import lags
@@ -106,7 +106,7 @@ def test_a_route_whose_records_are_all_behind_the_damage_holds_the_segment_back(
         "a": (2, 1, 2),
         "b": (3, 3, 5),
     }
-    assert judge(reported, History(built.root).sealed(1)).errors == ()
+    assert audit_deletion(reported, History(built.root).sealed(1)).errors == ()
     assert errors(built.root.path) == []
 
 
@@ -272,4 +272,4 @@ def test_of_what_expires_the_lost_records_count_as_unread(built: Built, a: int, 
     reported: Sequence[dict[str, object]] = [line for line in ledger(built.root.path) if line["base"] == 1]
 
     assert [line["lost"] for line in reported] == [lost]
-    assert judge(reported[0], History(built.root).sealed(1)).errors == ()
+    assert audit_deletion(reported[0], History(built.root).sealed(1)).errors == ()

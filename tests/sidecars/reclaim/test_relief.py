@@ -31,7 +31,7 @@ from wald.files.disk import Disk
 from wald.files.ledger_read import read_ledger
 from wald.files.listing import Segment
 from wald.format.names import WHOLE, Kind
-from wald.retention.audit import judge, judge_relief
+from wald.retention.audit import audit_deletion, audit_shrink
 from wald.retention.history import History
 from wald.segments.view import State
 from wald_reclaim.policy import Limits
@@ -76,8 +76,8 @@ def relieved_lines(built: Built) -> list[dict[str, Any]]:
 def illegal(built: Built) -> list[str]:
     """What the ledger cannot prove to have been legal."""
     history = History(built.root)
-    rulings = [judge_relief(line, history.made_by(line["base"], line["was_sha256"])) for line in history.all_reliefs()]
-    rulings += [judge(line, history.made_by(line["base"], line.get("sha256"))) for line in history.deletions()]
+    rulings = [audit_shrink(line, history.made_by(line["base"], line["was_sha256"])) for line in history.all_reliefs()]
+    rulings += [audit_deletion(line, history.made_by(line["base"], line.get("sha256"))) for line in history.deletions()]
     return [each for ruling in rulings for each in ruling.errors]
 
 
@@ -354,9 +354,9 @@ def test_a_relief_that_drops_what_a_group_has_not_read_is_not_legal(built: Built
     sealed = History(built.root).made_by(1, line["was_sha256"])
 
     behind = line | {"dropped": [line["dropped"][0] | {"cursors": {"processed": 9}}]}
-    assert judge_relief(line, sealed).errors == ()
-    assert "not read by processed at 9" in judge_relief(behind, sealed).errors[0]
-    assert "of route web it records nothing" in judge_relief(line | {"dropped": []}, sealed).errors[0]
+    assert audit_shrink(line, sealed).errors == ()
+    assert "not read by processed at 9" in audit_shrink(behind, sealed).errors[0]
+    assert "of route web it records nothing" in audit_shrink(line | {"dropped": []}, sealed).errors[0]
 
 
 def test_an_archive_goes_on_behind_relief_and_reports_what_it_cannot_have(built: Built, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from repairing import build, repair, small_frames
 
 from wald.files.listing import list_segments
 from wald.format.names import Kind
-from wald.retention.audit import judge
+from wald.retention.audit import audit_deletion
 from wald.retention.history import History
 
 HOUR_NS = 3600 * 10**9
@@ -43,7 +43,7 @@ def test_segments_of_a_repaired_log_go_when_they_are_read(repaired: Built) -> No
     history, lines = History(root), ledger(root.path)
     assert len(lines) >= 5
     for line in lines:
-        ruling = judge(line, history.sealed(line["base"]), there=False)
+        ruling = audit_deletion(line, history.sealed(line["base"]), exists=False)
         assert (ruling.errors, ruling.lost) == ((), 0)
     assert [segment.kind for segment in list_segments(root).segments[:-1]] in ([], [Kind.SEALED])
     assert errors(root.path) == []
