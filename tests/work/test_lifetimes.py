@@ -164,7 +164,7 @@ def test_nothing_is_acknowledged_in_a_journal_that_is_not_at_its_path(built: Bui
         built.root.path.rename(built.root.path.with_name("away"))
         copy.rename(built.root.path)
         for _ in range(2):
-            with pytest.raises(Replaced, match=r"a/g\.work: the journal was replaced by another file"):
+            with pytest.raises(Replaced, match=r"cursors/g\.work: the journal was replaced by another file"):
                 work.ack("x", [2])
         assert work.has_failed
     with group(built) as work:

@@ -37,11 +37,11 @@ def test_what_the_owner_has_not_synced_is_synced_before_it_counts(built: Built, 
         progress.look()
         assert progress.left(ALL) == [Run(done + 1, 5)]
         assert disk.steps.count(("sync", "g.work")) == done
-        assert disk.steps.count(("sync_directory", "a")) == 1
+        assert disk.steps.count(("sync_directory", "cursors")) == 1
     journal.rewrite([Start(built.log_id, "a", "g", 3, 4)])
     progress.look()
     assert progress.left(ALL) == [Run(4, 5)]
-    assert disk.steps.count(("sync_directory", "a")) == 2
+    assert disk.steps.count(("sync_directory", "cursors")) == 2
     journal.close()
 
 
@@ -64,4 +64,4 @@ def test_a_cursor_is_on_disk_before_it_counts(built: Built) -> None:
     progress.look()
 
     assert progress.left(ALL) == [Run(5, 5)]
-    assert disk.steps == [("sync", "g.cursor"), ("sync_directory", "a")]
+    assert disk.steps == [("sync", "g.cursor"), ("sync_directory", "cursors")]

@@ -30,7 +30,7 @@ def workers(built: Built) -> aio.WorkGroup:
 
 def has_leased(built: Built, worker: str) -> bool:
     """Whether the owner has written that; no task goes on while this is asked."""
-    return f'"{worker}"'.encode() in (built.root.routes / "a" / "g.work").read_bytes()
+    return f'"{worker}"'.encode() in (built.root.cursor_directory("a") / "g.work").read_bytes()
 
 
 async def sent() -> None:
