@@ -245,6 +245,7 @@ if __name__ == "__main__":
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
-    for encoding in _ENCODINGS:  # another user may not get at the standard library of this interpreter
-        importlib.import_module(f"encodings.{encoding}")
+    # Another user may not get at the standard library of this interpreter.
+    for module_name in (*(f"encodings.{encoding}" for encoding in _ENCODINGS), "crc32c"):
+        importlib.import_module(module_name)
     _serve(socket.socket(fileno=int(sys.argv[1])))
