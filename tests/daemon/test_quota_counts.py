@@ -93,7 +93,7 @@ class Life:
                     if thread.name == "quotas":
                         thread.join()
                 self.now += seconds
-                self.quotas.look(self.now, self.built.last)
+                self.quotas.update(self.now, self.built.last)
 
     def over(self) -> int:
         """How much is unread, if that is more than the quota; else 0."""
@@ -153,7 +153,7 @@ def test_a_segment_that_was_begun_after_the_last_listing_is_there(life: Life) ->
     life.cut()
     life.append(5)
     life.now += 0.5
-    life.quotas.look(life.now, life.built.last)
+    life.quotas.update(life.now, life.built.last)
     assert life.quotas.over["r"].unread_bytes == 1150
 
 

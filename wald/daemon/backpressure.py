@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from wald.daemon.quotas import Over
+from wald.daemon.quotas import OverQuota
 from wald.format.protocol import Code, ProtocolError
 from wald.writing.writer import Route
 
@@ -51,7 +51,7 @@ class Backpressure:
     reject: bool
     busy: frozenset[str]
     room_bytes: float
-    over: Mapping[str, Over] = field(default_factory=dict)
+    over: Mapping[str, OverQuota] = field(default_factory=dict)
     overdue: bool = False
 
     def require_room(self, wanted_bytes: int = 0, promised_bytes: int = 0) -> None:

@@ -1,8 +1,7 @@
-"""Requests other than PUB, and the table of routes.
+"""Commands of the socket (every request but PUB), and the table of routes with their permissions.
 
-The daemon's table of routes: which routes exist, and which users may write to them or retire them.
-
-The commands of the socket, which are all requests but PUB, and the users that may send them.
+Everyone may write to a route and add one. Settings may restrict the writers of a route; retiring a route, FIFO modes
+and cursor owners are for root and the user who runs the daemon.
 """
 
 from __future__ import annotations
@@ -31,51 +30,51 @@ from wald.writing.writer import Route, Writer
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A writable route; ``writers`` are the user ids that may write, None if every user may."""
+class RouteEntry:
+    """Writable route; ``writers`` are the user ids that may write to it, None for all."""
 
     route: Route
     writers: Collection[int] | None
 
 
 class Routes:
-    """Looks a route up by the bytes of its name; it reads the directory only for a name that it has not seen yet."""
+    """Cache of the routes by name, which reads the directory of a route once."""
 
     def __init__(self, root: Root, writers: Mapping[str, Collection[int]]) -> None:
         self._root = root
         self._writers = writers
-        self._entries: dict[bytes, Entry] = {}
+        self._entries: dict[bytes, RouteEntry] = {}
 
     def find(self, name: bytes, user_id: int) -> Route:
-        """The route of this name, for a user who writes to it.
+        """Return the route to which a user writes.
 
         Raises:
-            ProtocolError: no such route, an illegal name, a retired route, or one this user may not write to.
+            ProtocolError: the name is invalid, the route is absent or retired, or the user may not write to it.
         """
-        entry = self._entries.get(name) or self._look_up(name)
+        entry = self._entries.get(name) or self._read(name)
         if entry.writers is not None and user_id not in entry.writers:
             raise ProtocolError(Code.DENIED, f"user {user_id} may not write to {entry.route.name}")
         return entry.route
 
     def is_owner(self, user_id: int) -> bool:
-        """Whether a user is the one the daemon runs as, or root."""
+        """Return True for root and the user who runs the daemon."""
         return user_id in (0, os.geteuid())
 
     def has_writers(self, name: str) -> bool:
-        """Whether the settings restrict the users that may write to a route."""
+        """Return True if the settings restrict the writers of a route."""
         return name in self._writers
 
     def lets_write(self, name: str, user_id: int) -> bool:
-        """Whether a user may write to a route, retired or not."""
+        """Return True if a user may write to a route, retired or not."""
         writers = self._writers.get(name)
         return writers is None or user_id in writers
 
     def lets_retire(self, name: str, user_id: int) -> bool:
-        """Whether a user may retire a route, whose unread records may then be deleted, or take it back."""
+        """Return True if a user may retire a route, which allows its unread records to be deleted, or restore it."""
         return self.is_owner(user_id) or user_id in self._writers.get(name, ())
 
     def forget(self, name: str | None = None, *, writers: Mapping[str, Collection[int]] | None = None) -> None:
-        """Read the directory again: for one route that changed, or for all of them under new settings."""
+        """Invalidate the cache: of one route that changed, or of all, under new ``writers``."""
         if writers is not None:
             self._writers = writers
         if name is None:
@@ -83,7 +82,7 @@ class Routes:
         else:
             self._entries.pop(name.encode(), None)
 
-    def _look_up(self, name: bytes) -> Entry:
+    def _read(self, name: bytes) -> RouteEntry:
         text = name.decode("utf-8", "replace")
         try:
             found = self._root.has_route(text)
@@ -93,7 +92,7 @@ class Routes:
             raise ProtocolError(Code.NO_ROUTE, f"there is no route {text!r}; ROUTE ADD {text} makes it")
         if self._root.retired(text).exists():
             raise ProtocolError(Code.NO_ROUTE, f"the route {text!r} is retired; ROUTE ADD {text} takes it back")
-        entry = self._entries[name] = Entry(Route.named(text), self._writers.get(text))
+        entry = self._entries[name] = RouteEntry(Route.named(text), self._writers.get(text))
         return entry
 
 
@@ -104,15 +103,11 @@ _USAGE = (
 
 _MODE = re.compile("mode=([0-7]+)")
 _CONSUMERS = "consumers="
-_CUT_SECONDS = 1.0  # a segment costs some syncs, a file, and a line in the ledger
+_CUT_SECONDS = 1.0  # each segment costs syncs, a file, and a line in the ledger
 
 
 class Commands:
-    """Carries out a command and answers it.
-
-    Args:
-        status: returns what STAT answers.
-    """
+    """Executor of commands; ``status`` returns the reply to STAT."""
 
     def __init__(
         self,
@@ -131,10 +126,10 @@ class Commands:
         self._intake = intake
         self._routes = routes
         self._status = status
-        self._cut_again_at = 0.0  # by users other than the owner
+        self._next_cut_at = 0.0  # for users other than the owner
 
     def answer(self, command: Command, user_id: int) -> bytes:
-        """The reply to a user's command."""
+        """Execute a user's command; return the reply."""
         try:
             match command.verb, command.arguments:
                 case "PING", ():
@@ -162,7 +157,7 @@ class Commands:
         return encode_err(Code.BAD_REQUEST, _USAGE)
 
     def make_route(self, name: str, *, fifo: bool, mode: int | None, consumers: str | None) -> None:
-        """Make a route, or take a retired one back, and read its FIFO; errors as of :func:`add_route`."""
+        """Create a route, or restore a retired one, and read its FIFO; raises as :func:`add_route` does."""
         add_route(self._root, self._disk, name, fifo=fifo, mode=mode, consumers=consumers)
         if has_fifo(self._root, name):
             self._intake.add(name)
@@ -173,11 +168,13 @@ class Commands:
             return encode_ok(f"nothing-to-cut {self._writer.base_sequence}")
         now = time.monotonic()
         if not self._routes.is_owner(user_id):
-            if now < self._cut_again_at:
-                return encode_err(Code.BUSY, f"the log was cut less than {_CUT_SECONDS:g} s ago, and not for its owner")
-            self._cut_again_at = now + _CUT_SECONDS
+            if now < self._next_cut_at:
+                return encode_err(
+                    Code.BUSY, f"the log was cut less than {_CUT_SECONDS:g} s ago; wait, or ask its owner"
+                )
+            self._next_cut_at = now + _CUT_SECONDS
         if not self._committer.cut():
-            return encode_err(Code.FULL, "there is no room for the next segment; this one goes on")
+            return encode_err(Code.FULL, "there is no room for the next segment; this one continues")
         return encode_ok(f"cut {self._writer.base_sequence}")
 
     def _step_clock(self, user_id: int) -> bytes:
@@ -213,10 +210,10 @@ class Commands:
         return encode_ok(f"added {name}")
 
     def _refusal_to_add(self, name: str, user_id: int, *, fifo: bool, mode: int | None, consumers: str | None) -> bytes:
-        """Why a user may not add a route, or change it; empty if the user may."""
+        """Return the reply that refuses to add or change a route; b"" if the user may."""
         routes = self._routes
         if self._root.retired(name).exists() and not routes.lets_retire(name, user_id):
-            return _not_retiring(user_id, f"take {name} back")
+            return _refuse_retirement(user_id, f"take {name} back")
         if routes.is_owner(user_id):
             return b""
         if mode is not None:
@@ -224,13 +221,13 @@ class Commands:
         if consumers is not None:
             return encode_err(Code.DENIED, f"user {user_id} may not set consumers: that is for the log's owner")
         if routes.has_writers(name) and (fifo or not routes.lets_write(name, user_id)):
-            message = f"user {user_id} may not change {name}: it has writers, and that is for them"
+            message = f"user {user_id} may not change {name}: its settings name writers, and only they may"
             return encode_err(Code.DENIED, message)
         return b""
 
     def _retire_route(self, name: str, user_id: int) -> bytes:
         if not self._routes.lets_retire(name, user_id):
-            return _not_retiring(user_id, f"retire {name}")
+            return _refuse_retirement(user_id, f"retire {name}")
         now = utc(time.time_ns(), 3)
         retire_route(self._root, self._disk, name, now=now)
         self._routes.forget(name)
@@ -238,5 +235,5 @@ class Commands:
         return encode_ok(f"retired {name}")
 
 
-def _not_retiring(user_id: int, action: str) -> bytes:
+def _refuse_retirement(user_id: int, action: str) -> bytes:
     return encode_err(Code.DENIED, f"user {user_id} may not {action}: that is for the log's owner and its writers")

@@ -199,16 +199,16 @@ class Connections:
     def _admit(self, accepted: socket.socket, now: float) -> None:
         accepted.setblocking(False)
         process_id, user_id, _ = peer_of(accepted)
-        refusal = self._admission.judge(user_id, accepted.fileno())
+        refusal = self._admission.check(user_id, accepted.fileno())
         if refusal is not None and self._make_place(user_id, refusal.user_id, now):
-            refusal = self._admission.judge(user_id, accepted.fileno())
+            refusal = self._admission.check(user_id, accepted.fileno())
         if refusal is not None:
-            self._admission.refuse(user_id, refusal.message)
+            self._admission.report(user_id, refusal.message)
             with contextlib.suppress(OSError):
                 accepted.send(encode_err(Code.BUSY, refusal.message))
             accepted.close()
             return
-        self._admission.enter(user_id)
+        self._admission.add(user_id)
         reader = RequestReader(self._request_max_bytes)
         self._open[accepted.fileno()] = Connection(accepted, user_id, process_id, now, reader)
         self._poller.register(accepted, select.EPOLLIN)
@@ -429,7 +429,7 @@ class Connections:
             self._close(connection)
         while self._unsent_bytes > UNSENT_TOTAL_MAX_BYTES:
             slowest = min((each for each in self._open.values() if each.unsent), key=lambda each: each.active_at)
-            self._admission.refuse(slowest.user_id, "replies that are not read fill the memory")
+            self._admission.report(slowest.user_id, "replies that are not read fill the memory")
             self._close(slowest)
 
     def _wait(self, connection: Connection, cause: Cause | None) -> None:
@@ -470,7 +470,7 @@ class Connections:
         self._requests.forget(connection)
         self._unsent_bytes -= len(connection.unsent)
         connection.unsent = b""
-        self._admission.leave(connection.user_id)
+        self._admission.remove(connection.user_id)
         connection.socket.close()
         self._watch_listener(True)
 

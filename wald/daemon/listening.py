@@ -1,10 +1,8 @@
-"""Unix socket, and limits on connections.
+"""Listening unix socket, and limits on connections.
 
-The unix socket: making it at its path or taking it over, and deciding which connections have a place.
-
-There are so many places in all and so many for one user, and none on the descriptors that the log itself needs. Every
-connection is accepted first, because only then the kernel reports its user; one that has no place gets an ERR. Some
-places are kept for the log's owner and root, so that they can find out what is going on.
+The limits are a total, a number per user, and the descriptors that the log itself needs. A connection must be accepted
+before the kernel reports its user, so a refused one gets an ERR. One place in 16 is reserved for root and the log's
+owner, who must be able to diagnose a full daemon.
 """
 
 from __future__ import annotations
@@ -26,66 +24,65 @@ from wald.daemon.metrics import Metrics
 from wald.errors import InvalidInput
 from wald.files.modes import give_socket, umask_for
 
-_BACKLOG = 4096  # a connect that does not wait fails where it is full
+_BACKLOG = 4096  # a nonblocking connect fails if the backlog is full
 _PATH_MAX_BYTES = 107
 _PEER = struct.Struct("iII")
-_DESCRIPTORS_KEPT = 32  # for segments, pipes that are added, and scrapers of metrics
-_OWNERS_SHARE = 16  # one place of so many is the owners'
+_RESERVED_DESCRIPTORS = 32  # for segments, new pipes and metrics requests
+_OWNERS_SHARE = 16  # one place in 16 is reserved for the owners
 _REPORT_SECONDS = 10.0  # between lines in the journal
 
 
 def check_socket(path: Path, root: Path) -> None:
-    """Check that a socket can be made at ``path``.
+    """Check that a socket can be created at ``path``.
 
-    In the root the lock decides: a socket that another daemon has left there, or has lost with its lock, will be
-    replaced.
+    Inside the root the caller holds the lock, so any socket there is stale unless systemd listens on it. Elsewhere a
+    socket with a listener belongs to another program.
 
     Raises:
-        InvalidInput: it cannot; a file that is no socket, a socket of systemd, and elsewhere one that any program
-            listens on, is not removed.
+        InvalidInput: it cannot.
     """
     if len(os.fsencode(path)) > _PATH_MAX_BYTES:
         raise _refusal(path, "AF_UNIX path too long")
     if path.parent != root and not path.parent.is_dir():
-        raise _refusal(path, f"{path.parent} is no directory")
+        raise _refusal(path, f"{path.parent} is not a directory")
     if path.parent != root and not os.access(path.parent, os.W_OK | os.X_OK):
-        raise _refusal(path, f"{path.parent} may not be written to by this user")
+        raise _refusal(path, f"this user may not write to {path.parent}")
     if os.path.lexists(path) and not stat.S_ISSOCK(path.lstat().st_mode):
         raise _refusal(path, "what is there is not a socket")
-    listener = _listener(path)
+    listener = _find_listener(path)
     if listener is not None and (path.parent != root or _is_systemd(listener)):
         raise _refusal(path, "another program listens on it; systemd, if there is a socket unit")
 
 
 class Listener:
-    """The listening socket and its path; tmp cleaners and operators may remove the file there.
+    """Listening socket and its path, where tmp cleaners and operators may remove the file.
 
     Args:
-        given: the socket that systemd passed and keeps; None to make one at ``path``.
+        inherited: the socket that systemd passed and owns; None to create one at ``path``.
 
     Attributes:
-        socket: accepts the connections; :meth:`restore` may replace it.
+        socket: the current listener; :meth:`restore` may replace it.
 
     Raises:
-        InvalidInput: it cannot be made.
+        InvalidInput: the socket cannot be created.
     """
 
-    def __init__(self, path: Path, mode: int, given: socket.socket | None) -> None:
-        self.socket = listen(path, mode) if given is None else given
+    def __init__(self, path: Path, mode: int, inherited: socket.socket | None) -> None:
+        self.socket = _listen(path, mode, replace=True) if inherited is None else inherited
         self._mode = mode
-        self._is_systemds = given is not None
+        self._is_systemds = inherited is not None
         name = self.socket.getsockname()
-        self._path = Path(name) if isinstance(name, str) else None  # bytes: it has no file
-        self._identity = None if self._path is None else identity_of(self._path)
+        self._path = Path(name) if isinstance(name, str) else None  # bytes: an abstract socket, without a file
+        self._identity = None if self._path is None else _identity(self._path)
         self._reported = ""
 
     def restore(self) -> InvalidInput | str:
-        """Recreate the socket if it is gone; return what happened, or "" if there is nothing new.
+        """Recreate the socket if its file is gone; return a message, or "" if nothing new happened.
 
-        A file that took its place is left alone, unless it is a socket on which no process listens.
+        A file that replaced it stays, unless it is a socket without a listener.
         """
         path = self._path
-        found = None if path is None else identity_of(path)
+        found = None if path is None else _identity(path)
         if path is None or self._identity in (None, found):  # None: systemd made it in another mount namespace
             self._reported = ""
             return ""
@@ -95,61 +92,25 @@ class Listener:
                 message = f"{path}: the socket that systemd made was {how}, and no program can connect"
                 raise InvalidInput(message, case="socket-of-systemd-gone")
             if found is not None:
-                _require_dead(path)
-            self.socket = listen(path, self._mode, replace=found is not None)
+                _require_unused(path)
+            self.socket = _listen(path, self._mode, replace=found is not None)
         except InvalidInput as error:
-            known, self._reported = self._reported, error.message
-            return "" if error.message == known else error
-        self._identity, self._reported = identity_of(path), ""
+            before, self._reported = self._reported, error.message
+            return "" if error.message == before else error
+        self._identity, self._reported = _identity(path), ""
         return f"{path}: the socket was {how}; made again"
 
     def remove(self) -> None:
-        """Remove the socket, unless it is systemd's, or another process has put its own there."""
-        if self._path is not None and not self._is_systemds and identity_of(self._path) == self._identity:
+        """Remove the file of the socket, unless systemd owns it or another process has replaced it."""
+        if self._path is not None and not self._is_systemds and _identity(self._path) == self._identity:
             self._path.unlink(missing_ok=True)
 
 
-def listen(path: Path, mode: int, *, replace: bool = True) -> socket.socket:
-    """Make the socket.
-
-    Args:
-        replace: whether to remove an existing socket on which no process listens.
+def inherited_listener(sockets: Sequence[socket.socket]) -> socket.socket | None:
+    """Return the listening socket that systemd passed; None if it passed none.
 
     Raises:
-        InvalidInput: it cannot be made.
-    """
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-    try:
-        if replace:
-            path.unlink(missing_ok=True)
-        os.fchmod(listener.fileno(), mode)  # before it has a name: no user may connect sooner than the mode allows
-        with umask_for(mode):
-            listener.bind(str(path))
-        give_socket(path)
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise _refusal(path, str(error)) from error
-    return listener
-
-
-def identity_of(path: Path) -> tuple[int, int] | None:
-    """The device and the inode of what is at ``path``; None if there is nothing.
-
-    As long as a socket is open, no other one has its inode.
-    """
-    try:
-        status = path.lstat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
-
-
-def inherited(sockets: Sequence[socket.socket]) -> socket.socket | None:
-    """The listening socket among those that systemd handed over; None if there are none.
-
-    Raises:
-        InvalidInput: one is of another kind, or there are several: nothing would answer what comes to them.
+        InvalidInput: it passed several, or one of another kind, on which nothing would answer.
     """
     for each in sockets:
         is_stream = each.family == socket.AF_UNIX and each.type == socket.SOCK_STREAM
@@ -163,17 +124,25 @@ def inherited(sockets: Sequence[socket.socket]) -> socket.socket | None:
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int, int]:
-    """The process at the other end, its user and its group, as they were when it connected or began to listen."""
+    """Return process, user and group ids of the peer at the time it connected or began to listen."""
     return _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+
+
+def process_name(process: int) -> str:
+    """Return the name of a process's command; "" if it has exited or /proc hides it from this user."""
+    try:
+        with open(f"/proc/{process}/comm", "rb") as file:
+            return file.read().rstrip(b"\n").decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionRefusal:
-    """Why a connection is refused.
+    """Reason for refusing a connection.
 
     Attributes:
-        message: for the peer and for the journal.
-        user_id: the user whose connections have to become fewer; None: those of any user.
+        user_id: only closing a connection of this user makes room; None: any connection will do.
     """
 
     message: str
@@ -181,14 +150,13 @@ class ConnectionRefusal:
 
 
 class ConnectionLimits:
-    """Counts the places, and reports the connections that found none.
+    """Counter of open connections, with a limit in total and per user.
 
     Args:
-        connections_max: places in all.
-        per_user_max: places of one user; the log's owner and root are not limited.
+        per_user_max: does not limit root and the log's owner.
 
     Attributes:
-        count: how many places each user has, of those that have one.
+        count: open connections by user id; users without one are absent.
     """
 
     def __init__(
@@ -196,44 +164,44 @@ class ConnectionLimits:
     ) -> None:
         self._metrics = metrics
         self._journal = journal
-        self._places = connections_max
-        self._per_user = per_user_max
-        self._kept = connections_max // _OWNERS_SHARE
+        self._connections_max = connections_max
+        self._per_user_max = per_user_max
+        self._reserved = connections_max // _OWNERS_SHARE
         self._owners = frozenset({0, os.geteuid()})
         self.count: dict[int, int] = {}
         self._refused = 0
         self._reported_at = float("-inf")
 
-    def judge(self, user_id: int, descriptor: int) -> ConnectionRefusal | None:
-        """Why a user's new connection has no place; None: it has one.
-
-        Args:
-            descriptor: of the connection; the kernel gives out the lowest that is free.
-        """
+    def check(self, user_id: int, descriptor: int) -> ConnectionRefusal | None:
+        """Return a reason to refuse a user's new connection, whose descriptor this is; None to admit it."""
         if not self.leaves_enough(descriptor):
             return ConnectionRefusal("too few descriptors are left")
         total = sum(self.count.values())
         if user_id not in self._owners:
-            if self.count.get(user_id, 0) >= self._per_user:
-                return ConnectionRefusal(f"user {user_id} has {self._per_user} connections already", user_id)
-            total += self._kept
-        return ConnectionRefusal(f"{self._places} connections are open already") if total >= self._places else None
+            if self.count.get(user_id, 0) >= self._per_user_max:
+                return ConnectionRefusal(f"user {user_id} has {self._per_user_max} connections already", user_id)
+            total += self._reserved
+        return (
+            ConnectionRefusal(f"{self._connections_max} connections are open already")
+            if total >= self._connections_max
+            else None
+        )
 
     def leaves_enough(self, descriptor: int) -> bool:
-        """Whether the log itself has the descriptors it needs, where the lowest free one was ``descriptor``."""
+        """Return True if the log keeps enough descriptors; the kernel allocates the lowest free one."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return descriptor < soft - _DESCRIPTORS_KEPT
+        return descriptor < soft - _RESERVED_DESCRIPTORS
 
-    def enter(self, user_id: int) -> None:
+    def add(self, user_id: int) -> None:
         self.count[user_id] = self.count.get(user_id, 0) + 1
 
-    def leave(self, user_id: int) -> None:
+    def remove(self, user_id: int) -> None:
         self.count[user_id] -= 1
         if not self.count[user_id]:
             del self.count[user_id]
 
-    def refuse(self, user_id: int, message: str) -> None:
-        """Count a connection that is refused or closed for want of room; the journal gets a line now and then."""
+    def report(self, user_id: int, message: str) -> None:
+        """Count a connection refused or closed for lack of room, and log at most one in 10 seconds."""
         self._metrics.connections_refused += 1
         self._refused += 1
         now = time.monotonic()
@@ -242,36 +210,52 @@ class ConnectionLimits:
             self._reported_at, self._refused = now, 0
 
 
-def _listener(path: Path) -> int | None:
-    """The process that listens on a socket; None if there is none."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as caller:
-        if caller.connect_ex(str(path)) not in (0, errno.EAGAIN):
+def _listen(path: Path, mode: int, *, replace: bool) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        if replace:
+            path.unlink(missing_ok=True)
+        os.fchmod(listener.fileno(), mode)  # before bind: no user may connect sooner than the mode allows
+        with umask_for(mode):
+            listener.bind(str(path))
+        give_socket(path)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise _refusal(path, str(error)) from error
+    return listener
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return device and inode of a file, which no other file has while a socket is open; None if it is absent."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _find_listener(path: Path) -> int | None:
+    """Return the process that listens on a socket; None without one."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as client:
+        if client.connect_ex(str(path)) not in (0, errno.EAGAIN):
             return None
-        return peer_of(caller)[0]
+        return peer_of(client)[0]
 
 
-def _require_dead(path: Path) -> None:
+def _require_unused(path: Path) -> None:
     """
     Raises:
         InvalidInput: the file is not a socket, or a process may listen on it.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as caller:
-        found = caller.connect_ex(str(path))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as client:
+        found = client.connect_ex(str(path))
         is_socket = os.path.lexists(path) and stat.S_ISSOCK(path.lstat().st_mode)
         if found not in (errno.ECONNREFUSED, errno.ENOENT) or not is_socket:
             message = f"{path}: the socket was replaced by {'another' if is_socket else 'a file'}"
             raise InvalidInput(
                 f"{message}, and no program can connect to this daemon", case="socket-replaced", path=path
             )
-
-
-def process_name(process: int) -> str:
-    """The name of a process's command; "" if it has ended, or is hidden from this user."""
-    try:
-        with open(f"/proc/{process}/comm", "rb") as file:
-            return file.read().rstrip(b"\n").decode("utf-8", "replace")
-    except OSError:
-        return ""
 
 
 def _is_systemd(process: int) -> bool:

@@ -147,7 +147,7 @@ class Service:
             self._serve_without_disk(self._held_turn, events, now)
             return
         has_room = self._committer.has_room(wanted_bytes=self._connections.wanted_bytes)
-        self._quotas.look(now, self._metrics.head_sequence)
+        self._quotas.update(now, self._metrics.head_sequence)
         self._arena.reset()
         readable = self._dispatch(events, now)
         turn = self._collect(readable, now, has_room=has_room)
@@ -379,7 +379,7 @@ class Service:
         self._committer.take_over(self._config, sizes)
         if self._quotas.changes(self._config):
             self._committer.cut()  # what is in complete segments can be counted
-            self._quotas.take_over(self._config, self._writer.base_sequence)
+            self._quotas.reload(self._config, self._writer.base_sequence)
         parts.routes.forget(writers=writers_of(self._config))
         parts.describe(self._config, sizes)
         self._journal.info("reloaded", taken=sorted(taken), needs_restart=sorted(waiting))

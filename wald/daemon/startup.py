@@ -33,7 +33,7 @@ from wald.daemon.connection import Requests
 from wald.daemon.connections import Connections
 from wald.daemon.fifos import OpenPipe, adopt_stdin
 from wald.daemon.intake import Intake
-from wald.daemon.listening import ConnectionLimits, Listener, check_socket, inherited
+from wald.daemon.listening import ConnectionLimits, Listener, check_socket, inherited_listener
 from wald.daemon.metrics import Metrics, MetricsProcess, Recovery, pages
 from wald.daemon.quotas import Quotas
 from wald.exposition import Endpoint
@@ -131,7 +131,7 @@ class Parts:
         self.metrics = Metrics()
         self.root = Root(path)
         self.systemd = Systemd(os.environ)
-        self.inherited = inherited(self.systemd.take_sockets())
+        self.inherited = inherited_listener(self.systemd.take_sockets())
         self.socket_path = Path(config.socket) if config.socket else self.root.socket
         self._disk = Disk()
         self._closers = closers
