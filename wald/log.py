@@ -1,6 +1,6 @@
-"""A log as a Python program reads it: records or batches from any place, cursors, and where any record is.
+"""Public API to read a log: records, batches, Arrow, cursors, and the whereabouts of a record.
 
-Each method imports what it needs, because a short command such as ``wald head`` calls one of them and ends.
+Each method imports its dependencies, so that a short command such as ``wald head`` loads only one of them.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 
 
 class Log:
-    """The log in a directory, to be read.
+    """Reader of the log in a directory.
 
-    It needs no daemon, holds no file open, and may be used while a daemon writes. Threads may share it.
+    It needs no daemon, keeps no file open, and can be used while a daemon writes. Threads may share it.
 
     Args:
         root: the root of the log.
 
     Raises:
-        NotFound: there is no log.
+        NotFound: no log exists at ``root``.
         NotPermitted: this user may not read it.
-        UnsupportedFormat: it was written by a newer wald.
+        UnsupportedFormat: a newer wald wrote it.
         Damaged: its identity cannot be read.
 
     Example::
@@ -61,14 +61,11 @@ class Log:
         self._continuity = Continuity(self.root, self.identity.log_id)
 
     def head(self) -> Head | None:
-        """How far the log is durable.
-
-        Returns:
-            the head; None before anything was durable.
+        """Return the durable head, or None if nothing has been written yet.
 
         Raises:
-            Damaged: the head file is not readable, or lost.
-            Replaced: as of :meth:`require_continuity`.
+            Damaged: the head file is unreadable or lost.
+            Replaced: see :meth:`require_continuity`.
         """
         try:
             head = read_head(self.root)
@@ -85,21 +82,21 @@ class Log:
     def require_continuity(self) -> None:
         """Check that the log at the path is the one that was opened, and still has the records that were read.
 
-        Methods that read or move a cursor include this check. A program that holds positions for a long time, and acts
-        on them without reading, should call it first.
+        Methods that read, or that move a cursor, include this check. Call it before acting on positions that were kept
+        in memory for a long time.
 
         Raises:
-            Replaced: another log is at the path, or an older copy of this one was restored there. This object is no
-                longer usable: open the log again, and read positions from cursors. Or no log is at the path now.
+            Replaced: another log or an older copy of this one is at the path, or none. Open the log again, and read
+                positions from cursors.
         """
         self._continuity.require()
 
     def view(self) -> View:
-        """The segments of the log and how far they may be read, as they are now; what reading takes.
+        """Return a snapshot: the segments of the log and its durable head.
 
         Raises:
             Damaged: the directory of the segments is gone.
-            Replaced: as of :meth:`require_continuity`.
+            Replaced: see :meth:`require_continuity`.
         """
         from wald.segments.view import read_view
 
@@ -111,7 +108,7 @@ class Log:
         return view
 
     def routes(self) -> list[str]:
-        """The names of all routes."""
+        """Return the names of all routes."""
         return self.root.route_names()
 
     def records(
@@ -128,7 +125,7 @@ class Log:
         on_missing: OnMissing = None,
         on_wait: Callable[[], None] | None = None,
     ) -> Iterator[Record]:
-        """Iterate over records; arguments and errors are those of :meth:`batches`.
+        """Iterate over records; for arguments and errors see :meth:`batches`.
 
         Example::
 
@@ -163,33 +160,32 @@ class Log:
         on_missing: OnMissing = None,
         on_wait: Callable[[], None] | None = None,
     ) -> Iterator[Batch]:
-        """Iterate over batches of whole records: durable ones only, each record once, in the order of the log.
+        """Iterate over batches of durable, whole records: each record once, in the order of the log.
 
         Args:
-            route: None: every route; a record in several pieces then comes when it is complete.
-            start: "earliest", "end", "cursor" (after what ``group`` has processed), a sequence, or a datetime: the
-                first record appended then or later, which may be none yet.
-            stop: the last sequence wanted, or a datetime: records appended before it are wanted. Sequences include the
-                end, as all ranges of sequences in wald do; a time is a moment between records.
-            group: the group whose cursor "cursor" means.
-            limit: at most so many records.
-            follow: whether to wait for more at the end, until ``cancel`` is set, or the time of ``stop`` is 2 s ago.
-            cancel: ends the wait for more records; a thread or a signal handler may set it.
-            on_damage: called with each error about what cannot be read; reading then goes on behind it. Without it the
-                error is raised.
-            on_missing: what to do about wanted records that were reclaimed: "error", "skip", or a function that is
-                called with each :class:`Missing` and may raise. Without it they are an error if they were asked for:
-                ``start`` is a sequence, a time, or a cursor in front of them.
-            on_wait: called again and again while waiting for more records, at intervals of up to 50 ms.
+            route: the route; None for all routes, with each record in several pieces where it ends.
+            start: "earliest", "end", "cursor" (after the records that ``group`` has processed), a sequence, or a
+                datetime: the first record appended at that time or later.
+            stop: the last sequence, inclusive, or a datetime, exclusive: only records appended before it.
+            group: consumer group for ``start="cursor"``.
+            limit: maximum number of records.
+            follow: at the end, wait for more records until ``cancel`` is set or the time ``stop`` is 2 s in the past.
+            cancel: event that ends the wait; a thread or a signal handler may set it.
+            on_damage: called with the error for each unreadable range, which is then skipped. By default the error is
+                raised.
+            on_missing: policy for requested records that were reclaimed: "error", "skip", or a function that is called
+                with each :class:`Missing` and may raise. By default they are an error if ``start`` asks for them: a
+                sequence, a time, or a cursor before them.
+            on_wait: called repeatedly while waiting for more records, at intervals of up to 50 ms.
 
         Yields:
             consecutive records of one route.
 
         Raises:
-            InvalidInput: a start or stop that can never be right.
-            NotFound: no such route, a record never issued, or wanted records that were reclaimed.
-            Damaged: something that should be there cannot be read, or the cursor cannot be trusted.
-            Replaced: as of :meth:`require_continuity`.
+            InvalidInput: an invalid start or stop.
+            NotFound: no such route, a sequence never assigned, or requested records that were reclaimed.
+            Damaged: part of the log is unreadable, or the cursor cannot be trusted.
+            Replaced: see :meth:`require_continuity`.
 
         Example::
 
@@ -223,16 +219,16 @@ class Log:
         on_damage: Callable[[Damaged], None] | None = None,
         on_missing: OnMissing = None,
     ) -> pa.RecordBatchReader:
-        """The records as a stream of Arrow batches, as DuckDB and others take it; needs ``wald[arrow]``.
+        """Return records as a stream of Arrow batches for DuckDB, Polars and others; needs ``wald[arrow]``.
 
-        Small batches are joined. The arguments are those of :meth:`batches`.
+        Small batches are joined. For the arguments see :meth:`batches`.
 
         Returns:
-            a ``pyarrow.RecordBatchReader`` with the columns sequence, route, append_time, event_time, key, value and
+            ``pyarrow.RecordBatchReader`` with the columns sequence, route, append_time, event_time, key, value and
             headers.
 
         Raises:
-            WaldError: as :meth:`batches`, here or while the stream is read.
+            WaldError: see :meth:`batches`; raised here or while the stream is read.
 
         Example::
 
@@ -246,30 +242,24 @@ class Log:
         return pa.RecordBatchReader.from_batches(schema, record_batches(batches))
 
     def where(self, sequence: int) -> Whereabouts:
-        """Report what has become of a record; there is an answer for every number from 1 on.
+        """Return the place of a record, or what happened to it: reclaimed, archived, lost or not yet written.
 
         Args:
-            sequence: the number of the record.
-
-        Returns:
-            whether it is there, reclaimed, lost or still to come, and where.
+            sequence: sequence of the record, at least 1.
 
         Raises:
-            InvalidInput: below 1.
-            Damaged: it is in no segment, and the ledger that should report it is damaged.
+            InvalidInput: ``sequence`` is below 1.
+            Damaged: no segment has the record, and the ledger that should report it is damaged.
         """
         from wald.reading.lookup import where
 
         return where(self.view(), sequence)
 
     def sender(self, batch: Batch) -> Sender:
-        """Who sent a batch.
+        """Return the sender of a batch: its source, and for the socket the user and the process.
 
         Args:
-            batch: as :meth:`batches` yields it.
-
-        Returns:
-            the way it came, and of what came over the socket the user and the process.
+            batch: a batch that :meth:`batches` has yielded.
 
         Example::
 
@@ -282,22 +272,22 @@ class Log:
             return senders.of(batch.segment, batch.header)
 
     def cursor(self, route: str, group: str = DEFAULT_GROUP, *, any_user: bool = False) -> Cursor:
-        """How far ``group`` has processed ``route``.
+        """Return the position up to which ``group`` has processed ``route``.
 
         Args:
             route: the route.
-            group: the group.
-            any_user: return the cursor that another user has left even if this program runs as the log's owner or as
-                root, to show it. Do not start to process there: that user can make the program skip records.
+            group: the consumer group.
+            any_user: return another user's cursor even to the log's owner or root, to display it. Do not start reading
+                there: that user can make the program skip records.
 
         Returns:
-            the cursor; its state says whether there is one that can be trusted.
+            the cursor, with a state that tells if it exists and can be trusted.
 
         Raises:
-            InvalidInput: an illegal name.
+            InvalidInput: an invalid name.
             NotFound: no such route.
-            Refused: another user has left the cursor, and this program runs as the log's owner or as root.
-            Replaced: as of :meth:`require_continuity`.
+            Refused: another user owns the cursor, and this program runs as the log's owner or as root.
+            Replaced: see :meth:`require_continuity`.
         """
         from wald.retention.cursors import read_cursor
 
@@ -328,27 +318,27 @@ class Log:
         rewind: bool = False,
         any_user: bool = False,
     ) -> Cursor:
-        """Declare that ``group`` has processed ``route`` up to ``sequence``; on disk when this returns.
+        """Record durably that ``group`` has processed ``route`` up to ``sequence``.
 
-        This costs two syncs of the disk. :class:`wald.Consumer` does it for groups of records.
+        Each call syncs the disk twice. :class:`wald.Consumer` does it once for many records.
 
         Args:
             route: the route.
-            sequence: the last processed record; 0: none.
-            group: the group whose cursor it is.
-            rewind: whether the cursor may move backwards, or replace one that cannot be trusted.
-            any_user: let root move the cursor of another user, who keeps it.
+            sequence: the last processed record; 0 for none.
+            group: the consumer group.
+            rewind: allow a move backwards, and the replacement of a cursor that cannot be trusted.
+            any_user: allow root to move another user's cursor, which keeps its owner.
 
         Returns:
-            the cursor. The ``message`` of one that is new or was rewound says what it needs and RECLAIM has taken.
+            the cursor. If it is new or was rewound, its ``message`` names needed records that were reclaimed.
 
         Raises:
-            InvalidInput: an illegal name, or a negative sequence.
+            InvalidInput: an invalid name, or a negative sequence.
             NotFound: no such route.
-            Refused: backwards without ``rewind``, or beyond the head; or as of :meth:`cursor`.
-            NotPermitted: this user may not leave a cursor there, or it is another user's.
-            Replaced: as of :meth:`require_continuity`.
-            OSError: the cursor cannot be written, as the disk is full.
+            Refused: a move backwards without ``rewind`` or beyond the head; see also :meth:`cursor`.
+            NotPermitted: this user may not create a cursor there, or another user owns it.
+            Replaced: see :meth:`require_continuity`.
+            OSError: the cursor cannot be written, for example because the disk is full.
         """
         from wald.files.disk import Disk
         from wald.retention.cursor_moves import move_cursor

@@ -1,4 +1,4 @@
-"""A handler for the standard library's logging, which sends log records to a route."""
+"""Handler for the standard library's logging that sends log records to a route."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from wald.client.producer import Producer, socket_at
 from wald.errors import InvalidInput, WaldError
 from wald.format.names import check_route
 
-_AT_ONCE = 1000  # log records in one call of Producer.send
-_RETRY_SECONDS = 86_400.0  # a daemon may be away that long; what waits meanwhile is bounded by the capacity
+_BATCH_RECORDS = 1000  # in one call of Producer.send
+_RETRY_SECONDS = 86_400.0  # how long a daemon may be down; the capacity bounds the queue in the meantime
 
 
 class _Entry(NamedTuple):
@@ -28,34 +28,32 @@ class _Entry(NamedTuple):
 
 
 class WaldHandler(logging.Handler):
-    """Sends each log record to a route: the formatted text, its time, and its level and logger as headers.
+    """Sends each log record to a route: the formatted text and its time, with level and logger as headers.
 
-    A logging call only puts its record into a queue, which a thread sends to the daemon, each record once. While the
-    daemon is away the queue fills. When it is full, a logging call waits at most ``block_for`` seconds for room.
+    A logging call only queues its record. A thread sends the queue to the daemon, each record once. The queue fills
+    while the daemon is down; once it is full, a logging call waits up to ``block_for`` seconds for room.
 
-    No record is lost silently. One that finds no room, or that the daemon refuses, is written to stderr with the
-    reason and counted in :attr:`lost`, and a record in the route says how many were lost, once the route can be
-    written to.
+    No record is lost silently. A record that finds no room, or that the daemon refuses, is written to stderr with the
+    reason and counted in :attr:`lost`. The next record that reaches the route is preceded by a notice of the loss.
 
-    Threads may share a handler, as they share every handler. ``logging.shutdown``, which Python calls at exit, waits
-    at most ``close_for`` seconds for what is queued (twice, if the daemon is away) and writes the rest to stderr. A
-    process that ends without its exit handlers (``os._exit``, a child process of multiprocessing, SIGKILL) loses what
-    is queued: call ``logging.shutdown`` first. After a fork the child has a queue of its own; what the parent had
-    queued is sent by the parent.
+    Threads may share a handler. ``logging.shutdown``, which Python calls at exit, waits up to ``close_for`` seconds for
+    queued records (twice if the daemon is down) and writes the rest to stderr. A process that skips its exit handlers
+    (``os._exit``, a child process of multiprocessing, SIGKILL) loses its queue: call ``logging.shutdown`` first. After
+    a fork, the child starts with an empty queue and the parent sends its own.
 
     Args:
-        at: the root of the log, or the socket itself. The daemon need not run yet.
-        route: the route that the records go to.
-        level: as for every handler.
-        capacity: how many records may be queued.
-        block_for: seconds that a logging call may wait for room in the queue; 0: none.
+        at: the root of the log, or the socket. The daemon may start later.
+        route: destination of the records.
+        level: lowest level to send, as for every handler.
+        capacity: maximum number of queued records.
+        block_for: seconds that a logging call may wait for room in the queue.
         close_for: seconds that :meth:`flush` and :meth:`close` may wait.
 
     Raises:
-        InvalidInput: an illegal route.
+        InvalidInput: an invalid route.
 
     Attributes:
-        lost: how many records were not delivered, as far as is known.
+        lost: number of records known to be undelivered.
 
     Example::
 
@@ -81,23 +79,23 @@ class WaldHandler(logging.Handler):
         self._capacity = capacity
         self._block_for = block_for
         self._close_for = close_for
-        self._in_hand: Sequence[_Entry]  # taken out of the queue, and not durable yet
+        self._in_flight: Sequence[_Entry]  # removed from the queue and not yet durable
         self._begin()
         _HANDLERS.add(self)
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Filter and emit, as every handler does, but let threads wait for room side by side, not one after another."""
-        filtered: object = self.filter(record)  # from Python 3.12 on it may be another record
+        """Filter and emit without the handler's lock, so that threads wait for room in parallel."""
+        filtered: object = self.filter(record)  # may be another record since Python 3.12
         if filtered:
             self.emit(filtered if isinstance(filtered, logging.LogRecord) else record)
         return bool(filtered)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue the record, within ``block_for`` seconds; write it to stderr if that is not possible."""
+        """Queue the record within ``block_for`` seconds, or else write it to stderr."""
         try:
             headers = {"level": _as_utf8(str(record.levelname)), "logger": _as_utf8(str(record.name))}
             entry = _Entry(_as_utf8(self.format(record)), int(record.created * 1e9), headers)
-        except Exception:  # noqa: BLE001 - as every handler does: an error of formatting is reported, not raised
+        except Exception:  # noqa: BLE001 - handlers report formatting errors instead of raising
             self.handleError(record)
             return
         if reason := self._enqueue(entry):
@@ -109,37 +107,37 @@ class WaldHandler(logging.Handler):
             self._changed.wait_for(lambda: not self._waiting(), self._close_for)
 
     def close(self) -> None:
-        """Send what is queued, within ``close_for`` seconds, write the rest to stderr, and stop."""
+        """Send queued records within ``close_for`` seconds, write the rest to stderr, and stop."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._waiting(), self._close_for)
-            left = [*self._in_hand, *self._queue]
+            left = [*self._in_flight, *self._queue]
             self._queue.clear()
-            self._in_hand = ()
+            self._in_flight = ()
         if left:
             self._report_lost(left, f"the daemon has not answered for {self._close_for} s; some may be in the log")
         super().close()
 
     def begin_in_child(self) -> None:
-        """Leave to the parent what the parent has queued; called in the child of a fork."""
+        """Start with an empty queue; called in the child after a fork, whose parent keeps its own."""
         self.lost = 0
         self._begin()
 
     def _begin(self) -> None:
         self._changed = threading.Condition()
         self._queue: deque[_Entry] = deque()
-        self._in_hand = ()
+        self._in_flight = ()
         self._thread: threading.Thread | None = None
         self._producer: Producer | None = None  # the thread's
-        self._unreported = 0  # lost records of which the route has not been notified
+        self._unreported = 0  # lost records that the route has no notice of
         self._is_closed = False
 
     def _waiting(self) -> bool:
-        return bool(self._queue or self._in_hand)
+        return bool(self._queue or self._in_flight)
 
     def _enqueue(self, entry: _Entry) -> str:
-        """Queue an entry; returns why that is not possible, or ""."""
+        """Queue an entry; return the reason if that fails, or ""."""
         with self._changed:
             if not self._changed.wait_for(self._has_room, self._block_for):
                 return f"the queue is full ({self._capacity} records)"
@@ -160,40 +158,36 @@ class WaldHandler(logging.Handler):
         return self._is_closed or len(self._queue) < self._capacity
 
     def _run(self) -> None:
-        while entries := self._take():
+        while entries := self._next_batch():
             self._deliver(entries)
             with self._changed:
-                self._in_hand = ()
+                self._in_flight = ()
                 self._changed.notify_all()
         if self._producer is not None:
             self._producer.close()
 
-    def _take(self) -> Sequence[_Entry]:
-        """Wait for entries and take some out of the queue; none when the handler is closed."""
+    def _next_batch(self) -> Sequence[_Entry]:
+        """Wait for entries and remove some from the queue; return none if the handler is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._is_closed)
-            count = min(len(self._queue), _AT_ONCE)
-            self._in_hand = tuple(self._queue.popleft() for _ in range(count))
+            count = min(len(self._queue), _BATCH_RECORDS)
+            self._in_flight = tuple(self._queue.popleft() for _ in range(count))
             self._changed.notify_all()
-            return self._in_hand
+            return self._in_flight
 
     def _deliver(self, entries: Sequence[_Entry]) -> None:
-        """Send entries, each once; report those that are refused, and no others with them."""
+        """Send entries, each once; report exactly those that are refused."""
         durable, error = self._send(entries)
         left = entries[durable:]
         half = len(left) // 2
-        if half and isinstance(error, InvalidInput):  # of one of them, too large for a request
+        if half and isinstance(error, InvalidInput):  # one of them is too large for a request
             self._deliver(left[:half])
             self._deliver(left[half:])
-        elif left and self._in_hand:  # else close() has reported them
+        elif left and self._in_flight:  # otherwise close() has reported them
             self._report_lost(left, str(error))
 
     def _send(self, entries: Sequence[_Entry]) -> tuple[int, WaldError | OSError | None]:
-        """Send entries, and in front of them how many were lost before.
-
-        Returns:
-            how many of them are durable, and the error that the next one met; None if all are durable.
-        """
+        """Send entries after a notice of earlier losses; return the number that is durable, and any error."""
         lost, error = 0, None
         try:
             self._producer = self._producer or Producer(socket_at(Path(self._at)), retry_for=_RETRY_SECONDS)
@@ -217,7 +211,7 @@ class WaldHandler(logging.Handler):
         return durable, error
 
     def _end_producer(self) -> int:
-        """Close the producer; returns how many of the records sent last are durable."""
+        """Close the producer; return the number of durable records of its last call."""
         producer, self._producer = self._producer, None
         if producer is None:
             return 0
@@ -235,7 +229,7 @@ class WaldHandler(logging.Handler):
 
 
 def _as_utf8(text: str) -> str:
-    """The text, with escapes for what UTF-8 cannot hold."""
+    """Return the text with escapes for characters that UTF-8 cannot encode."""
     return text.encode(errors="backslashreplace").decode()
 
 

@@ -117,7 +117,7 @@ def test_a_full_queue_blocks_each_thread_no_longer_than_allowed(
     handler = WaldHandler(daemon.root, "a", capacity=1, block_for=0.3, close_for=60)
     logger.addHandler(handler)
     logger.info("taken by the thread")
-    eventually(lambda: handler._in_hand)
+    eventually(lambda: handler._in_flight)
     logger.info("queued")
     took: list[float] = []
 
