@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from documents.tables import table
 from wald.cli.metrics import Measured, Ran, of_directory
-from wald.daemon.metrics import Metrics, of_daemon
+from wald.daemon.metrics import Metrics, daemon_metrics
 from wald.exposition import Metric
 from wald_drain.counts import Counts as DrainCounts
 from wald_drain.counts import of_drain
@@ -36,7 +36,7 @@ def _gate() -> Iterable[Metric]:
 
 
 PROGRAMS: dict[str, Callable[[], Iterable[Metric]]] = {
-    "daemon": lambda: of_daemon(Metrics(), failures=0),
+    "daemon": lambda: daemon_metrics(Metrics(), failures=0),
     "directory": _directory,
     "drain": lambda: of_drain(DrainCounts(), "", "", 0),
     "gate": _gate,

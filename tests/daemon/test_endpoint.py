@@ -14,7 +14,7 @@ from endpoint import free_address, get, metrics
 from full_disk import fill, small_file_system
 from running import TIMEOUT_SECONDS, Client, Daemon, eventually
 
-from wald.daemon.metrics import Metrics, of_daemon
+from wald.daemon.metrics import Metrics, daemon_metrics
 
 Start = Callable[..., Daemon]
 
@@ -31,7 +31,7 @@ def test_metrics_move_with_the_log(start: Start, address: str) -> None:
     daemon.ask("ROUTE ADD r")
     eventually(lambda: metrics(address)["wald_seal_stalled_seconds"] == 0)  # it has looked for something to seal
     before = metrics(address)
-    counted = {metric.name for metric in of_daemon(Metrics(), failures=0) if metric.type != "histogram"}
+    counted = {metric.name for metric in daemon_metrics(Metrics(), failures=0) if metric.type != "histogram"}
     assert {
         name: before[name]
         for name in before

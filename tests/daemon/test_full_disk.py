@@ -162,7 +162,7 @@ def test_settings_that_the_disk_cannot_hold_are_made_smaller_and_reported(
         assert client.reply() == "OK 1 1"
     status = stat(daemon)
     assert status["segment_max_bytes"] < 64 * MIB
-    assert "smaller ones are in force" in daemon.log
+    assert "smaller ones apply" in daemon.log
     hint = f"WALD_SEGMENT_MAX_BYTES={status['segment_max_bytes']} WALD_FREE_SPACE_MIN={status['free_space_min']}"
     assert hint in daemon.log
     assert daemon.stop() == 0

@@ -217,7 +217,7 @@ def test_sighup_takes_over_what_can_change(start: Start, root: Path, tmp_path: P
     daemon.process.send_signal(signal.SIGHUP)
     eventually(lambda: events(daemon, "reloaded"))
     (reloaded,) = events(daemon, "reloaded")
-    assert reloaded["taken"] == ["routes", "segment_max_bytes"]
+    assert reloaded["applied"] == ["routes", "segment_max_bytes"]
     assert reloaded["needs_restart"] == ["sync"]
     assert (root / "routes/b/in").stat().st_mode & 0o7777 == 0o600
     with (root / "routes/b/in").open("wb", buffering=0) as fifo:

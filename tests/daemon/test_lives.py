@@ -39,7 +39,7 @@ def test_a_stop_and_a_kill_are_distinguished(start: Start, root: Path) -> None:
     assert report(root, 1)["ended"] == "stopped"
     daemon.start_again()
     assert "(epoch 1) was stopped at " in str(report(root, 2)["before"])
-    assert '"last life"' in daemon.log
+    assert '"last run"' in daemon.log
     daemon.kill()
     assert "ended" not in report(root, 2)
     daemon.start_again()

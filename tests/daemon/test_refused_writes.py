@@ -89,14 +89,14 @@ def test_sighup_takes_settings_while_the_disk_refuses_a_turn(start: Start, root:
             config.write_text('segment_max_bytes = "128KiB"\n[routes.a]\n[routes.b]\n')
             daemon.process.send_signal(signal.SIGHUP)
             eventually(lambda: events(daemon, "reloaded"))
-            assert [event["taken"] for event in events(daemon, "reloaded")] == [["segment_max_bytes"]]
+            assert [event["applied"] for event in events(daemon, "reloaded")] == [["segment_max_bytes"]]
             assert len(events(daemon, "reload waits")) == 1
             assert daemon.ask("PING") == "OK pong"
             assert refuses(daemon)
             assert not (root / "routes/b").exists()
         assert client.reply() == "OK 1 1"
     eventually(lambda: len(events(daemon, "reloaded")) == 2)
-    assert events(daemon, "reloaded")[1]["taken"] == ["routes"]
+    assert events(daemon, "reloaded")[1]["applied"] == ["routes"]
     with Client(daemon.socket_path) as client:
         assert client.ask(b"PUB b 2\ny\n") == "OK 2 2"
     assert daemon.stop() == 0

@@ -128,7 +128,7 @@ def test_other_content_under_a_number_that_is_taken_is_refused(shared: Daemon, c
     first = sequence(client.ask(numbered(route, 0xC1, 1, b"one\n")))
     client.send(numbered(route, 0xC1, 2, b"two\n") + numbered(route, 0xC1, 2, b"tow\n") + b"PING\n")
     assert sequence(client.reply()) == first + 1
-    assert client.reply().startswith("ERR conflict batch 2 of this producer is already ")
+    assert client.reply().startswith("ERR conflict batch 2 of this producer was already sent")
     assert client.reply() == "OK pong"
     with Client(shared.socket_path) as other:
         for payload in (b"eno\n", b"o\ne\n", b"one\n\n", b"x" * SPOOLED + b"\n"):

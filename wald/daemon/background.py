@@ -1,11 +1,10 @@
-"""Background thread that seals segments.
+"""Background thread that seals cut segments and allocates the file for the next cut.
 
-The thread beside the loop: it seals the segments that were cut, and allocates the file for the next cut.
+The thread lists the directory whenever it is woken, so a start after a crash needs nothing special. A segment that the
+disk has no room to seal waits; it can be read and reclaimed unsealed. No error ends the thread: each is reported and
+counted, and everything is retried after a pause.
 
-When it is woken it lists the directory, so a start after a crash needs nothing special. A segment that the disk has no
-room to seal waits; meanwhile it can be read and reclaimed as it is. The thread runs at a lower priority. Compression
-and digests release the interpreter's lock, and the rest is short, so the loop does not wait long for it.
-No error ends the thread: each is reported and counted, and after a pause everything is tried again.
+Compression and digests release the interpreter's lock, so the loop does not wait long for the thread.
 """
 
 from __future__ import annotations
@@ -27,30 +26,25 @@ from wald.writing.disk_budget import DiskBudget
 from wald.writing.sealing import Sealed, pending, seal
 from wald.writing.writer import Writer
 
-_NICENESS = 19  # 5 to 15 % more for the turn than 10 or 0, measured on two cores with a producer on the other
-_SWITCH_SECONDS = 0.0001  # the interpreter's 5 ms would be several turns
-_ROOM_SECONDS = 1.0  # between checks whether the disk has room by now
-_RETRY_SECONDS = 5.0  # after a failure that may pass by itself; doubled while it does not
+_NICENESS = 19  # gives commit rounds 5 to 15 % more than 10 or 0, measured on two cores with one producer
+_SWITCH_SECONDS = 0.0001  # the interpreter's 5 ms would be several rounds
+_ROOM_SECONDS = 1.0  # between checks of the free space
+_RETRY_SECONDS = 5.0  # after a failure; doubled while it lasts
 _RETRY_MAX_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A segment that could not be sealed; without a name: the segments could not even be listed."""
+    """A segment that could not be sealed; ``name`` is empty if the segments could not be listed."""
 
     name: str
     reason: str
 
 
 class Background:
-    """The thread.
+    """The thread; it calls ``report`` for each sealed segment and each new failure.
 
-    Args:
-        metrics: counts what is sealed, what failed, and since when segments wait.
-        report: called in the thread with each :class:`Sealed`, and with each :class:`Failure` that is a new one.
-
-    Attributes:
-        waiting: how many segments the disk had no room to seal, at the last attempt.
+    ``waiting`` is the number of segments that the disk had no room to seal at the last attempt.
     """
 
     def __init__(
@@ -59,7 +53,7 @@ class Background:
         disk: Disk,
         ledger: Ledger,
         writer: Writer,
-        room: DiskBudget,
+        budget: DiskBudget,
         metrics: Metrics,
         report: Callable[[Sealed | Failure], None],
         *,
@@ -69,21 +63,20 @@ class Background:
         self._disk = disk
         self._ledger = ledger
         self._writer = writer
-        self._room = room
+        self._budget = budget
         self._metrics = metrics
         self._report = report
         self._level = level
         self._wake = threading.Event()
         self._stopping = False
         self.waiting = 0
-        self._prepared = False  # whether the next cut has its file
-        self._reasons: dict[str, str] = {}  # for which the last attempt failed
+        self._prepared = False  # the next cut has its file
+        self._reasons: dict[str, str] = {}  # of the last failure, by name
         sys.setswitchinterval(_SWITCH_SECONDS)
         self._thread = threading.Thread(target=self._run, name="background")
         self._thread.start()
 
     def wake(self) -> None:
-        """Have the thread look for work."""
         self._metrics.seal_waits_since = self._metrics.seal_waits_since or time.monotonic()
         self._wake.set()
 
@@ -94,7 +87,7 @@ class Background:
         self._thread.join()
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):  # slower for the turn is better than not at all
+        with contextlib.suppress(OSError):  # sealing at normal priority is better than none
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         pause = _RETRY_SECONDS
         while not self._stopping:
@@ -105,21 +98,21 @@ class Background:
             pause = _RETRY_SECONDS if succeeded or woken else min(2 * pause, _RETRY_MAX_SECONDS)
 
     def _work(self) -> bool:
-        """Do what there is to do; False if something failed. It raises nothing."""
-        self._ledger.cut()  # one from before this daemon may be long
+        """Run one pass; return False after a failure. It raises nothing."""
+        self._ledger.cut()  # a previous run may have left a long one
         self._metrics.seal_waits_since = self._metrics.seal_waits_since or time.monotonic()
         try:
             self._prepared = self._writer.prepare_spare()
             succeeded = self._seal_all()
             self._reasons.pop("", None)
-        except Exception as error:  # noqa: BLE001  (if the thread ended, sealing would end without a report)
+        except Exception as error:  # noqa: BLE001  (sealing would end without a report)
             succeeded = self._failed("", error)
         if succeeded and not self.waiting:
             self._metrics.seal_waits_since = 0.0
         return succeeded
 
     def _seal_all(self) -> bool:
-        """Seal until nothing is left that there is room for; False if something failed."""
+        """Seal every segment that there is room for; return False after a failure."""
         succeeded = True
         waiting = 0
         for segment in pending(self._root, self._writer.base_sequence):
@@ -127,7 +120,7 @@ class Background:
                 break
             try:
                 sealed = self._seal(segment)
-            except Exception as error:  # noqa: BLE001  (it must not hold up other segments)
+            except Exception as error:  # noqa: BLE001  (other segments are sealed)
                 succeeded = self._failed(segment.path.name, error)
             else:
                 self._reasons.pop(segment.path.name, None)
@@ -137,20 +130,20 @@ class Background:
                     self._metrics.sealed_bytes += sealed.sealed_bytes
                     self._metrics.seal_waits_since = time.monotonic()
                     self._ledger.cut()
-                    self._send(sealed)
+                    self._report_safely(sealed)
             if not self._stopping:
                 self._writer.prepare_spare()
         self.waiting = waiting
         return succeeded
 
     def _seal(self, segment: Segment) -> Sealed | None:
-        """Seal one segment; None: it waits, for room or because it is about to be reclaimed as it is."""
+        """Seal one segment; return None if it waits for room or was reclaimed."""
         try:
             raw_bytes = segment.path.stat().st_size
-            if not self._room.lets_seal(raw_bytes):
+            if not self._budget.lets_seal(raw_bytes):
                 return None
-            # What has failed may have met a quota, which the free space does not show.
-            reserve = segment.path.name in self._reasons or not self._room.is_plenty(raw_bytes)
+            # A failed attempt may have met a quota, which the free space does not show.
+            reserve = segment.path.name in self._reasons or not self._budget.is_plenty(raw_bytes)
             return seal(
                 self._root, segment, self._disk, self._ledger, level=self._level, reserve=reserve, now=time.time_ns
             )
@@ -162,11 +155,11 @@ class Background:
     def _failed(self, name: str, error: Exception) -> bool:
         reason = f"{type(error).__name__}: {error}"
         self._metrics.seal_failures += 1
-        if self._reasons.get(name) != reason:  # once, however often it is tried again
+        if self._reasons.get(name) != reason:  # reported once, not at each retry
             self._reasons[name] = reason
-            self._send(Failure(name, reason))
+            self._report_safely(Failure(name, reason))
         return False
 
-    def _send(self, event: Sealed | Failure) -> None:
-        with contextlib.suppress(Exception):  # a report that fails is no reason to seal nothing
+    def _report_safely(self, event: Sealed | Failure) -> None:
+        with contextlib.suppress(Exception):  # sealing continues without a journal
             self._report(event)

@@ -1,20 +1,11 @@
-"""Commit rounds: collect, write, sync, publish, reply.
+"""Commit rounds: collect, write, sync, publish the head, release the sources, reply.
 
-A payload too large for memory, gathered in an unnamed file beside the segments.
+Input stays in an arena of fixed size until it is durable. A larger payload is spilled to an unnamed file, which
+disappears if the daemon dies.
 
-The file has no name, so nothing of it is left if the daemon dies; its bytes go to the segment inside the kernel.
-
-One turn: the drafts of the sources, the memory they lie in, and their places in the log after the commit.
-
-Records of one route and one peer without a producer id become one batch; a batch with a producer id stays one, because
-it may have to be recognised again. A :class:`Ticket` is a claim on the sequences that the records will have once they
-are durable.
-
-The step that makes a turn durable: place, prepare the sources, write, sync, move the head, release the sources.
-
-Failures are handled here too. After a failed write or sync the descriptor is not used again; the log continues in a
-new segment, and the same batch is committed there. A full disk raises :class:`Full`, and committing the same turn again
-continues where it stopped. Any other failure of the disk ends the daemon and leaves everything as it is.
+After a failed write or sync the descriptor is never used again: the log continues in a new segment, where the same
+batches are committed. A full disk raises :class:`Full`, and committing the same round again continues where it stopped.
+Any other failure of the disk ends the daemon.
 """
 
 from __future__ import annotations
@@ -28,7 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from stringzilla import count as count_bytes
 from structlog.typing import FilteringBoundLogger
@@ -52,13 +43,36 @@ from wald.writing.daemon_lock import Lock, root_gone
 from wald.writing.disk_budget import Cause, DiskBudget, Sizes
 from wald.writing.writer import Draft, Route, Sender, Writer
 
+ARENA_BYTES = 4 << 20  # several pipe chunks; a larger arena is not faster at a millisecond per round
+_FULL_SECONDS = 0.25  # a disk that was full counts as full for this time
+_CAUSE_SECONDS = 5.0  # between checks of the cause
+_NAME_SECONDS = 1.0  # between checks of the active segment's name while nothing is written
+_NAME_PATIENCE_SECONDS = 2.0  # the active segment may lack its name for this time if the disk is not full
+_CUT_RETRY_SECONDS = 1.0  # between attempts to cut if the disk has no room for the next segment
+
+
+class Full(DiskFailure):
+    """The disk cannot store the round now; the round can be committed later."""
+
+
+class Arena:
+    """Memory of one round, handed out from the front."""
+
+    def __init__(self, length: int = ARENA_BYTES) -> None:
+        self.buffer = bytearray(length)
+        self.view = memoryview(self.buffer)
+        self.used = 0
+
+    @property
+    def free(self) -> int:
+        return len(self.buffer) - self.used
+
+    def reset(self) -> None:
+        self.used = 0
+
 
 class Spooling:
-    """One request's payload on its way into the file.
-
-    Raises:
-        OSError: the file cannot be made.
-    """
+    """The payload of one request while it is spilled to a file."""
 
     def __init__(self, request: Publish, route: Route, directory: Path) -> None:
         self.request = request
@@ -66,15 +80,10 @@ class Spooling:
         self.missing_bytes = request.payload_bytes
         self.newlines = 0
         self.ends_in_newline = False
-        self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115  (closed after the turn)
+        self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115  (closed after the round)
         self._checksum = crc32c(route.prefix)
 
     def feed(self, part: memoryview) -> None:
-        """Add the next part of the payload.
-
-        Raises:
-            OSError: there is no room for it, and the payload cannot become whole.
-        """
         if part:
             self._checksum = crc32c(part, self._checksum)
             self.newlines += int(count_bytes(part, b"\n"))
@@ -85,75 +94,44 @@ class Spooling:
 
     @property
     def descriptor(self) -> int:
-        """The descriptor of the file."""
         return self._file.fileno()
 
     @property
     def promised_bytes(self) -> int:
-        """What it may still take on the disk: the rest of the file, and a copy of it in the log."""
+        """Bytes still to be written: the rest of the file, and a copy of the payload in the log."""
         return self.missing_bytes + self.request.payload_bytes
 
     @property
     def body_checksum(self) -> int:
-        """The checksum of the batch that the whole payload makes."""
         return crc32c(padding(self.request.payload_bytes), self._checksum)
 
     def columns_count(self) -> int:
-        """How many records the payload has as columns.
-
-        Raises:
-            BadColumns: it is not well-formed.
-        """
-        mapped = mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ)  # unmapped with the last view of it
+        """Return the number of records; raise BadColumns if the payload is malformed."""
+        mapped = mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ)  # unmapped with its last view
         return decode_columns(memoryview(mapped)).count
 
     def close(self) -> None:
         self._file.close()
 
 
-ARENA_BYTES = 4 << 20  # several pipe chunks; at a millisecond a turn more would not be faster
-
-
-class Arena:
-    """The memory of one turn: every byte that arrives lies in it until it is durable, so the daemon's size is fixed.
-
-    It is handed out from the front, and emptied when a turn begins.
-    """
-
-    def __init__(self, length: int = ARENA_BYTES) -> None:
-        self.buffer = bytearray(length)
-        self.view = memoryview(self.buffer)
-        self.used = 0
-
-    @property
-    def free(self) -> int:
-        """Bytes that can still be handed out in this turn."""
-        return len(self.buffer) - self.used
-
-    def reset(self) -> None:
-        """Begin a turn: what was handed out is no longer needed."""
-        self.used = 0
-
-
 class Ticket(NamedTuple):
-    """A claim on ``records`` records of ``draft``, the first of which is number ``offset``."""
+    """A claim on ``records`` records of ``draft``, starting at ``offset``."""
 
     draft: Draft
     offset: int
     records: int
 
     def sequences(self) -> tuple[int, int]:
-        """Return the first and the last sequence, after the commit."""
         first = self.draft.base_sequence + self.offset
         return first, first + self.records - 1
 
 
 @dataclass(slots=True)
 class CommitRound:
-    """The drafts of one round of the loop.
+    """The drafts of one round of the loop; the first ``committed`` of them are durable.
 
-    Attributes:
-        committed: how many of ``drafts`` are durable.
+    Records of one route and one peer without a producer id share a batch. A batch with a producer id stays separate,
+    so that it can be deduplicated.
     """
 
     producers: Producers
@@ -165,16 +143,15 @@ class CommitRound:
 
     @property
     def open_routes(self) -> frozenset[str]:
-        """The routes on which a record is left open."""
+        """Routes whose last record stays unfinished in this round."""
         return frozenset(draft.route.name for draft in self.drafts if draft.flags & Flag.CONTINUED)
 
     def add(self, draft: Draft) -> None:
-        """Add a source's own batch."""
         self.drafts.append(draft)
         self.payload_bytes += draft.payload_bytes
 
     def publish_lines(self, route: Route, payload: Buffer, count: int, peer: Sender) -> Ticket:
-        """Take lines without a producer; they join the peer's batch of this turn on the route."""
+        """Add lines without a producer id to the batch of their route and peer."""
         draft = self._merging.get((route.name, peer))
         length = len(payload)
         if draft is None:
@@ -198,15 +175,10 @@ class CommitRound:
         peer: Sender,
         spooling: Spooling | None = None,
     ) -> Ticket | DedupEntry:
-        """Take a batch that stays one; what is in the log already is answered instead of taken.
-
-        Args:
-            producer_id: as it will be in the log; 0: none.
-            payload: None if ``spooling`` has it.
+        """Add a batch, or return the result of the batch that it repeats; ``payload`` is None with ``spooling``.
 
         Raises:
-            ProtocolError: under this number the producer sent something else, its batches are not consecutive, it
-                asks for one too old to be remembered, or it may be forgotten with batches that it has not seen.
+            ProtocolError: a conflict or a gap, or the producer is no longer remembered.
         """
         number = request.producer_sequence
         draft = Draft(
@@ -225,24 +197,23 @@ class CommitRound:
         if not producer_id:
             self.add(draft)
             return ticket
-        if known := self._known(draft):
-            return known
+        if duplicate := self._find_duplicate(draft):
+            return duplicate
         self._check_order(producer_id, number, request.seen)
         self.add(draft)
         self._published.setdefault(producer_id, {})[number] = ticket
         return ticket
 
-    def _known(self, draft: Draft) -> Ticket | DedupEntry | None:
-        """Return the result of the batch that this one repeats; None if it is new."""
+    def _find_duplicate(self, draft: Draft) -> Ticket | DedupEntry | None:
         producer_id, number = draft.producer_id, draft.producer_sequence
         here = self._published.get(producer_id, {}).get(number)
-        known = here or self.producers.find(producer_id, number)
-        if known is None:
+        earlier = here or self.producers.find(producer_id, number)
+        if earlier is None:
             return None
-        before = known.fingerprint if isinstance(known, DedupEntry) else known.draft.fingerprint
-        if before != draft.fingerprint:
-            raise ProtocolError(Code.CONFLICT, f"batch {number} of this producer is already another one")
-        return known
+        fingerprint = earlier.fingerprint if isinstance(earlier, DedupEntry) else earlier.draft.fingerprint
+        if fingerprint != draft.fingerprint:
+            raise ProtocolError(Code.CONFLICT, f"batch {number} of this producer was already sent with other contents")
+        return earlier
 
     def _check_order(self, producer_id: int, number: int, seen: int | None) -> None:
         here = self._published.get(producer_id)
@@ -256,33 +227,21 @@ class CommitRound:
         raise ProtocolError(Code.GAP, f"batch {expected} of this producer is missing before {number}")
 
 
-_FULL_SECONDS = 0.25  # how long a disk that was full is taken to be
-_CAUSE_SECONDS = 5.0  # between checks of what fills the disk
-_NAME_SECONDS = 1.0  # between checks of the active segment's name, if nothing is written
-_NAME_PATIENCE_SECONDS = 2.0  # how long the active segment may stay without its name if the disk is not full
-_CUT_RETRY_SECONDS = 1.0  # between attempts to cut if the disk has no room for the next segment
-
-
-class Full(DiskFailure):
-    """The disk cannot take the turn now, usually because it is full; the turn can be committed later."""
-
-
 class Sources(Protocol):
-    """The sources that act when their bytes go to disk and when they are there."""
+    """Sources that act before a write and after its sync."""
 
-    def before_write(self, drafts: Sequence[Draft], segment: int) -> None:
-        """The bytes are about to be written."""
+    def before_write(self, drafts: Sequence[Draft], segment: int) -> None: ...
 
     def after_sync(self, drafts: Sequence[Draft]) -> list[str]:
-        """The bytes are durable; returns messages about what went wrong with them since."""
+        """Release the bytes; return messages about problems."""
 
 
 class Committer:
-    """Writes, syncs and publishes turns, and reacts when the disk fails.
+    """Commits rounds, cuts the active segment, and reacts when the disk fails.
 
     Attributes:
-        degraded: whether input waits for a disk that is full, or was a moment ago.
-        left_bytes: how much could be taken when the free space was last read.
+        degraded: True while input waits for a full disk, and for a moment after that.
+        left_bytes: bytes of input that could be accepted when the free space was last read.
     """
 
     def __init__(
@@ -291,7 +250,7 @@ class Committer:
         disk: Disk,
         writer: Writer,
         lock: Lock,
-        room: DiskBudget,
+        budget: DiskBudget,
         sources: Sources,
         config: Config,
         metrics: Metrics,
@@ -304,31 +263,29 @@ class Committer:
         self._root = root
         self._disk = disk
         self._lock = lock
-        self._room = room
+        self._budget = budget
         self._sources = sources
         self._metrics = metrics
         self._journal = journal
         self._head = InPlaceFile(root.head, LINE_BYTES, disk)
         self._filled_at: float | None = None  # when the active segment got its first record
-        self._age_share = 1.0  # of segment_max_age, at which the active segment is cut
+        self._age_share = 1.0  # share of segment_max_age after which the active segment is cut
         self._cut_again_at = self._full_until = self._cause_again_at = self._name_again_at = 0.0
-        self._unnamed_at: float | None = None  # since when it is known that the active segment has no name
-        self._refused = False  # the disk did not take the last turn
-        self._degraded_by: Cause | None = None  # as it was last reported
+        self._unnamed_at: float | None = None  # when the active segment was first found without its name
+        self._refused = False  # the disk refused the last round
+        self._degraded_by: Cause | None = None  # as last reported
         self._request_held = False  # a request waits for more room than there is
         self._synced_at = time.monotonic()
         self._publish()
-        self._head.sync()  # before any input is taken: a power cut must leave a head, and everything above it a name
+        self._head.sync()  # before any input: after a power cut the head exists, and what is above it has a name
 
-    def take_over(self, config: Config, sizes: Sizes) -> None:
-        """Go on with other settings."""
+    def apply_settings(self, config: Config, sizes: Sizes) -> None:
         self._config = config
-        self._room.resize(sizes)
+        self._budget.resize(sizes)
         self.writer.resize_segments(sizes.segment_bytes)
 
     @property
     def head(self) -> Head:
-        """What the head file says."""
         writer = self.writer
         return Head(
             writer.state.next_sequence - 1,
@@ -338,24 +295,13 @@ class Committer:
             writer.state.append_time_ns,
         )
 
-    def commit(self, turn: CommitRound) -> None:
-        """Make every draft of ``turn`` durable; ``turn.committed`` grows as they are.
-
-        Raises:
-            Full: not all of them; commit the same turn again when there is room.
-            DiskFailure: not all of them, and there will be no later.
-            Locked: another daemon has taken the root over.
-        """
-        while turn.committed < len(turn.drafts):
-            drafts = turn.drafts[turn.committed :] if turn.committed else turn.drafts
-            turn.committed += self._commit(drafts)
+    def commit(self, commit_round: CommitRound) -> None:
+        """Make every draft durable; after :class:`Full`, call it again with the same round."""
+        while (done := commit_round.committed) < len(commit_round.drafts):
+            commit_round.committed += self._commit(commit_round.drafts[done:] if done else commit_round.drafts)
 
     def cut(self) -> bool:
-        """Cut the active segment if it holds a record; False if it does not, or if there is no room for the next.
-
-        Raises:
-            Locked: another daemon has taken the root over.
-        """
+        """Cut the active segment; return False if it is empty, or without room for the next one."""
         now = time.monotonic()
         if not self.writer.advanced or self.writer.failed or now < self._cut_again_at:
             return False
@@ -368,68 +314,61 @@ class Committer:
             self._cut_again_at = now + _CUT_RETRY_SECONDS
             self._journal.error("cut failed", reason=str(error), next="the segment grows until there is room")
             return False
-        self._filled_at = None
-        self._metrics.cuts += 1
-        self._publish()
+        self._finish_cut()
         return True
 
     def step_clock(self, step: ClockStep) -> bool:
-        """Record a clock step and begin a segment after it; return False if that is not possible now.
-
-        Raises:
-            Locked: another daemon has taken the root over.
-        """
+        """Record a clock step and begin a segment after it; return False if that is not possible now."""
         writer = self.writer
         if writer.failed or not writer.may_step_clock:
             return False
         self._require_lock()
         try:
             self.keep_name()
-            if self.leave_truncated():  # the step names the sequence from before
+            if self.leave_truncated():  # the step names a sequence of the segment that was left
                 return False
             add_step(self._root, self._disk, step)  # before any segment has earlier times
             writer.step_clock(now_ns=step.at_ns)
         except (OSError, Full) as error:
-            self._journal.error("clock step failed", reason=str(error), next="append times go on as before")
+            self._journal.error("clock step failed", reason=str(error), next="append times continue as before")
             return False
-        self._filled_at = None
-        self._metrics.cuts += 1
-        self._publish()
+        self._finish_cut()
         self._journal.warning("clock step", base=step.base, before=utc(step.before_ns), now=utc(step.at_ns))
         return True
 
-    def tend(self, now: float) -> bool:
-        """Cut by age and sync by interval, where they are due; whether a segment was cut.
-
-        Raises:
-            Locked: another daemon has taken over. A daemon that has nothing to write would not notice otherwise.
-        """
+    def tend(self, now: float) -> None:
+        """Check the lock and the active segment's name; sync and cut if due."""
         if self._name_again_at <= now:
             self._name_again_at = now + _NAME_SECONDS
-            self._require_lock()
-            with contextlib.suppress(Full):  # it was reported, and is tried again
+            self._require_lock()  # a daemon that writes nothing would not notice a takeover otherwise
+            with contextlib.suppress(Full):  # it was reported; the next check retries
                 self.keep_name()
                 self.leave_truncated()
         if self.writer.unsynced and self._config.sync == "interval" and self._sync_at() <= now:
             self._synced_at = now
             self._sync()
-        # On a full disk there is no next batch that would cut a full segment; once it is cut it can be reclaimed.
+        # No batch arrives on a full disk to cut a full segment, and only a cut segment can be reclaimed.
         full = (self.degraded or self._request_held) and self.writer.overshoots(1)
-        return (full or self._cut_at() <= now) and self.cut()
+        if full or self._cut_at() <= now:
+            self.cut()
+
+    def due(self) -> float:
+        """Return when :meth:`tend` is due."""
+        due = self._name_again_at
+        if not self.writer.failed:
+            due = min(due, max(self._cut_at(), self._cut_again_at))
+        if self.writer.unsynced and self._config.sync == "interval":
+            due = min(due, self._sync_at())
+        return due
 
     def keep_name(self) -> None:
-        """Make sure that the active segment has its name: what is in a file without one is lost with this process.
-
-        Raises:
-            Full: it has none now; this can be tried again.
-            DiskFailure: it cannot be given back.
-        """
+        """Restore the active segment's name: without one, the file is lost when the process ends."""
         path = str(self.writer.path)
         if self.writer.is_named():
             if self._unnamed_at is None:
                 return
             self._journal.info("active segment has its name again", path=path)
-        elif not self._lock.is_ours():  # it may be another daemon's, and sealed by now
+        elif not self._lock.is_ours():  # the file may be another daemon's, and sealed by now
             return
         else:
             try:
@@ -437,17 +376,12 @@ class Committer:
             except OSError as error:
                 raise self._unnamed(error) from error
             details = {"quarantined": str(found)} if found else {}
-            next_ = "it is put back as it was"
+            next_ = "it is restored with its contents"
             self._journal.error("active segment removed or replaced", path=path, **details, next=next_)
         self._unnamed_at, self._refused = None, False
 
     def leave_truncated(self) -> bool:
-        """Report that another program truncated the active segment, and continue in a new one; False if it did not.
-
-        Raises:
-            Full: no new segment could be made; a retry is possible.
-            DiskFailure: no new segment can be made.
-        """
+        """Continue in a new segment if another program truncated the active one; else return False."""
         writer = self.writer
         if writer.failed or not writer.is_truncated():
             return False
@@ -469,54 +403,24 @@ class Committer:
         )
         return True
 
-    def due(self) -> float:
-        """When :meth:`tend` has something to do next, on the monotonic clock."""
-        due = self._name_again_at
-        if not self.writer.failed:
-            due = min(due, max(self._cut_at(), self._cut_again_at))
-        if self.writer.unsynced and self._config.sync == "interval":
-            due = min(due, self._sync_at())
-        return due
-
-    def _read_free_bytes(self) -> int:
-        try:
-            return free_bytes(self._root.segments)
-        except FileNotFoundError:
-            if self._root.path.exists():  # keep_name waits for the directory, and reports it
-                return self._free_bytes
-            raise root_gone(self._root) from None
-        except OSError as error:
-            raise DiskFailure(
-                f"{self._root.segments}: {error.strerror}: the free space cannot be read; nothing unacknowledged was "
-                "kept, nothing acknowledged is lost",
-                case="disk-failed",
-                root=self._root.path,
-                segments=self._root.segments,
-                error=error,
-            ) from error
-
     def has_room(self, *, wanted_bytes: int | None) -> bool:
-        """Whether there is as much room as is needed, and the disk took the last turn; reports when that changes.
-
-        Args:
-            wanted_bytes: the room that a request waits for beyond that, while others are taken; None: none waits.
-        """
+        """Return True if input can be accepted; report changes, and a request that waits for ``wanted_bytes``."""
         free = self._free_bytes = self._metrics.free_bytes = self._read_free_bytes()
-        left = self.left_bytes = self._room.left_bytes(free)
+        left = self.left_bytes = self._budget.left_bytes(free)
         self._needed_bytes = self._metrics.needed_bytes = free - left
         full = left < 0 or time.monotonic() < self._full_until
         degraded = full or self._refused
-        # What waited for a full disk is tried again in this turn; what still waits then is reported in the next.
-        tried = not (degraded or self.degraded)
+        # A request that waited for a full disk is retried in this round before it is reported.
+        retried = not (degraded or self.degraded)
         self._report_room(degraded=degraded)
-        self._report_held(wanted_bytes if tried else None)
+        self._report_held(wanted_bytes if retried else None)
         return not full
 
     def close(self) -> None:
         self._head.close()
 
     def _commit(self, drafts: Sequence[Draft]) -> int:
-        """Commit the drafts that fit the active segment, which is cut if the first does not fit; return how many."""
+        """Commit the drafts that fit one segment; return their number."""
         writer = self.writer
         if writer.overshoots(writer.needed_bytes(drafts[0])):
             self.cut()
@@ -536,48 +440,109 @@ class Committer:
         return self._count(placed, now, now - started)
 
     def _write(self, drafts: Sequence[Draft]) -> list[Draft]:
+        """Write the drafts, after a failure to a new segment; return them and the introductions of new peers."""
         placed = self.writer.place(drafts, limited=True)
         try:
             if not self.writer.failed:
-                return self._attempt(placed)
+                return self._write_placed(placed)
         except OSError as error:
-            if not self.writer.failed:  # nothing was written: another segment would change nothing
+            if not self.writer.failed:  # nothing was written, so another segment would not help
                 raise self._failure(self._root.transfers, error) from error
             self._metrics.write_failures += 1
             self._journal.error("write failed", reason=str(error), next="the same batch goes to a new segment")
         try:
             self.writer.replace(now_ns=time.time_ns())
             self._publish()
-            return self._attempt(self.writer.place([draft for draft in placed if not draft.introduces]))
+            return self._write_placed(self.writer.place([draft for draft in placed if not draft.introduces]))
         except OSError as error:
             raise self._failure(self._root.segments, error) from error
 
+    def _write_placed(self, placed: list[Draft]) -> list[Draft]:
+        self._sources.before_write(placed, self.writer.base_sequence)
+        self.writer.commit(placed, now_ns=time.time_ns())
+        return placed
+
+    def _count(self, placed: Sequence[Draft], now: float, seconds: float) -> int:
+        """Update the metrics; return the number of drafts without introductions."""
+        metrics = self._metrics
+        count = records = payload_bytes = 0
+        for draft in placed:
+            if not draft.introduces:
+                count += 1
+                records += draft.count
+                payload_bytes += draft.payload_bytes
+        written_bytes = self.writer.position - placed[0].position
+        metrics.turns += 1
+        metrics.records += records
+        metrics.payload_bytes += payload_bytes
+        metrics.written_bytes += written_bytes
+        metrics.turn_records.observe(records)
+        metrics.turn_bytes.observe(written_bytes)
+        metrics.commit_seconds.observe(seconds)
+        if self.writer.sync_commits:
+            metrics.sync_seconds.observe(self.writer.sync_seconds)
+        metrics.waiting_since = 0.0
+        if self._filled_at is None and self.writer.advanced:
+            # Jitter only shortens: logs that were started together do not cut together, and no log cuts late.
+            self._filled_at, self._age_share = now, 1 - random.random() * self._config.segment_age_jitter  # noqa: S311
+        return count
+
+    def _publish(self) -> None:
+        head = self.head
+        try:
+            self._head.restore()  # readers do not find a file that was removed
+            self._head.write(encode_head(head))
+        except OSError as error:
+            raise DiskFailure(
+                f"{self._root.head}: {error.strerror}: the head cannot be written",
+                case="head-cannot-be-written",
+                root=self._root.path,
+                head=self._root.head,
+                error=error,
+            ) from error
+        self._metrics.head_sequence = head.sequence
+
+    def _require_lock(self) -> None:
+        if not self._lock.is_ours():
+            self.writer.abandon()
+            raise self._lock.loss(self._root)
+
+    def _finish_cut(self) -> None:
+        self._filled_at = None
+        self._metrics.cuts += 1
+        self._publish()
+
+    def _cut_at(self) -> float:
+        age = self._config.segment_max_age
+        return float("inf") if self._filled_at is None or not age else self._filled_at + age * self._age_share
+
+    def _sync_at(self) -> float:
+        return self._synced_at + self._config.sync_interval
+
+    def _sync(self) -> None:
+        try:
+            self.writer.sync()
+        except OSError as error:
+            self._metrics.write_failures += 1
+            self._journal.error("sync failed", reason=str(error), next="the log continues in a new segment")
+        else:
+            self._metrics.sync_seconds.observe(self.writer.sync_seconds)
+
     def _failure(self, path: Path, error: OSError) -> DiskFailure:
-        """Return the error for a turn that the disk refused: :class:`Full` if the turn is retried."""
         where = error.filename or path
         if error.errno in DISK_FULL:
             self._wait_for_room()
-            return Full(
-                f"{where}: {error.strerror}",
-                case="disk-failed",
-                root=self._root.path,
-                segments=self._root.segments,
-                error=error,
-            )
+            return Full(f"{where}: {error.strerror}", case="disk-failed", **self._facts(error))
         return DiskFailure(
             f"{where}: {error.strerror}; nothing unacknowledged was kept, nothing acknowledged is lost",
             case="disk-failed",
-            root=self._root.path,
-            segments=self._root.segments,
-            error=error,
+            **self._facts(error),
         )
 
-    def _wait_for_room(self) -> None:
-        self._refused, self._full_until = True, time.monotonic() + _FULL_SECONDS
-        self._report_room(degraded=True)
+    def _facts(self, error: OSError) -> dict[str, Any]:
+        return {"root": self._root.path, "segments": self._root.segments, "error": error}
 
     def _unnamed(self, error: OSError) -> DiskFailure:
-        """The active segment could not be named again: :class:`Full` where that is tried again."""
         writer, now = self.writer, time.monotonic()
         first, self._unnamed_at = self._unnamed_at is None, self._unnamed_at or now
         records = writer.state.next_sequence - writer.base_sequence
@@ -600,7 +565,7 @@ class Committer:
             )
         if first:
             self._journal.error(
-                "active segment removed or replaced", what=failure.message, next="tried again", hint=failure.hint
+                "active segment removed or replaced", what=failure.message, next="retried", hint=failure.hint
             )
         if is_full:
             self._wait_for_room()
@@ -608,45 +573,25 @@ class Committer:
             writer.abandon()
         return failure
 
-    def _attempt(self, placed: list[Draft]) -> list[Draft]:
-        self._sources.before_write(placed, self.writer.base_sequence)
-        self.writer.commit(placed, now_ns=time.time_ns())
-        return placed
+    def _wait_for_room(self) -> None:
+        self._refused, self._full_until = True, time.monotonic() + _FULL_SECONDS
+        self._report_room(degraded=True)
 
-    def _require_lock(self) -> None:
-        if not self._lock.is_ours():
-            self.writer.abandon()
-            raise self._lock.loss(self._root)
-
-    def _count(self, placed: Sequence[Draft], now: float, seconds: float) -> int:
-        """Count what was committed; return how many drafts, introductions excluded."""
-        metrics = self._metrics
-        count = records = payload_bytes = 0
-        for draft in placed:
-            if not draft.introduces:
-                count += 1
-                records += draft.count
-                payload_bytes += draft.payload_bytes
-        written_bytes = self.writer.position - placed[0].position
-        metrics.turns += 1
-        metrics.records += records
-        metrics.payload_bytes += payload_bytes
-        metrics.written_bytes += written_bytes
-        metrics.turn_records.observe(records)
-        metrics.turn_bytes.observe(written_bytes)
-        metrics.commit_seconds.observe(seconds)
-        if self.writer.sync_commits:
-            metrics.sync_seconds.observe(self.writer.sync_seconds)
-        metrics.waiting_since = 0.0
-        if self._filled_at is None and self.writer.advanced:
-            # Jitter only shortens: many logs started together do not cut together, and none is cut late.
-            self._filled_at, self._age_share = now, 1 - random.random() * self._config.segment_age_jitter  # noqa: S311
-        return count
-
-    def _cut_at(self) -> float:
-        """When the active segment is due by its age, on the monotonic clock."""
-        age = self._config.segment_max_age
-        return float("inf") if self._filled_at is None or not age else self._filled_at + age * self._age_share
+    def _read_free_bytes(self) -> int:
+        segments = self._root.segments
+        try:
+            return free_bytes(segments)
+        except FileNotFoundError:
+            if self._root.path.exists():  # keep_name waits for the directory, and reports it
+                return self._free_bytes
+            raise root_gone(self._root) from None
+        except OSError as error:
+            raise DiskFailure(
+                f"{segments}: {error.strerror}: the free space cannot be read; nothing unacknowledged was kept, "
+                "nothing acknowledged is lost",
+                case="disk-failed",
+                **self._facts(error),
+            ) from error
 
     def _report_room(self, *, degraded: bool) -> None:
         metrics, now = self._metrics, time.monotonic()
@@ -661,7 +606,7 @@ class Committer:
         if was_degraded and now < self._cause_again_at:
             return
         self._cause_again_at = now + _CAUSE_SECONDS
-        cause = Cause.REFUSED if self._refused else self._room.cause(self._free_bytes)
+        cause = Cause.REFUSED if self._refused else self._budget.cause(self._free_bytes)
         if cause != self._degraded_by:
             self._degraded_by = metrics.degraded_by = cause
             self._journal.error(
@@ -669,37 +614,9 @@ class Committer:
             )
 
     def _report_held(self, wanted_bytes: int | None) -> None:
-        """Report once that a request waits for room while there is room for others."""
         reported, self._request_held = self._request_held, wanted_bytes is not None
         if wanted_bytes is None or reported:
             return
-        cause = self._room.cause(self._free_bytes - wanted_bytes)
+        cause = self._budget.cause(self._free_bytes - wanted_bytes)
         numbers = {"wanted": wanted_bytes, "free": self._free_bytes, "needed": self._needed_bytes}
         self._journal.warning("request waits for room", because=cause, **numbers, hint=cause.hint(self._root.path))
-
-    def _publish(self) -> None:
-        head = self.head
-        try:
-            self._head.restore()  # readers do not find a file that was removed
-            self._head.write(encode_head(head))
-        except OSError as error:
-            raise DiskFailure(
-                f"{self._root.head}: {error.strerror}: the head cannot be written",
-                case="head-cannot-be-written",
-                root=self._root.path,
-                head=self._root.head,
-                error=error,
-            ) from error
-        self._metrics.head_sequence = head.sequence
-
-    def _sync_at(self) -> float:
-        return self._synced_at + self._config.sync_interval
-
-    def _sync(self) -> None:
-        try:
-            self.writer.sync()
-        except OSError as error:
-            self._metrics.write_failures += 1
-            self._journal.error("sync failed", reason=str(error), next="the log goes on in a new segment")
-        else:
-            self._metrics.sync_seconds.observe(self.writer.sync_seconds)

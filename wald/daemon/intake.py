@@ -41,7 +41,7 @@ class Intake:
 
     Attributes:
         fifos: the paths of the FIFOs.
-        over: the routes that are over their quota; a pipe of one is read only to the end of its record.
+        over_quota: the routes that are over their quota; a pipe of one is read only to the end of its record.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Intake:
         config: Config,
     ) -> None:
         self.fifos = Fifos(root, systemd)
-        self.over: Container[str] = ()
+        self.over_quota: Container[str] = ()
         self._root = root
         self._poller = poller
         self._systemd = systemd
@@ -91,7 +91,7 @@ class Intake:
         return any(pipe.has_input for pipe in self._awake)
 
     @property
-    def stands_still(self) -> bool:
+    def is_stalled(self) -> bool:
         """Whether a pipe holds something that could be taken; of a sound daemon that is so for moments only."""
         return any(pipe.is_overlooked and not self._has_to_wait(pipe) for pipe in self._pipes.values())
 
@@ -264,7 +264,7 @@ class Intake:
             self._poller.unregister(pipe.descriptor)
             self._release_writing_end(pipe)
 
-    def check_last(self) -> bool:
+    def drain_at_shutdown(self) -> bool:
         """Return True if, at a stop, any pipe still has bytes to read.
 
         An open record ends if its pipe is no longer at its path, or if another pipe of the route waits for that end.
@@ -355,7 +355,7 @@ class Intake:
 
     def _has_to_wait(self, pipe: Pipe, open_routes: frozenset[str] = frozenset()) -> bool:
         """Whether the route is over its quota, or another pipe of it is inside a long line."""
-        if pipe.route.name in self.over and not pipe.inside_record:
+        if pipe.route.name in self.over_quota and not pipe.inside_record:
             return True
         return bool(self._outgoing) and (
             pipe.route.name in open_routes

@@ -1,9 +1,7 @@
 """Main loop of the daemon.
 
-The daemon: runs the loop, one turn after the other, until something asks for the end.
-
-turn    wait → collect → write → sync → head → release pipes and reply → cut if due
-stop    socket closed → what pipes and requests still held → background → unlock
+round   wait → collect → write → sync → head → release pipes and reply → cut if due
+stop    close the socket → commit what pipes and requests still hold → stop sealing → unlock
 """
 
 from __future__ import annotations
@@ -17,14 +15,14 @@ from pathlib import Path
 
 from wald.daemon.backpressure import Backpressure
 from wald.daemon.committer import Arena, CommitRound, Full
-from wald.daemon.startup import Parts, open_journal, sizes_in_force, wanted_routes, wants_fifo, writers_of
+from wald.daemon.startup import Parts, effective_sizes, open_journal, wanted_routes, wants_fifo, writers_of
 from wald.errors import DiskFailure, NotPermitted, WaldError, wrong_type
 from wald.format.protocol import Code
 from wald.settings import Config
 
 _FULL_SECONDS = 0.25  # between checks of a full disk
-_NAME_SECONDS = 2.0  # how long a stop tries to give the active segment its name back
-_SWEEP_SECONDS = 1.0  # between looks for half-sent requests
+_NAME_SECONDS = 2.0  # a stop tries to restore the active segment's name for this time
+_SWEEP_SECONDS = 1.0  # between checks for half-sent requests
 
 
 def run(
@@ -34,18 +32,18 @@ def run(
     stdin_route: str | None = None,
     reload: Callable[[], Config] | None = None,
 ) -> int:
-    """Run the daemon on the root at ``path`` until a signal or the end of stdin; returns the exit code.
+    """Run the daemon on the root at ``path`` until a signal or the end of stdin; return the exit code.
 
     Args:
-        stdin_route: the route that lines on stdin go to; None: stdin is not read.
-        reload: makes the configuration anew for SIGHUP.
+        stdin_route: route of the lines on stdin; None: do not read stdin.
+        reload: returns the configuration for SIGHUP.
 
     Raises:
-        WaldError: it cannot start, or the disk took the log away from under it.
+        WaldError: the daemon cannot start, or the disk failed.
     """
     with contextlib.ExitStack() as closers:
         try:
-            service = Service(Parts(path, config, closers, stdin_route=stdin_route), reload)
+            loop = MainLoop(Parts(path, config, closers, stdin_route=stdin_route), reload)
         except PermissionError as error:
             raise NotPermitted.of(error, error.filename or path) from error
         except OSError as error:
@@ -57,18 +55,13 @@ def run(
                 root=path,
                 error=error,
             ) from error
-        service.loop()
-        service.stop()
+        loop.run()
+        loop.stop()
     return 0
 
 
-class Service:
-    """The loop of one life of the daemon.
-
-    Args:
-        parts: what a start has made.
-        reload: as of :func:`run`.
-    """
+class MainLoop:
+    """Event loop of one run of the daemon."""
 
     def __init__(self, parts: Parts, reload: Callable[[], Config] | None) -> None:
         self._parts = parts
@@ -84,22 +77,22 @@ class Service:
         self._connections = parts.connections
         self._quotas = parts.quotas
         self._arena = Arena()
-        self._other_arena: Arena | None = None  # for requests that arrive while a turn is held
-        self._try_again_at = 0.0  # when the held turn is committed again
-        self._held_turn: CommitRound | None = None
-        self._newcomers = False  # whether connections can be accepted
-        self._sealer_woken_for = 0  # the base of the segment that was active then
-        self._reload_waits = False  # some settings need the disk, which refuses a turn
+        self._other_arena: Arena | None = None  # for requests that arrive while a round is held
+        self._retry_at = 0.0  # when the held round is committed again
+        self._held_round: CommitRound | None = None
+        self._can_accept = False
+        self._sealer_woken_for = 0  # base of the segment that was active then
+        self._reload_waits = False  # some settings need the disk, which refuses a round
         self._swept_at = self._alive_at = time.monotonic()
-        self._alive_turns = 0  # that had committed something then
+        self._alive_rounds = 0  # rounds committed until then
 
-    def loop(self) -> None:
-        """Turn after turn until something asks for the end."""
+    def run(self) -> None:
+        """Run rounds until a signal or the end of stdin."""
         while not (self._signals.stop or self._intake.stdin_ended):
-            self._turn(self._timeout())
+            self._run_round(self._timeout())
 
     def stop(self) -> None:
-        """The last turns: no connection is accepted, and what no other process holds is not left behind."""
+        """Commit everything that no later start would find, and report what is lost."""
         self._systemd.stopping()
         self._journal.info("stopping", head=self._metrics.head_sequence)
         is_ours = self._parts.lock.is_ours()
@@ -110,12 +103,15 @@ class Service:
             self._writer.abandon()
         else:
             self._check_paths(float("inf"))  # a FIFO may have been replaced since the last check
-        self._intake.over = ()  # what no other process holds would be lost
+        self._intake.over_quota = ()  # input that no other process holds would be lost
         self._intake.release_writing_ends()
         failure: WaldError | None = None
         try:
-            while self._intake.check_last():
-                self._commit_pipes()
+            while self._intake.drain_at_shutdown():
+                self._arena.reset()
+                commit_round = CommitRound(self._writer.state.producers)
+                self._intake.collect(commit_round, self._arena)
+                self._committer.commit(commit_round)
         except WaldError as error:
             failure = error
         loss = self._loss(failure)
@@ -127,7 +123,7 @@ class Service:
         self._journal.info("stopped", head=self._metrics.head_sequence)
 
     def _loss(self, failure: WaldError | None) -> WaldError | None:
-        """Report the bytes in pipes that are lost with the daemon; return the error to raise, None without a loss."""
+        """Report the bytes in pipes that are lost with the daemon; return the error to raise."""
         lost = self._intake.lost(failed=failure is not None)
         if not lost:
             return None
@@ -138,52 +134,49 @@ class Service:
         self._journal.error(message, routes=lost, reason=cause.message, hint=cause.hint)
         return type(cause)(f"{cause.message}; {message} ({', '.join(lost)})", hint=cause.hint)
 
-    # One turn.
-
-    def _turn(self, timeout: float) -> None:
+    def _run_round(self, timeout: float) -> None:
         events = self._parts.poller.poll(timeout)
         now = time.monotonic()
-        if self._held_turn is not None:
-            self._serve_without_disk(self._held_turn, events, now)
+        if self._held_round is not None:
+            self._serve_without_disk(self._held_round, events, now)
             return
         has_room = self._committer.has_room(wanted_bytes=self._connections.wanted_bytes)
         self._quotas.update(now, self._metrics.head_sequence)
         self._arena.reset()
         readable = self._dispatch(events, now)
-        turn = self._collect(readable, now, has_room=has_room)
+        commit_round = self._collect(readable, now, has_room=has_room)
         held = self._metrics.held_requests = self._connections.held_requests
         waits = held > 0 or (not has_room and self._intake.has_input)
         self._metrics.waiting_since = (self._metrics.waiting_since or now) if waits else 0.0
         if waits or self._metrics.held_since:
             self._metrics.hold(now, waits=waits)
-        self._finish(turn)
+        self._finish(commit_round)
         self._accept(now)
-        if self._held_turn is None:
+        if self._held_round is None:
             self._connections.carry_out(now)
         self._tend(now)
 
     def _accept(self, now: float) -> None:
-        """Accept new connections, after others have closed."""
-        if self._newcomers:
-            self._newcomers = False
+        if self._can_accept:  # after connections were closed
+            self._can_accept = False
             self._connections.accept(now)
 
     def _collect(self, readable: list[int], now: float, *, has_room: bool) -> CommitRound:
-        """What pipes hold and what connections have sent, as far as it may be taken now."""
-        turn = CommitRound(self._writer.state.producers)
+        """Collect the contents of pipes and the requests of connections that may be accepted now."""
+        commit_round = CommitRound(self._writer.state.producers)
         self._intake.check_lines(now)
         if has_room:
-            self._intake.collect(turn, self._arena)
-        # After the pipes: what they have begun in this very turn keeps requests off its route too.
-        busy = self._intake.busy | turn.open_routes
-        gate = Backpressure(
+            self._intake.collect(commit_round, self._arena)
+        # After the pipes: a line that they have begun in this round keeps requests off its route too.
+        busy = self._intake.busy | commit_round.open_routes
+        backpressure = Backpressure(
             not has_room, self._config.on_full == "reject", busy, self._committer.left_bytes, self._quotas.over
         )
-        self._connections.collect(readable, turn, self._arena, gate, now)
-        return turn
+        self._connections.collect(readable, commit_round, self._arena, backpressure, now)
+        return commit_round
 
     def _dispatch(self, events: list[tuple[int, int]], now: float) -> list[int]:
-        """Handle the events of the poller; returns the connections that have something to read."""
+        """Handle the events of the poller; return the readable connections."""
         readable = []
         for descriptor, happened in events:
             if descriptor in self._intake:
@@ -196,57 +189,57 @@ class Service:
             elif descriptor == self._signals.descriptor:
                 self._signals.drain()
             elif descriptor == self._connections.listener_descriptor:
-                self._newcomers = True
+                self._can_accept = True
         return readable
 
-    def _finish(self, turn: CommitRound) -> None:
-        """Commit a turn and answer its requests; without room, hold it."""
+    def _finish(self, commit_round: CommitRound) -> None:
+        """Commit a round and answer its requests; hold it if the disk is full."""
         try:
-            self._committer.commit(turn)
+            self._committer.commit(commit_round)
         except Full:
-            if self._config.on_full == "reject" and not turn.committed:
-                self._held_turn = None
+            if self._config.on_full == "reject" and not commit_round.committed:
+                self._held_round = None
                 self._connections.refuse(Code.FULL, "the disk is full")
             else:
-                self._hold(turn)
+                self._hold(commit_round)
             return
         except WaldError:
             self._connections.refuse(Code.FAILED, "the daemon stops")
             raise
-        self._held_turn = None
-        self._quotas.count(turn.drafts, self._writer.base_sequence)
-        self._connections.reply(turn)
+        self._held_round = None
+        self._quotas.count(commit_round.drafts, self._writer.base_sequence)
+        self._connections.reply(commit_round)
 
     def _serve_without_disk(self, held: CommitRound, events: list[tuple[int, int]], now: float) -> None:
-        """Answer requests that need no disk, and retry the held turn; accept no other records."""
+        """Answer requests that need no disk, and retry the held round; accept no other records."""
         readable = self._dispatch(events, now)
         self._arena.reset()
         rejects, busy = self._config.on_full == "reject", self._intake.busy | held.open_routes
-        gate = Backpressure(True, rejects, busy, 0, self._quotas.over)
-        self._connections.collect(readable, CommitRound(self._writer.state.producers), self._arena, gate, now)
+        backpressure = Backpressure(True, rejects, busy, 0, self._quotas.over)
+        self._connections.collect(readable, CommitRound(self._writer.state.producers), self._arena, backpressure, now)
         self._connections.answer_others()
         self._accept(now)
         self._connections.carry_out(now, held=True)
         self._metrics.held_requests = self._connections.held_requests
         self._check_reload(held=True)
         self._sweep(now)
-        if now >= self._try_again_at:
-            self._committer.has_room(wanted_bytes=None)  # the numbers that STAT reports
+        if now >= self._retry_at:
+            self._committer.has_room(wanted_bytes=None)  # updates the numbers that STAT reports
             self._finish(held)
         self._keep_alive(now)
 
-    def _hold(self, turn: CommitRound) -> None:
-        """Hold a turn that the disk refuses; its records stay in their arena."""
+    def _hold(self, commit_round: CommitRound) -> None:
+        """Hold a round that the disk refuses; its records stay in their arena."""
         now = time.monotonic()
-        self._try_again_at = now + _FULL_SECONDS
+        self._retry_at = now + _FULL_SECONDS
         self._metrics.hold(now, waits=True)
-        if self._held_turn is None:
-            self._held_turn = turn
+        if self._held_round is None:
+            self._held_round = commit_round
             self._arena, self._other_arena = self._other_arena or Arena(), self._arena
             self._connections.set_aside()
 
     def _keep_name(self) -> None:
-        """At a stop, make sure that the active segment has its name: what was acknowledged is worth a short wait."""
+        """Wait a short time for the active segment to get its name back: without one, acknowledged records are lost."""
         until = time.monotonic() + _NAME_SECONDS
         while True:
             try:
@@ -257,23 +250,17 @@ class Service:
             time.sleep(_FULL_SECONDS)
             self._keep_alive(time.monotonic())
 
-    def _commit_pipes(self) -> None:
-        self._arena.reset()
-        turn = CommitRound(self._writer.state.producers)
-        self._intake.collect(turn, self._arena)
-        self._committer.commit(turn)
-
     def _timeout(self) -> float:
-        """How long the loop may wait for something to happen, in seconds."""
         now = time.monotonic()
-        asked = self._connections.due()
-        if self._held_turn is not None:
-            return max(0.0, (self._try_again_at if asked is None else min(asked, self._try_again_at)) - now)
+        connections_due = self._connections.due()
+        if self._held_round is not None:
+            due = self._retry_at if connections_due is None else min(connections_due, self._retry_at)
+            return max(0.0, due - now)
         if self._committer.degraded:
-            return min(_FULL_SECONDS, _FULL_SECONDS if asked is None else max(0.0, asked - now))
+            return _FULL_SECONDS if connections_due is None else min(_FULL_SECONDS, max(0.0, connections_due - now))
         if self._intake.ready:
             return 0
-        times = [at for at in (asked, self._intake.due(), self._quotas.due) if at is not None]
+        times = [at for at in (connections_due, self._intake.due(), self._quotas.due) if at is not None]
         times.append(self._committer.due())
         if self._connections.wants_room:
             times.append(now + _FULL_SECONDS)
@@ -284,7 +271,7 @@ class Service:
         return max(0.0, min(times) - now)
 
     def _tend(self, now: float) -> None:
-        """What is due between turns."""
+        """Do the work that is due between rounds."""
         self._committer.tend(now)
         if self._signals.cut:
             self._signals.cut = False
@@ -300,7 +287,7 @@ class Service:
         self._keep_alive(now)
 
     def _sweep(self, now: float) -> None:
-        """Close stalled connections and check the path of the socket, about once a second."""
+        """Close stalled connections and check the socket's path, about once a second."""
         if now - self._swept_at >= _SWEEP_SECONDS:
             self._swept_at = now
             self._connections.expire(now, self._config.frame_timeout)
@@ -322,7 +309,6 @@ class Service:
             self._journal.warning("socket", what=happened)
 
     def _keep_alive(self, now: float) -> None:
-        """Report to the watchdog that there is progress."""
         interval = self._systemd.watchdog_seconds
         if interval and now - self._alive_at >= interval:
             self._alive_at = now
@@ -330,19 +316,13 @@ class Service:
                 self._systemd.alive()
 
     def _makes_progress(self) -> bool:
-        """Whether the head has moved since the last call, or nothing waits but for room: a full disk is no reason."""
-        before, self._alive_turns = self._alive_turns, self._metrics.turns
-        lacks_room = self._held_turn is not None or self._committer.degraded or bool(self._metrics.waiting_since)
-        return before != self._alive_turns or lacks_room or not self._intake.stands_still
-
-    # SIGHUP.
+        """Return True if the head has moved since the last call, or input waits only for disk space, or none waits."""
+        before, self._alive_rounds = self._alive_rounds, self._metrics.turns
+        lacks_room = self._held_round is not None or self._committer.degraded or bool(self._metrics.waiting_since)
+        return before != self._alive_rounds or lacks_room or not self._intake.is_stalled
 
     def _check_reload(self, *, held: bool = False) -> None:
-        """Reload the settings if SIGHUP has come.
-
-        Args:
-            held: the disk refuses a turn, so other routes and quotas wait until it has taken that turn.
-        """
+        """Reload the settings after SIGHUP; while a round is held, new routes and quotas wait."""
         if self._signals.reload:
             self._signals.reload = False
             self._reload_settings(held=held)
@@ -350,7 +330,6 @@ class Service:
             self._reload_settings()
 
     def _reload_settings(self, *, held: bool = False) -> None:
-        """Take over what can change in a running daemon, and report what cannot."""
         self._systemd.reloading()
         self._reload_waits = False
         try:
@@ -361,25 +340,26 @@ class Service:
                 self._journal.warning(
                     "reload waits", settings=["retention", "routes"], reason="the disk refuses a write"
                 )
-            self._take_over(fresh, held=held)
+            self._apply_settings(fresh, held=held)
         except WaldError as error:
             self._journal.error("not reloaded", reason=error.message, hint=error.hint)
         except OSError as error:
             self._journal.error("not reloaded", reason=str(error))
         self._systemd.ready()
 
-    def _take_over(self, fresh: Config, *, held: bool) -> None:
+    def _apply_settings(self, fresh: Config, *, held: bool) -> None:
+        """Apply the settings that can change in a running daemon, and report those that need a restart."""
         root, parts = self._parts.root, self._parts
         for name, route in () if held else wanted_routes(root, fresh, self._journal):
             fifo = wants_fifo(root, name, route)
             parts.commands.make_route(name, fifo=fifo, mode=route.mode, consumers=route.consumers)
-        self._config, taken, waiting = self._config.reload(fresh)
+        self._config, applied, waiting = self._config.reload(fresh)
         open_journal(self._config.log_format, self._config.log_level)
-        sizes = sizes_in_force(self._config, root.segments, self._journal)
-        self._committer.take_over(self._config, sizes)
+        sizes = effective_sizes(self._config, root.segments, self._journal)
+        self._committer.apply_settings(self._config, sizes)
         if self._quotas.changes(self._config):
-            self._committer.cut()  # what is in complete segments can be counted
+            self._committer.cut()  # only complete segments can be counted
             self._quotas.reload(self._config, self._writer.base_sequence)
         parts.routes.forget(writers=writers_of(self._config))
-        parts.describe(self._config, sizes)
-        self._journal.info("reloaded", taken=sorted(taken), needs_restart=sorted(waiting))
+        parts.record_settings(self._config, sizes)
+        self._journal.info("reloaded", applied=sorted(applied), needs_restart=sorted(waiting))

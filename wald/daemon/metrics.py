@@ -1,11 +1,10 @@
 """Metrics of the daemon: plain numbers that the loop writes, and the pages ``/metrics`` and ``/healthz``.
 
-Health means progress: the daemon is unhealthy if input is readable and the head does not move for longer than
-``stall_timeout``. A log that seals nothing still accepts input, so it is degraded.
+The daemon is unhealthy if input is readable and the head does not move for ``stall_timeout``. A log that seals nothing
+still accepts input, so it is only degraded.
 
-Metrics of the directory are the output of ``wald metrics``. A separate process reads the segments' indexes, because it
-would block the loop on the interpreter's lock. Scrapers share its output for some seconds, and for nine times as long
-as it took.
+``wald metrics`` provides the metrics of the directory. It runs in a separate process, because reading the segments'
+indexes would block the loop on the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -86,26 +85,20 @@ class Recovery(StrEnum):
 
 
 def _seconds() -> Histogram:
-    """Return ranges from the sync of a fast disk to one that hangs."""
+    """Return buckets from the sync of a fast disk to one that hangs."""
     return Histogram(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 
 
 @dataclass(slots=True)
 class Metrics:
-    """Numbers of one run of the daemon. Counters only grow; units are in the names.
+    """Numbers of one run of the daemon, described by the help texts of the metrics.
 
     Attributes:
-        turn_bytes: written by each commit round; ``turn_records``: its records.
-        sync_seconds: syncs of the active segment; ``commit_seconds`` adds the write, the head and the sources.
-        free_bytes: free space under the root when last checked.
-        needed_bytes: free space below which input waits.
-        degraded: True while input waits for disk space.
-        degraded_by: its cause, as a :class:`Cause`; "" if not degraded.
-        held_requests: requests that wait for disk space; unless degraded, smaller ones are accepted.
-        over_quota: unread bytes by route and policy, for routes whose quota blocks input.
-        held_since: time since which input has waited for disk space, or 0; ``held_seconds``: duration of earlier waits.
-        waiting_since: time since which readable input has waited for the head to move, or 0.
-        seal_waits_since: time since which segments have waited and none was sealed, or 0.
+        degraded_by: a :class:`Cause`, or "".
+        over_quota: unread bytes by route and policy.
+        held_since: when input began to wait for disk space, or 0; ``held_seconds``: duration of earlier waits.
+        waiting_since: when readable input began to wait for the head to move, or 0.
+        seal_waits_since: when segments began to wait while none is sealed, or 0.
     """
 
     log_id: str = ""
@@ -147,7 +140,6 @@ class Metrics:
         return {name: getattr(self, name).to_json() for name in _HISTOGRAMS}
 
     def hold(self, now: float, *, waits: bool) -> None:
-        """Record whether input waits for disk space."""
         if waits:
             self.held_since = self.held_since or now
         elif self.held_since:
@@ -155,18 +147,15 @@ class Metrics:
             self.held_since = 0.0
 
     # The loop may change a field between two reads of another thread, so each of these reads it once.
-    def held_back_seconds(self, now: float) -> float:
-        """Return how long input has waited for disk space since the start."""
+    def total_held_seconds(self, now: float) -> float:
         since = self.held_since
         return self.held_seconds + (now - since if since else 0.0)
 
     def stalled_seconds(self, now: float) -> float:
-        """Return how long input has been readable without progress of the head."""
         since = self.waiting_since
         return max(0.0, now - since) if since else 0.0
 
     def seal_stalled_seconds(self, now: float) -> float:
-        """Return how long segments have waited to be sealed while none was."""
         since = self.seal_waits_since
         return now - since if since else 0.0
 
@@ -176,7 +165,7 @@ def pages(metrics: Metrics, process: MetricsProcess, *, stall_timeout: float) ->
 
     def exported() -> Response:
         directory = process.text()  # first, so that the daemon's numbers are the newest
-        return Response(render(of_daemon(metrics, process.failures)) + directory, content_type=TEXT_FORMAT)
+        return Response(render(daemon_metrics(metrics, process.failures)) + directory, content_type=TEXT_FORMAT)
 
     def healthz() -> Response:
         status, message = health(metrics, time.monotonic(), stall_timeout)
@@ -200,12 +189,8 @@ def health(metrics: Metrics, now: float, stall_timeout: float) -> tuple[int, str
     return 200, f"ok: head {metrics.head_sequence}"
 
 
-def of_daemon(metrics: Metrics, failures: int) -> Iterator[Metric]:
-    """Yield the daemon's own metrics.
-
-    Args:
-        failures: of :class:`MetricsProcess`.
-    """
+def daemon_metrics(metrics: Metrics, failures: int) -> Iterator[Metric]:
+    """Yield the daemon's own metrics; ``failures`` counts those of :class:`MetricsProcess`."""
     now = time.monotonic()
     for name, meaning in _COUNTERS.items():
         yield counter(f"wald_{name}_total", meaning, getattr(metrics, name))
@@ -221,7 +206,7 @@ def of_daemon(metrics: Metrics, failures: int) -> Iterator[Metric]:
     yield Metric("wald_route_over_quota_bytes", "gauge", meaning, ("route", "policy"), metrics.over_quota)
     results: Samples = {(result.value,): float(metrics.recovery is result) for result in Recovery}
     yield Metric("wald_recovery", "gauge", "1 for the result of the recovery at the start", ("outcome",), results)
-    held = metrics.held_back_seconds(now)
+    held = metrics.total_held_seconds(now)
     yield counter("wald_held_back_seconds_total", "Time that input has waited for disk space", held)
     stalled = metrics.stalled_seconds(now)
     yield gauge("wald_stalled_seconds", "Time that readable input has waited for the head to move", stalled)
@@ -232,11 +217,7 @@ def of_daemon(metrics: Metrics, failures: int) -> Iterator[Metric]:
 
 
 class MetricsProcess:
-    """Runs ``wald metrics`` for a scraper, unless its last output is recent enough.
-
-    Args:
-        needed_bytes: returns the free space needed to accept input.
-    """
+    """Runs ``wald metrics`` for a scraper, unless the last output is recent enough."""
 
     def __init__(self, root: Path, needed_bytes: Callable[[], int]) -> None:
         self._root = root
@@ -250,7 +231,7 @@ class MetricsProcess:
         self.failures = 0
 
     def text(self) -> bytes:
-        """Return the last output; empty before the first one, and if the last run failed."""
+        """Return the last output; empty if there is none, or if the last run failed."""
         with self._mutex:
             is_running = self._thread is not None and self._thread.is_alive()
             starts = not is_running and not self._closed and time.monotonic() >= self._due

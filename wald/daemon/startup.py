@@ -1,10 +1,10 @@
-"""Start of the daemon: checks, recovery, sources.
+"""Start of the daemon: checks, lock, recovery, sources.
 
-What connects the process with its surroundings: signals, which wake the loop, and the journal on stderr.
+The order is fixed, and recovery needs it:
 
-A start: in which order it does things, and the parts of the daemon that come of it; recovery decides.
+checks → lock → routes → recovery → writer → pipes → head → background → socket → ready
 
-what may be refused → lock → routes → recovery → writer → pipes → head → background → socket → ready
+Everything that can be refused is checked before anything is written. A refused start leaves no run report.
 """
 
 from __future__ import annotations
@@ -54,11 +54,14 @@ from wald.writing.disk_budget import DiskBudget, Sizes, sizes_for
 from wald.writing.recovery import Report, recover
 from wald.writing.run_reports import STOPPED, add_to_run, end_run
 from wald.writing.sealing import Sealed, remove_temporaries
-from wald.writing.writer import Draft, Writer
+from wald.writing.writer import Writer
 
 
 class Signals:
-    """SIGTERM and SIGINT stop, SIGHUP reloads, SIGUSR1 cuts; each also makes :attr:`descriptor` readable."""
+    """Signal handlers: SIGTERM and SIGINT stop, SIGHUP reloads, SIGUSR1 cuts.
+
+    Each signal also makes ``descriptor`` readable, which wakes the loop.
+    """
 
     def __init__(self) -> None:
         self.stop = False
@@ -71,11 +74,8 @@ class Signals:
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
     def drain(self) -> None:
-        """Make :attr:`descriptor` wait for the next signal."""
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.read(self.descriptor, 512)
-        except BlockingIOError:
-            return
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
@@ -86,43 +86,10 @@ class Signals:
             self.stop = True
 
 
-def open_journal(log_format: str, log_level: str) -> FilteringBoundLogger:
-    """The logger of the daemon: structured lines on stderr. A later call changes the settings of those that are open.
-
-    Args:
-        log_format: json, console, or auto for console on a terminal and JSON elsewhere.
-    """
-    on_console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
-    renderer = structlog.dev.ConsoleRenderer() if on_console else structlog.processors.JSONRenderer()
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, log_level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-    logger: FilteringBoundLogger = structlog.get_logger()
-    return logger
-
-
-def allow_descriptors() -> None:
-    """Raise the limit of open files as far as allowed: the usual 1024 is meant for programs that use select(2)."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 class Parts:
-    """The parts of one life of the daemon, each made when the start has come to it.
+    """Parts of one run of the daemon, in the order of the start.
 
-    What has to be closed is on ``closers``, in the order in which it was opened.
-
-    Attributes:
-        inherited: the listening socket that systemd handed over, and keeps; None: the daemon makes one.
-
-    Raises:
-        WaldError, OSError: the daemon cannot start.
+    Everything that must be closed is pushed on ``closers`` in that order.
     """
 
     def __init__(self, path: Path, config: Config, closers: contextlib.ExitStack, *, stdin_route: str | None) -> None:
@@ -135,13 +102,12 @@ class Parts:
         self.socket_path = Path(config.socket) if config.socket else self.root.socket
         self._disk = Disk()
         self._closers = closers
-        # What may be refused comes before anything is written: such a start is no life, and its end is not recorded.
-        stdin, endpoint = self._require(stdin_route)
-        self._take_root(stdin_route)
-        self._watch_surroundings()
+        stdin, endpoint = self._check(stdin_route)
+        self._lock_root(stdin_route)
+        self._watch_signals()
         self._recover()
         self._open_pipes(stdin)
-        self._seal_in_background()
+        self._start_sealing()
         self._open_socket()
         if endpoint is not None:
             endpoint.start()
@@ -156,7 +122,7 @@ class Parts:
             pipes=sorted(pipe.route.name for pipe in self.intake),
         )
 
-    def _require(self, stdin_route: str | None) -> tuple[OpenPipe | None, Endpoint | None]:
+    def _check(self, stdin_route: str | None) -> tuple[OpenPipe | None, Endpoint | None]:
         config = self.config
         if config.on_missing_root == "refuse":
             require_root(self.root.path)
@@ -164,45 +130,45 @@ class Parts:
         if self.inherited is None:
             check_socket(self.socket_path, self.root.path)
         else:
-            report_unused(config, self.inherited.getsockname(), self.journal)
+            _report_unused(config, self.inherited.getsockname(), self.journal)
         stdin = None if stdin_route is None else adopt_stdin(self.root, config, stdin_route)
         if not config.metrics:
             return stdin, None
         directory = MetricsProcess(self.root.path, lambda: self.metrics.needed_bytes)
         self._closers.callback(directory.close)
-        answered = pages(self.metrics, directory, stall_timeout=config.stall_timeout)
-        return stdin, Endpoint(config.metrics, answered, setting="metrics =")
+        served = pages(self.metrics, directory, stall_timeout=config.stall_timeout)
+        return stdin, Endpoint(config.metrics, served, setting="metrics =")
 
-    def _take_root(self, stdin_route: str | None) -> None:
-        """Make the root if there is none, lock it, and make the routes of the settings."""
+    def _lock_root(self, stdin_route: str | None) -> None:
+        """Create the root if it is missing, lock it, and create the configured routes."""
         root, disk, now = self.root, self._disk, utc(time.time_ns(), 3)
         create_root(root.path, disk, now=now)
         self.lock = Lock(root, disk, now=now)
         self._closers.callback(self.lock.release)
         if stdin_route is not None:
             add_route(root, disk, stdin_route)
-        for name, route in wanted_routes(self.root, self.config, self.journal):
+        for name, route in wanted_routes(root, self.config, self.journal):
             fifo = wants_fifo(root, name, route)
             add_route(root, disk, name, fifo=fifo, mode=route.mode, consumers=route.consumers)
 
-    def _watch_surroundings(self) -> None:
-        """Signals, and the poller that watches them."""
+    def _watch_signals(self) -> None:
         self.poller = select.epoll()
         self.signals = Signals()
         self.poller.register(self.signals.descriptor, select.EPOLLIN)
-        allow_descriptors()
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the usual 1024 is meant for users of select(2)
 
     def _recover(self) -> None:
-        """Repair what the last life has left, and begin a segment of this one."""
+        """Recover the newest segment, and begin a segment of this run."""
         root, disk, config, epoch = self.root, self._disk, self.config, self.lock.epoch
         remove_temporaries(root, disk)
         self._ledger = Ledger(root.ledger / "segments.jsonl", disk)
         self._closers.callback(self._ledger.close)
-        self.room = DiskBudget(root.segments, sizes_in_force(config, root.segments, self.journal))
+        self.budget = DiskBudget(root.segments, effective_sizes(config, root.segments, self.journal))
         self._log_id = read_identity(root).log_id
         self.metrics.log_id = self._log_id.hex()
         about = {name: self.lock.signature[name] for name in ("pid", "host", "started")}
-        about |= {"software": f"wald {wald.__version__}", "settings": described(config, self.room.sizes)}
+        about |= {"software": f"wald {wald.__version__}", "settings": describe_settings(config, self.budget.sizes)}
         recovered = recover(root, disk, log_id=self._log_id, epoch=epoch, now_ns=time.time_ns(), about=about)
         self._report(recovered.report)
         if ahead := seconds_ahead(recovered.state.append_time_ns, now_ns := time.time_ns()):
@@ -220,20 +186,20 @@ class Parts:
             recovered.state,
             log_id=self._log_id,
             epoch=epoch,
-            segment_max_bytes=self.room.sizes.segment_bytes,
+            segment_max_bytes=self.budget.sizes.segment_bytes,
             now_ns=time.time_ns(),
             carry=recovered.carry,
             sync_commits=config.sync == "commit",
-            room=self.room,
+            room=self.budget,
             version=pack_version(wald.__version__),
         )
         self._closers.push(self._end)
         self._closers.callback(self.writer.close)
 
     def _report(self, report: Report) -> None:
-        """Log what recovery has found, and record in the ledger which sequences it has skipped."""
+        """Log the result of recovery, and record skipped sequences in the ledger."""
         if report.before:
-            self.journal.info("last life", what=report.before)
+            self.journal.info("last run", what=report.before)
         for message in report.info:
             self.journal.info("recovered", what=message)
         for message in report.warnings:
@@ -249,54 +215,50 @@ class Parts:
         self.metrics.trimmed_bytes = report.trimmed_bytes
         self.metrics.epoch = self.lock.epoch
 
-    def describe(self, config: Config, sizes: Sizes) -> None:
-        """Record the settings of a reload in the report of this life."""
-        with contextlib.suppress(OSError):  # a full disk: the report keeps those from before
-            add_to_run(self.root, self._disk, self.lock.epoch, {"settings": described(config, sizes)})
+    def record_settings(self, config: Config, sizes: Sizes) -> None:
+        """Record reloaded settings in the run report."""
+        with contextlib.suppress(OSError):  # on a full disk the report keeps the old ones
+            add_to_run(self.root, self._disk, self.lock.epoch, {"settings": describe_settings(config, sizes)})
 
     def _end(self, _: object, error: BaseException | None, __: object) -> None:
-        """Record how this life ended, even in the middle of its start."""
+        """Record how this run ended, even during its start."""
         how = STOPPED if error is None else str(error) or type(error).__name__
-        with contextlib.suppress(OSError):  # a full disk: it counts as killed then
+        with contextlib.suppress(OSError):  # on a full disk the run counts as killed
             end_run(self.root, self._disk, self.lock.epoch, how, now_ns=time.time_ns())
 
     def _open_pipes(self, stdin: OpenPipe | None) -> None:
-        """Open the pipes, then move the head.
+        """Open the pipes, then let the committer move the head.
 
-        The committer moves the head. Before it does, the intake reads in the last segment what pipes have left there:
-        RECLAIM keeps that segment as long as the head is in it. Nothing may be written before that either.
+        The intake first reads unfinished transfers in the last segment, which RECLAIM keeps while the head is in it.
+        Nothing may be written before that either.
         """
         root, disk, config = self.root, self._disk, self.config
-        longest = min(config.record_max_bytes, self.room.sizes.payload_bytes)
+        longest = min(config.record_max_bytes, self.budget.sizes.payload_bytes)
         self.intake = Intake(root, disk, self.poller, self.systemd, replace(config, record_max_bytes=longest))
         self._closers.callback(self.intake.close)
         finished, closing = self.intake.open(stdin, self.writer.state.open_records, log_id=self._log_id)
         self.committer = Committer(
-            root, disk, self.writer, self.lock, self.room, self.intake, config, self.metrics, self.journal
+            root, disk, self.writer, self.lock, self.budget, self.intake, config, self.metrics, self.journal
         )
         self._closers.callback(self.committer.close)
         for message in finished:
             self.journal.info("pipe", what=message)
-        if closing:
-            self._commit(closing)
+        closing_round = CommitRound(self.writer.state.producers)
+        for draft in closing:
+            closing_round.add(draft)
+        self.committer.commit(closing_round)
         base = self.writer.base_sequence
         self.quotas = Quotas(root, config, self.metrics, self.journal, log_id=self._log_id, before=base)
         self._closers.callback(self.quotas.close)
-        self.intake.over = self.quotas.over
+        self.intake.over_quota = self.quotas.over
 
-    def _commit(self, drafts: list[Draft]) -> None:
-        turn = CommitRound(self.writer.state.producers)
-        for draft in drafts:
-            turn.add(draft)
-        self.committer.commit(turn)
-
-    def _seal_in_background(self) -> None:
+    def _start_sealing(self) -> None:
         self.background = Background(
             self.root,
             self._disk,
             self._ledger,
             self.writer,
-            self.room,
+            self.budget,
             self.metrics,
             self._report_sealing,
             level=self.config.compression_level,
@@ -305,9 +267,9 @@ class Parts:
         self.background.wake()
 
     def _report_sealing(self, event: Sealed | Failure) -> None:
-        """From the background thread."""
+        """Log an event of the background thread."""
         if isinstance(event, Failure):
-            self.journal.error("not sealed", segment=event.name, reason=event.reason, next="it is tried again")
+            self.journal.error("not sealed", segment=event.name, reason=event.reason, next="retried later")
         else:
             self.journal.debug("sealed", segment=event.base_sequence, raw=event.raw_bytes, bytes=event.sealed_bytes)
 
@@ -330,14 +292,14 @@ class Parts:
             Requests(self.routes, self.root.segments, admission.leaves_enough),
             self.commands.answer,
             admission=admission,
-            request_max_bytes=min(config.request_max_bytes, self.room.sizes.payload_bytes),
+            request_max_bytes=min(config.request_max_bytes, self.budget.sizes.payload_bytes),
             idle_timeout=config.idle_timeout,
         )
         self._closers.callback(self.connections.close)
 
     def _status(self) -> dict[str, object]:
-        """What STAT answers."""
-        head, metrics, sizes = self.committer.head, self.metrics, self.room.sizes
+        """Return the reply to STAT."""
+        head, metrics, sizes = self.committer.head, self.metrics, self.budget.sizes
         return {
             "head": head.sequence,
             "segment": head.segment,
@@ -373,8 +335,76 @@ class Parts:
         }
 
 
-def report_unused(config: Config, socket: str, journal: FilteringBoundLogger) -> None:
-    """Report the settings that do not apply to a socket of systemd's, where they want another one."""
+def open_journal(log_format: str, log_level: str) -> FilteringBoundLogger:
+    """Return the daemon's logger, which writes structured lines to stderr; a later call reconfigures it.
+
+    ``log_format`` is json, console, or auto: console on a terminal, else JSON.
+    """
+    on_console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
+    renderer = structlog.dev.ConsoleRenderer() if on_console else structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, log_level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    logger: FilteringBoundLogger = structlog.get_logger()
+    return logger
+
+
+def effective_sizes(config: Config, segments: Path, journal: FilteringBoundLogger) -> Sizes:
+    """Return the sizes for the disk of ``segments``; report those that are smaller than configured."""
+    total = total_bytes(segments)
+    wanted = {"segment_max_bytes": config.segment_max_bytes, "free_space_min": config.free_space_min}
+    sizes = sizes_for(total, segment_max_bytes=config.segment_max_bytes, free_space_min=config.free_space_min)
+    effective = {"segment_max_bytes": sizes.segment_bytes, "free_space_min": sizes.reserve_bytes}
+    if effective != wanted:
+        journal.warning(
+            "the disk is too small for the configured sizes: smaller ones apply",
+            disk=total,
+            wanted=wanted,
+            effective=effective,
+            hint=hint_for("disk-too-small", segment=sizes.segment_bytes, reserve=sizes.reserve_bytes),
+        )
+    return sizes
+
+
+def describe_settings(config: Config, sizes: Sizes) -> dict[str, dict[str, str]]:
+    """Return each setting's value and origin, with the sizes that a small disk allows."""
+    found = {name: {"value": value, "origin": origin} for name, value, origin in effective_settings(config)}
+    smaller = replace(config, segment_max_bytes=sizes.segment_bytes, free_space_min=sizes.reserve_bytes)
+    for name, value, _ in effective_settings(smaller):
+        setting = found[name]
+        if value != setting["value"]:
+            origin = f"the disk is too small for {setting['value']} ({setting['origin']})"
+            found[name] = {"value": value, "origin": origin}
+    return found
+
+
+def wanted_routes(root: Root, config: Config, journal: FilteringBoundLogger) -> Iterator[tuple[str, RouteConfig]]:
+    """Yield the configured routes; report those that an operator has retired, which stay retired."""
+    for name, route in config.routes.items():
+        if root.retired(name).exists():
+            journal.warning("route is retired", route=name, hint=hint_for("route-retired", root=root.path, route=name))
+        else:
+            yield name, route
+
+
+def wants_fifo(root: Root, name: str, route: RouteConfig) -> bool:
+    """Return True if the settings apply to the route's FIFO: an existing one must admit only the route's writers."""
+    return route.fifo or (bool(route.writers) and has_fifo(root, name))
+
+
+def writers_of(config: Config) -> dict[str, frozenset[int]]:
+    """Return the users that may write to each route with restricted writers."""
+    return {name: route.writers for name, route in config.routes.items() if route.writers}
+
+
+def _report_unused(config: Config, socket: str, journal: FilteringBoundLogger) -> None:
+    """Report settings that do not apply because systemd created the socket."""
     unused = {}
     if config.socket not in ("", socket):
         unused["socket"] = config.socket
@@ -387,51 +417,3 @@ def report_unused(config: Config, socket: str, journal: FilteringBoundLogger) ->
             unused=unused,
             hint=hint_for("settings-of-a-socket-of-systemd"),
         )
-
-
-def sizes_in_force(config: Config, segments: Path, journal: FilteringBoundLogger) -> Sizes:
-    """The sizes for the disk that the directory ``segments`` is on; smaller ones than the settings are reported."""
-    total = total_bytes(segments)
-    wanted = {"segment_max_bytes": config.segment_max_bytes, "free_space_min": config.free_space_min}
-    sizes = sizes_for(total, segment_max_bytes=config.segment_max_bytes, free_space_min=config.free_space_min)
-    in_force = {"segment_max_bytes": sizes.segment_bytes, "free_space_min": sizes.reserve_bytes}
-    if in_force != wanted:
-        journal.warning(
-            "the disk is too small for its settings: smaller ones are in force",
-            disk=total,
-            wanted=wanted,
-            in_force=in_force,
-            hint=hint_for("disk-too-small", segment=sizes.segment_bytes, reserve=sizes.reserve_bytes),
-        )
-    return sizes
-
-
-def described(config: Config, sizes: Sizes) -> dict[str, dict[str, str]]:
-    """Every setting with its value and where that comes from; on a small disk some have less than what was set."""
-    found = {name: {"value": value, "origin": origin} for name, value, origin in effective_settings(config)}
-    smaller = replace(config, segment_max_bytes=sizes.segment_bytes, free_space_min=sizes.reserve_bytes)
-    for name, value, _ in effective_settings(smaller):
-        setting = found[name]
-        if value != setting["value"]:
-            origin = f"the disk is too small for {setting['value']} ({setting['origin']})"
-            found[name] = {"value": value, "origin": origin}
-    return found
-
-
-def wanted_routes(root: Root, config: Config, journal: FilteringBoundLogger) -> Iterator[tuple[str, RouteConfig]]:
-    """The routes of the settings. One that an operator has retired is reported, and stays retired."""
-    for name, route in config.routes.items():
-        if root.retired(name).exists():
-            journal.warning("route is retired", route=name, hint=hint_for("route-retired", root=root.path, route=name))
-        else:
-            yield name, route
-
-
-def wants_fifo(root: Root, name: str, route: RouteConfig) -> bool:
-    """Whether the settings apply to a route's FIFO: one that is there already must admit its writers only."""
-    return route.fifo or (bool(route.writers) and has_fifo(root, name))
-
-
-def writers_of(config: Config) -> dict[str, frozenset[int]]:
-    """The users that may write to a route, where the settings restrict them."""
-    return {name: route.writers for name, route in config.routes.items() if route.writers}
