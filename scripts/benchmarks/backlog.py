@@ -24,8 +24,7 @@ from wald.files.layout import Root
 from wald.files.routes import add_route
 from wald.format.head import Head, encode_head
 from wald.format.names import Kind
-from wald.format.sealed_index import BatchTable, Frame, RouteEntry, SealedIndex, encode_index
-from wald.format.zstd_frames import encode_seek_table
+from wald.format.sealed_index import BatchTable, Frame, RouteEntry, SealedIndex, encode_sealed_index, encode_seek_table
 
 _SECONDS, _MIB = Goal(10, at_most=True), Goal(64, at_most=True)
 
@@ -112,5 +111,5 @@ def sealed_segment(log_id: bytes, base: int, names: list[str], time_ns: int, sto
         array("I", ids),
         array("q", [time_ns] * routes),
     )
-    frame = encode_index(index, table)
+    frame = encode_sealed_index(index, table)
     return stored + frame + encode_seek_table([(len(stored), 1 << 16), (len(frame), 0)])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import wald
 from benchmarks.stage import ROUTE, Daemon, in_python
-from wald.format.records import encode
+from wald.format.records import encode_columns
 from wald.log import Log
 
 SEGMENT_BYTES = 64 << 20
@@ -73,7 +73,7 @@ def log_of_keys(root: Path, length: int) -> Log:
     for start in range(0, len(values) - 1000, 1000):
         part = values[start : start + 1000]
         keys = [b"user-%06d" % chance.randrange(_KEYS) for _ in part]
-        requests.append(encode(part, keys=keys))
+        requests.append(encode_columns(part, keys=keys))
     with Daemon(root, segment_max_bytes=SEGMENT_BYTES) as daemon, daemon.connect() as producer:
         sent = 0
         for payload in cycle(requests):

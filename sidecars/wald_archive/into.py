@@ -19,8 +19,7 @@ from wald.errors import Damaged, InvalidInput, NotFound
 from wald.files.disk import Disk
 from wald.format.batch import Encoding
 from wald.format.names import is_route
-from wald.format.records import Record, record_of_json
-from wald.format.records import encode as encode_columns
+from wald.format.records import Record, encode_columns, record_from_json
 from wald.format.segment import pack_version
 from wald.format.times import utc
 from wald.repairing.restore import Batch, NewLog
@@ -148,7 +147,7 @@ def _batches(destination: Destination, route: str, first: int, last: int | None)
 def _columns(destination: Destination, route: str, run: Run) -> bytes:
     """The payload of records that a bundle has as objects."""
     try:
-        records = [record_of_json(line) for line in run.data.removesuffix(b"\n").split(b"\n")]
+        records = [record_from_json(line) for line in run.data.removesuffix(b"\n").split(b"\n")]
         found = [(record.route, record.sequence) for record in records]
         if found != [(route, number) for number in range(run.entry.first, run.entry.last + 1)]:
             raise ValueError("they are not the records that the index names")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from wald.errors import Damaged
 from wald.files.disk import Disk
-from wald.format.records import Record, record_of_json
+from wald.format.records import Record, record_from_json
 from wald_archive.destination import Destination
 from wald_archive.objects import open_destination
 from wald_archive.parts import Form, IndexEntry, Part
@@ -46,6 +46,6 @@ def _record(route: str, part: Part, run: IndexEntry, sequence: int) -> Record:
     if part.form is Form.LINES:
         return Record(route, sequence, line, run.append_time_ns, terminated=run.terminated or sequence < run.last)
     try:
-        return record_of_json(line)
+        return record_from_json(line)
     except ValueError as error:
         raise Damaged(f"{part.name}: record {sequence}: {error}", hint="wald-archive verify DEST") from error

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from wald.format.records import decode as decode_columns
+from wald.format.records import decode_columns
 from wald.reading.assembler import Batch
 
 

@@ -84,7 +84,7 @@ def may_share(segment: Segment, index: SealedIndex) -> bool:
 
     They are many, and the line about the sealing has them: with the digest, that is what the segment holds.
     """
-    whole = index.sha256 and not index.damage and index.relieved is None
+    whole = index.sha256 and not index.damage and index.shrunk is None
     return bool(whole and segment.kind.form is Kind.SEALED and len(index.routes) > LISTED_MAX)
 
 

@@ -416,7 +416,7 @@ class Planner:
             known.opened, known.problem = True, str(error)
             return None
         known.opened = True
-        dropped = index.relieved.routes if index.relieved is not None else ()
+        dropped = index.shrunk.routes if index.shrunk is not None else ()
         known.records = index.next_sequence - index.base_sequence - sum(entry.count for entry in dropped)
         return index
 

@@ -26,7 +26,7 @@ from wald.files.layout import RELIEF_SUFFIX, Root
 from wald.files.listing import Segment
 from wald.files.uptime import Moment
 from wald.format.ledger_lines import Entry
-from wald.format.names import WHOLE, Kind, parse_segment_name
+from wald.format.names import WHOLE_SUFFIX, Kind, parse_segment_name
 from wald.format.sealed_index import BadSealed
 from wald.hints import command_line
 from wald.log import Log
@@ -92,9 +92,11 @@ class Relieving:
             OSError: a step failed; the next call tries again.
         """
         troubles: list[Damaged] = []
-        names = [entry.name for entry in os.scandir(self.root.segments) if entry.name.endswith((RELIEF_SUFFIX, WHOLE))]
+        names = [
+            entry.name for entry in os.scandir(self.root.segments) if entry.name.endswith((RELIEF_SUFFIX, WHOLE_SUFFIX))
+        ]
         for name in names:
-            found = parse_segment_name(name.removesuffix(WHOLE))
+            found = parse_segment_name(name.removesuffix(WHOLE_SUFFIX))
             if name.endswith(RELIEF_SUFFIX):
                 self.disk.unlink(self.root.segments / name)
             elif found is not None and found.kind is Kind.SEALED:
@@ -111,7 +113,7 @@ class Relieving:
 
     def _left(self, segment: Segment, error: Exception) -> Damaged:
         hint = command_line(self.root.path, "repair --dry-run")
-        return Damaged(f"{segment.path}{WHOLE}: it stays: {error}", hint=f"{hint} shows what can be done")
+        return Damaged(f"{segment.path}{WHOLE_SUFFIX}: it stays: {error}", hint=f"{hint} shows what can be done")
 
     def relieve(self, segment: Segment, *, now_ns: int) -> Relieved | None:
         """Relieve a segment, if it pays; None if it does not.
@@ -161,7 +163,7 @@ class Relieving:
         """Give the new form the name of the segment."""
         self.record(entry)
         temporary = segment.path.with_name(segment.path.name + RELIEF_SUFFIX)
-        self.disk.link(segment.path, segment.path.with_name(segment.path.name + WHOLE))
+        self.disk.link(segment.path, segment.path.with_name(segment.path.name + WHOLE_SUFFIX))
         self.changed(segment)
         self.disk.rename(temporary, segment.path)
         records = sum(each.count for each in relief.dropped)
@@ -178,7 +180,7 @@ class Relieving:
         Returns:
             whether the segment is relieved.
         """
-        whole = segment.path.with_name(segment.path.name + WHOLE)
+        whole = segment.path.with_name(segment.path.name + WHOLE_SUFFIX)
         self.disk.sync_directory(self.root.segments)  # before the cursors are read, and before the old form goes
         if is_enough(segment):
             self.disk.unlink(whole)
@@ -192,7 +194,7 @@ class Relieving:
 
     def _is_unneeded(self, segment: Segment) -> bool:
         """Whether no group needs what was dropped of a form that was read back a moment ago."""
-        relieved, claims = sealed_index(segment, self.log_id).relieved, self._claims()
+        relieved, claims = sealed_index(segment, self.log_id).shrunk, self._claims()
         return relieved is not None and all(entry.last <= claims.floor(entry.route) for entry in relieved.routes)
 
     def _compares(self, segment: Segment) -> bool:
@@ -205,7 +207,7 @@ class Relieving:
         """
         with suppress(FileNotFoundError):
             require_named(segment, self.log_id)
-        with SealedFile(segment.path.with_name(segment.path.name + WHOLE)) as source:
+        with SealedFile(segment.path.with_name(segment.path.name + WHOLE_SUFFIX)) as source:
             claims = self._claims()
             floors = Floors({entry.route: claims.floor(entry.route) for entry in source.index.routes})
             try:

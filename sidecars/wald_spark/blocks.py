@@ -134,8 +134,8 @@ def _sealed_blocks(segment: SealedSegment, routes: frozenset[str] | None) -> lis
 
 def _frames(index: SealedIndex, routes: frozenset[str] | None) -> list[Block]:
     ids = None if routes is None else {number for number, entry in enumerate(index.routes) if entry.route in routes}
-    dropped = index.relieved is not None and (
-        not index.relieved.names_all or routes is None or any(entry.route in routes for entry in index.relieved.routes)
+    dropped = index.shrunk is not None and (
+        not index.shrunk.is_complete or routes is None or any(entry.route in routes for entry in index.shrunk.routes)
     )
     blocks: list[Block] = []
     for frame in index.frames:

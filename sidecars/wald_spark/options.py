@@ -44,7 +44,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from wald.errors import InvalidInput
 from wald.format.names import check_route
-from wald.format.times import moment, nanoseconds
+from wald.format.times import nanoseconds, parse_time
 from wald.setting_types import GIB, KIB, MIB, TIB, SettingType, choice, count, size
 from wald_spark.damage import STRICT, Tolerance
 from wald_spark.locations import local_path
@@ -197,7 +197,7 @@ class _Given:
             return int(given) * 1_000_000
         zone = self.text("timeZone")
         try:
-            found = moment(given, datetime.now(self._zone(name, given) if zone else UTC))
+            found = parse_time(given, datetime.now(self._zone(name, given) if zone else UTC))
         except ValueError:
             raise InvalidInput(
                 f"{name} must be a time, or milliseconds since 1970, not {given!r}",

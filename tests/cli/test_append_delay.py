@@ -12,7 +12,7 @@ import pytest
 from running import Daemon, command, eventually, launched, output_of, refusal_of, wald
 
 from wald.client.payloads import FRAME_MAX_BYTES
-from wald.format.records import HEADER, Record, not_before
+from wald.format.records import NOT_BEFORE, Record, not_before
 from wald.log import Log
 
 HOUR_NS = 3600 * 10**9
@@ -78,9 +78,9 @@ def test_an_object_may_have_a_time_of_its_own(daemon: Daemon, root: Path) -> Non
     objects = [
         {},
         {"not_before": 10**18},
-        {"not_before": "2026-11-21T09:00:00Z", "headers": {"h": "1", HEADER: "7"}},
-        {"headers": {HEADER: str(given - 1)}},
-        {"headers": {HEADER: str(given + 1)}},
+        {"not_before": "2026-11-21T09:00:00Z", "headers": {"h": "1", NOT_BEFORE: "7"}},
+        {"headers": {NOT_BEFORE: str(given - 1)}},
+        {"headers": {NOT_BEFORE: str(given + 1)}},
         {"not_before": None, "headers": {"h": "2"}},
     ]
     text = "\n".join(json.dumps(each) for each in objects).encode()

@@ -15,7 +15,7 @@ from running import output_of, refusal_of, wald
 
 from wald.answers.work import work_counts
 from wald.files.routes import retire_route
-from wald.format.cursor import CursorLines, encode_cursor
+from wald.format.head import CursorLines, encode_cursor
 from wald.format.names import Kind
 
 NS = 10**9

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from running import Client, Daemon, eventually
 
-from wald.format.records import encode as encode_columns
+from wald.format.records import encode_columns
 
 Start = Callable[..., Daemon]
 

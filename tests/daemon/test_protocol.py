@@ -15,7 +15,7 @@ from contents import records, text, values
 from running import Client, Daemon, eventually
 from users import acting_as
 
-from wald.format.records import PREFIX, encode
+from wald.format.records import PREFIX, encode_columns
 
 Start = Callable[..., Daemon]
 
@@ -117,12 +117,12 @@ def test_a_request_without_a_known_end_is_the_last(
     [
         (b"", "too short for the count"),
         (b"\1\0\0\0\0\0\0", "too short for the count"),
-        (encode([]), "no record"),
-        (encode([b"a", b"b"])[:-8], "a column runs past the end"),
-        (encode([b"a", b"b"]) + bytes(8), "8 bytes follow the last column"),
-        (encode([b"a" * 9])[:-1], "a column runs past the end"),
-        (encode([b"a"], keys=[b"k"])[:16], "a column runs past the end"),
-        (encode([b"a"], times_ns=[1])[:12], "a column runs past the end"),
+        (encode_columns([]), "no record"),
+        (encode_columns([b"a", b"b"])[:-8], "a column runs past the end"),
+        (encode_columns([b"a", b"b"]) + bytes(8), "8 bytes follow the last column"),
+        (encode_columns([b"a" * 9])[:-1], "a column runs past the end"),
+        (encode_columns([b"a"], keys=[b"k"])[:16], "a column runs past the end"),
+        (encode_columns([b"a"], times_ns=[1])[:12], "a column runs past the end"),
         (PREFIX.pack(1 << 31, 0), "8 bytes cannot hold 2147483648 records"),
         (PREFIX.pack(1, 8) + bytes(16), "unknown columns 0x8"),
         (offsets(0, 2, 1, data=b"ab"), "offsets do not start at 0 or go backwards"),
@@ -245,7 +245,7 @@ def test_columns_come_back_with_their_keys_and_times(shared: Daemon, client: Cli
     """In memory and gathered in a file alike; newlines in them are content."""
     contents = [b"%d\n" % number * 50 for number in range(count)]
     keys = [None if number % 3 else b"key %d" % number for number in range(count)]
-    payload = encode(contents, keys=keys, times_ns=range(count))
+    payload = encode_columns(contents, keys=keys, times_ns=range(count))
     assert (len(payload) > SPOOLED) == (count > 3)
     client.publish(route, payload, "enc=columns")
 

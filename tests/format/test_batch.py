@@ -16,11 +16,11 @@ from wald.format.batch import (
     BatchHeader,
     Flag,
     ParseOutcome,
-    begin_of,
+    batch_begin,
     checksum_body,
     decode_header,
-    encode,
-    parse,
+    encode_batch,
+    parse_batch,
     payload_of,
     route_of,
     route_prefix,
@@ -54,10 +54,10 @@ def test_a_batch_comes_back(
     prefix = route_prefix(route)
     checksum = checksum_body(prefix, parts, len(payload))
     given = BatchHeader(checksum, len(payload), base, time_ns, *producer, count, 5, 1, 0, len(route))
-    buffers = encode(given, prefix, parts, SEED)
+    buffers = encode_batch(given, prefix, parts, SEED)
     data = before + b"".join(buffers) + b"what follows"
 
-    found = parse(data, len(before), SEED)
+    found = parse_batch(data, len(before), SEED)
 
     assert found.outcome is ParseOutcome.WHOLE
     header = found.header
@@ -83,7 +83,7 @@ def test_the_checksum_of_a_body_is_that_of_its_bytes(payload: bytes) -> None:
 
 def test_every_flipped_bit_is_damage() -> None:
     for data in every_flip(SMALL):
-        assert parse(data, 0, SEED).outcome is ParseOutcome.DAMAGED
+        assert parse_batch(data, 0, SEED).outcome is ParseOutcome.DAMAGED
 
 
 def test_every_flipped_bit_of_a_header_is_seen_without_the_body() -> None:
@@ -93,15 +93,15 @@ def test_every_flipped_bit_of_a_header_is_seen_without_the_body() -> None:
 
 def test_every_truncation_is_torn() -> None:
     """Cut at nothing there is nothing; cut anywhere else, a batch has begun and is not there."""
-    assert parse(b"", 0, SEED).outcome is ParseOutcome.END
+    assert parse_batch(b"", 0, SEED).outcome is ParseOutcome.END
     for data in list(every_truncation(SMALL))[1:]:
-        assert parse(data, 0, SEED).outcome is ParseOutcome.TORN
+        assert parse_batch(data, 0, SEED).outcome is ParseOutcome.TORN
 
 
 def test_a_flip_and_a_truncation_are_never_a_batch() -> None:
     for cut in range(len(SMALL)):
         for bit in range(0, 8 * cut, 7):
-            assert parse(flipped(SMALL[:cut], bit), 0, SEED).outcome is not ParseOutcome.WHOLE
+            assert parse_batch(flipped(SMALL[:cut], bit), 0, SEED).outcome is not ParseOutcome.WHOLE
 
 
 @settings(max_examples=300, deadline=None)
@@ -110,14 +110,14 @@ def test_overwritten_bytes_never_make_another_batch(data: bytes, position: int, 
     position = min(position, len(data) - 1)
     changed = (data[:position] + garbage + data[position + len(garbage) :])[: len(data)]
 
-    assert (parse(changed, 0, SEED).outcome is ParseOutcome.WHOLE) == (changed == data)
+    assert (parse_batch(changed, 0, SEED).outcome is ParseOutcome.WHOLE) == (changed == data)
 
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.binary(max_size=200), offset=st.integers(0, 250))
 def test_any_bytes_have_an_outcome(data: bytes, offset: int) -> None:
     rest = data[offset:]
-    found = parse(data, offset, SEED)
+    found = parse_batch(data, offset, SEED)
 
     assert found.outcome is not ParseOutcome.WHOLE
     assert (found.outcome is ParseOutcome.END) == (not any(rest[: HEADER.size]))
@@ -126,7 +126,7 @@ def test_any_bytes_have_an_outcome(data: bytes, offset: int) -> None:
 
 def test_zeros_are_the_end() -> None:
     for length in [0, 1, 4, 63, 64, 1000]:
-        assert parse(bytes(length), 0, SEED).outcome is ParseOutcome.END
+        assert parse_batch(bytes(length), 0, SEED).outcome is ParseOutcome.END
 
 
 def test_a_header_that_lies_is_no_header() -> None:
@@ -141,30 +141,30 @@ def test_a_header_that_lies_is_no_header() -> None:
         ({"flags": 8}, "records under the flag of control"),
         ({"route_bytes": 128}, "a route longer than a name may be"),
     ]:
-        assert parse(crafted(bytes(8)) + bytes(64), 0, SEED).header is not None
+        assert parse_batch(crafted(bytes(8)) + bytes(64), 0, SEED).header is not None
         data = crafted(bytes(8), **changes) + bytes(64)
 
         assert decode_header(data, 0, SEED) is None, why
-        assert parse(data, 0, SEED).outcome is ParseOutcome.DAMAGED, why
+        assert parse_batch(data, 0, SEED).outcome is ParseOutcome.DAMAGED, why
 
 
 def test_a_length_beyond_the_input_is_torn_and_takes_no_memory() -> None:
     data = crafted(payload_bytes=PAYLOAD_MAX_BYTES) + b"x" * 1000
 
-    assert parse(data, 0, SEED).outcome is ParseOutcome.TORN
-    assert peak_bytes(lambda: parse(data, 0, SEED)) < 10_000
+    assert parse_batch(data, 0, SEED).outcome is ParseOutcome.TORN
+    assert peak_bytes(lambda: parse_batch(data, 0, SEED)) < 10_000
 
 
 def test_looking_at_a_large_batch_does_not_copy_it() -> None:
     data = batch(b"x" * (4 << 20) + b"\n")
 
-    assert parse(data, 0, SEED).outcome is ParseOutcome.WHOLE
-    assert peak_bytes(lambda: parse(data, 0, SEED)) < 10_000
+    assert parse_batch(data, 0, SEED).outcome is ParseOutcome.WHOLE
+    assert peak_bytes(lambda: parse_batch(data, 0, SEED)) < 10_000
 
 
 def test_a_payload_too_long_for_readers_is_not_encoded() -> None:
     with pytest.raises(AssertionError):
-        encode(BatchHeader(0, PAYLOAD_MAX_BYTES + 1, 1, 1, 0, 0, 0, 1, 1, 0, 0), b"", [], SEED)
+        encode_batch(BatchHeader(0, PAYLOAD_MAX_BYTES + 1, 1, 1, 0, 0, 0, 1, 1, 0, 0), b"", [], SEED)
 
 
 def test_a_batch_tells_which_sequences_it_holds() -> None:
@@ -192,8 +192,8 @@ def test_a_batch_tells_which_sequences_it_holds() -> None:
 def test_a_batch_is_valid_at_its_position_only_and_its_trailer_gives_its_begin(salt: int, at: int) -> None:
     data = moved(SMALL, at, salt=salt)
 
-    assert parse(data, 0, seed(salt, at)).outcome is ParseOutcome.WHOLE
-    assert begin_of(data[-TRAILER.size :], at + len(data), salt) == at
-    assert begin_of(data[-TRAILER.size :], at + len(data), salt ^ 1) is None
-    assert begin_of(data[-TRAILER.size :], at + len(data) + 8, salt) is None
-    assert parse(data, 0, seed(salt, at + 8)).outcome is ParseOutcome.DAMAGED
+    assert parse_batch(data, 0, seed(salt, at)).outcome is ParseOutcome.WHOLE
+    assert batch_begin(data[-TRAILER.size :], at + len(data), salt) == at
+    assert batch_begin(data[-TRAILER.size :], at + len(data), salt ^ 1) is None
+    assert batch_begin(data[-TRAILER.size :], at + len(data) + 8, salt) is None
+    assert parse_batch(data, 0, seed(salt, at + 8)).outcome is ParseOutcome.DAMAGED

@@ -11,12 +11,21 @@ from damage import every_flip, every_truncation, peak_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wald.format.records import BadColumns, Binary, Column, Columns, decode, encode, first_headers, with_first_headers
+from wald.format.records import (
+    BadColumns,
+    Binary,
+    Column,
+    Columns,
+    decode_columns,
+    encode_columns,
+    first_headers,
+    with_first_headers,
+)
 
 ENTRY = st.none() | st.binary(max_size=20)
 TIME = st.integers(-(1 << 63), (1 << 63) - 1)
 ROWS = st.lists(st.tuples(st.binary(max_size=20), ENTRY, ENTRY, TIME), max_size=40)
-SMALL = encode([b"one", b"", b"three"], keys=[b"k", None, b""], times_ns=[1, 2, 3], headers=[None, b"{}", None])
+SMALL = encode_columns([b"one", b"", b"three"], keys=[b"k", None, b""], times_ns=[1, 2, 3], headers=[None, b"{}", None])
 
 
 def model(columns: Columns) -> list[Any]:
@@ -42,14 +51,14 @@ def to_arrow(column: Binary, count: int) -> list[bytes | None]:
 @given(rows=ROWS, present=st.integers(0, 7))
 def test_records_come_back_and_arrow_reads_the_same(rows: list[Any], present: int) -> None:
     values, keys, headers, times = ([row[i] for row in rows] for i in range(4))
-    payload = encode(
+    payload = encode_columns(
         values,
         keys=keys if present & Column.KEYS else None,
         headers=headers if present & Column.HEADERS else None,
         times_ns=times if present & Column.TIMES else None,
     )
 
-    decoded = decode(payload)
+    decoded = decode_columns(payload)
 
     assert len(payload) % 8 == 0
     assert decoded.count == len(rows)
@@ -72,7 +81,7 @@ def test_records_come_back_and_arrow_reads_the_same(rows: list[Any], present: in
 
 def test_buffers_lie_where_arrow_wants_them() -> None:
     """Each begins at a multiple of 8 of the payload, so of memory too where the payload does."""
-    decoded = decode(SMALL)
+    decoded = decode_columns(SMALL)
     assert decoded.keys is not None
     base = pa.py_buffer(SMALL).address
     for part in (decoded.times, decoded.keys.validity, decoded.keys.offsets, decoded.keys.data, decoded.values.offsets):
@@ -83,14 +92,14 @@ def test_buffers_lie_where_arrow_wants_them() -> None:
 def test_every_truncation_is_refused() -> None:
     for data in every_truncation(SMALL):
         with pytest.raises(BadColumns):
-            decode(data)
+            decode_columns(data)
 
 
 def test_every_flipped_bit_is_refused_or_well_formed() -> None:
     """Columns have no checksum of their own (the batch has): what is accepted must at least be safe to wrap."""
     for data in every_flip(SMALL):
         try:
-            decoded = decode(data)
+            decoded = decode_columns(data)
         except BadColumns:
             continue
         to_arrow(decoded.values, decoded.count)
@@ -111,7 +120,7 @@ def test_every_flipped_bit_is_refused_or_well_formed() -> None:
 )
 def test_any_bytes_are_columns_or_bad_columns(data: bytes) -> None:
     try:
-        decoded = decode(data)
+        decoded = decode_columns(data)
     except BadColumns:
         return
     assert len(to_arrow(decoded.values, decoded.count)) == decoded.count
@@ -133,7 +142,7 @@ def test_columns_that_do_not_fit_say_why() -> None:
         (struct.pack("<II", 2, 2) + bytes(8), "runs past the end"),
     ]:
         with pytest.raises(BadColumns, match=reason):
-            decode(payload)
+            decode_columns(payload)
 
 
 @pytest.mark.parametrize("place", [1, (1 << 14) - 1, 1 << 14, (1 << 14) + 1, 40_000])
@@ -145,19 +154,19 @@ def test_one_offset_that_goes_backwards_is_found_wherever_it_is(place: int) -> N
     offsets[place] = offsets[place - 1] - 1
     payload = struct.pack("<II", count, 0) + struct.pack(f"<{count + 1}i", *offsets)
     with pytest.raises(BadColumns, match="go backwards"):
-        decode(payload + bytes(4) + bytes(count))
+        decode_columns(payload + bytes(4) + bytes(count))
 
 
 @pytest.mark.parametrize("count", [(1 << 14) - 1, 1 << 14, (1 << 14) + 1, 50_000])
 def test_many_records_come_back(count: int) -> None:
     values = [b"%d" % i for i in range(count)]
-    assert decode(encode(values)).values.to_list() == values
+    assert decode_columns(encode_columns(values)).values.to_list() == values
 
 
 def test_checking_offsets_takes_little_memory() -> None:
     """A producer may send half a gigabyte of offsets; the daemon checks them in constant memory."""
-    payload = encode([b""] * 1_000_000)
-    assert peak_bytes(lambda: decode(payload)) < 2 << 20
+    payload = encode_columns([b""] * 1_000_000)
+    assert peak_bytes(lambda: decode_columns(payload)) < 2 << 20
 
 
 def test_a_lying_count_takes_no_memory() -> None:
@@ -165,7 +174,7 @@ def test_a_lying_count_takes_no_memory() -> None:
 
     def refuse() -> None:
         with pytest.raises(BadColumns):
-            decode(payload)
+            decode_columns(payload)
 
     assert peak_bytes(refuse) < 100_000
 
@@ -176,14 +185,14 @@ def test_the_first_record_gets_other_headers_and_nothing_else_changes(
     rows: list[Any], present: int, headers: bytes
 ) -> None:
     columns = [[row[i] for row in rows] for i in range(4)]
-    payload = encode(
+    payload = encode_columns(
         columns[0],
         keys=columns[1] if present & Column.KEYS else None,
         headers=columns[2] if present & Column.HEADERS else None,
         times_ns=columns[3] if present & Column.TIMES else None,
     )
-    before = model(decode(payload))
-    after = model(decode(changed := with_first_headers(payload, headers)))
+    before = model(decode_columns(payload))
+    after = model(decode_columns(changed := with_first_headers(payload, headers)))
 
     assert after.pop(2) == [headers, *(before.pop(2) or [None] * len(rows))[1:]]
     assert after == before

@@ -7,7 +7,7 @@ from damage import every_flip, every_truncation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wald.format.cursor import CURSOR_MAX_BYTES, BadCursor, CursorLines, decode_cursor, encode_cursor
+from wald.format.head import CURSOR_MAX_BYTES, BadCursor, CursorLines, decode_cursor, encode_cursor
 
 SEQUENCES = st.integers(0, (1 << 64) - 1)
 CURSOR = CursorLines(250, bytes(range(16)), 3, "processed", "2026-11-21T10:00:00Z")

@@ -23,7 +23,7 @@ from relieving import relieve_file
 
 from wald.files.disk import Disk
 from wald.format.names import Kind, segment_name
-from wald.format.sealed_index import Relieved, RouteEntry
+from wald.format.sealed_index import RouteEntry, Shrunk
 from wald.segments.raw_scan import RawFile, ScannedBatch
 from wald.segments.sealed_file import SealedFile, compress_segment
 from wald.segments.shrinking import check_shrunk
@@ -91,7 +91,7 @@ def test_the_golden_relieved_segment_holds_what_was_kept(tmp_path: Path) -> None
     again = relieve_file(SEALED_SEGMENT, made, keeps)
     with SealedFile(RELIEVED_SEGMENT) as golden, SealedFile(SEALED_SEGMENT) as sealed:
         check_shrunk(sealed, golden, replace(again, index=golden.index), keeps)
-        assert golden.index.relieved == Relieved(
+        assert golden.index.shrunk == Shrunk(
             sealed.index.sha256, SEALED_SEGMENT.stat().st_size, [(1, 3)], [RouteEntry("web", 3, 1, 3, 9)]
         )
         assert list(golden.index.peers().values()) == [PEER]

@@ -7,7 +7,7 @@ from damage import every_flip, every_truncation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wald.format.head import LINE_BYTES, Head, decode_head, encode_head
+from wald.format.head import HEAD_BYTES, Head, decode_head, encode_head
 
 HEADS = st.builds(
     Head,
@@ -24,7 +24,7 @@ ENCODED = encode_head(Head(260, 250, 4096, 3, 1_700_000_000_000_000_000))
 @given(head=HEADS, behind=st.binary(max_size=10))
 def test_a_head_comes_back(head: Head, behind: bytes) -> None:
     encoded = encode_head(head)
-    assert len(encoded) == LINE_BYTES
+    assert len(encoded) == HEAD_BYTES
     assert encoded.endswith(b"\n")
     assert encoded.isascii()
     assert decode_head(encoded + behind) == head
@@ -36,7 +36,7 @@ def test_every_flipped_bit_and_every_truncation_is_torn() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(old=HEADS, new=HEADS, torn_at=st.integers(0, LINE_BYTES))
+@given(old=HEADS, new=HEADS, torn_at=st.integers(0, HEAD_BYTES))
 def test_a_torn_update_is_the_old_head_the_new_head_or_none(old: Head, new: Head, torn_at: int) -> None:
     seen = encode_head(new)[:torn_at] + encode_head(old)[torn_at:]
     assert decode_head(seen) in (old, new, None)
@@ -48,6 +48,6 @@ def test_any_bytes_are_no_head(data: bytes) -> None:
     assert decode_head(data) is None
 
 
-@pytest.mark.parametrize("data", [b"", bytes(LINE_BYTES), b" " * 159 + b"\n"])
+@pytest.mark.parametrize("data", [b"", bytes(HEAD_BYTES), b" " * 159 + b"\n"])
 def test_an_empty_head_is_none(data: bytes) -> None:
     assert decode_head(data) is None

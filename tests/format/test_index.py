@@ -11,15 +11,15 @@ from sample_segments import LOG_ID
 from wald.format.segment import (
     SegmentHeader,
     SparseIndex,
-    decode_index,
-    encode_entry,
-    encode_header,
-    encode_index_header,
+    decode_sparse_index,
+    encode_segment_header,
+    encode_sparse_entry,
+    encode_sparse_header,
 )
 
 HEADER = SegmentHeader(LOG_ID, 10, 3, 1, 7)
 ENTRIES = [(10, 64, 100), (10, 70_000, 100), (30, 140_000, 100), (50, 210_000, 200), (50, 280_000, 300)]
-ENCODED = encode_index_header(HEADER) + b"".join(encode_entry(*entry) for entry in ENTRIES)
+ENCODED = encode_sparse_header(HEADER) + b"".join(encode_sparse_entry(*entry) for entry in ENTRIES)
 
 
 def entries_of(index: SparseIndex | None) -> list[tuple[int, int, int]]:
@@ -28,7 +28,7 @@ def entries_of(index: SparseIndex | None) -> list[tuple[int, int, int]]:
 
 
 def decoded(data: bytes) -> SparseIndex | None:
-    return decode_index(data, log_id=LOG_ID, base_sequence=10)
+    return decode_sparse_index(data, log_id=LOG_ID, base_sequence=10)
 
 
 def test_an_entry_with_a_flipped_bit_is_passed_over() -> None:
@@ -61,7 +61,7 @@ def test_overwritten_entries_end_the_index_or_still_grow(changed: bytes, positio
 
 @pytest.mark.parametrize("bad", [(9, 300_000, 300), (49, 300_000, 300), (60, 280_000, 300), (60, 300_000, 299)])
 def test_an_entry_that_goes_back_and_all_behind_it_are_ignored(bad: tuple[int, int, int]) -> None:
-    data = ENCODED + encode_entry(*bad) + encode_entry(99, 999_999, 999)
+    data = ENCODED + encode_sparse_entry(*bad) + encode_sparse_entry(99, 999_999, 999)
     assert entries_of(decoded(data)) == ENTRIES
 
 
@@ -69,11 +69,11 @@ def test_an_entry_that_goes_back_and_all_behind_it_are_ignored(bad: tuple[int, i
     "header", [SegmentHeader(bytes(16), 10, 3, 1, 7), SegmentHeader(LOG_ID, 11, 3, 1, 7)], ids=["log", "segment"]
 )
 def test_the_index_of_another_segment_is_none(header: SegmentHeader) -> None:
-    assert decoded(encode_index_header(header) + ENCODED[64:]) is None
+    assert decoded(encode_sparse_header(header) + ENCODED[64:]) is None
 
 
 def test_a_segment_is_not_its_index() -> None:
-    assert decoded(encode_header(HEADER) + ENCODED[64:]) is None
+    assert decoded(encode_segment_header(HEADER) + ENCODED[64:]) is None
 
 
 def test_a_sequence_is_looked_for_from_the_entry_at_or_before_it() -> None:

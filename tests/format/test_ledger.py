@@ -14,11 +14,11 @@ from wald.format.ledger_lines import (
     GENESIS,
     BadLine,
     RawJson,
+    decode_entries,
+    decode_entry,
     decode_ledger,
-    decode_lines,
     digest,
-    ledger_lines_decode_line,
-    ledger_lines_encode_line,
+    encode_entry,
     parse_raw_json,
 )
 
@@ -29,7 +29,7 @@ ENTRIES = st.lists(st.dictionaries(KEYS, SCALARS, max_size=4), max_size=5)
 
 def is_whole(line: bytes) -> bool:
     try:
-        return bool(ledger_lines_decode_line(line))
+        return bool(decode_entry(line))
     except BadLine:
         return False
 
@@ -37,7 +37,7 @@ def is_whole(line: bytes) -> bool:
 def ledger(entries: list[dict[str, Any]]) -> bytes:
     data, prev = b"", GENESIS
     for entry in entries:
-        line = ledger_lines_encode_line(entry, prev)
+        line = encode_entry(entry, prev)
         data, prev = data + line, digest(line)
     return data
 
@@ -55,7 +55,7 @@ def test_entries_come_back(entries: list[dict[str, Any]]) -> None:
     assert decoded.entries == entries
     assert decoded.broken == []
     assert decoded.whole_bytes == len(data)
-    assert ledger([*entries, {"event": "next"}]) == data + ledger_lines_encode_line({"event": "next"}, decoded.tip)
+    assert ledger([*entries, {"event": "next"}]) == data + encode_entry({"event": "next"}, decoded.tip)
 
 
 def test_json_text_goes_into_a_line_as_the_value_would() -> None:
@@ -63,9 +63,7 @@ def test_json_text_goes_into_a_line_as_the_value_would() -> None:
     text = RawJson('[{"route":"ä","cursors":{"processed":7}}]')
     entry = {"event": "reclaimed", "base": 1, "routes": text, "boot": "b"}
 
-    assert ledger_lines_encode_line(entry, GENESIS, 5) == ledger_lines_encode_line(
-        entry | {"routes": routes}, GENESIS, 5
-    )
+    assert encode_entry(entry, GENESIS, 5) == encode_entry(entry | {"routes": routes}, GENESIS, 5)
     assert parse_raw_json(entry) == entry | {"routes": routes}
 
 
@@ -75,21 +73,21 @@ def test_a_line_without_its_lists_of_routes_has_all_the_rest(group: str) -> None
     routes = [{"route": "a", "cursors": {group: 7}}, {"route": "b", "cursors": {}}]
     entry = {"event": "relieved", "base": 1, "routes": [["a", 1]], "dropped": routes, "lost": {"b": 2}, "boot": "b"}
     entry["long"] = "x" * 1024  # of short lines nothing is left out
-    line = ledger_lines_encode_line(entry | {"why": 'of "routes":[{"route"}]'}, GENESIS)[:-1]
-    (brief,), whole = decode_lines([line], listed=False), ledger_lines_decode_line(line)
+    line = encode_entry(entry | {"why": 'of "routes":[{"route"}]'}, GENESIS)[:-1]
+    (brief,), whole = decode_entries([line], listed=False), decode_entry(line)
 
     assert brief.pop("dropped") in ([], routes)
     assert whole.pop("dropped") == routes
     assert brief == whole
-    plain = ledger_lines_encode_line(entry | {"dropped": routes[1:]}, GENESIS)[:-1]
-    assert [each["dropped"] for each in decode_lines([plain, plain], listed=False)] == [[], []]
+    plain = encode_entry(entry | {"dropped": routes[1:]}, GENESIS)[:-1]
+    assert [each["dropped"] for each in decode_entries([plain, plain], listed=False)] == [[], []]
 
 
 @settings(max_examples=50, deadline=None)
 @given(entries=ENTRIES)
 def test_lines_decode_at_once_as_they_do_one_by_one(entries: list[dict[str, Any]]) -> None:
     lines = ledger(entries).split(b"\n")[:-1]
-    assert decode_lines(lines) == [ledger_lines_decode_line(line) for line in lines]
+    assert decode_entries(lines) == [decode_entry(line) for line in lines]
 
 
 def test_of_lines_decoded_at_once_the_first_damaged_one_is_named() -> None:
@@ -97,10 +95,10 @@ def test_of_lines_decoded_at_once_the_first_damaged_one_is_named() -> None:
         lines = flipped.split(b"\n")[:-1]
         bad = next((number for number, line in enumerate(lines) if not is_whole(line)), None)
         if bad is None:
-            assert len(decode_lines(lines)) == len(lines)  # the last newline is gone, and the line with it
+            assert len(decode_entries(lines)) == len(lines)  # the last newline is gone, and the line with it
             continue
         with pytest.raises(BadLine) as raised:
-            decode_lines(lines)
+            decode_entries(lines)
         assert raised.value.number == bad
 
 
@@ -108,7 +106,7 @@ def test_of_lines_decoded_at_once_the_first_damaged_one_is_named() -> None:
 def test_lines_that_are_only_json_together_are_no_lines(pair: tuple[bytes, bytes]) -> None:
     sealed = [each + b',"crc":"%08x"}' % crc32c(each) for each in pair]
     with pytest.raises(BadLine, match="not a ledger line"):
-        decode_lines(sealed)
+        decode_entries(sealed)
 
 
 def test_a_truncated_ledger_is_its_whole_lines_and_no_broken_one() -> None:

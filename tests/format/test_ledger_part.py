@@ -12,8 +12,8 @@ from wald.format.ledger_lines import (
     INDEX_FRAME_MAGIC,
     BadPart,
     PartIndex,
-    decode_index,
-    encode_index,
+    decode_part_index,
+    encode_part_index,
 )
 from wald.format.sealed_index import SKIPPABLE
 
@@ -25,7 +25,7 @@ def test_an_index_with_what_the_previous_part_is_about_comes_back() -> None:
     index.add(80, 100, [{"event": "reclaimed", "base": 5, "last": 9, "at": 7}, {"event": "seen", "at": 3}], "ff")
     index.add(40, 50, [{"event": "seen"}], "ee")
 
-    assert decode_index(encode_index(index)) == index
+    assert decode_part_index(encode_part_index(index)) == index
     assert [tuple(frame)[2:-1] for frame in index.frames] == [(2, 5, 9, 3, 7), (1, 1 << 64, -1, (1 << 63) - 1, -1)]
     assert (index.lines, index.span, [frame.prev for frame in index.frames]) == (3, (5, 9), [GENESIS, "ff"])
 
@@ -45,4 +45,4 @@ def test_an_index_with_what_the_previous_part_is_about_comes_back() -> None:
 def test_wrong_content_is_damage(text: bytes) -> None:
     footer = _FOOTER.pack(len(text), crc32c(text), _MAGIC)
     with pytest.raises(BadPart, match="not the index of a part of a ledger"):
-        decode_index(SKIPPABLE.pack(INDEX_FRAME_MAGIC, len(text) + len(footer)) + text + footer)
+        decode_part_index(SKIPPABLE.pack(INDEX_FRAME_MAGIC, len(text) + len(footer)) + text + footer)

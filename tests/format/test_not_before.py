@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from wald.format.records import HEADER, not_before, with_not_before
+from wald.format.records import NOT_BEFORE, not_before, with_not_before
 
 LIMIT = 1 << 63
 
@@ -17,7 +17,7 @@ def test_a_time_comes_back(due_ns: int) -> None:
 
 
 def test_other_headers_are_kept_and_an_earlier_time_is_not() -> None:
-    assert with_not_before({"h": "1", HEADER: "1"}, 2) == {"h": "1", HEADER: "2"}
+    assert with_not_before({"h": "1", NOT_BEFORE: "1"}, 2) == {"h": "1", NOT_BEFORE: "2"}
 
 
 def test_headers_without_such_a_time_delay_nothing() -> None:

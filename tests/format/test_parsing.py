@@ -13,7 +13,7 @@ from wald.format.batch import (
     Parsed,
     ParseOutcome,
     StoredBatch,
-    parse,
+    parse_batch,
     payload_of,
     route_of,
     seed,
@@ -27,7 +27,7 @@ def one_by_one(data: bytes, at: int, position: int) -> tuple[list[StoredBatch], 
     """The batches, where they end, and what stands there, by :func:`parse` alone."""
     found: list[StoredBatch] = []
     while True:
-        parsed = parse(data, at, seed(SALT, position + at))
+        parsed = parse_batch(data, at, seed(SALT, position + at))
         if parsed.outcome is not ParseOutcome.WHOLE or parsed.header is None:
             return found, at, parsed
         found.append(StoredBatch(data, at, position + at, parsed.header, route_of(data, at, parsed.header)))

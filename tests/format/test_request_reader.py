@@ -28,7 +28,7 @@ Taken = tuple[str, object, bytes]
 
 def read(reader: RequestReader, data: bytes, taken: list[Taken]) -> None:
     """Feed ``data`` as the daemon does, and take what comes of it; payloads of the route ``no`` are skipped."""
-    buffer = bytearray(b"before" + reader.kept + data + b"after PUB web 5\n")
+    buffer = bytearray(b"before" + reader.leftover + data + b"after PUB web 5\n")
     reader.feed(buffer, len(b"before"), len(buffer) - len(b"after PUB web 5\n"))
     while take_payload(reader, taken) and (event := reader.next_event()) is not None:
         if isinstance(event, ProtocolError):
@@ -48,9 +48,9 @@ def take_payload(reader: RequestReader, taken: list[Taken]) -> bool:
     assert isinstance(event, Publish)
     assert reader.next_event() is None
     if event.payload_bytes > HELD_MAX_BYTES:
-        taken[-1] = kind, event, before + bytes(reader.take_part())
+        taken[-1] = kind, event, before + bytes(reader.read_part())
         return reader.payload_bytes is None
-    payload = reader.take_payload()
+    payload = reader.read_payload()
     if payload is not None:
         taken[-1] = kind, event, bytes(payload)
     return payload is not None
@@ -61,8 +61,8 @@ def events(chunks: Iterable[bytes]) -> tuple[list[Taken], RequestReader]:
     taken: list[Taken] = []
     for chunk in chunks:
         read(reader, chunk, taken)
-        assert len(reader.kept) <= LINE_MAX_BYTES + HELD_MAX_BYTES
-        assert not (reader.closed and reader.kept)
+        assert len(reader.leftover) <= LINE_MAX_BYTES + HELD_MAX_BYTES
+        assert not (reader.closed and reader.leftover)
     return taken, reader
 
 
@@ -97,7 +97,7 @@ def test_any_cut_gives_the_same_events(stream: bytes, places: list[int]) -> None
 
     assert whole == pieces == single
     assert at_once.closed == by_pieces.closed == by_bytes.closed
-    assert at_once.kept == by_pieces.kept == by_bytes.kept
+    assert at_once.leftover == by_pieces.leftover == by_bytes.leftover
     assert at_once.unfinished == by_pieces.unfinished == by_bytes.unfinished
 
 
@@ -134,7 +134,7 @@ def test_payloads_are_views_of_what_was_fed() -> None:
     reader = RequestReader()
     reader.feed(buffer, 0, len(buffer))
     reader.next_event()
-    payload = reader.take_payload()
+    payload = reader.read_payload()
 
     assert payload is not None
     assert payload.obj is buffer
@@ -146,10 +146,10 @@ def test_a_request_is_announced_before_its_payload() -> None:
     reader.feed(b"PUB a 1000000\nxy", 0, 16)
 
     assert reader.next_event() == Publish(b"a", 1000000)
-    assert reader.take_payload() is None
-    assert bytes(reader.take_part()) == b"xy"
+    assert reader.read_payload() is None
+    assert bytes(reader.read_part()) == b"xy"
     assert reader.payload_bytes == 999998
-    assert (reader.release(), reader.kept, reader.unfinished) == (16, b"", True)
+    assert (reader.release(), reader.leftover, reader.unfinished) == (16, b"", True)
 
 
 def test_a_line_without_an_end_is_the_last() -> None:

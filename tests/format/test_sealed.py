@@ -19,18 +19,21 @@ from hypothesis import strategies as st
 
 from wald.format.sealed_index import (
     INDEX_FRAME_MAGIC,
+    SEEK_FOOTER,
     BadSealed,
     BatchTable,
     Frame,
     RouteEntry,
     RouteTable,
     SealedIndex,
-    decode_index,
-    encode_index,
+    decode_sealed_index,
+    decode_seek_table,
+    encode_sealed_index,
+    encode_seek_table,
+    seek_table_bytes,
 )
-from wald.format.zstd_frames import SEEK_FOOTER, decode_seek_table, encode_seek_table, seek_table_bytes
 
-ENCODED = encode_index(INDEX, BATCHES)
+ENCODED = encode_sealed_index(INDEX, BATCHES)
 U32, U64, I64 = st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 64) - 1), st.integers(-(1 << 63), (1 << 63) - 1)
 HEADER_BYTES, SECTION_BYTES = 72, 32
 
@@ -110,7 +113,7 @@ def indexes(draw: st.DrawFn) -> tuple[SealedIndex, BatchTable]:
 def test_an_index_comes_back(made: tuple[SealedIndex, BatchTable]) -> None:
     index, table = made
 
-    decoded = decode_index(encode_index(index, table))
+    decoded = decode_sealed_index(encode_sealed_index(index, table))
 
     assert decoded == index
     assert decoded.batch_table() == table
@@ -119,15 +122,15 @@ def test_an_index_comes_back(made: tuple[SealedIndex, BatchTable]) -> None:
 def test_every_truncation_of_an_index_is_refused() -> None:
     for data in every_truncation(ENCODED):
         with pytest.raises(BadSealed):
-            decode_index(data)
+            decode_sealed_index(data)
 
 
 def test_every_flipped_bit_of_an_index_is_refused_or_changes_nothing() -> None:
     """All that is used lies under a checksum; bits of zstd's own that carry nothing may differ."""
-    expected = decode_index(ENCODED)
+    expected = decode_sealed_index(ENCODED)
     for data in every_flip(ENCODED):
         try:
-            decoded = decode_index(data)
+            decoded = decode_sealed_index(data)
             table = decoded.batch_table()
         except BadSealed:
             continue
@@ -139,25 +142,25 @@ def test_every_flipped_bit_of_an_index_is_refused_or_changes_nothing() -> None:
 def test_any_bytes_are_an_index_or_bad_sealed(data: bytes, behind: int) -> None:
     for candidate in (data, ENCODED[:behind] + data):
         try:
-            decoded = decode_index(candidate)
+            decoded = decode_sealed_index(candidate)
             table = decoded.batch_table()
         except BadSealed:
             continue
-        assert (decoded, table) == (decode_index(ENCODED), BATCHES)
+        assert (decoded, table) == (decode_sealed_index(ENCODED), BATCHES)
 
 
 @settings(max_examples=200, deadline=None)
 @given(name=st.sampled_from(sorted(GOOD)), section=st.binary(max_size=120) | st.text(max_size=40).map(str.encode))
 def test_any_section_under_a_good_checksum_decodes_or_is_bad_sealed(name: str, section: bytes) -> None:
     try:
-        decode_index(crafted(GOOD | {name: section})).batch_table()
+        decode_sealed_index(crafted(GOOD | {name: section})).batch_table()
     except BadSealed:
         return
 
 
 def test_sections_that_are_not_known_are_passed_over() -> None:
     """A later writer may add some without a new version."""
-    assert decode_index(crafted(GOOD | {"keys": b"whatever"})) == decode_index(crafted(GOOD))
+    assert decode_sealed_index(crafted(GOOD | {"keys": b"whatever"})) == decode_sealed_index(crafted(GOOD))
 
 
 ZEROS = zstandard.ZstdCompressor().compress(bytes(1 << 28))
@@ -201,13 +204,13 @@ def test_a_section_that_lies_is_refused_without_taking_memory() -> None:
     ]:
         frame = crafted(GOOD | {section: content})
         with address_space(64 << 20), pytest.raises(BadSealed):
-            decode_index(frame).batch_table()
+            decode_sealed_index(frame).batch_table()
 
 
 @pytest.mark.parametrize("table", [bytes(31), struct.pack("<QQIIq", 64, 1, 1, 2, 0)])
 def test_a_batch_table_that_lies_is_refused_when_asked_for(table: bytes) -> None:
     """A broken length; a route that is not in the table of routes."""
-    index = decode_index(crafted(GOOD | {"batches": table}))
+    index = decode_sealed_index(crafted(GOOD | {"batches": table}))
     with pytest.raises(BadSealed):
         index.batch_table()
 
@@ -216,18 +219,18 @@ def test_a_batch_table_that_lies_is_refused_when_asked_for(table: bytes) -> None
 def test_a_missing_section_is_named(name: str) -> None:
     sections = {key: section for key, section in GOOD.items() if key != name}
     with pytest.raises(BadSealed, match=name):
-        decode_index(crafted(sections))
+        decode_sealed_index(crafted(sections))
 
 
 def test_more_sections_than_there_are_bytes_are_refused() -> None:
     for count in (5, 64, 65, 0xFFFF):
         with pytest.raises(BadSealed):
-            decode_index(crafted({}, count=count))
+            decode_sealed_index(crafted({}, count=count))
 
 
 def test_a_newer_index_is_refused_by_its_version() -> None:
     with pytest.raises(BadSealed, match="version 2"):
-        decode_index(crafted(GOOD, version=2))
+        decode_sealed_index(crafted(GOOD, version=2))
 
 
 def test_sections_that_overlap_are_not_copied_each() -> None:
@@ -242,8 +245,8 @@ def test_sections_that_overlap_are_not_copied_each() -> None:
     struct.pack_into("<I", content, 8, crc32c(checked))
     frame = frame[:8] + bytes(content)
 
-    assert decode_index(frame).routes == INDEX.routes
-    assert peak_bytes(lambda: decode_index(frame)) < 1 << 20
+    assert decode_sealed_index(frame).routes == INDEX.routes
+    assert peak_bytes(lambda: decode_sealed_index(frame)) < 1 << 20
 
 
 @settings(max_examples=100, deadline=None)
@@ -291,6 +294,6 @@ def test_a_lying_frame_count_is_only_a_number() -> None:
 
 def test_segments_with_the_same_routes_share_their_names() -> None:
     """What was made of the names of the segment before is used again."""
-    one, other = decode_index(ENCODED), decode_index(ENCODED)
+    one, other = decode_sealed_index(ENCODED), decode_sealed_index(ENCODED)
 
     assert RouteTable.of(one.routes).names is RouteTable.of(other.routes).names

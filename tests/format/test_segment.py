@@ -10,7 +10,14 @@ from damage import every_flip, every_truncation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wald.format.segment import INDEX_MAGIC, BadHeader, NewerVersion, SegmentHeader, decode_header, encode_header
+from wald.format.segment import (
+    SPARSE_MAGIC,
+    BadHeader,
+    NewerVersion,
+    SegmentHeader,
+    decode_segment_header,
+    encode_segment_header,
+)
 
 U64 = st.integers(0, (1 << 64) - 1)
 HEADERS = st.builds(
@@ -21,7 +28,7 @@ HEADERS = st.builds(
     st.integers(-(1 << 63), (1 << 63) - 1),
     st.integers(0, (1 << 32) - 1),
 )
-ENCODED = encode_header(SegmentHeader(bytes(range(16)), 250, 3, 1, 7))
+ENCODED = encode_segment_header(SegmentHeader(bytes(range(16)), 250, 3, 1, 7))
 
 
 def crafted(*, version: int = 1, header_bytes: int = 64) -> bytes:
@@ -30,27 +37,27 @@ def crafted(*, version: int = 1, header_bytes: int = 64) -> bytes:
 
 
 @settings(max_examples=100, deadline=None)
-@given(header=HEADERS, behind=st.binary(max_size=10), magic=st.sampled_from([b"WALDSEG1", INDEX_MAGIC]))
+@given(header=HEADERS, behind=st.binary(max_size=10), magic=st.sampled_from([b"WALDSEG1", SPARSE_MAGIC]))
 def test_a_header_comes_back(header: SegmentHeader, behind: bytes, magic: bytes) -> None:
-    encoded = encode_header(header, magic)
+    encoded = encode_segment_header(header, magic)
     assert len(encoded) == 64
-    assert decode_header(encoded + behind, magic) == header
+    assert decode_segment_header(encoded + behind, magic) == header
 
 
 def test_every_flipped_bit_and_every_truncation_is_refused() -> None:
     for data in [*every_flip(ENCODED), *every_truncation(ENCODED)]:
         with pytest.raises(BadHeader):
-            decode_header(data)
+            decode_segment_header(data)
 
 
 def test_the_header_of_an_index_is_none_of_a_segment() -> None:
     with pytest.raises(BadHeader, match="magic"):
-        decode_header(encode_header(SegmentHeader(bytes(16), 1, 1, 1, 1), INDEX_MAGIC))
+        decode_segment_header(encode_segment_header(SegmentHeader(bytes(16), 1, 1, 1, 1), SPARSE_MAGIC))
 
 
 def test_zeros_are_no_header() -> None:
     with pytest.raises(BadHeader):
-        decode_header(bytes(64))
+        decode_segment_header(bytes(64))
 
 
 @settings(max_examples=100, deadline=None)
@@ -58,12 +65,12 @@ def test_zeros_are_no_header() -> None:
 def test_any_bytes_are_refused(data: bytes) -> None:
     for candidate in (data, b"WALDSEG1" + data):
         with pytest.raises(BadHeader):
-            decode_header(candidate)
+            decode_segment_header(candidate)
 
 
 def test_a_newer_version_is_distinguished_from_damage() -> None:
     with pytest.raises(NewerVersion, match="version 2"):
-        decode_header(crafted(version=2, header_bytes=128))
+        decode_segment_header(crafted(version=2, header_bytes=128))
     with pytest.raises(BadHeader, match="96 bytes") as caught:
-        decode_header(crafted(header_bytes=96))
+        decode_segment_header(crafted(header_bytes=96))
     assert not isinstance(caught.value, NewerVersion)

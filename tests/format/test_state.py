@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from wald.format.batch import BatchHeader, Encoding, Flag
 from wald.format.log_state import (
+    PRODUCER_WINDOW,
     PRODUCERS_MAX,
-    WINDOW,
     BadControl,
     DedupEntry,
-    Ending,
     LogState,
+    PreviousEnd,
     Producers,
     decode_previous,
     decode_state,
@@ -28,8 +28,10 @@ from wald.format.log_state import (
 U64 = st.integers(0, (1 << 64) - 1)
 U32 = st.integers(0, (1 << 32) - 1)
 ROUTES = st.dictionaries(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,9}", fullmatch=True), U64, max_size=4)
-WINDOWS = st.lists(st.builds(DedupEntry, U64, U64, U32, U32), max_size=WINDOW).map(lambda w: deque(w, WINDOW))
-ENDINGS = st.none() | st.builds(Ending, U32, U64)
+WINDOWS = st.lists(st.builds(DedupEntry, U64, U64, U32, U32), max_size=PRODUCER_WINDOW).map(
+    lambda w: deque(w, PRODUCER_WINDOW)
+)
+ENDINGS = st.none() | st.builds(PreviousEnd, U32, U64)
 PRODUCERS = st.dictionaries(U64, WINDOWS, max_size=4).map(Producers)
 STATES = st.builds(LogState, U64, U64, ROUTES, ROUTES, PRODUCERS, ENDINGS)
 ENCODED = encode_state(STATE)
@@ -46,7 +48,7 @@ def test_state_comes_back(state: LogState) -> None:
 
 
 def test_the_end_of_the_segment_before_takes_the_same_room_whatever_its_salt() -> None:
-    lengths = {len(encode_state(LogState(previous=Ending(salt, 4096)))) for salt in (0, 9, (1 << 32) - 1)}
+    lengths = {len(encode_state(LogState(previous=PreviousEnd(salt, 4096)))) for salt in (0, 9, (1 << 32) - 1)}
     assert len(lengths) == 1
     assert b"previous" not in encode_state(LogState())
 
@@ -98,13 +100,13 @@ def test_state_that_lies_is_refused() -> None:
 
 def test_a_retry_is_found_while_it_is_remembered() -> None:
     producers = Producers()
-    for number in range(WINDOW + 1):
+    for number in range(PRODUCER_WINDOW + 1):
         producers.add(7, DedupEntry(number, number + 1, 1, number))
 
     assert producers.find(7, 0) is None
     assert producers.find(7, 1) == DedupEntry(1, 2, 1, 1)
     assert producers.find(8, 1) is None
-    assert producers.expected(7) == WINDOW + 1
+    assert producers.expected(7) == PRODUCER_WINDOW + 1
     assert producers.expected(8) is None
 
 
@@ -134,7 +136,9 @@ def test_what_a_forgotten_producer_may_have_sent_is_before_the_next_one_to_be_fo
 
 
 def test_the_largest_state_stays_small() -> None:
-    producers = Producers({n: deque([DedupEntry(n, n, 1, n)] * WINDOW, WINDOW) for n in range(PRODUCERS_MAX)})
+    producers = Producers(
+        {n: deque([DedupEntry(n, n, 1, n)] * PRODUCER_WINDOW, PRODUCER_WINDOW) for n in range(PRODUCERS_MAX)}
+    )
     assert len(encode_state(LogState(producers=producers))) <= 400 * 1024 + 1024
 
 

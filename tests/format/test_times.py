@@ -11,8 +11,8 @@ import pytest
 
 from wald.client.payloads import encode_values, json_payloads
 from wald.errors import InvalidInput
-from wald.format.records import decode
-from wald.format.times import moment, nanoseconds, timestamp_ns, utc
+from wald.format.records import decode_columns
+from wald.format.times import nanoseconds, parse_time, timestamp_ns, utc
 
 NOON_NS = 1_795_255_200 * 10**9
 
@@ -29,7 +29,7 @@ def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def meant(text: str, now: str) -> str:
     """In UTC, where it is ``now`` in the zone of the machine."""
-    return utc(nanoseconds(moment(text, datetime.fromisoformat(now).astimezone())), 6).replace(".000000", "")
+    return utc(nanoseconds(parse_time(text, datetime.fromisoformat(now).astimezone())), 6).replace(".000000", "")
 
 
 def test_a_time_is_what_people_mean(berlin: None) -> None:
@@ -90,7 +90,7 @@ def test_what_is_no_time_is_refused(berlin: None) -> None:
         *("2026-11-21T10:00:61Z", "99999999d", "0001-01-01T00:00:00+01:00", "9999-12-31T23:59:59-01:00"),
     ]:
         with pytest.raises(ValueError, match=r"."):
-            moment(text, datetime(2026, 11, 21, 9, 30, tzinfo=UTC))
+            parse_time(text, datetime(2026, 11, 21, 9, 30, tzinfo=UTC))
 
 
 def test_hours_ago_do_not_depend_on_the_zone_of_now() -> None:
@@ -98,7 +98,7 @@ def test_hours_ago_do_not_depend_on_the_zone_of_now() -> None:
     from zoneinfo import ZoneInfo
 
     now = datetime(2026, 3, 29, 12, tzinfo=ZoneInfo("Europe/Berlin"))
-    assert utc(nanoseconds(moment("12h", now))) == "2026-03-28T22:00:00Z"
+    assert utc(nanoseconds(parse_time("12h", now))) == "2026-03-28T22:00:00Z"
 
 
 @pytest.mark.usefixtures("berlin")
@@ -162,7 +162,7 @@ def test_other_numbers_are_nanoseconds() -> None:
 
 def rows(payload: bytes) -> list[tuple[object, object, object]]:
     """Value, key and time of each record."""
-    columns = decode(memoryview(payload))
+    columns = decode_columns(memoryview(payload))
     nothing = [None] * columns.count
     times = struct.unpack(f"<{columns.count}q", columns.times) if columns.times is not None else nothing
     keys = columns.keys.to_list() if columns.keys is not None else nothing

@@ -8,26 +8,48 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wald.format.ledger_lines import encode_line
-from wald.format.work import PAGE, BadWork, Commit, Dead, Held, Line, Page, Start, Why, decode_work, encode_work
+from wald.format.work import (
+    PAGE_RECORDS,
+    BadWork,
+    Commit,
+    DeadRecord,
+    FailureReason,
+    Line,
+    Page,
+    Start,
+    WorkerLease,
+    decode_work,
+    encode_work,
+)
 
 SEQUENCES = st.integers(1, 1 << 63)
 PAIRS = st.lists(st.tuples(SEQUENCES, SEQUENCES), max_size=5)
-HELD = st.lists(st.builds(Held, st.text(min_size=1), SEQUENCES, PAIRS), max_size=3)
+HELD = st.lists(st.builds(WorkerLease, st.text(min_size=1), SEQUENCES, PAIRS), max_size=3)
 DEAD = st.lists(
-    st.builds(Dead, SEQUENCES, st.integers(0, 255), st.text(), SEQUENCES, st.just("dead"), SEQUENCES), max_size=2
+    st.builds(DeadRecord, SEQUENCES, st.integers(0, 255), st.text(), SEQUENCES, st.just("dead"), SEQUENCES), max_size=2
 )
-WHY = st.lists(st.builds(Why, st.text(), st.integers(0, 1 << 40), PAIRS), max_size=2)
+WHY = st.lists(st.builds(FailureReason, st.text(), st.integers(0, 1 << 40), PAIRS), max_size=2)
 LINES = (
     st.builds(Start, st.binary(min_size=16, max_size=16), st.just("orders"), st.just("billing"), SEQUENCES, SEQUENCES)
     | st.builds(
-        lambda number, tries, due: Page(number * PAGE, tries, due),
+        lambda number, tries, due: Page(number * PAGE_RECORDS, tries, due),
         st.integers(0, 1 << 50),
-        st.lists(st.integers(0, 255), min_size=PAGE, max_size=PAGE).map(bytes),
+        st.lists(st.integers(0, 255), min_size=PAGE_RECORDS, max_size=PAGE_RECORDS).map(bytes),
         PAIRS,
     )
-    | st.builds(Commit, done=PAIRS, back=PAIRS, taken_in=PAIRS, due=PAIRS, out=HELD, longer=HELD, dead=DEAD, why=WHY)
+    | st.builds(
+        Commit,
+        done=PAIRS,
+        extended=HELD,
+        returned=PAIRS,
+        reasons=WHY,
+        read=PAIRS,
+        due=PAIRS,
+        leased=HELD,
+        dead=DEAD,
+    )
 )
-SAMPLE = encode_work(Commit(out=[Held("w", 9, [(5, 7)])], done=[(1, 2)]), 100).rstrip(b"\n")
+SAMPLE = encode_work(Commit(leased=[WorkerLease("w", 9, [(5, 7)])], done=[(1, 2)]), 100).rstrip(b"\n")
 
 
 @settings(max_examples=200)

@@ -13,34 +13,33 @@ from typing import Any
 import zstandard
 from sample_segments import LOG_ID, SALT, TIME_NS, batch, control_batch, peer_batch, segment
 
-from wald.format import records, sealed_index, zstd_frames
-from wald.format.batch import BatchHeader, Encoding, Flag, ParseOutcome, parse, payload_of, route_of, seed
-from wald.format.cursor import CursorLines, decode_cursor, encode_cursor
-from wald.format.head import Head, decode_head, encode_head
+from wald.format import records, sealed_index
+from wald.format.batch import BatchHeader, Encoding, Flag, ParseOutcome, parse_batch, payload_of, route_of, seed
+from wald.format.head import CursorLines, Head, decode_cursor, decode_head, encode_cursor, encode_head
 from wald.format.ledger_lines import (
     FOOTER_BYTES,
     GENESIS,
     PartIndex,
     decode_ledger,
+    decode_part_index,
     digest,
-    index_bytes,
-    ledger_lines_encode_line,
+    encode_entry,
+    encode_part_index,
+    part_index_bytes,
 )
-from wald.format.ledger_lines import decode_index as decode_part_index
-from wald.format.ledger_lines import encode_index as encode_part_index
-from wald.format.log_state import WINDOW, DedupEntry, LogState, Peer, Producers, decode_peer, decode_state
+from wald.format.log_state import PRODUCER_WINDOW, DedupEntry, LogState, Peer, Producers, decode_peer, decode_state
 from wald.format.sealed_index import BatchTable, Frame, RouteEntry
 from wald.format.segment import (
     SegmentHeader,
-    decode_header,
-    decode_index,
-    encode_entry,
-    encode_header,
-    encode_index_header,
+    decode_segment_header,
+    decode_sparse_index,
+    encode_segment_header,
+    encode_sparse_entry,
+    encode_sparse_header,
     pack_version,
 )
 from wald.format.transfers import Transfer, decode_transfer, encode_transfer
-from wald.format.work import Commit, Dead, Held, Page, Why, decode_work, encode_work
+from wald.format.work import Commit, DeadRecord, FailureReason, Page, WorkerLease, decode_work, encode_work
 from wald.format.work import Line as WorkLine
 from wald.format.work import Start as WorkStart
 from wald_spark.offsets import Offsets, Position, decode_offsets, encode_offsets
@@ -87,8 +86,8 @@ STATE = LogState(
     open_records={"web": 249},
     producers=Producers(
         {
-            0xFFFFFFFFFFFFFFFF: deque([DedupEntry(7, 100, 10, 0x1234), DedupEntry(8, 110, 0, 0)], WINDOW),
-            1: deque([DedupEntry(0, 1, 1, 0xFFFFFFFF)], WINDOW),
+            0xFFFFFFFFFFFFFFFF: deque([DedupEntry(7, 100, 10, 0x1234), DedupEntry(8, 110, 0, 0)], PRODUCER_WINDOW),
+            1: deque([DedupEntry(0, 1, 1, 0xFFFFFFFF)], PRODUCER_WINDOW),
         }
     ),
 )
@@ -170,23 +169,23 @@ SEGMENT_PAYLOADS = [b"one\ntwo\n", b"\n", b"three\r\n" * 20]
 
 
 def _sparse_index() -> bytes:
-    return encode_index_header(SEGMENT_HEADER) + b"".join(encode_entry(*entry) for entry in ENTRIES)
+    return encode_sparse_header(SEGMENT_HEADER) + b"".join(encode_sparse_entry(*entry) for entry in ENTRIES)
 
 
 def _sparse_index_value(data: bytes) -> object:
-    index = decode_index(data, log_id=LOG_ID, base_sequence=250)
+    index = decode_sparse_index(data, log_id=LOG_ID, base_sequence=250)
     return index and list(zip(index.sequences, index.positions, index.times_ns, strict=True))
 
 
 def _batch_value(data: bytes) -> tuple[BatchHeader, str, bytes]:
-    found = parse(data, 0, seed(SALT, 0))
+    found = parse_batch(data, 0, seed(SALT, 0))
     assert found.outcome is ParseOutcome.WHOLE
     assert found.header is not None
     return found.header, route_of(data, 0, found.header), bytes(payload_of(data, 0, found.header))
 
 
 def _columns_value(data: bytes) -> object:
-    decoded = records.decode(_batch_value(data)[2])
+    decoded = records.decode_columns(_batch_value(data)[2])
     assert decoded.times is not None
     assert decoded.keys is not None
     assert decoded.headers is not None
@@ -196,7 +195,7 @@ def _columns_value(data: bytes) -> object:
 def ledger_of(entries: list[dict[str, Any]]) -> bytes:
     data, prev = b"", GENESIS
     for entry in entries:
-        line = ledger_lines_encode_line(entry, prev)
+        line = encode_entry(entry, prev)
         data, prev = data + line, digest(line)
     return data
 
@@ -214,7 +213,7 @@ def _ledger_part() -> bytes:
 
 def _ledger_part_value(data: bytes) -> object:
     """The lines, and the index without how long the frame is, which changes with the version of zstd."""
-    index = decode_part_index(data[-index_bytes(data[-FOOTER_BYTES:]) :])
+    index = decode_part_index(data[-part_index_bytes(data[-FOOTER_BYTES:]) :])
     (frame,) = index.frames
     lines = zstandard.ZstdDecompressor().decompress(data[: frame.stored_bytes])
     return _ledger_value(lines), replace(index, frames=[frame._replace(stored_bytes=0)])
@@ -228,7 +227,7 @@ def _ledger_part_index(stored_bytes: int = 0) -> PartIndex:
 
 
 def _sealed_value(frame: bytes) -> object:
-    index = sealed_index.decode_index(frame)
+    index = sealed_index.decode_sealed_index(frame)
     return index, index.batch_table(), index.peers()
 
 
@@ -252,23 +251,26 @@ WORK: list[tuple[WorkLine, int]] = [
     (Page(256, bytes([255] * 2 + [0, 1, 70] + [255] * 123), [(258, TIME_NS)]), 0),
     (
         Commit(
-            taken_in=[(400, 449)],
+            read=[(400, 449)],
             due=[(449, TIME_NS)],
-            out=[Held("worker-1", TIME_NS, [(300, 309), (320, 320)]), Held("worker-2", TIME_NS + 1, [(400, 400)])],
+            leased=[
+                WorkerLease("worker-1", TIME_NS, [(300, 309), (320, 320)]),
+                WorkerLease("worker-2", TIME_NS + 1, [(400, 400)]),
+            ],
         ),
         300,
     ),
     (
         Commit(
             done=[(300, 301), (303, 309)],
-            back=[(302, 302)],
+            returned=[(302, 302)],
             due=[(302, TIME_NS)],
-            why=[Why("exit code 1", 2, [(302, 302)])],
+            reasons=[FailureReason("exit code 1", 2, [(302, 302)])],
         ),
         300,
     ),
-    (Commit(longer=[Held("worker-2", TIME_NS + 2, [(400, 400)])]), 600),
-    (Commit(dead=[Dead(320, 5, "exit code 1, try 5", TIME_NS, "dead_letter", 499)]), 600),
+    (Commit(extended=[WorkerLease("worker-2", TIME_NS + 2, [(400, 400)])]), 600),
+    (Commit(dead=[DeadRecord(320, 5, "exit code 1, try 5", TIME_NS, "dead_letter", 499)]), 600),
 ]
 
 
@@ -277,7 +279,7 @@ def _work_value(data: bytes) -> object:
 
 
 SAMPLES = [
-    Sample("segment-header.bin", SEGMENT_HEADER, lambda: encode_header(SEGMENT_HEADER), decode_header),
+    Sample("segment-header.bin", SEGMENT_HEADER, lambda: encode_segment_header(SEGMENT_HEADER), decode_segment_header),
     Sample(
         "batch-lines.bin",
         (_header(0x5092E0F6, 20, 4, producer=(0xABCDEF, 7), peer=40), "web", LINES),
@@ -300,7 +302,7 @@ SAMPLES = [
         "batch-columns.bin",
         (VALUES, KEYS, HEADERS, TIMES),
         lambda: batch(
-            records.encode(VALUES, keys=KEYS, headers=HEADERS, times_ns=TIMES),
+            records.encode_columns(VALUES, keys=KEYS, headers=HEADERS, times_ns=TIMES),
             base=250,
             count=len(VALUES),
             encoding=Encoding.COLUMNS,
@@ -317,15 +319,15 @@ SAMPLES = [
     Sample(
         "sealed-index.bin",
         (INDEX, BATCHES, {40: PEER}),
-        lambda: sealed_index.encode_index(INDEX, BATCHES, {40: PEER}),
+        lambda: sealed_index.encode_sealed_index(INDEX, BATCHES, {40: PEER}),
         _sealed_value,
         exact=False,
     ),
     Sample(
         "seek-table.bin",
         SEEK_TABLE,
-        lambda: zstd_frames.encode_seek_table(SEEK_TABLE),
-        lambda data: zstd_frames.decode_seek_table(data, file_bytes=950 + len(data)),
+        lambda: sealed_index.encode_seek_table(SEEK_TABLE),
+        lambda data: sealed_index.decode_seek_table(data, file_bytes=950 + len(data)),
     ),
     Sample("segment.wal", SEGMENT, lambda: SEGMENT, lambda data: data),
     Sample("head.txt", HEAD, lambda: encode_head(HEAD), decode_head),

@@ -21,7 +21,7 @@ import wald
 from wald.client.producer import Durable, Producer
 from wald.errors import DiskFailure, InvalidInput, NotFound, NotPermitted, Refused, Unavailable, WaldError
 from wald.format.protocol import Publish, parse_request
-from wald.format.records import encode
+from wald.format.records import encode_columns
 
 
 @pytest.mark.parametrize("code", ["full", "busy", "timeout", "failed"])
@@ -194,7 +194,7 @@ def test_what_was_answered_before_the_daemon_went_is_durable(tmp_path: Path) -> 
         assert peer.hung_up.wait(TIMEOUT_SECONDS)
         path.unlink()
         with pytest.raises(Unavailable):
-            producer.publish("a", encode([b"y", b"z"]), columns=True)
+            producer.publish("a", encode_columns([b"y", b"z"]), columns=True)
 
         assert producer.acknowledged() == [Durable(number, number) for number in range(1, 5)]
         assert producer.unanswered == 1 + 2

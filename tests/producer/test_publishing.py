@@ -20,13 +20,13 @@ from wald.client.producer import Durable, Producer
 from wald.client.session import WINDOW
 from wald.errors import InvalidInput, Refused
 from wald.format.protocol import Publish
-from wald.format.records import encode
+from wald.format.records import encode_columns
 
 
 def test_what_is_published_is_in_the_log(daemon: Daemon) -> None:
     with Producer(daemon.root) as producer:
         producer.publish("a", b"one\ntwo\n")
-        producer.publish("a", encode([b"three"], keys=[b"k"]), columns=True)
+        producer.publish("a", encode_columns([b"three"], keys=[b"k"]), columns=True)
 
         assert producer.flush() == [Durable(1, 2), Durable(3, 3)]
         assert producer.flush() == []

@@ -17,7 +17,7 @@ import wald
 from wald.client.payloads import FRAME_MAX_BYTES, encode_values
 from wald.client.producer import Durable, Producer
 from wald.errors import InvalidInput, Unavailable
-from wald.format.records import decode, not_before
+from wald.format.records import decode_columns, not_before
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NOON_NS = 1_795_262_400 * 10**9
@@ -135,7 +135,7 @@ def test_requests_hold_whole_records_in_order_and_stay_small(values: list[bytes]
     keys = [value[:2] if len(value) % 2 else None for value in values]
     dues = [10**18 + len(value) if value else None for value in values]
     payloads = list(encode_values(values, keys=keys, times=[0] * len(values), not_before=dues))
-    found = [decode(payload) for payload in payloads]
+    found = [decode_columns(payload) for payload in payloads]
 
     assert [value for columns in found for value in columns.values.to_list()] == values
     assert [key for columns in found if columns.keys for key in columns.keys.to_list()] == keys

@@ -11,8 +11,7 @@ from bombs import GIB, MEMORY_MAX_BYTES, MIB, ZEROS, run
 from logs import Built
 
 from wald.format.names import Kind
-from wald.format.sealed_index import Frame, encode_index
-from wald.format.zstd_frames import encode_seek_table
+from wald.format.sealed_index import Frame, encode_sealed_index, encode_seek_table
 from wald.segments.sealed_file import SealedFile
 
 LARGEST = (1 << 32) - 1  # what the index can say of a frame
@@ -29,7 +28,7 @@ def plant(path: Path, raw_bytes: int) -> None:
     frame = b"".join([*pieces, compressor.flush()])
     more = Frame(end, len(frame), index.raw_bytes, raw_bytes, index.next_sequence, 1000, 0, 1 << 62, (0,))
     index = replace(index, frames=[*index.frames, more], raw_bytes=index.raw_bytes + raw_bytes, next_sequence=1000)
-    section = encode_index(index, batches)
+    section = encode_sealed_index(index, batches)
     sizes = [(each.compressed_bytes, each.raw_bytes) for each in index.frames]
     path.write_bytes(path.read_bytes()[:end] + frame + section + encode_seek_table([*sizes, (len(section), 0)]))
     assert path.stat().st_size < 200 << 10

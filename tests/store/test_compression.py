@@ -22,11 +22,10 @@ from sample_segments import SALT, TIME_NS, batch, control_batch, joined, moved, 
 from wald.errors import Damaged
 from wald.files.disk import Disk
 from wald.format import records
-from wald.format.batch import Encoding, Flag, ParseOutcome, parse, seed
+from wald.format.batch import Encoding, Flag, ParseOutcome, parse_batch, seed
 from wald.format.log_state import LogState
-from wald.format.sealed_index import BadSealed, SealedIndex, encode_index
+from wald.format.sealed_index import BadSealed, SealedIndex, encode_sealed_index, encode_seek_table
 from wald.format.segment import BadHeader
-from wald.format.zstd_frames import encode_seek_table
 from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch
 from wald.segments.sealed_file import FRAME_BYTES, Compressed, SealedFile, compress_segment
 
@@ -77,7 +76,7 @@ def many_batches() -> bytes:
     for number, lines in enumerate([1, 3, 20_000, 1, 1, 60_000, 12_000, 12_000, 2]):
         batches.append(batch(LINE * lines, base=base, route=[b"web", b"db", b"a" * 127][number % 3]))
         base += lines
-    payload = records.encode([b"\0\xff", b"", b"\n"], keys=[b"k", None, b""], times_ns=[1, 2, 3])
+    payload = records.encode_columns([b"\0\xff", b"", b"\n"], keys=[b"k", None, b""], times_ns=[1, 2, 3])
     batches.append(batch(payload, base=base, count=3, encoding=Encoding.COLUMNS))
     return raw_segment(*batches)
 
@@ -113,7 +112,7 @@ def test_a_frame_holds_whole_batches_of_about_a_mebibyte(tmp_path: Path) -> None
         for number, frame in enumerate(sealed.index.frames):
             data, at, batches = sealed.frame(number), FIRST_BATCH if number == 0 else 0, 0
             while at < len(data):
-                found = parse(data, at, seed(SALT, frame.raw_offset + at))
+                found = parse_batch(data, at, seed(SALT, frame.raw_offset + at))
                 assert found.outcome is ParseOutcome.WHOLE
                 assert found.header is not None
                 at += found.header.total_bytes
@@ -414,7 +413,7 @@ def test_an_index_with_other_places_is_reported(tmp_path: Path) -> None:
     stored, index, _ = small_file(tmp_path)
     end = index.frames[-1].offset + index.frames[-1].compressed_bytes
     wrong = replace(index, frames=[replace(frame, offset=frame.offset + 1) for frame in index.frames])
-    index_frame = encode_index(wrong, index.batch_table())
+    index_frame = encode_sealed_index(wrong, index.batch_table())
     sizes = [(frame.compressed_bytes, frame.raw_bytes) for frame in index.frames]
     path = tmp_path / "wrong.zst"
     path.write_bytes(stored[:end] + index_frame + encode_seek_table([*sizes, (len(index_frame), 0)]))

@@ -13,7 +13,7 @@ from running import TIMEOUT_SECONDS
 
 from wald.errors import InvalidInput, NotFound, Refused
 from wald.files.disk import Disk
-from wald.format.cursor import CursorLines, encode_cursor
+from wald.format.head import CursorLines, encode_cursor
 from wald.retention import cursors
 from wald.retention.cursor_moves import move_cursor
 from wald.retention.cursors import Cursor, CursorState, SlowestCursor, cursor_lock, cursors_of, read_cursor, set_cursor

@@ -11,7 +11,7 @@ import pytest
 from damage import every_truncation
 from sample_segments import LOG_ID, TIME_NS, segment
 
-from wald.format.segment import INTERVAL_BYTES, SegmentHeader, SparseIndex
+from wald.format.segment import SPARSE_INTERVAL_BYTES, SegmentHeader, SparseIndex
 from wald.segments.index_builder import SparseIndexWriter, read_index
 from wald.segments.raw_scan import RawFile, ScannedBatch
 
@@ -53,7 +53,7 @@ def test_entries_are_at_least_an_interval_apart(raw: Path, index: Path) -> None:
     assert len(positions) > 5
     largest = max(batch.header.total_bytes for batch in scanned(raw))
     distances = [after - before for before, after in itertools.pairwise(positions)]
-    assert all(INTERVAL_BYTES <= distance < INTERVAL_BYTES + largest for distance in distances)
+    assert all(SPARSE_INTERVAL_BYTES <= distance < SPARSE_INTERVAL_BYTES + largest for distance in distances)
 
 
 def test_every_record_is_found_at_or_behind_the_place_the_index_names(raw: Path, index: Path) -> None:
@@ -65,7 +65,7 @@ def test_every_record_is_found_at_or_behind_the_place_the_index_names(raw: Path,
         for sequence in (batch.header.base_sequence, batch.header.end_sequence - 1):
             place = read.position_of_sequence(sequence)
             assert place in begins
-            assert place <= batch.offset < place + 3 * INTERVAL_BYTES
+            assert place <= batch.offset < place + 3 * SPARSE_INTERVAL_BYTES
         assert read.position_of_time(batch.header.append_time_ns) <= batch.offset
 
 

@@ -13,7 +13,7 @@ from logs import SECOND_NS, START_NS, Built
 from wald.errors import Damaged, InvalidInput
 from wald.files.ledger_write import Ledger
 from wald.format.names import Kind
-from wald.format.work import PAGE, Commit, Line, Page, Start, encode_work
+from wald.format.work import PAGE_RECORDS, Commit, Line, Page, Start, encode_work
 from wald.segments.sealed_file import SealedFile
 from wald.segments.view import State
 
@@ -73,14 +73,14 @@ def test_a_record_that_is_there_is_described(built: Built) -> None:
     ("lines", "done"),
     [
         ([], True),
-        ([Page(0, bytes([1]) * PAGE)], False),
-        ([Page(0, bytes([255]) * PAGE)], True),
-        ([Page(PAGE, bytes([1]) * PAGE)], True),
-        ([Page(0, bytes([1]) * PAGE), Commit(done=[(2, 4)])], False),
-        ([Page(0, bytes([1]) * PAGE), Commit(done=[(2, 6)])], True),
-        ([Commit(taken_in=[(6, 6)])], False),
-        ([Commit(taken_in=[(6, 6)]), Commit(done=[(6, 6)])], True),
-        ([Page(0, bytes([1]) * PAGE), BLANK, Commit(done=[(6, 6)])], False),
+        ([Page(0, bytes([1]) * PAGE_RECORDS)], False),
+        ([Page(0, bytes([255]) * PAGE_RECORDS)], True),
+        ([Page(PAGE_RECORDS, bytes([1]) * PAGE_RECORDS)], True),
+        ([Page(0, bytes([1]) * PAGE_RECORDS), Commit(done=[(2, 4)])], False),
+        ([Page(0, bytes([1]) * PAGE_RECORDS), Commit(done=[(2, 6)])], True),
+        ([Commit(read=[(6, 6)])], False),
+        ([Commit(read=[(6, 6)]), Commit(done=[(6, 6)])], True),
+        ([Page(0, bytes([1]) * PAGE_RECORDS), BLANK, Commit(done=[(6, 6)])], False),
     ],
 )
 @pytest.mark.parametrize("of", ["a", "b", None])

@@ -17,7 +17,7 @@ from wald.errors import Damaged, NotFound
 from wald.files.identity import read_identity
 from wald.files.layout import Root
 from wald.files.ledger_read import read_ledger
-from wald.format.cursor import CursorLines, encode_cursor
+from wald.format.head import CursorLines, encode_cursor
 from wald.format.names import Kind
 from wald.repairing.apply import proposed
 from wald.repairing.plan import ActionKind

@@ -13,7 +13,7 @@ from logs import Built, commit, draft
 import wald
 from wald.checking.dump import dump
 from wald.format.batch import Flag
-from wald.format.log_state import FIFO, STDIN, BadPeer, Peer, decode_peer, encode_peer
+from wald.format.log_state import FIFO_PEER, STDIN_PEER, BadPeer, Peer, decode_peer, encode_peer
 from wald.format.names import Kind
 from wald.format.segment import pack_version, version_text
 from wald.segments.sealed_file import SealedFile
@@ -60,7 +60,7 @@ def test_a_version_comes_back(text: str) -> None:
 def test_each_form_of_a_segment_says_who_sent_its_batches(tmp_path: Path) -> None:
     """And one whose index is lost: its frames are walked."""
     built = Built(tmp_path / "log")
-    commit(built, sent(CURL, FIFO, STDIN, 0, CURL))
+    commit(built, sent(CURL, FIFO_PEER, STDIN_PEER, 0, CURL))
     expected = [*IN_WORDS, IN_WORDS[0]]
     assert senders(built) == expected
     built.cut()

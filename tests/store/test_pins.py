@@ -17,7 +17,7 @@ from wald.errors import Damaged
 from wald.files.layout import Root
 from wald.files.listing import Segment
 from wald.files.routes import add_route, retire_route
-from wald.format.cursor import CursorLines, encode_cursor
+from wald.format.head import CursorLines, encode_cursor
 from wald.format.names import Kind
 from wald.retention.blockers import CursorSnapshot, Pin, read_claims, sealed_index
 from wald.retention.cursors import CursorState

@@ -12,7 +12,7 @@ from logs import Built
 from powercut import RecordingDisk
 
 from wald.files.safe_open import InPlaceFile
-from wald.format.head import LINE_BYTES, Head, encode_head
+from wald.format.head import HEAD_BYTES, Head, encode_head
 from wald.writing.writer import Draft, Route
 
 LOG = "new/above/log"  # below a directory that is there
@@ -28,7 +28,7 @@ class Recorded(Built):
 
     def publish(self) -> None:
         writer = self.writer
-        file = InPlaceFile(self.root.head, LINE_BYTES, self.disk)
+        file = InPlaceFile(self.root.head, HEAD_BYTES, self.disk)
         head = Head(self.last, writer.base_sequence, writer.position, writer.epoch, writer.state.append_time_ns)
         file.write(encode_head(head))
         file.close()

@@ -27,7 +27,7 @@ from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.files.listing import list_segments
 from wald.format.names import Kind
-from wald.format.segment import SegmentHeader, encode_header
+from wald.format.segment import SegmentHeader, encode_segment_header
 from wald.segments.raw_scan import FIRST_BATCH
 from wald.writing.recovery import REPORTS_KEPT, Content, Fate, Header, Recovered, decide, recover
 
@@ -166,7 +166,7 @@ def test_what_is_not_ours_is_not_touched(
         "salt": 7,
     }
     data = newest(path).read_bytes()[: offsets(path)[-1]]
-    newest(path).write_bytes(encode_header(SegmentHeader(**reported | changes)) + data[FIRST_BATCH:] + torn)
+    newest(path).write_bytes(encode_segment_header(SegmentHeader(**reported | changes)) + data[FIRST_BATCH:] + torn)
     before = tree(path)
     with pytest.raises(error, match=f"{newest(path)}: offset 0: .*{words}"):
         start_again(path)

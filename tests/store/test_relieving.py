@@ -160,9 +160,9 @@ def test_a_segment_is_relieved_again(built: Built) -> None:
     assert read(built, "web") == [number for number in range(21, 42) if number % 3]
     relief = relieve(built, 1, web=40, stuck=20)
 
-    assert relief.index.relieved is not None
-    assert relief.index.relieved.ranges[0] == (1, 20)
-    assert relief.index.relieved.routes == [
+    assert relief.index.shrunk is not None
+    assert relief.index.shrunk.ranges[0] == (1, 20)
+    assert relief.index.shrunk.routes == [
         RouteEntry("web", 27, 1, 40, 18975),
         RouteEntry("stuck", 6, 3, 18, 4215),
     ]
@@ -199,9 +199,9 @@ def test_without_its_index_the_frames_say_what_was_dropped(built: Built) -> None
     (found,) = missing(built, "web")
     assert (found.first, found.last, found.records) == (1, 40, 27)
     index = index_salvaged(Segment(1, Kind.SEALED, path), built.log_id, Damaged("lost"))
-    assert index.relieved is not None
-    assert (index.relieved.ranges, index.damage, index.sha256) == (
-        relief.index.relieved and relief.index.relieved.ranges,
+    assert index.shrunk is not None
+    assert (index.shrunk.ranges, index.damage, index.sha256) == (
+        relief.index.shrunk and relief.index.shrunk.ranges,
         [],
         relief.index.sha256,
     )

@@ -9,7 +9,7 @@ from logs import Built
 
 from wald.errors import Damaged
 from wald.format.names import Kind
-from wald.format.segment import HEADER, INTERVAL_BYTES, encode_entry
+from wald.format.segment import SEGMENT_HEADER, SPARSE_INTERVAL_BYTES, encode_sparse_entry
 from wald.segments.index_builder import read_index
 from wald.segments.raw_scan import RawFile, ScannedBatch
 
@@ -86,15 +86,15 @@ def test_an_entry_counts_only_where_such_a_batch_stands(built: Built) -> None:
     index = built.path(1, Kind.INDEX)
     reported = read_index(index, built.log_id, 1)
     assert reported is not None
-    assert len(reported.positions) == built.writer.position // INTERVAL_BYTES
+    assert len(reported.positions) == built.writer.position // SPARSE_INTERVAL_BYTES
     entries = list(zip(reported.sequences, reported.positions, reported.times_ns, strict=True))
-    header = index.read_bytes()[: HEADER.size]
+    header = index.read_bytes()[: SEGMENT_HEADER.size]
     met = batches(built)
     hit = lose(built, met[499].offset, met[1499].offset)
     between = set(range(500, 1500))
     for wrong in ((1, 0, 0), (0, 8, 0), (0, 0, 1)):
         lies = (
-            encode_entry(sequence + wrong[0], position + wrong[1], time_ns + wrong[2])
+            encode_sparse_entry(sequence + wrong[0], position + wrong[1], time_ns + wrong[2])
             for sequence, position, time_ns in entries
         )
         index.write_bytes(header + b"".join(lies))

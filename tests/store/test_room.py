@@ -14,7 +14,7 @@ import pytest
 from full_disk import fill, small_file_system
 
 from wald.files.disk import Disk, free_bytes
-from wald.format.segment import SegmentHeader, encode_header
+from wald.format.segment import SegmentHeader, encode_segment_header
 from wald.segments.sealed_file import compress_segment
 from wald.setting_types import GIB, KIB, MIB, TIB, format_bytes
 from wald.writing.disk_budget import Cause, DiskBudget, Sizes, sealed_bytes_max, sizes_for
@@ -120,18 +120,18 @@ def test_a_file_system_that_does_not_tell_its_size_is_taken_at_the_settings_word
 @pytest.mark.parametrize("payload", [1, 100, 5000])
 def test_no_sealed_form_is_larger_than_its_worst_case(tmp_path: Path, payload: int) -> None:
     """Of random bytes, in batches as small as they come and larger."""
-    from wald.format.batch import BatchHeader, checksum_body, encode, route_prefix, seed
+    from wald.format.batch import BatchHeader, checksum_body, encode_batch, route_prefix, seed
 
     raw = tmp_path / "raw"
     with raw.open("wb") as file:
-        file.write(encode_header(SegmentHeader(bytes(16), 1, 1, 0, 7)))
+        file.write(encode_segment_header(SegmentHeader(bytes(16), 1, 1, 0, 7)))
         prefix = route_prefix(b"a")
         for number in range(2000):
             body = os.urandom(payload)
             time_ns = 1_700_000_000_000_000_000 + (number << 32) + int.from_bytes(os.urandom(4), "big")
             checksum = checksum_body(prefix, [body], payload)
             header = BatchHeader(checksum, payload, 1 + number, time_ns, 0, 0, 1, 1, 1, 0, 1)
-            file.writelines(encode(header, prefix, [body], seed(7, file.tell())))
+            file.writelines(encode_batch(header, prefix, [body], seed(7, file.tell())))
     disk = Disk()
     target = disk.create(tmp_path / "sealed")
     with raw.open("rb", buffering=0) as source:

@@ -20,7 +20,7 @@ from wald.files.listing import list_segments
 from wald.format.batch import HEADER, TRAILER, Flag, checksum_body
 from wald.format.log_state import DedupEntry, decode_state
 from wald.format.names import Kind
-from wald.format.segment import HEADER as SEGMENT_HEADER
+from wald.format.segment import SEGMENT_HEADER
 from wald.segments.index_builder import read_index
 from wald.segments.raw_scan import RawFile
 from wald.writing.writer import Draft, Route

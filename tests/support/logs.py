@@ -14,10 +14,10 @@ from wald.files.listing import list_segments
 from wald.files.routes import add_route
 from wald.files.uptime import Moment
 from wald.format.batch import Encoding, Flag
-from wald.format.head import LINE_BYTES, Head, encode_head
+from wald.format.head import HEAD_BYTES, Head, encode_head
 from wald.format.ledger_lines import Entry
 from wald.format.names import Kind, segment_name
-from wald.format.records import encode as encode_columns
+from wald.format.records import encode_columns
 from wald.format.segment import pack_version
 from wald.log import Log
 from wald.segments.sealed_file import SealedFile
@@ -151,7 +151,7 @@ class Built:
         descriptor = os.open(self.root.head, os.O_RDWR | os.O_CREAT, 0o640)
         os.pwrite(descriptor, encode_head(head), 0)
         os.close(descriptor)
-        assert self.root.head.stat().st_size == LINE_BYTES
+        assert self.root.head.stat().st_size == HEAD_BYTES
 
     def cut(self) -> None:
         self.writer.cut(now_ns=self.now_ns)

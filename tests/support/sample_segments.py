@@ -16,13 +16,13 @@ from wald.format.batch import (
     Encoding,
     Flag,
     checksum_body,
-    encode,
+    encode_batch,
     padded,
     route_prefix,
     seed,
 )
-from wald.format.log_state import LogState, Peer, encode_peer, encode_state, number_of
-from wald.format.segment import SegmentHeader, encode_header
+from wald.format.log_state import LogState, Peer, encode_peer, encode_state, peer_number
+from wald.format.segment import SegmentHeader, encode_segment_header
 
 LOG_ID = bytes(range(16))
 TIME_NS = 1_700_000_000_000_000_000
@@ -47,7 +47,7 @@ def batch(
         "flags": 0,
         "route_bytes": len(route),
     }
-    return b"".join(encode(BatchHeader(**(reported | changes)), prefix, [payload], seed(SALT, at)))
+    return b"".join(encode_batch(BatchHeader(**(reported | changes)), prefix, [payload], seed(SALT, at)))
 
 
 BATCHES = st.builds(
@@ -93,7 +93,7 @@ def control_batch(state: LogState) -> bytes:
 
 def segment_header(base: int = 1, **changes: Any) -> bytes:
     """What a segment begins with."""
-    return encode_header(SegmentHeader(LOG_ID, base, 3, TIME_NS, SALT, **changes))
+    return encode_segment_header(SegmentHeader(LOG_ID, base, 3, TIME_NS, SALT, **changes))
 
 
 def joined(batches: Sequence[bytes], *, start: int = 64, salt: int = SALT) -> bytes:
@@ -136,7 +136,7 @@ def segment(
     """
     batches = [control_batch(LogState(base, TIME_NS, {route.decode(): base - 1}))]
     opening = segment_header(base, **changes)
-    number = number_of(len(opening) + len(batches[0])) if peer is not None else 0
+    number = peer_number(len(opening) + len(batches[0])) if peer is not None else 0
     if peer is not None:
         batches.append(peer_batch(peer, number=number, base=base))
     for payload in payloads:

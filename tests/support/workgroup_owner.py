@@ -25,7 +25,7 @@ from typing import Any
 from workgroup_history import Notes
 
 import wald
-from wald.format.records import HEADER as NOT_BEFORE
+from wald.format.records import NOT_BEFORE
 from wald.work import journal
 from wald.work.group import WorkGroup
 

@@ -37,7 +37,7 @@ from workgroup_oracle import judge
 import wald
 from wald.client.producer import Producer
 from wald.files.ledger_read import read_ledger
-from wald.format.records import HEADER as NOT_BEFORE
+from wald.format.records import NOT_BEFORE
 from wald.work.arguments import Order
 
 ROUTE, GROUP, DEAD = "jobs", "work", "dead_letter"

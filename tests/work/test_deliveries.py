@@ -9,14 +9,14 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from wald.format.work import PAGE
+from wald.format.work import PAGE_RECORDS
 from wald.work.deliveries import Deliveries, Part
 from wald.work.window import Run, State
 
 SECOND = 1_000_000_000
 CONSUMERS = ("a", "b", "c")
 consumers = st.sampled_from(CONSUMERS)
-FLOOR = PAGE - 3
+FLOOR = PAGE_RECORDS - 3
 
 
 @dataclass

@@ -17,8 +17,8 @@ from running import Daemon, eventually, output_of
 from wald.client.producer import Producer
 from wald.errors import Damaged, InvalidInput, Locked
 from wald.format.log_state import PRODUCERS_MAX
-from wald.format.records import HEADER
-from wald.format.work import PAGE, Line, Page
+from wald.format.records import NOT_BEFORE
+from wald.format.work import PAGE_RECORDS, Line, Page
 from wald.work.arguments import Order
 from wald.work.group import WorkGroup
 from wald.work.journal import read_journal
@@ -195,8 +195,8 @@ def test_a_delay_outlives_the_owner(built: Built) -> None:
 
 
 def test_a_record_with_a_time_is_not_delivered_before(built: Built) -> None:
-    late = b'{"%s":"%d"}' % (HEADER.encode(), time.time_ns() + 3600 * 10**9)
-    past = b'{"%s":"1"}' % HEADER.encode()
+    late = b'{"%s":"%d"}' % (NOT_BEFORE.encode(), time.time_ns() + 3600 * 10**9)
+    past = b'{"%s":"1"}' % NOT_BEFORE.encode()
     built.columns("a", [b"late", b"past", b"none"], headers=[late, past, None])
     with group(built) as work:
         assert values(work.lease("x", wait=5)) == [b"past", b"none"]
@@ -228,7 +228,7 @@ def test_records_of_a_key_are_given_back_together(built: Built) -> None:
 @pytest.mark.parametrize("order", ["log", "key"])
 def test_what_was_passed_over_by_a_lease_outlives_the_owner(built: Built, order: Order) -> None:
     """A record that is not due, or is behind another of its key, lies between two that were delivered."""
-    late = b'{"%s":"%d"}' % (HEADER.encode(), time.time_ns() + 3600 * 10**9)
+    late = b'{"%s":"%d"}' % (NOT_BEFORE.encode(), time.time_ns() + 3600 * 10**9)
     headers = [None, late if order == "log" else None, None]
     built.columns("a", [b"1", b"2", b"3"], keys=[b"k", b"k", None], headers=headers)
     work = group(built, order=order)
@@ -289,9 +289,9 @@ def test_ten_thousand_in_order_leave_a_short_journal(built: Built) -> None:
 
 def test_holes_outlive_a_journal_that_is_written_anew(built: Built) -> None:
     for _ in range(10):
-        built.lines("a", [b"x"] * PAGE)
+        built.lines("a", [b"x"] * PAGE_RECORDS)
     work = group(built)
-    everything = leased(work, 10 * PAGE)
+    everything = leased(work, 10 * PAGE_RECORDS)
     work.ack("x", everything[::3])
     killed(work)
     for _ in range(3):  # each start writes it anew

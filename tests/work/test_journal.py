@@ -8,11 +8,11 @@ import pytest
 from logs import Built
 
 from wald.errors import Damaged, Refused
-from wald.format.work import Commit, Held, Line, Start
+from wald.format.work import Commit, Line, Start, WorkerLease
 from wald.work.group import WorkGroup
 from wald.work.journal import Journal
 
-LINES: list[Line] = [Commit(done=[(1, 1)]), Commit(out=[Held("w", 5, [(2, 3)])]), Commit(done=[(2, 2)])]
+LINES: list[Line] = [Commit(done=[(1, 1)]), Commit(leased=[WorkerLease("w", 5, [(2, 3)])]), Commit(done=[(2, 2)])]
 
 
 @pytest.fixture

@@ -24,14 +24,14 @@ from powercut import SECTOR_BYTES, recorded
 
 from wald.errors import Damaged
 from wald.format.batch import Buffer
-from wald.format.work import Commit, Line, Start, Why, encode_work
+from wald.format.work import Commit, FailureReason, Line, Start, encode_work
 from wald.work.journal import Journal
 
 SYNC = None
 ROOM_BYTES = 4096
 
 commits = st.builds(
-    lambda length, number: Commit(done=[(number, number)], why=[Why("x" * length, 1, [])]),
+    lambda length, number: Commit(done=[(number, number)], reasons=[FailureReason("x" * length, 1, [])]),
     st.one_of(st.integers(0, 40), st.integers(300, 1200)),
     st.integers(1, 1000),
 )
@@ -176,7 +176,7 @@ class Short(Unsynced):
 @pytest.mark.parametrize("reason", [10, 700])
 def test_a_short_write_takes_no_synced_line_away_wherever_it_ends(reason: int) -> None:
     """It ends inside a sector of the room that is there already."""
-    lost = Commit(done=[(2, 2)], why=[Why("x" * reason, 1, [])])
+    lost = Commit(done=[(2, 2)], reasons=[FailureReason("x" * reason, 1, [])])
     length = len(encode_work(lost, 0))
     for left in range(length + 1):
         with log() as built:
@@ -225,8 +225,8 @@ def test_a_whole_line_behind_a_lost_one_does_not_count(built: Built, writes: int
     journal = opened(built, [])
     journal.sync()
     begin = len(journal.path.read_bytes().rstrip(b"\n")) + 1
-    reason = "x" * (SECTOR_BYTES - begin - len(encode_work(Commit(why=[Why("", 1, [])]), begin)))
-    lost = Commit(why=[Why(reason, 1, [])])
+    reason = "x" * (SECTOR_BYTES - begin - len(encode_work(Commit(reasons=[FailureReason("", 1, [])]), begin)))
+    lost = Commit(reasons=[FailureReason(reason, 1, [])])
     both = [lost, Commit(done=[(2, 2)])]
     for turn in [both] if writes == 1 else [[each] for each in both]:
         journal.append(turn)
@@ -242,8 +242,8 @@ def test_another_byte_in_a_last_line_that_ends_with_a_sector_is_damage(built: Bu
     built.lines("a", [b"x"])
     journal = opened(built, [])
     begin = len(journal.path.read_bytes().rstrip(b"\n")) + 1
-    reason = "x" * (SECTOR_BYTES + 1 - begin - len(encode_work(Commit(why=[Why("", 1, [])]), begin)))
-    journal.append([Commit(why=[Why(reason, 1, [])])])
+    reason = "x" * (SECTOR_BYTES + 1 - begin - len(encode_work(Commit(reasons=[FailureReason("", 1, [])]), begin)))
+    journal.append([Commit(reasons=[FailureReason(reason, 1, [])])])
     journal.close()
     data = journal.path.read_bytes()
     assert len(data.rstrip(b"\n")) == SECTOR_BYTES
@@ -261,8 +261,8 @@ def test_another_byte_in_the_place_of_the_newline_is_damage(built: Built, where:
     built.lines("a", [b"x"])
     journal = opened(built, [])
     begin = len(journal.path.read_bytes().rstrip(b"\n")) + 1
-    reason = "x" * (where + 1 - begin - len(encode_work(Commit(why=[Why("", 1, [])]), begin)))
-    journal.append([Commit(why=[Why(reason, 1, [])])])
+    reason = "x" * (where + 1 - begin - len(encode_work(Commit(reasons=[FailureReason("", 1, [])]), begin)))
+    journal.append([Commit(reasons=[FailureReason(reason, 1, [])])])
     journal.close()
     data = journal.path.read_bytes()
     assert data.rstrip(b"\n") == data[:where]
@@ -279,7 +279,7 @@ def test_a_lost_sector_in_the_middle_of_a_line_is_cut_off_with_what_follows(buil
     journal = opened(built, [])
     journal.append([Commit(done=[(1, 1)])])
     journal.sync()
-    journal.append([Commit(why=[Why("x" * 2000, 1, [])]), Commit(done=[(2, 2)])])
+    journal.append([Commit(reasons=[FailureReason("x" * 2000, 1, [])]), Commit(done=[(2, 2)])])
     journal.close()
     data = journal.path.read_bytes()
     journal.path.write_bytes(data[:1024] + blank * 512 + data[1536:])
@@ -289,7 +289,7 @@ def test_a_lost_sector_in_the_middle_of_a_line_is_cut_off_with_what_follows(buil
 def test_a_lost_sector_is_damage_if_a_line_behind_it_says_that_it_was_on_disk(built: Built) -> None:
     built.lines("a", [b"x"])
     journal = opened(built, [])
-    for line in (Commit(why=[Why("x" * 2000, 1, [])]), Commit(done=[(2, 2)])):
+    for line in (Commit(reasons=[FailureReason("x" * 2000, 1, [])]), Commit(done=[(2, 2)])):
         journal.append([line])
         journal.sync()
     journal.close()

@@ -37,8 +37,7 @@ from workgroup_model import Group, Item
 from wald.client.producer import Durable
 from wald.errors import Damaged, Unavailable
 from wald.format.batch import Encoding
-from wald.format.records import HEADER as NOT_BEFORE
-from wald.format.records import decode
+from wald.format.records import NOT_BEFORE, decode_columns
 from wald.work.group import WorkGroup
 from wald.work.terms import Delivery
 
@@ -94,7 +93,7 @@ class DeadLetters:
         with self.lock:
             ((route, payload),) = letters
             if seed not in self.known:
-                headers = decode(payload).headers
+                headers = decode_columns(payload).headers
                 assert headers is not None
                 self.letters.append(json.loads(headers.to_list()[0] or b""))
                 self.known[seed] = self.built.append(route, payload, 1, encoding=Encoding.COLUMNS)

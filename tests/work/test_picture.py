@@ -17,7 +17,7 @@ from logs import START_NS, Built
 from running import eventually
 
 from wald.errors import NotFound
-from wald.format.work import Commit, Held, Start, encode_work
+from wald.format.work import Commit, Start, WorkerLease, encode_work
 from wald.work.arguments import Order
 from wald.work.group import WorkGroup
 from wald.work.picture import Picture, Seen, look, work_file, work_files
@@ -233,7 +233,7 @@ def test_damage_is_placed_and_what_is_before_it_is_known(built: Built) -> None:
 
 
 @pytest.mark.parametrize(
-    "commit", [Commit(out=[Held("x", 1, [(5, 4)])]), Commit(done=[(-9, 9)]), Commit(due=[(7, -1)])], ids=str
+    "commit", [Commit(leased=[WorkerLease("x", 1, [(5, 4)])]), Commit(done=[(-9, 9)]), Commit(due=[(7, -1)])], ids=str
 )
 def test_a_journal_that_no_owner_wrote_is_damage_at_most(built: Built, commit: Commit) -> None:
     """Another user may leave one beside a cursor of the same user."""

@@ -22,7 +22,7 @@ def journal(built: Built) -> Journal:
     built.lines("a", [b"x"] * 5)
     built.log.set_cursor("a", 0, "g")
     journal = Journal(built.root, built.disk, Start(built.log_id, "a", "g", 0, 1), lambda _: None)
-    journal.append([Commit(taken_in=[(1, 5)])])
+    journal.append([Commit(read=[(1, 5)])])
     journal.sync()
     return journal
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
 from wald.answers.fields import time_fields
-from wald.format.work import Dead
+from wald.format.work import DeadRecord
 from wald.work.picture import Out, Waiting
 
 
 def pending_fields(
-    out: Iterable[Out], waiting: Iterable[Waiting], dead: Iterable[Dead], count: int | None
+    out: Iterable[Out], waiting: Iterable[Waiting], dead: Iterable[DeadRecord], count: int | None
 ) -> Iterator[Mapping[str, object]]:
     """An object for each run of records that are alike.
 
@@ -35,7 +35,7 @@ def _waiting_fields(each: Waiting) -> Mapping[str, object]:
     return fields | time_fields("due", each.due_ns) | {"tries": each.tries, "reason": each.reason}
 
 
-def _dead_fields(each: Dead) -> Mapping[str, object]:
+def _dead_fields(each: DeadRecord) -> Mapping[str, object]:
     """What is being given up, in JSON."""
     fields: dict[str, object] = {"kind": "giving-up", "sequence": each.sequence}
     more = {"tries": each.tries, "reason": each.reason, "dead_letter_route": each.route}

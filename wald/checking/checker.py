@@ -103,7 +103,7 @@ def payload_wrong(header: BatchHeader, payload: memoryview) -> Iterator[str]:
     """Compare what the header says of the payload with the payload."""
     if header.encoding == Encoding.COLUMNS:
         try:
-            count = records.decode(payload).count
+            count = records.decode_columns(payload).count
         except records.BadColumns as error:
             yield f"the columns do not decode: {error}"
             return
@@ -382,8 +382,8 @@ class _Check:
             return
         with file:
             index = file.index
-            if index.relieved is not None and index.relieved.names_all:
-                self._dropped = index.relieved.lasts
+            if index.shrunk is not None and index.shrunk.is_complete:
+                self._dropped = index.shrunk.lasts
             yield from self._belongs(index.log_id, index.base_sequence)
             yield from self._frames(file)
         if self._path.with_name(segment_name(self._base, Kind.RAW)).exists():
@@ -480,7 +480,7 @@ class _Check:
             yield Finding(Level.INFO, self._path, 0, "the ledger does not have it")
         elif digest.hex() in {sha256, *self._target.relieved}:
             pass
-        elif index.relieved is not None and digest == index.sha256 and index.relieved.sha256.hex() == sha256:
+        elif index.shrunk is not None and digest == index.sha256 and index.shrunk.sha256.hex() == sha256:
             yield Finding(Level.INFO, self._path, 0, "the ledger does not have its relief")
         else:
             yield self._error(0, f"the sha256 is {digest.hex()}, the ledger says {sha256}")
@@ -492,7 +492,7 @@ class _Check:
         held = self._contents.routes()
         if not _same(table, index.routes, self._contents.table, held):
             yield self._error(0, "the index's batch table is not that of the frames")
-        if (index.relieved.ranges if index.relieved else []) != self._contents.dropped:
+        if (index.shrunk.ranges if index.shrunk else []) != self._contents.dropped:
             yield self._error(0, "the index's dropped records are not those of the frames")
         counted = {entry.route: entry for entry in index.routes}
         if counted != {entry.route: entry for entry in held} or index.next_sequence != self._state.next_sequence:

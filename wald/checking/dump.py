@@ -19,23 +19,22 @@ from wald.files.ledger_read import PartName, decode_part, read_ledger, stored_in
 from wald.files.safe_open import open_file, read_regular
 from wald.format import records as columns
 from wald.format.batch import Batches, BatchHeader, Encoding, Flag
-from wald.format.cursor import BadCursor, decode_cursor
-from wald.format.head import decode_head
-from wald.format.ledger_lines import BadPart, Decoded
+from wald.format.head import BadCursor, decode_cursor, decode_head
+from wald.format.ledger_lines import BadPart, DecodedLedger
 from wald.format.log_state import BadControl, BadPeer, decode_peer, decode_state
 from wald.format.names import Kind, parse_cursor_name, parse_ledger_part_name, parse_segment_name
 from wald.format.records import split_lines, text_or_bytes
-from wald.format.sealed_index import Relieved, SealedIndex
+from wald.format.sealed_index import SealedIndex, Shrunk
+from wald.format.segment import SEGMENT_HEADER as FILE_HEADER
 from wald.format.segment import (
-    ENTRY,
-    INDEX_MAGIC,
     SEGMENT_MAGIC,
+    SPARSE_ENTRY,
+    SPARSE_MAGIC,
     BadHeader,
-    decode_entries,
-    decode_header,
+    decode_segment_header,
+    decode_sparse_entries,
     version_text,
 )
-from wald.format.segment import HEADER as FILE_HEADER
 from wald.format.transfers import SLOT_BYTES, decode_transfer
 from wald.segments.index_builder import find_index
 from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
@@ -137,11 +136,11 @@ def _sealed_index(index: SealedIndex) -> Item:
         "routes": [entry._asdict() for entry in index.routes],
         "damaged": [list(span) for span in index.damage],
         "writer": version_text(index.writer),
-        "relieved": None if index.relieved is None else _relieved(index.relieved),
+        "relieved": None if index.shrunk is None else _relieved(index.shrunk),
     }
 
 
-def _relieved(relieved: Relieved) -> Item:
+def _relieved(relieved: Shrunk) -> Item:
     return {
         "sha256": relieved.sha256.hex(),
         "bytes": relieved.stored_bytes,
@@ -207,7 +206,7 @@ def _header(offset: int, header: BatchHeader, route: str) -> Item:
 def _records(header: BatchHeader, payload: memoryview) -> Iterator[Item]:
     """Each record, or the piece of one that the batch holds."""
     if header.encoding == Encoding.COLUMNS:
-        stored = columns.decode(payload)
+        stored = columns.decode_columns(payload)
         keys = stored.keys.to_list() if stored.keys else [None] * stored.count
         for i, (value, key) in enumerate(zip(stored.values.to_list(), keys, strict=True)):
             item = {"kind": "record", "sequence": header.base_sequence + i} | text_or_bytes("value", value or b"")
@@ -224,7 +223,7 @@ def _records(header: BatchHeader, payload: memoryview) -> Iterator[Item]:
 
 def _segment_header(data: bytes, magic: bytes) -> Item:
     try:
-        header = decode_header(data, magic)
+        header = decode_segment_header(data, magic)
     except BadHeader as error:
         return {"kind": "header", "offset": 0, "damage": str(error)}
     shown = asdict(header) | {"log_id": header.log_id.hex(), "writer": version_text(header.writer)}
@@ -247,14 +246,14 @@ def _end(end: SegmentEnd, file_bytes: int) -> Item:
 
 def _sparse_index(path: Path) -> Iterator[Item]:
     data = read_regular(path)
-    yield _segment_header(data, INDEX_MAGIC)
+    yield _segment_header(data, SPARSE_MAGIC)
     offset = FILE_HEADER.size
-    for entry in decode_entries(data):
+    for entry in decode_sparse_entries(data):
         content: Item = {"damage": "its checksum is wrong"}
         if entry is not None:
             content = dict(zip(("sequence", "position", "append_time_ns"), entry, strict=True))
         yield {"kind": "entry", "offset": offset} | content
-        offset += ENTRY.size
+        offset += SPARSE_ENTRY.size
     if offset < len(data):
         yield {"kind": "end", "offset": offset, "damage": f"{len(data) - offset} bytes of an entry"}
 
@@ -318,7 +317,7 @@ def _ledger_part(part: PartName) -> Iterator[Item]:
         yield {"kind": "index", "damage": str(error)}
 
 
-def _lines(decoded: Decoded) -> Iterator[Item]:
+def _lines(decoded: DecodedLedger) -> Iterator[Item]:
     for entry in decoded.entries:
         yield {"kind": "line"} | entry
     for number, reason in decoded.broken:

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-from wald.format.names import CURSORS, FOUND, WHOLE
+from wald.format.names import CURSORS, FOUND_PREFIX, WHOLE_SUFFIX
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _ROUTE = rf"routes/{_NAME}"
@@ -79,10 +79,10 @@ _BY_PATH = tuple(
         (rf"{_SEGMENT}\.zst", FileKind.SEALED),
         (rf"{_SEGMENT}(?:\.zst)?\.released", FileKind.RELEASED),
         (rf"{_SEGMENT}(?:\.zst)?\.deleting", FileKind.DELETING),
-        (rf"{_SEGMENT}\.zst\{WHOLE}", FileKind.WHOLE),
+        (rf"{_SEGMENT}\.zst\{WHOLE_SUFFIX}", FileKind.WHOLE),
         (rf"(?:[a-z]+/)?[^/]+\.tmp|{_ROUTE}/(?:.*/)?[^/]+\.tmp", FileKind.TEMPORARY),
         (rf"{_ROUTE}/in", FileKind.FIFO),
-        (rf"{_ROUTE}/{re.escape(FOUND)}[0-9]+", FileKind.FOUND),
+        (rf"{_ROUTE}/{re.escape(FOUND_PREFIX)}[0-9]+", FileKind.FOUND),
         (rf"{_GROUP}\.cursor", FileKind.CURSOR),
         (rf"{_GROUP}\.drain", FileKind.HANDOVER),
         (rf"{_GROUP}\.command(?:-[0-9]+)?", FileKind.COMMAND),

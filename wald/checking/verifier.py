@@ -27,9 +27,9 @@ from wald.files.ledger_read import read_files
 from wald.files.listing import Listing, Segment
 from wald.files.uptime import read_steps, require_steps, step_between
 from wald.format.head import Head
-from wald.format.ledger_lines import Decoded
+from wald.format.ledger_lines import DecodedLedger
 from wald.format.log_state import LogState
-from wald.format.names import LEDGERS, PART_SUFFIX, WHOLE, Kind, SegmentName, parse_segment_name
+from wald.format.names import LEDGERS, PART_SUFFIX, WHOLE_SUFFIX, Kind, SegmentName, parse_segment_name
 from wald.format.spans import Spans
 from wald.retention.cursors import CursorState, cursors_of
 from wald.retention.handovers import handover_pins
@@ -128,13 +128,13 @@ class Verification:
         if not self._root.segments.is_dir():
             return  # _list reports it
         for entry in sorted(os.scandir(self._root.segments), key=lambda entry: entry.name):
-            name = parse_segment_name(entry.name.removesuffix(WHOLE))
-            unread = name is not None and (name.kind.reclaimed or entry.name.endswith(WHOLE))
+            name = parse_segment_name(entry.name.removesuffix(WHOLE_SUFFIX))
+            unread = name is not None and (name.kind.reclaimed or entry.name.endswith(WHOLE_SUFFIX))
             if name is not None and unread and (error := self._misplaced(name, Path(entry.path))):
                 yield Finding.of(Level.ERROR, Path(entry.path), f"{error.message}; {error.hint}")
             elif name is not None and name.kind.reclaimed:
                 yield Finding(Level.INFO, Path(entry.path), 0, "reclaimed; waits out its grace period")
-            elif entry.name.endswith(WHOLE):
+            elif entry.name.endswith(WHOLE_SUFFIX):
                 yield Finding(
                     Level.INFO, Path(entry.path), 0, "left by an interrupted relief; wald-reclaim finishes it"
                 )
@@ -360,7 +360,7 @@ class Verification:
         return head.sequence if head is not None else max(self._state.next_sequence - 1, 0)
 
 
-def _ledger_file(path: Path, decoded: Decoded) -> Iterator[Finding]:
+def _ledger_file(path: Path, decoded: DecodedLedger) -> Iterator[Finding]:
     for number, reason in decoded.broken:
         yield Finding(Level.ERROR, path, 0, f"line {number}: {reason}")
     if path.exists() and not decoded.broken:

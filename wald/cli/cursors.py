@@ -16,8 +16,8 @@ from wald.cli.streams import stdout_is_a_report
 from wald.cli.times import now
 from wald.errors import Damaged, InvalidInput, NotFound, Refused
 from wald.format.names import check_group, check_route
-from wald.format.names import position as position_of
 from wald.format.times import nanoseconds
+from wald.format.times import parse_position_option as position_of
 from wald.hints import command_line
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from wald.cli.read_output import with_times
 from wald.cli.streams import write_stdout
 from wald.cli.times import now, warn_of_wrong_times
 from wald.errors import Damaged, InvalidInput, NotFound, Partial
-from wald.format.names import DEFAULT_GROUP, check_route, position, time_of
-from wald.format.times import utc
+from wald.format.names import DEFAULT_GROUP, check_route
+from wald.format.times import parse_position_option, parse_time_option, utc
 
 if TYPE_CHECKING:
     from wald.format.records import Record
@@ -120,10 +120,13 @@ def _range(start: str | None, stop: str | None, since: str | None, until: str | 
             raise InvalidInput(f"{names} exclude each other", hint="wald grep --help")
     begin: Start = "earliest"
     if start is not None or since is not None:
-        begin = position("--from", start, now()) if start is not None else time_of("--since", since or "", now())
+        if start is not None:
+            begin = parse_position_option("--from", start, now())
+        else:
+            begin = parse_time_option("--since", since or "", now())
     if stop is not None:
-        return begin, position("--to", stop, now())
-    return begin, None if until is None else time_of("--until", until, now())
+        return begin, parse_position_option("--to", stop, now())
+    return begin, None if until is None else parse_time_option("--until", until, now())
 
 
 def _report(missing: Missing, error: NotFound) -> None:

@@ -10,7 +10,7 @@ from wald.format.times import utc
 from wald.setting_types import format_seconds
 
 if TYPE_CHECKING:
-    from wald.format.work import Dead
+    from wald.format.work import DeadRecord
     from wald.work.picture import Out, Waiting
 
 SHOWN = 20
@@ -49,7 +49,7 @@ def waiting_table(waiting: list[Waiting], now_ns: int, count: int | None) -> Ite
     yield from _table(("WAITING", "TO", "DUE", "IN", "TRIES", "REASON"), rows, (0, 1, 3, 4), count)
 
 
-def dead_table(dead: list[Dead], count: int | None) -> Iterator[str]:
+def dead_table(dead: list[DeadRecord], count: int | None) -> Iterator[str]:
     """What is being given up, as a table."""
     rows = [(each.sequence, utc(each.at_ns), each.tries, each.route, one_line(each.reason)) for each in dead]
     yield from _table(("GIVING UP", "SINCE", "TRIES", "DEAD LETTER TO", "REASON"), rows, (0, 2), count)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from wald.client.payloads import encode_columns, encoded_headers, json_payloads
-from wald.format.records import encode, with_not_before
+from wald.client.payloads import column_payloads, encoded_headers, json_payloads
+from wald.format.records import encode_columns, with_not_before
 
 Encode = Callable[[bytes, str, int], Iterator[bytes]]
 """Whole lines, the name of their source and the number of the first of them in it → payloads, in order."""
@@ -19,7 +19,7 @@ def plain_lines(due: Due) -> Encode:
 
     def plain(lines: bytes, _name: str, _number: int) -> Iterator[bytes]:
         values = lines.split(b"\n")[:-1]
-        yield from encode_columns(values, headers=_due_headers(due, len(values)))
+        yield from column_payloads(values, headers=_due_headers(due, len(values)))
 
     return plain
 
@@ -35,9 +35,9 @@ def keyed_lines(separator: bytes, due: Due | None) -> Encode:
             keys.append(key if found else None)
             values.append(value if found else line)
         if due is None:
-            yield encode(values, keys=keys)  # hardly larger than the lines, so it need not be cut
+            yield encode_columns(values, keys=keys)  # hardly larger than the lines, so it need not be cut
         else:
-            yield from encode_columns(values, keys=keys, headers=_due_headers(due, len(values)))
+            yield from column_payloads(values, keys=keys, headers=_due_headers(due, len(values)))
 
     return keyed
 

@@ -22,7 +22,7 @@ from wald.cli.work_metrics import of_work_groups
 from wald.exposition import Metric, Samples, gauge, render
 from wald.files.identity import read_identity
 from wald.files.layout import Root
-from wald.format.names import VERIFIED
+from wald.format.names import VERIFY_LEDGER
 
 if TYPE_CHECKING:
     from wald.answers.work import WorkCounts
@@ -143,7 +143,7 @@ def last_runs(root: Root) -> Ran:
     archived: dict[tuple[str, str], int] = {}
     for entry in newest_entries(root.ledger / "archive.jsonl", "finished"):
         archived.setdefault((str(entry.get("route")), str(entry.get("group"))), _at(entry))
-    verified = list(newest_entries(root.ledger / VERIFIED, "verified"))
+    verified = list(newest_entries(root.ledger / VERIFY_LEDGER, "verified"))
     good = (entry for entry in verified if not entry.get("errors"))
     return Ran(
         _newest(root.ledger / "segments.jsonl", "sealed"),

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from wald.cli.times import now
 from wald.errors import InvalidInput
-from wald.format.names import position, time_of
-from wald.format.times import nanoseconds
+from wald.format.times import nanoseconds, parse_position_option, parse_time_option
 from wald.hints import command_line
 
 if TYPE_CHECKING:
@@ -93,15 +92,15 @@ class Asked:
             InvalidInput: one of them is none, or no record can lie between them.
         """
         if self.since is not None:
-            begin: Start = time_of("--since", self.since, now())
+            begin: Start = parse_time_option("--since", self.since, now())
         else:
             first = "cursor" if self.group or self.commit else "earliest"
             start = first if self.start is None else self.start
-            begin = _NAMED[start] if start in _NAMED else position("--from", start, now(), _NAMED)
+            begin = _NAMED[start] if start in _NAMED else parse_position_option("--from", start, now(), _NAMED)
         if self.until is not None:
-            end: Stop | None = time_of("--until", self.until, now())
+            end: Stop | None = parse_time_option("--until", self.until, now())
         else:
-            end = None if self.stop is None else position("--to", self.stop, now())
+            end = None if self.stop is None else parse_position_option("--to", self.stop, now())
         if _is_empty(begin, end):
             began = f"--since {self.since}" if self.since else f"--from {self.start}"
             ended = f"--until {self.until}" if self.until else f"--to {self.stop}"

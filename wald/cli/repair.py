@@ -18,7 +18,7 @@ from wald.files.disk import Disk
 from wald.files.identity import read_identity
 from wald.files.layout import Root
 from wald.files.listing import list_segments
-from wald.format.names import CURSOR_SUFFIX, SKIPS, WORK_SUFFIX
+from wald.format.names import CURSOR_SUFFIX, SKIPS_LEDGER, WORK_SUFFIX
 from wald.format.times import utc
 from wald.hints import command_line
 
@@ -33,7 +33,7 @@ _OWNERS = {
     "reclaim.jsonl": "wald-reclaim",
     "archive.jsonl": "wald-archive",
     "verify.jsonl": "verification",
-    SKIPS: "wald cursor skip",
+    SKIPS_LEDGER: "wald cursor skip",
 }
 
 

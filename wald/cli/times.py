@@ -12,8 +12,7 @@ import click
 
 from wald.answers.fields import local_now
 from wald.errors import Damaged, InvalidInput
-from wald.format.names import time_of
-from wald.format.times import counts_back, nanoseconds, utc
+from wald.format.times import counts_back, nanoseconds, parse_time_option, utc
 from wald.hints import command_line, hint_for
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -26,7 +25,7 @@ def time_option(name: str, help_text: str) -> Callable[[F], F]:
     """An option that takes a time; None if it is not given."""
 
     def parsed(_: click.Context, __: click.Parameter, given: str | None) -> datetime | None:
-        return None if given is None else time_of(name, given, now())
+        return None if given is None else parse_time_option(name, given, now())
 
     return click.option(name, metavar="TIME", callback=parsed, help=help_text)
 
@@ -40,7 +39,7 @@ def due_option(name: str, counted: str, help_text: str) -> Callable[[F], F]:
         if counts_back(given):
             hint = f"{counted} {given} is that long from now on"
             raise InvalidInput(f"{name} {given}: counts back from now", hint=hint)
-        due_ns = nanoseconds(time_of(name, given, now(), _TO_COME))
+        due_ns = nanoseconds(parse_time_option(name, given, now(), _TO_COME))
         if due_ns > _LATEST_NS:
             raise InvalidInput(f"{name} {given}: after {utc(_LATEST_NS)}", hint="nanoseconds since 1970 have 64 bits")
         return due_ns

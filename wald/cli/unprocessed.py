@@ -21,7 +21,7 @@ from wald.cli.streams import stdout_is_a_report
 from wald.errors import Damaged, NotFound, NotPermitted, Refused
 from wald.files.cursor_directory import own_user, user_of
 from wald.files.disk import Disk
-from wald.format.names import SKIPS
+from wald.format.names import SKIPS_LEDGER
 from wald.format.times import utc
 from wald.hints import command_line, user_name
 
@@ -199,7 +199,7 @@ def skips(log: Log, again: str) -> Iterator[Ledger]:
     """
     from wald.files.ledger_write import Ledger
 
-    path = log.root.ledger / SKIPS
+    path = log.root.ledger / SKIPS_LEDGER
     try:
         ledger = Ledger(path, Disk(), owner="wald cursor skip")
     except PermissionError as error:

@@ -17,7 +17,7 @@ from wald.errors import Damaged
 from wald.files.disk import Disk
 from wald.files.identity import read_identity
 from wald.files.layout import Root
-from wald.format.names import VERIFIED
+from wald.format.names import VERIFY_LEDGER
 
 if TYPE_CHECKING:
     from wald.checking.checker import Level
@@ -51,7 +51,7 @@ def _ledger(root: Root) -> closing[Ledger]:
     """The ledger of verifications; one process at a time has it."""
     from wald.files.ledger_write import Ledger
 
-    return closing(Ledger(root.ledger / VERIFIED, Disk(), owner="verification with --record"))
+    return closing(Ledger(root.ledger / VERIFY_LEDGER, Disk(), owner="verification with --record"))
 
 
 def _report(here: Root, root: Path, log_id: bytes, *, as_json: bool) -> Counter[Level]:

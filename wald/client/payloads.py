@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from wald.errors import InvalidInput
 from wald.format.protocol import Publish, parse_request
-from wald.format.records import check_number, not_before, with_not_before
+from wald.format.records import check_not_before, not_before, with_not_before
 from wald.format.times import nanoseconds, require_nanoseconds, timestamp_ns
 
 _FORMS: Mapping[str, Callable[[str], bytes]] = {  # of what is no text
@@ -90,7 +90,7 @@ def json_payloads(lines: bytes, name: str, number: int, due_ns: int | None, *, b
     # Times are all there or all absent in one payload.
     for timed, records in groupby(parsed, lambda record: record.time_ns is not None):
         values, keys, times, headers = zip(*records, strict=True)
-        yield from encode_columns(
+        yield from column_payloads(
             values,
             keys=keys if any(key is not None for key in keys) else None,
             times_ns=times if timed else None,
@@ -195,7 +195,7 @@ def _time(name: str, given: object) -> int | None:
 
 def _due(given: object) -> int | None:
     due_ns = _time("not_before", given)
-    return check_number(due_ns) if isinstance(given, int) and due_ns is not None else due_ns
+    return check_not_before(due_ns) if isinstance(given, int) and due_ns is not None else due_ns
 
 
 def _headers(given: object, own_due_ns: int | None, due_ns: int | None) -> bytes | None:
@@ -254,7 +254,7 @@ def encode_values(
     headers: Sequence[Mapping[str, str] | None] | None = None,
     not_before: Sequence[Time | None] | None = None,
 ) -> Iterator[bytes]:
-    """The records as payloads, as :func:`encode_columns` makes them.
+    """The records as payloads, as :func:`column_payloads` makes them.
 
     Raises:
         InvalidInput: a column has another length than ``values``, or an entry is of another type or cannot be stored.
@@ -274,7 +274,7 @@ def encode_values(
     if headers is not None or not_before is not None:
         dues = nothing if not_before is None else not_before
         encoded = list(map(_as_json, nothing if headers is None else headers, dues))
-    return encode_columns(
+    return column_payloads(
         list(map(_as_bytes, values)),
         keys=None if keys is None else [None if key is None else _as_bytes(key) for key in keys],
         times_ns=None if times is None else list(map(_event_time_ns, times)),
@@ -282,7 +282,7 @@ def encode_values(
     )
 
 
-def encode_columns(
+def column_payloads(
     values: Sequence[bytes],
     *,
     keys: Sequence[bytes | None] | None = None,
@@ -293,11 +293,11 @@ def encode_columns(
 
     Within a payload, either all records have a time or none does.
     """
-    from wald.format.records import encode
+    from wald.format.records import encode_columns
 
     for part in _parts(values, times_ns, keys, headers):
         times = None if times_ns is None else [time_ns for time_ns in times_ns[part] if time_ns is not None]
-        yield encode(
+        yield encode_columns(
             values[part],
             keys=None if keys is None else keys[part],
             times_ns=times or None,
@@ -307,12 +307,12 @@ def encode_columns(
 
 def records_in(line: bytes, payload: bytes | memoryview) -> int:
     """How many records a request carries."""
-    from wald.format.records import decode
+    from wald.format.records import decode_columns
 
     request = parse_request(line)
     if not isinstance(request, Publish):
         return 0
-    return decode(memoryview(payload)).count if request.columns else bytes(payload).count(b"\n")
+    return decode_columns(memoryview(payload)).count if request.columns else bytes(payload).count(b"\n")
 
 
 def _parts(
@@ -375,13 +375,13 @@ def _event_time_ns(time: object) -> int | None:
 
 
 def _due_ns(due: Time) -> int:
-    from wald.format.records import check_number
+    from wald.format.records import check_not_before
 
     due_ns = _time_ns(due)
     if isinstance(due, datetime):
         return due_ns
     try:
-        return check_number(due_ns)
+        return check_not_before(due_ns)
     except ValueError as error:
         raise InvalidInput(str(error), case="due-time-is-not-valid") from None
 

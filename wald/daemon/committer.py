@@ -32,10 +32,10 @@ from wald.files.safe_open import InPlaceFile
 from wald.files.uptime import ClockStep, add_step
 from wald.format.batch import Buffer, Encoding, Flag, padding
 from wald.format.checksum import crc32c
-from wald.format.head import LINE_BYTES, Head, encode_head
+from wald.format.head import HEAD_BYTES, Head, encode_head
 from wald.format.log_state import DedupEntry, Producers
 from wald.format.protocol import Code, ProtocolError, Publish
-from wald.format.records import decode as decode_columns
+from wald.format.records import decode_columns
 from wald.format.times import utc
 from wald.hints import hint_for
 from wald.settings import Config
@@ -267,7 +267,7 @@ class Committer:
         self._sources = sources
         self._metrics = metrics
         self._journal = journal
-        self._head = InPlaceFile(root.head, LINE_BYTES, disk)
+        self._head = InPlaceFile(root.head, HEAD_BYTES, disk)
         self._filled_at: float | None = None  # when the active segment got its first record
         self._age_share = 1.0  # share of segment_max_age after which the active segment is cut
         self._cut_again_at = self._full_until = self._cause_again_at = self._name_again_at = 0.0

@@ -28,10 +28,9 @@ from wald.daemon.commands import Routes
 from wald.daemon.committer import Arena, CommitRound, Spooling, Ticket
 from wald.daemon.listening import process_name
 from wald.errors import DISK_FULL
-from wald.format.log_state import DedupEntry, Peer, id_in_log
+from wald.format.log_state import DedupEntry, Peer, stored_producer_id
 from wald.format.protocol import Code, Command, ProtocolError, Publish, RequestReader, encode_err
-from wald.format.records import BadColumns
-from wald.format.records import decode as decode_columns
+from wald.format.records import BadColumns, decode_columns
 from wald.writing.writer import Route
 
 RECEIVE_BYTES = 256 << 10  # read from one connection in one turn; a unix socket holds about that much
@@ -126,7 +125,7 @@ class Connection:
     def has_sent_ahead(self) -> bool:
         """Whether the rest of a payload that is not read now has come, or as much as comes of a large one."""
         missing = self.spooling.missing_bytes if self.spooling else self.request.payload_bytes if self.request else 0
-        return len(self.reader.kept) + _unread_bytes(self.socket) >= min(missing, SENT_AHEAD_BYTES)
+        return len(self.reader.leftover) + _unread_bytes(self.socket) >= min(missing, SENT_AHEAD_BYTES)
 
     @property
     def idle(self) -> bool:
@@ -214,7 +213,7 @@ class Requests:
             what the connection has to wait for; None: for the rest of its next request.
         """
         reader = connection.reader
-        kept_bytes = len(reader.kept)
+        kept_bytes = len(reader.leftover)
         reader.feed(arena.buffer, arena.used, end)
         try:
             return self._take_whole(connection, turn, gate)
@@ -222,11 +221,11 @@ class Requests:
             return parked.cause
         finally:
             arena.used = reader.release()
-            self.kept_bytes += len(reader.kept) - kept_bytes
+            self.kept_bytes += len(reader.leftover) - kept_bytes
 
     def forget(self, connection: Connection) -> None:
         """Let go of what a connection that ends has left unfinished."""
-        self.kept_bytes -= len(connection.reader.kept)
+        self.kept_bytes -= len(connection.reader.leftover)
         self._drop_spooling(connection)
 
     def end_turn(self) -> None:
@@ -269,7 +268,7 @@ class Requests:
             if connection.spooling is None:
                 route = self._routes.find(request.route, connection.user_id)
                 gate.pass_through(route)
-                payload = connection.reader.take_payload()
+                payload = connection.reader.read_payload()
                 if payload is not None:
                     connection.answers.append(publish_whole(turn, connection.peer, route, request, payload))
                     connection.request = None
@@ -309,7 +308,7 @@ class Requests:
             gate.require_room()  # again: others may have used it up since the request began
             before = spooling.promised_bytes
             try:
-                spooling.feed(connection.reader.take_part())
+                spooling.feed(connection.reader.read_part())
             except OSError as error:
                 raise _no_spool(error) from error
             finally:
@@ -357,7 +356,7 @@ def publish_whole(turn: CommitRound, peer: Peer, route: Route, request: Publish,
             return turn.publish_lines(route, payload, count, peer)
     else:
         raise _unterminated()
-    producer_id = id_in_log(peer.user, request.producer_id)
+    producer_id = stored_producer_id(peer.user, request.producer_id)
     return _answer(turn.publish(request, producer_id, route, payload, count, peer))
 
 
@@ -370,7 +369,7 @@ def publish_spooled(turn: CommitRound, spooling: Spooling, peer: Peer) -> bytes 
         count = spooling.newlines
     else:
         raise _unterminated()
-    producer_id = id_in_log(peer.user, request.producer_id)
+    producer_id = stored_producer_id(peer.user, request.producer_id)
     return _answer(turn.publish(request, producer_id, spooling.route, None, count, peer, spooling))
 
 

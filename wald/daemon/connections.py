@@ -300,7 +300,7 @@ class Connections:
             if connection.socket.fileno() < 0:  # it had to make way for the others' answers
                 continue
             connection.command, connection.active_at = None, now
-            self._wait(connection, Wait.TURN if connection.reader.kept else None)
+            self._wait(connection, Wait.TURN if connection.reader.leftover else None)
             self._send(connection, answer)
 
     def reply(self, turn: CommitRound) -> None:
@@ -485,7 +485,7 @@ def _begin(connection: Connection, arena: Arena) -> int | None:
 
     None: the arena has no room for them in this turn.
     """
-    kept = connection.reader.kept
+    kept = connection.reader.leftover
     if arena.free < RECEIVE_BYTES + len(kept):
         return None
     start = arena.used + len(kept)

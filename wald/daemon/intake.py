@@ -24,7 +24,7 @@ from wald.daemon.transfers import Transfers, Unfinished, unfinished_transfers
 from wald.errors import InvalidInput
 from wald.files.disk import Disk
 from wald.files.layout import Root
-from wald.format.log_state import FIFO, STDIN
+from wald.format.log_state import FIFO_PEER, STDIN_PEER
 from wald.settings import Config
 from wald.systemd import Systemd
 from wald.writing.writer import Draft, Route
@@ -427,5 +427,5 @@ class Intake:
             open_sequence=open_sequence,
             holds_both_ends=not opened.is_stdin,
             relay=opened.relay,
-            peer=STDIN if opened.is_stdin else FIFO,
+            peer=STDIN_PEER if opened.is_stdin else FIFO_PEER,
         )

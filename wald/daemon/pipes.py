@@ -34,7 +34,7 @@ from wald.daemon.committer import Arena
 from wald.daemon.transfers import Transfers
 from wald.errors import InvalidInput
 from wald.format.batch import Flag
-from wald.format.log_state import FIFO, NOT_KNOWN
+from wald.format.log_state import FIFO_PEER, UNKNOWN_PEER
 from wald.format.transfers import Transfer
 from wald.writing.writer import Draft, Route
 
@@ -250,7 +250,7 @@ class Pipe:
         open_sequence: int,
         holds_both_ends: bool = True,
         relay: Relay | None = None,
-        peer: int = FIFO,
+        peer: int = FIFO_PEER,
     ) -> None:
         self.route = route
         self.peer = peer
@@ -468,5 +468,5 @@ class Pipe:
 def end_of_record(route: Route, sequence: int, source: Pipe | None = None) -> Draft:
     """The draft that ends the record numbered ``sequence`` without a newline."""
     flags = Flag.CONTINUES | Flag.UNTERMINATED
-    peer = source.peer if source is not None else NOT_KNOWN
+    peer = source.peer if source is not None else UNKNOWN_PEER
     return Draft(route, [], 0, 0, flags=flags, continues=sequence, source=source, peer=peer)

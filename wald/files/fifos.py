@@ -17,7 +17,7 @@ from pathlib import Path
 from wald.errors import InvalidInput
 from wald.files import modes
 from wald.files.layout import Root
-from wald.format.names import FOUND
+from wald.format.names import FOUND_PREFIX
 from wald.hints import command_line
 
 FIFO_MODE = 0o620  # only the daemon's group may write to it
@@ -56,8 +56,10 @@ def make_fifo(root: Root, route: str, mode: int | None) -> Path | None:
     found = None
     if not has_fifo(root, route):
         if is_displaced(root, route):
-            number = 1 + max((int(each.name.removeprefix(FOUND)) for each in found_files(root, route)), default=0)
-            found = path.with_name(f"{FOUND}{number}")
+            number = 1 + max(
+                (int(each.name.removeprefix(FOUND_PREFIX)) for each in found_files(root, route)), default=0
+            )
+            found = path.with_name(f"{FOUND_PREFIX}{number}")
             os.rename(path, found)
         modes.make_fifo(path, FIFO_MODE if mode is None else mode)
     elif mode is not None and stat.S_IMODE(path.stat().st_mode) != mode:
@@ -74,8 +76,8 @@ def make_fifo(root: Root, route: str, mode: int | None) -> Path | None:
 
 def found_files(root: Root, route: str) -> list[Path]:
     """What has stood where the route's FIFO belongs, and was kept."""
-    names = (entry.name for entry in os.scandir(root.route(route)) if entry.name.startswith(FOUND))
-    return [root.route(route) / name for name in sorted(names) if name.removeprefix(FOUND).isdecimal()]
+    names = (entry.name for entry in os.scandir(root.route(route)) if entry.name.startswith(FOUND_PREFIX))
+    return [root.route(route) / name for name in sorted(names) if name.removeprefix(FOUND_PREFIX).isdecimal()]
 
 
 def found_words(root: Root, path: Path, route: str) -> str:

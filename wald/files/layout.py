@@ -18,12 +18,12 @@ from wald.errors import Damaged, NotFound
 from wald.format.names import (
     CURSOR_SUFFIX,
     CURSORS,
-    FOUND,
+    FOUND_PREFIX,
     LEDGERS,
     Kind,
     check_route,
     cursor_name,
-    is_of_group,
+    is_group_file,
     is_route,
     parse_cursor_name,
     parse_ledger_part_name,
@@ -282,9 +282,9 @@ def _is_part(name: str) -> bool:
 
 
 def _is_of_route(name: str) -> bool:
-    is_found = name.startswith(FOUND) and name.removeprefix(FOUND).isdecimal()
+    is_found = name.startswith(FOUND_PREFIX) and name.removeprefix(FOUND_PREFIX).isdecimal()
     return name in _OF_ROUTE or is_found or _is_anywhere(name)
 
 
 def _is_of_group(name: str) -> bool:
-    return is_of_group(name) or _is_anywhere(name)
+    return is_group_file(name) or _is_anywhere(name)

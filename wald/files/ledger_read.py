@@ -33,22 +33,22 @@ from wald.format.ledger_lines import (
     NO_SEQUENCE,
     BadLine,
     BadPart,
-    Decoded,
+    DecodedLedger,
     Entry,
     PartFrame,
     PartIndex,
-    decode_index,
+    decode_entries,
+    decode_entry,
     decode_ledger,
-    decode_lines,
+    decode_part_index,
     digest,
-    ends_wrongly,
-    index_bytes,
-    ledger_lines_decode_line,
+    has_damaged_newline,
+    part_index_bytes,
     span_of,
 )
 from wald.format.names import ledger_part_name, parse_ledger_part_name
+from wald.format.sealed_index import BadFrame, read_frame_lengths
 from wald.format.spans import Span
-from wald.format.zstd_frames import BadFrame, span_at
 
 FRAME_BYTES = 256 << 10
 _SECTOR_BYTES = 512  # the least that a disk writes at once
@@ -87,10 +87,10 @@ def stored_index(part: PartName) -> PartIndex:
     """
     with open_file(part.path) as file:
         length = os.fstat(file.fileno()).st_size
-        size = index_bytes(os.pread(file.fileno(), FOOTER_BYTES, max(0, length - FOOTER_BYTES)))
+        size = part_index_bytes(os.pread(file.fileno(), FOOTER_BYTES, max(0, length - FOOTER_BYTES)))
         if size > length:
             raise BadPart("the index is cut short")
-        index = decode_index(os.pread(file.fileno(), size, length - size))
+        index = decode_part_index(os.pread(file.fileno(), size, length - size))
     if index.line != part.line:
         raise BadPart(f"the index is that of line {index.line}")
     return index
@@ -125,7 +125,7 @@ def frames_of(path: Path) -> Iterator[tuple[int, bytes]]:
     stored, offset, lines = read_regular(path), 0, 0
     while offset < len(stored):
         try:
-            span = span_at(lambda begin, count: stored[begin : begin + count], offset)
+            span = read_frame_lengths(lambda begin, count: stored[begin : begin + count], offset)
             data = b"" if span.skippable else _decompressed(stored[offset:][: span.stored_bytes], span.raw_bytes)
         except (BadFrame, zstandard.ZstdError) as error:
             raise damaged(path, lines + 1, f"its frame at offset {offset} is damaged") from error
@@ -155,7 +155,7 @@ def chained(path: Path, data: bytes, *, line: int, prev: str | None, listed: boo
     """
     texts = data.split(b"\n")[:-1]
     try:
-        entries = decode_lines(texts, listed=listed)
+        entries = decode_entries(texts, listed=listed)
     except BadLine as error:
         raise damaged(path, line + error.number, str(error)) from error
     for number, (entry, text) in enumerate(zip(entries, texts, strict=True), start=line):
@@ -178,7 +178,7 @@ def damaged(path: Path, number: int, reason: str) -> Damaged:
 def first_prev(data: bytes) -> str | None:
     """Return the ``prev`` of the first line; None without a readable one."""
     with suppress(BadLine):
-        return str(ledger_lines_decode_line(data[: data.find(b"\n")])["prev"]) if b"\n" in data else None
+        return str(decode_entry(data[: data.find(b"\n")])["prev"]) if b"\n" in data else None
     return None
 
 
@@ -223,7 +223,7 @@ def synced_line(descriptor: int, length: int) -> tuple[bytes, int]:
 
 def _begin_of_append(line: bytes) -> int | None:
     try:
-        begin = ledger_lines_decode_line(line.removesuffix(b"\n")).get("append")
+        begin = decode_entry(line.removesuffix(b"\n")).get("append")
     except BadLine:
         return None
     return begin if isinstance(begin, int) else None
@@ -242,13 +242,13 @@ def _lost_a_sector(line: bytes, offset: int) -> bool:
 
 def newline_is_damaged(rest: bytes, offset: int) -> bool:
     """Return True if ``rest``, which follows the synced lines, was a complete line; otherwise it is torn."""
-    return ends_wrongly(rest) and not _lost_a_sector(rest, offset)
+    return has_damaged_newline(rest) and not _lost_a_sector(rest, offset)
 
 
 def is_intact(line: bytes) -> bool:
     """Return True if the last line is undamaged or missing."""
     try:
-        return not line or bool(ledger_lines_decode_line(line.removesuffix(b"\n")))
+        return not line or bool(decode_entry(line.removesuffix(b"\n")))
     except BadLine:
         return False
 
@@ -546,7 +546,7 @@ class Lines:
         lines, first = self._lines, Entry()
         if lines is None:
             with suppress(BadLine):
-                first = ledger_lines_decode_line(data[: data.find(b"\n")]) if b"\n" in data else {}
+                first = decode_entry(data[: data.find(b"\n")]) if b"\n" in data else {}
             match first:
                 case {"event": "continues", "line": int(lines), "about": [int(low), int(high)]}:
                     self._bound_unreadable((low, high))
@@ -581,14 +581,14 @@ def tip_of(parts: list[PartName]) -> str | None:
     return None
 
 
-def read_ledger(path: Path) -> Decoded:
+def read_ledger(path: Path) -> DecodedLedger:
     """Decode the current file of the ledger at ``path``; a missing one is empty."""
     data, _ = _read_current(path)  # before the parts are listed, as in Lines
     parts = without_copies(parts_of(path), first_prev(data))
     return decode_ledger(data, tip_of(parts) if parts else GENESIS)
 
 
-def read_files(path: Path) -> Iterator[tuple[Path, Decoded]]:
+def read_files(path: Path) -> Iterator[tuple[Path, DecodedLedger]]:
     """Decode each file of the ledger at ``path``, oldest first; the current file is the last.
 
     Parts missing before the first one are not reported: their contents are unknown.
@@ -602,13 +602,13 @@ def read_files(path: Path) -> Iterator[tuple[Path, Decoded]]:
     yield path, decode_ledger(data, tip)
 
 
-def decode_part(part: PartName, tip: str | None) -> Decoded:
+def decode_part(part: PartName, tip: str | None) -> DecodedLedger:
     """Decode every readable line of a part; ``tip`` is the digest of the line before it, None if unknown."""
     try:
         index = stored_index(part)
     except BadPart as error:
         return _decode_without_index(part, tip, str(error))
-    result, tips = Decoded([], 0, [], tip or index.prev), [*(frame.prev for frame in index.frames[1:]), index.tip]
+    result, tips = DecodedLedger([], 0, [], tip or index.prev), [*(frame.prev for frame in index.frames[1:]), index.tip]
     if tip not in (None, index.prev):
         result.broken.append((1, "does not follow the line before it"))
     for block, frame, end in zip(_blocks(part, index), index.frames, tips, strict=True):
@@ -625,7 +625,7 @@ def decode_part(part: PartName, tip: str | None) -> Decoded:
     return replace(result, whole_bytes=sum(frame.raw_bytes for frame in index.frames), tip=index.tip)
 
 
-def _decode_without_index(part: PartName, tip: str | None, reason: str) -> Decoded:
+def _decode_without_index(part: PartName, tip: str | None, reason: str) -> DecodedLedger:
     data, broken = b"", [(0, f"its index is damaged: {reason}")]
     try:
         for _, content in frames_of(part.path):
@@ -670,7 +670,7 @@ def newest_entries(path: Path, *events: str) -> Iterator[Entry]:
     for line in _newest_lines(path):
         if any(kind in line for kind in kinds):  # before long lines are decoded
             with suppress(BadLine):
-                if (entry := ledger_lines_decode_line(line))["event"] in events:
+                if (entry := decode_entry(line))["event"] in events:
                     yield entry
 
 

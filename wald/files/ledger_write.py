@@ -49,10 +49,10 @@ from wald.format.ledger_lines import (
     BadPart,
     Entry,
     PartIndex,
+    decode_entry,
     digest,
-    encode_index,
-    ledger_lines_decode_line,
-    ledger_lines_encode_line,
+    encode_entry,
+    encode_part_index,
 )
 from wald.format.spans import Span
 
@@ -113,7 +113,7 @@ class Ledger:
             lines, prev = [], self._prev
             appended = (*self._damage, *entries)
             for entry in appended:
-                lines.append(ledger_lines_encode_line(entry, prev, self._end if len(appended) > 1 else None))
+                lines.append(encode_entry(entry, prev, self._end if len(appended) > 1 else None))
                 prev = digest(lines[-1])
             try:
                 written = self._disk.write(descriptor, lines, self._end)
@@ -158,9 +158,7 @@ class Ledger:
         descriptor, self._descriptor = self._descriptor, None  # whichever file has the name then is reopened
         self._disk.close(descriptor)
         owner = status.st_uid if os.geteuid() == 0 else -1
-        self._disk.replace(
-            self.path, ledger_lines_encode_line(entry, sealed.tip), mode=S_IMODE(status.st_mode), owner=owner
-        )
+        self._disk.replace(self.path, encode_entry(entry, sealed.tip), mode=S_IMODE(status.st_mode), owner=owner)
         self._reopened()
 
     def _reopened(self) -> int:
@@ -270,7 +268,7 @@ class _Cut:
         """Return the number of the first line, its ``prev``, and the span of the previous part; remove copies."""
         first = next(self._chunks(0), b"")
         try:
-            prev = str(ledger_lines_decode_line(first[: first.find(b"\n")])["prev"])
+            prev = str(decode_entry(first[: first.find(b"\n")])["prev"])
         except BadLine as error:
             raise damaged(self._path, 1, str(error)) from error
         copies: list[PartName] = []
@@ -325,7 +323,7 @@ class _Cut:
                 self._lines += len(entries)
                 if offset - begin >= wanted:
                     break
-            self._disk.write(descriptor, [encode_index(index)], stored_bytes)
+            self._disk.write(descriptor, [encode_part_index(index)], stored_bytes)
             self._disk.sync(descriptor)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # it is read back from the disk
         finally:

@@ -92,7 +92,7 @@ _CONTINUES, _CONTINUED, _CONTROL = int(Flag.CONTINUES), int(Flag.CONTINUED), int
 _DROPPED = int(Flag.DROPPED)
 _COLUMNS = int(Encoding.COLUMNS)
 _HEADER_BYTES, _TRAILER_BYTES = HEADER.size, TRAILER.size
-OUTSIDE_BYTES = _HEADER_BYTES + _TRAILER_BYTES  # of a batch, around its body
+FRAMING_BYTES = _HEADER_BYTES + _TRAILER_BYTES  # of a batch, around its body
 
 
 class BatchHeader(NamedTuple):
@@ -124,7 +124,7 @@ class BatchHeader(NamedTuple):
     @property
     def total_bytes(self) -> int:
         """Bytes from the batch's first byte to the next batch's."""
-        return OUTSIDE_BYTES + (self.route_bytes + 7 & -8) + (self.payload_bytes + 7 & -8)
+        return FRAMING_BYTES + (self.route_bytes + 7 & -8) + (self.payload_bytes + 7 & -8)
 
     @property
     def end_sequence(self) -> int:
@@ -177,7 +177,7 @@ def route_prefix(route: bytes) -> bytes:
     return route + _ZEROS[: padded(len(route)) - len(route)]
 
 
-def encode(header: BatchHeader, prefix: bytes, payload: Sequence[Buffer], seed: int) -> list[Buffer]:
+def encode_batch(header: BatchHeader, prefix: bytes, payload: Sequence[Buffer], seed: int) -> list[Buffer]:
     """The buffers of one batch, ready for a gather-write; the payload is not copied.
 
     Args:
@@ -190,7 +190,7 @@ def encode(header: BatchHeader, prefix: bytes, payload: Sequence[Buffer], seed: 
     assert payload_bytes <= PAYLOAD_MAX_BYTES, "a longer payload is not valid"
     fields = _FIELDS.pack(*header)
     tail = _ZEROS[: -payload_bytes & 7]
-    length = (OUTSIDE_BYTES + len(prefix) + payload_bytes + len(tail)).to_bytes(4, "little")
+    length = (FRAMING_BYTES + len(prefix) + payload_bytes + len(tail)).to_bytes(4, "little")
     head = _LEAD.pack(MAGIC, crc32c(fields, seed)) + fields + prefix
     return [head, *payload, tail + length + crc32c(length, seed).to_bytes(4, "little")]
 
@@ -232,7 +232,7 @@ def decode_header(data: bytes | memoryview, offset: int, seed: int) -> BatchHead
     return BatchHeader._make(fields[2:]) if sane else None
 
 
-def begin_of(closing: bytes | memoryview, end: int, salt: int) -> int | None:
+def batch_begin(closing: bytes | memoryview, end: int, salt: int) -> int | None:
     """The position of the batch that ends with these 8 bytes; None if they are not a trailer.
 
     Args:
@@ -297,7 +297,7 @@ class StoredBatch(NamedTuple):
         return payload_of(self.data, self.at, self.header)
 
 
-def parse(data: bytes | memoryview, offset: int, seed: int) -> Parsed:
+def parse_batch(data: bytes | memoryview, offset: int, seed: int) -> Parsed:
     """What stands at ``offset`` of ``data``. All checksums are checked. It raises nothing, whatever the bytes."""
     view = memoryview(data)[offset:]
     parsed = parse_header(view[:_PARSING_HEADER_BYTES], len(view), seed)
@@ -370,7 +370,7 @@ class Batches:
     @property
     def rest(self) -> Parsed:
         """What stands at :attr:`end` after the iteration; its outcome is END where the buffer ends."""
-        return parse(self.data, self.end, seed(self.salt, self.position + self.end))
+        return parse_batch(self.data, self.end, seed(self.salt, self.position + self.end))
 
 
 def whole_batches(
@@ -415,7 +415,7 @@ def holds_pieces(data: bytes, at: int) -> bool:
         magic, payload_bytes, flags, route_bytes = unpack(data, at)
         if magic != MAGIC or flags & _IN_PIECES:
             return True
-        at += OUTSIDE_BYTES + (route_bytes + 7 & -8) + (payload_bytes + 7 & -8)
+        at += FRAMING_BYTES + (route_bytes + 7 & -8) + (payload_bytes + 7 & -8)
     return at != end
 
 

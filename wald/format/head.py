@@ -9,12 +9,14 @@ rewritten in place while readers read it. A reader that gets a torn line, whose 
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 
 from wald.format.checksum import crc32c
+from wald.format.names import SEQUENCE_MAX
 
-LINE_BYTES = 160
+HEAD_BYTES = 160
 _LINE = re.compile(
     rb"(seq=(\d{20}) segment=(\d{20}) position=(\d{12}) epoch=(\d{10}) at=(\d{19})) crc=([0-9a-f]{8}) *\n"
 )
@@ -40,12 +42,74 @@ def encode_head(head: Head) -> bytes:
         head.epoch,
         head.at_ns,
     )
-    return (b"%s crc=%08x" % (text, crc32c(text))).ljust(LINE_BYTES - 1) + b"\n"
+    return (b"%s crc=%08x" % (text, crc32c(text))).ljust(HEAD_BYTES - 1) + b"\n"
 
 
 def decode_head(data: bytes) -> Head | None:
     """The head in ``data``; None if the line is torn or not one."""
-    match = _LINE.fullmatch(data[:LINE_BYTES])
+    match = _LINE.fullmatch(data[:HEAD_BYTES])
     if match is None or crc32c(match[1]) != int(match[7], 16):
         return None
     return Head(*(int(match[group]) for group in range(2, 7)))
+
+
+CURSOR_MAX_BYTES = 4096  # far above what is ever written; a larger file is not a cursor
+_NUMBER = re.compile(rb"\d{1,20}")
+_LOG_ID_BYTES = 16
+
+
+class BadCursor(ValueError):
+    """The bytes are not a cursor. The reader must assume that nothing was processed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CursorLines:
+    """The content of a cursor file; ``log_id`` is None for a bare number, and then there is nothing else."""
+
+    sequence: int
+    log_id: bytes | None = None
+    epoch: int = 0
+    group: str = ""
+    at: str = ""
+
+
+def encode_cursor(cursor: CursorLines) -> bytes:
+    """Both lines; the first alone for a bare number."""
+    number = b"%d" % cursor.sequence
+    if cursor.log_id is None:
+        return number + b"\n"
+    about = {
+        "log": cursor.log_id.hex(),
+        "epoch": cursor.epoch,
+        "group": cursor.group,
+        "at": cursor.at,
+        "crc": f"{crc32c(number):08x}",
+    }
+    return number + b"\n" + json.dumps(about).encode() + b"\n"
+
+
+def decode_cursor(data: bytes) -> CursorLines:
+    """What ``data`` says.
+
+    Raises:
+        BadCursor: empty, not a number, a number above 64 bits, or a second line that does not match the first.
+    """
+    if len(data) > CURSOR_MAX_BYTES:
+        raise BadCursor(f"{len(data)} bytes are too many for a cursor")
+    number, _, rest = data.partition(b"\n")
+    number = number.strip()
+    if _NUMBER.fullmatch(number) is None or int(number) > SEQUENCE_MAX:
+        raise BadCursor("the first line is not a sequence")
+    if not rest.strip():
+        return CursorLines(int(number))
+    try:
+        about = json.loads(rest)
+        crc, log_id = int(about["crc"], 16), bytes.fromhex(about["log"])
+        cursor = CursorLines(int(number), log_id, int(about["epoch"]), str(about["group"]), str(about["at"]))
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise BadCursor(f"the second line is not what wald writes ({error})") from error
+    if len(log_id) != _LOG_ID_BYTES:
+        raise BadCursor(f"a log id has {_LOG_ID_BYTES} bytes, not {len(log_id)}")
+    if crc != crc32c(number):
+        raise BadCursor("the checksum does not fit the number: the file was half written")
+    return cursor

@@ -99,7 +99,7 @@ class BadLine(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class DecodedLedger:
     """A decoded file of a ledger.
 
     Attributes:
@@ -115,7 +115,7 @@ class Decoded:
     tip: str
 
 
-def ledger_lines_encode_line(entry: Entry, prev: str, append: int | None = None) -> bytes:
+def encode_entry(entry: Entry, prev: str, append: int | None = None) -> bytes:
     """Encode ``entry`` as the line after the one with digest ``prev``; ``append`` as in the module docstring."""
     whole = entry | ({"prev": prev} if append is None else {"append": append, "prev": prev})
     if any(isinstance(value, RawJson) for value in entry.values()):
@@ -141,7 +141,7 @@ def digest(line: bytes) -> str:
     return hashlib.sha256(line.rstrip(b"\n")).hexdigest()
 
 
-def decode_ledger(data: bytes, tip: str | None = GENESIS) -> Decoded:
+def decode_ledger(data: bytes, tip: str | None = GENESIS) -> DecodedLedger:
     """Decode every line of a file and check the chain. Damage is part of the result.
 
     ``tip`` is the digest of the line before the file; None if it is unknown.
@@ -152,7 +152,7 @@ def decode_ledger(data: bytes, tip: str | None = GENESIS) -> Decoded:
     number = 0
     for number, line in enumerate(data[:whole].split(b"\n")[:-1], start=1):
         try:
-            entry = ledger_lines_decode_line(line)
+            entry = decode_entry(line)
         except BadLine as error:
             broken.append((number, str(error)))
         else:
@@ -162,9 +162,9 @@ def decode_ledger(data: bytes, tip: str | None = GENESIS) -> Decoded:
                 broken.append((number, "does not follow the line before it"))
             entries.append(entry)
         tip = digest(line)
-    if ends_wrongly(data[whole:]):
+    if has_damaged_newline(data[whole:]):
         broken.append((number + 1, "its newline is damaged"))
-    return Decoded(entries, whole, broken, tip or GENESIS)
+    return DecodedLedger(entries, whole, broken, tip or GENESIS)
 
 
 def span_of(entry: Entry) -> Span:
@@ -176,7 +176,7 @@ def span_of(entry: Entry) -> Span:
     return NO_SPAN
 
 
-def ledger_lines_decode_line(line: bytes) -> Entry:
+def decode_entry(line: bytes) -> Entry:
     """Decode one line without its newline, including ``prev`` and ``append``.
 
     Raises:
@@ -197,7 +197,7 @@ def ledger_lines_decode_line(line: bytes) -> Entry:
     return entry
 
 
-def decode_lines(lines: Sequence[bytes], *, listed: bool = True) -> list[Entry]:
+def decode_entries(lines: Sequence[bytes], *, listed: bool = True) -> list[Entry]:
     """Decode several lines at once, in half the time of :func:`decode_line`.
 
     With ``listed=False`` long lists of routes are left empty, which is much faster.
@@ -228,12 +228,12 @@ def _decode_whole(lines: Sequence[bytes], *, listed: bool) -> list[Entry]:
 def _decode_each(lines: Sequence[bytes]) -> Iterator[Entry]:
     for number, line in enumerate(lines):
         try:
-            yield ledger_lines_decode_line(line)
+            yield decode_entry(line)
         except BadLine as error:
             raise BadLine(str(error), number) from None
 
 
-def ends_wrongly(rest: bytes) -> bool:
+def has_damaged_newline(rest: bytes) -> bool:
     """Return True if the bytes after the last newline contain a complete line, whose newline is therefore damaged."""
     end = _END.search(rest)
     return end is not None and end.end() < len(rest) and int(end[1], 16) == crc32c(rest[: end.start()])
@@ -285,7 +285,7 @@ class PartIndex:
         return min(frame.low for frame in self.frames), max(frame.high for frame in self.frames)
 
 
-def encode_index(index: PartIndex) -> bytes:
+def encode_part_index(index: PartIndex) -> bytes:
     """Encode the index frame."""
     content = {name: getattr(index, name) for name in PartIndex.__dataclass_fields__}
     text = _encoded(content).encode()
@@ -293,7 +293,7 @@ def encode_index(index: PartIndex) -> bytes:
     return SKIPPABLE.pack(INDEX_FRAME_MAGIC, len(text) + len(footer)) + text + footer
 
 
-def index_bytes(footer: bytes) -> int:
+def part_index_bytes(footer: bytes) -> int:
     """Return the length of the index frame, given the last bytes of the file.
 
     Raises:
@@ -304,7 +304,7 @@ def index_bytes(footer: bytes) -> int:
     return SKIPPABLE.size + int(_FOOTER.unpack(footer)[0]) + FOOTER_BYTES
 
 
-def decode_index(frame: bytes) -> PartIndex:
+def decode_part_index(frame: bytes) -> PartIndex:
     """Decode the index frame.
 
     Raises:

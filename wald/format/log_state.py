@@ -57,7 +57,7 @@ _OWNED = struct.Struct("<IQ")
 
 
 @lru_cache(maxsize=1024)
-def id_in_log(user_id: int, producer_id: int) -> int:
+def stored_producer_id(user_id: int, producer_id: int) -> int:
     """The producer id that the log has for a user's ``producer_id`` (0: none).
 
     Every reader of segments can see it. It does not reveal what it was made of, and another user cannot make it.
@@ -67,8 +67,8 @@ def id_in_log(user_id: int, producer_id: int) -> int:
     return int.from_bytes(blake2b(_OWNED.pack(user_id, producer_id), digest_size=8).digest()) or 1
 
 
-NOT_KNOWN, FIFO, STDIN = 0, 1, 2
-POSITION_MAX = (1 << 35) - 8  # its number has 32 bits
+UNKNOWN_PEER, FIFO_PEER, STDIN_PEER = 0, 1, 2
+PEER_POSITION_MAX = (1 << 35) - 8  # its number has 32 bits
 
 
 class BadPeer(ValueError):
@@ -109,19 +109,19 @@ def decode_peer(payload: bytes | memoryview) -> Peer:
         raise BadPeer(f"no peer: {error}") from error
 
 
-def number_of(position: int) -> int:
+def peer_number(position: int) -> int:
     """The number of the peer that is introduced at ``position``, which is not above POSITION_MAX."""
     return position >> 3
 
 
-def position_of(number: int) -> int:
+def peer_position(number: int) -> int:
     """Where in the raw segment the peer is introduced that has this number."""
     return number << 3
 
 
 VERSION = 1
 PRODUCERS_MAX = 1024  # the least recently active is forgotten first; bounds the control batch to 400 KiB
-WINDOW = 16  # batches remembered per producer: a client may have so many in flight and retry all of them
+PRODUCER_WINDOW = 16  # batches remembered per producer: a client may have so many in flight and retry all of them
 _CONTINUED, _CONTROL, _DROPPED = int(Flag.CONTINUED), int(Flag.CONTROL), int(Flag.DROPPED)  # enums are slow
 _PAIR = struct.Struct("<QQ")
 _ENTRY = struct.Struct("<QQII")
@@ -133,7 +133,7 @@ class BadControl(ValueError):
     """The payload is not the state of a log, or a newer version wrote it."""
 
 
-class Ending(NamedTuple):
+class PreviousEnd(NamedTuple):
     """The end of a complete segment: its salt, and the position at which its last batch ends."""
 
     salt: int
@@ -198,7 +198,7 @@ class Producers:
 
     def add(self, producer_id: int, written: DedupEntry) -> None:
         """Remember a batch that is durable."""
-        window = self.table.pop(producer_id, None) or deque(maxlen=WINDOW)
+        window = self.table.pop(producer_id, None) or deque(maxlen=PRODUCER_WINDOW)
         window.append(written)
         self.table[producer_id] = window
         while len(self.table) > PRODUCERS_MAX:
@@ -224,7 +224,7 @@ class LogState:
     routes: dict[str, int] = field(default_factory=dict)
     open_records: dict[str, int] = field(default_factory=dict)
     producers: Producers = field(default_factory=Producers)
-    previous: Ending | None = field(default=None, compare=False)
+    previous: PreviousEnd | None = field(default=None, compare=False)
 
     def apply(self, header: BatchHeader, route: str, dropped: Mapping[str, int] | None = None) -> None:
         """Add the next batch of the log. A control batch adds only its append time: its payload is a state.
@@ -303,10 +303,12 @@ def decode_state(payload: bytes | memoryview) -> LogState:
         for _ in range(int(line["producers"])):
             producer_id, count = _PAIR.unpack_from(rest, position)
             position += _PAIR.size
-            if count > WINDOW:
+            if count > PRODUCER_WINDOW:
                 raise BadControl(f"{count} batches of one producer")
             entries = (_ENTRY.unpack_from(rest, position + i * _ENTRY.size) for i in range(count))
-            state.producers.table[producer_id] = deque((DedupEntry(*entry) for entry in entries), maxlen=WINDOW)
+            state.producers.table[producer_id] = deque(
+                (DedupEntry(*entry) for entry in entries), maxlen=PRODUCER_WINDOW
+            )
             position += count * _ENTRY.size
         if position != len(rest):
             raise BadControl(f"{len(rest) - position} bytes follow the last producer")
@@ -315,7 +317,7 @@ def decode_state(payload: bytes | memoryview) -> LogState:
     return state
 
 
-def decode_previous(payload: bytes | memoryview) -> Ending | None:
+def decode_previous(payload: bytes | memoryview) -> PreviousEnd | None:
     """Return the end of the segment before, without the rest of the state; None if it is not known."""
     try:
         line = json.loads(bytes(payload).partition(b"\n")[0])
@@ -324,11 +326,11 @@ def decode_previous(payload: bytes | memoryview) -> Ending | None:
         return None
 
 
-def _ending(line: Mapping[str, Any]) -> Ending | None:
+def _ending(line: Mapping[str, Any]) -> PreviousEnd | None:
     if line.get("previous") is None:
         return None
     salt, position = line["previous"]
-    return Ending(int(salt, 16), int(position))
+    return PreviousEnd(int(salt, 16), int(position))
 
 
 def _numbers(numbers: dict[str, int]) -> dict[str, int]:

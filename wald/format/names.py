@@ -11,13 +11,10 @@ The positions that people type: a sequence or a time, and the error for what is 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from enum import Enum
 
 from wald.errors import InvalidInput
-from wald.format.times import moment
 
 DIGITS = 20  # the largest u64 has 20 digits
 ROUTE_MAX_LENGTH = 127  # leaves room for suffixes within the 255 bytes of a file name
@@ -34,12 +31,12 @@ ASK_SUFFIX = ".ask"  # what a command asks the owner of its workers
 PIN_SUFFIX = ".pin"  # lists the routes that an unfinished handover pins
 _OF_GROUP = re.compile(r"(.*)\.(?:cursor|drain|command(?:-[0-9]+)?|work|ask|pin)", re.DOTALL)
 CURSORS = "cursors"  # the directory of a route with the files of its consumer groups
-WHOLE = ".whole"  # behind the name of a sealed segment: a second name of what is being relieved
-FOUND = "in.found-"  # and a number: what stood where the FIFO of a route belongs
+WHOLE_SUFFIX = ".whole"  # behind the name of a sealed segment: a second name of what is being relieved
+FOUND_PREFIX = "in.found-"  # and a number: what stood where the FIFO of a route belongs
 
-VERIFIED = "verify.jsonl"
-SKIPS = "skips.jsonl"  # records that `wald cursor skip` has passed over for a group
-LEDGERS = ("segments.jsonl", "reclaim.jsonl", "archive.jsonl", VERIFIED, SKIPS)
+VERIFY_LEDGER = "verify.jsonl"
+SKIPS_LEDGER = "skips.jsonl"  # records that `wald cursor skip` has passed over for a group
+LEDGERS = ("segments.jsonl", "reclaim.jsonl", "archive.jsonl", VERIFY_LEDGER, SKIPS_LEDGER)
 PART_SUFFIX = ".zst"
 _LEDGER_PART = re.compile(r"([a-z]+)-([0-9]{20})(\.jsonl)\.zst")
 
@@ -164,7 +161,7 @@ def worker_suffix(worker: int) -> str:
     return f"{COMMAND_SUFFIX}-{worker}"
 
 
-def is_of_group(name: str, group: str | None = None) -> bool:
+def is_group_file(name: str, group: str | None = None) -> bool:
     """Whether a file may be one that ``group``, or any, leaves beside its cursor, or that cursor."""
     match = _OF_GROUP.fullmatch(name)
     return match is not None and group in (None, match[1])
@@ -179,55 +176,3 @@ def parse_cursor_name(name: str) -> str | None:
     """The group whose cursor ``name`` is; None if it is none."""
     group = name.removesuffix(CURSOR_SUFFIX)
     return group if group != name and _ROUTE.fullmatch(group) else None
-
-
-EXAMPLES = ("2026-11-21T10:00:00Z", "14:00", "yesterday", "5m")
-"""A time with its zone, one of today, a day, and five minutes ago."""
-
-
-def time_of(option: str, given: str, now: datetime, examples: Sequence[str] = EXAMPLES) -> datetime:
-    """The time that was given for ``option``; without a zone it is in that of ``now``.
-
-    Args:
-        now: what a time ago counts back from.
-        examples: what the hint of an error shows.
-
-    Raises:
-        InvalidInput: it is no time.
-    """
-    if given.isdecimal():
-        raise InvalidInput(
-            f"{option} {given}: a number alone is a sequence, not a time",
-            case="not-a-time",
-            option=option,
-            examples=examples,
-        )
-    try:
-        return moment(given, now)
-    except ValueError:
-        raise InvalidInput(
-            f"{option} {given}: not a time", case="not-a-time", option=option, examples=examples
-        ) from None
-
-
-def position(option: str, given: str, now: datetime, names: Collection[str] = ()) -> int | datetime:
-    """The sequence or the time that was given for ``option``.
-
-    Args:
-        now: as of :func:`time_of`.
-        names: what the option takes besides.
-
-    Raises:
-        InvalidInput: it is neither.
-    """
-    if given.isdecimal() and given.isascii():
-        return int(given)
-    try:
-        return moment(given, now)
-    except ValueError:
-        raise InvalidInput(
-            f"{option} {given}: neither a sequence nor a time",
-            case="neither-sequence-nor-time",
-            option=option,
-            examples=(*EXAMPLES, *names),
-        ) from None

@@ -123,7 +123,7 @@ class RequestReader:
     """
 
     def __init__(self, request_max_bytes: int = REQUEST_MAX_BYTES) -> None:
-        self.kept = b""
+        self.leftover = b""
         self.payload_bytes: int | None = None
         self.closed = False
         self._request_max_bytes = request_max_bytes
@@ -135,7 +135,7 @@ class RequestReader:
     @property
     def unfinished(self) -> bool:
         """Whether a request has begun whose end was not read."""
-        return bool(self.kept or self._skip_bytes) or self.payload_bytes is not None
+        return bool(self.leftover or self._skip_bytes) or self.payload_bytes is not None
 
     @property
     def has_unread(self) -> bool:
@@ -167,7 +167,7 @@ class RequestReader:
             self.payload_bytes = event.payload_bytes
         return event
 
-    def take_payload(self) -> memoryview | None:
+    def read_payload(self) -> memoryview | None:
         """The whole payload of the announced request; None if it has not come yet."""
         assert self.payload_bytes is not None
         begin, end = self._position, self._position + self.payload_bytes
@@ -176,7 +176,7 @@ class RequestReader:
         self._position, self.payload_bytes = end, None
         return self._view[begin:end]
 
-    def take_part(self) -> memoryview:
+    def read_part(self) -> memoryview:
         """What has come of the payload of the announced request; it may be nothing."""
         assert self.payload_bytes is not None
         begin, end = self._position, min(self._end, self._position + self.payload_bytes)
@@ -192,7 +192,7 @@ class RequestReader:
     def release(self) -> int:
         """Keep what was not read, so that the buffer may be reused; returns the position up to which it was read."""
         position, self._position = self._position, self._end
-        self.kept = bytes(self._view[position : self._end]) if position < self._end else b""
+        self.leftover = bytes(self._view[position : self._end]) if position < self._end else b""
         return position
 
     def _refuse(self, error: ProtocolError) -> ProtocolError:

@@ -79,7 +79,7 @@ class Record(NamedTuple):
         return json.dumps({**shown, **more} | text_or_bytes("value", self.value, form), ensure_ascii=False)
 
 
-def record_of_json(line: bytes | str) -> Record:
+def record_from_json(line: bytes | str) -> Record:
     """The inverse of :meth:`Record.to_json`; the spaces in headers may be others than those sent.
 
     Raises:
@@ -188,7 +188,7 @@ class Columns:
     values: Binary
 
 
-def encode(
+def encode_columns(
     values: Sequence[bytes],
     *,
     keys: Sequence[bytes | None] | None = None,
@@ -212,7 +212,7 @@ def encode(
 
 def with_first_headers(payload: bytes, headers: bytes) -> bytes:
     """The payload of the same records, of which the first one has these headers in the place of its own."""
-    columns = decode(payload)
+    columns = decode_columns(payload)
     present = Column.HEADERS
     parts: list[bytes | memoryview] = []
     if columns.times is not None:
@@ -238,13 +238,13 @@ def first_headers(payload: bytes | memoryview) -> bytes | None:
     Raises:
         BadColumns: as of :func:`decode`.
     """
-    headers = decode(payload).headers
+    headers = decode_columns(payload).headers
     if headers is None or headers.validity is None or not headers.validity[0] & 1:
         return None
     return bytes(headers.data[: headers.offsets.cast("i")[1]])
 
 
-def decode(payload: bytes | memoryview) -> Columns:
+def decode_columns(payload: bytes | memoryview) -> Columns:
     """Wrap the buffers of ``payload``.
 
     Raises:
@@ -317,7 +317,7 @@ def _binary(values: Sequence[bytes], bitmap: bytes | None) -> list[bytes]:
     return data if bitmap is None else [bitmap, *data]
 
 
-HEADER = "wald.not-before"
+NOT_BEFORE = "wald.not-before"
 _LIMIT_NS = 1 << 63
 _EARLIEST_NS = 10**18
 
@@ -328,22 +328,22 @@ def not_before(headers: bytes | None) -> int:
     >>> not_before(b'{"wald.not-before": "1700000000000000000"}')
     1700000000000000000
     """
-    if headers is None or HEADER.encode() not in headers:
+    if headers is None or NOT_BEFORE.encode() not in headers:
         return 0
     try:
-        due_ns = int(json.loads(headers)[HEADER])
+        due_ns = int(json.loads(headers)[NOT_BEFORE])
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError):  # whatever a producer may have sent
         return 0
     return due_ns if -_LIMIT_NS <= due_ns < _LIMIT_NS else 0
 
 
-def check_number(due_ns: int) -> int:
+def check_not_before(due_ns: int) -> int:
     """Return a number that a producer gives, if it can be meant as ns since 1970.
 
     Raises:
         ValueError: in ns it would be long past; it may be in seconds, milliseconds or microseconds.
 
-    >>> check_number(1_700_000_000)
+    >>> check_not_before(1_700_000_000)
     Traceback (most recent call last):
     ...
     ValueError: not_before 1700000000 is before 2001-09-09 in ns since 1970, so it is in another unit
@@ -355,4 +355,4 @@ def check_number(due_ns: int) -> int:
 
 def with_not_before(headers: Mapping[str, str] | None, due_ns: int) -> dict[str, str]:
     """The same headers for a record that is due then, in ns since 1970."""
-    return {**(headers or {}), HEADER: str(due_ns)}
+    return {**(headers or {}), NOT_BEFORE: str(due_ns)}

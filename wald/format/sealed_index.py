@@ -15,7 +15,7 @@ The index of a sealed segment.
 
 A ``.wal.zst`` is a run of independent zstd frames (RFC 8878), each with about 1 MiB of whole batches; the first begins
 with the segment header. A skippable frame with the index follows, and then the seek table
-(:mod:`wald.format.zstd_frames`).
+(at the end of this module).
 
     index frame   u32 0x184D2A57, u32 content length, content
     content       header, directory, sections
@@ -33,7 +33,7 @@ with the segment header. A skippable frame with the index follows, and then the 
     route columns count u64[n], first u64[n], last u64[n], payload bytes u64[n]
     sha256        of the raw segment, 32 bytes
     damage        JSON list of [position, length] of bytes that are no batch; absent if there are none
-    relieved      JSON object, see :mod:`wald.format.sealed_index`; absent if relief has dropped nothing
+    relieved      JSON object; absent if relief has dropped nothing
     peers         JSON list of [number, user, pid, process], see :mod:`wald.format.log_state`; absent if there are none
 
 A reader ignores sections that it does not know, so sections can be added without a new version.
@@ -45,7 +45,7 @@ import json
 import struct
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate, chain, repeat
@@ -237,7 +237,7 @@ class FrameTable(Sequence[Frame]):
 
 
 @dataclass(frozen=True, slots=True)
-class Relieved:
+class Shrunk:
     """
     Attributes:
         sha256: of the raw bytes as they were sealed; empty if not known.
@@ -258,16 +258,16 @@ class Relieved:
         return sum(last - first + 1 for first, last in self.ranges)
 
     @property
-    def names_all(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether ``routes`` has all that was dropped: not if the index was made anew, also before another relief."""
         return sum(entry.count for entry in self.routes) == self.records
 
     @property
     def lasts(self) -> dict[str, int] | None:
         """The last sequence that was dropped of each route; None if ``routes`` has not all that was dropped."""
-        return {entry.route: entry.last for entry in self.routes} if self.names_all else None
+        return {entry.route: entry.last for entry in self.routes} if self.is_complete else None
 
-    def encoded(self) -> bytes:
+    def encode(self) -> bytes:
         """The content of the section."""
         sealed = {"sha256": self.sha256.hex(), "bytes": self.stored_bytes}
         return json.dumps(sealed | {"dropped": self.ranges, "routes": self.routes}, separators=(",", ":")).encode()
@@ -277,7 +277,7 @@ class Relieved:
         return any(begin < following and first <= last for begin, last in self.ranges)
 
 
-def joined(routes: Iterable[RouteEntry], others: Iterable[RouteEntry]) -> list[RouteEntry]:
+def merge_routes(routes: Iterable[RouteEntry], others: Iterable[RouteEntry]) -> list[RouteEntry]:
     """What is held of each route, where ``routes`` are a part of it and ``others`` the rest."""
     found = {entry.route: entry for entry in routes}
     for entry in others:
@@ -328,7 +328,7 @@ class SealedIndex:
     sha256: bytes
     damage: list[tuple[int, int]]
     stored_batches: StoredSection = field(repr=False, compare=False, default=(b"", 0, 0))
-    relieved: Relieved | None = None
+    shrunk: Shrunk | None = None
     writer: int = 0
     stored_peers: StoredSection | None = field(repr=False, compare=False, default=None)
 
@@ -369,7 +369,7 @@ class SealedIndex:
             raise BadSealed(f"the peers section does not decode: {error}") from error
 
 
-def encode_index(index: SealedIndex, batches: BatchTable, peers: Mapping[int, Peer] | None = None) -> bytes:
+def encode_sealed_index(index: SealedIndex, batches: BatchTable, peers: Mapping[int, Peer] | None = None) -> bytes:
     """The skippable frame of ``index``. Instead of its stored sections, ``batches`` and ``peers`` are stored."""
     sections = _sections(index, batches, peers or {})
     offset = _HEADER.size + _SECTION.size * len(sections)
@@ -396,8 +396,8 @@ def _sections(
     }
     if index.damage:
         sections["damage"] = [json.dumps(index.damage).encode()]
-    if index.relieved is not None:
-        sections["relieved"] = [index.relieved.encoded()]
+    if index.shrunk is not None:
+        sections["relieved"] = [index.shrunk.encode()]
     if peers:
         sections["peers"] = [_peers_section(peers)]
     return sections
@@ -436,7 +436,7 @@ def store_batches(batches: BatchTable) -> StoredSection:
     return _compress_section(_columns_of(batches))
 
 
-def decode_index(frame: bytes) -> SealedIndex:
+def decode_sealed_index(frame: bytes) -> SealedIndex:
     """The index in a skippable frame as :func:`encode_index` makes it.
 
     Raises:
@@ -515,7 +515,7 @@ def _routes(table: list[list[Any]]) -> RouteTable:
     return RouteTable(names, *numbers)
 
 
-def _decode_losses(sections: dict[str, StoredSection]) -> tuple[list[tuple[int, int]], Relieved | None]:
+def _decode_losses(sections: dict[str, StoredSection]) -> tuple[list[tuple[int, int]], Shrunk | None]:
     """The sections that few segments have: damage and relieved."""
     damage_table = _section(sections, "damage") if "damage" in sections else b"[]"
     relief = _section(sections, "relieved") if "relieved" in sections else b"null"
@@ -525,11 +525,11 @@ def _decode_losses(sections: dict[str, StoredSection]) -> tuple[list[tuple[int, 
         raise BadSealed(f"the table of damage or of relief does not decode: {error}") from error
 
 
-def _relieved(found: Any) -> Relieved | None:  # JSON
+def _relieved(found: Any) -> Shrunk | None:  # JSON
     if found is None:
         return None
     dropped = _spans(found["dropped"])
-    return Relieved(bytes.fromhex(found["sha256"]), int(found["bytes"]), dropped, list(_routes(found["routes"])))
+    return Shrunk(bytes.fromhex(found["sha256"]), int(found["bytes"]), dropped, list(_routes(found["routes"])))
 
 
 def _spans(table: list[list[int]]) -> list[tuple[int, int]]:
@@ -607,3 +607,110 @@ def _decompress(section: StoredSection, name: str) -> bytes:
     if len(raw) != raw_bytes or crc32c(raw) != crc:
         raise BadSealed(f"section {name!r} has a wrong checksum")
     return raw
+
+
+_ZSTD_MAGIC = (0xFD2FB528).to_bytes(4, "little")
+_SKIPPABLE_MAGIC = range(0x184D2A50, 0x184D2A60)
+_ZSTD_HEADER_MAX_BYTES = 18
+_BLOCK_MAX_BYTES = 128 << 10
+_RAW, _RLE, _COMPRESSED = range(3)
+_CHECKSUM_BYTES = 4
+
+
+class BadFrame(ValueError):
+    """There is no frame here, or its headers are damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameLengths:
+    """The lengths of a frame, by its headers.
+
+    Attributes:
+        stored_bytes: of the frame in the file; more than there are if the file was cut short.
+        raw_bytes: of its content; 0: a skippable frame.
+    """
+
+    stored_bytes: int
+    raw_bytes: int
+
+    @property
+    def skippable(self) -> bool:
+        return not self.raw_bytes
+
+
+def read_frame_lengths(read: Callable[[int, int], bytes], offset: int) -> FrameLengths:
+    """The frame that begins at ``offset``.
+
+    Args:
+        read: (offset, length) → up to so many bytes.
+
+    Raises:
+        BadFrame: there is no frame, or it does not say how long it is.
+    """
+    opening = read(offset, _ZSTD_HEADER_MAX_BYTES)
+    if int.from_bytes(opening[:4], "little") in _SKIPPABLE_MAGIC and len(opening) >= 8:
+        return FrameLengths(8 + int.from_bytes(opening[4:8], "little"), 0)
+    if not opening.startswith(_ZSTD_MAGIC):
+        raise BadFrame("no frame begins here")
+    try:
+        parameters = zstandard.get_frame_parameters(opening)
+        end = offset + zstandard.frame_header_size(opening)
+    except zstandard.ZstdError as error:
+        raise BadFrame(f"the frame's header is not whole ({error})") from error
+    if parameters.content_size in (0, zstandard.CONTENTSIZE_UNKNOWN, zstandard.CONTENTSIZE_ERROR):
+        raise BadFrame("the frame's header does not say how long its content is")
+    last = False
+    while not last:
+        header = read(end, 3)
+        if len(header) < 3:
+            raise BadFrame("the frame is cut short")
+        bits = int.from_bytes(header, "little")
+        last, kind, length = bool(bits & 1), bits >> 1 & 3, bits >> 3
+        if kind > _COMPRESSED or length > _BLOCK_MAX_BYTES:
+            raise BadFrame("a block's header is damaged")
+        end += 3 + (1 if kind == _RLE else length)
+    return FrameLengths(end + _CHECKSUM_BYTES * parameters.has_checksum - offset, parameters.content_size)
+
+
+SEEK_TABLE_MAGIC = 0x184D2A5E
+SEEKABLE_MAGIC = 0x8F92EAB1
+SEEK_ENTRY = struct.Struct("<II")
+SEEK_FOOTER = struct.Struct("<IBI")
+assert SEEK_FOOTER.size == 9
+
+
+def encode_seek_table(frames: Sequence[tuple[int, int]]) -> bytes:
+    """The seek table of frames given as (compressed, decompressed) bytes, the index frame included."""
+    body = b"".join(SEEK_ENTRY.pack(*entry) for entry in frames)
+    footer = SEEK_FOOTER.pack(len(frames), 0, SEEKABLE_MAGIC)
+    return SKIPPABLE.pack(SEEK_TABLE_MAGIC, len(body) + len(footer)) + body + footer
+
+
+def seek_table_bytes(footer: bytes) -> int:
+    """How long the seek table is that ends in these 9 bytes.
+
+    Raises:
+        BadSealed: they are not the end of a seek table of ours.
+    """
+    if len(footer) != SEEK_FOOTER.size:
+        raise BadSealed("the file is too short for a seek table")
+    count, descriptor, magic = SEEK_FOOTER.unpack(footer)
+    if magic != SEEKABLE_MAGIC or descriptor != 0:
+        raise BadSealed("the file does not end in a seek table: it is truncated or not sealed by wald")
+    return SKIPPABLE.size + int(count) * SEEK_ENTRY.size + SEEK_FOOTER.size
+
+
+def decode_seek_table(table: bytes, *, file_bytes: int) -> list[tuple[int, int]]:
+    """The (compressed, decompressed) bytes of each frame, the index frame last.
+
+    Raises:
+        BadSealed: the frames do not add up to the file.
+    """
+    if len(table) < SKIPPABLE.size + SEEK_FOOTER.size or len(table) != seek_table_bytes(table[-SEEK_FOOTER.size :]):
+        raise BadSealed("the seek table's length is wrong")
+    if SKIPPABLE.unpack_from(table) != (SEEK_TABLE_MAGIC, len(table) - SKIPPABLE.size):
+        raise BadSealed("the seek table's frame header is wrong")
+    frames = list(SEEK_ENTRY.iter_unpack(table[SKIPPABLE.size : -SEEK_FOOTER.size]))
+    if not frames or frames[-1][1] != 0 or sum(stored for stored, _ in frames) + len(table) != file_bytes:
+        raise BadSealed("the seek table's frames do not add up to the file: bytes are missing")
+    return frames

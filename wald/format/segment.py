@@ -39,11 +39,11 @@ from dataclasses import dataclass, field
 from wald.format.checksum import crc32c
 
 SEGMENT_MAGIC = b"WALDSEG1"
-INDEX_MAGIC = b"WALDIDX1"
+SPARSE_MAGIC = b"WALDIDX1"
 VERSION = 1
 
-HEADER = struct.Struct("<8sIHH16sQQqII")
-assert HEADER.size == 64
+SEGMENT_HEADER = struct.Struct("<8sIHH16sQQqII")
+assert SEGMENT_HEADER.size == 64
 _CHECKED_FROM = 12  # the checksum covers what follows it
 
 
@@ -68,13 +68,13 @@ class SegmentHeader:
     writer: int = 0
 
 
-def encode_header(header: SegmentHeader, magic: bytes = SEGMENT_MAGIC) -> bytes:
+def encode_segment_header(header: SegmentHeader, magic: bytes = SEGMENT_MAGIC) -> bytes:
     """The 64 bytes of ``header``."""
-    packed = HEADER.pack(
+    packed = SEGMENT_HEADER.pack(
         magic,
         0,
         header.version,
-        HEADER.size,
+        SEGMENT_HEADER.size,
         header.log_id,
         header.base_sequence,
         header.epoch,
@@ -85,22 +85,24 @@ def encode_header(header: SegmentHeader, magic: bytes = SEGMENT_MAGIC) -> bytes:
     return packed[:8] + struct.pack("<I", crc32c(packed[_CHECKED_FROM:])) + packed[_CHECKED_FROM:]
 
 
-def decode_header(data: bytes | memoryview, magic: bytes = SEGMENT_MAGIC) -> SegmentHeader:
+def decode_segment_header(data: bytes | memoryview, magic: bytes = SEGMENT_MAGIC) -> SegmentHeader:
     """The header in the first 64 bytes of ``data``.
 
     Raises:
         BadHeader: too short, another magic, a wrong checksum or a newer version.
     """
-    if len(data) < HEADER.size:
-        raise BadHeader(f"{len(data)} bytes are too few for a header of {HEADER.size}")
-    found, checksum, version, header_bytes, log_id, base, epoch, created, salt, writer = HEADER.unpack_from(data)
+    if len(data) < SEGMENT_HEADER.size:
+        raise BadHeader(f"{len(data)} bytes are too few for a header of {SEGMENT_HEADER.size}")
+    found, checksum, version, header_bytes, log_id, base, epoch, created, salt, writer = SEGMENT_HEADER.unpack_from(
+        data
+    )
     if found != magic:
         raise BadHeader(f"the magic is {found!r}, not {magic!r}")
-    if crc32c(data[_CHECKED_FROM : HEADER.size]) != checksum:
+    if crc32c(data[_CHECKED_FROM : SEGMENT_HEADER.size]) != checksum:
         raise BadHeader("the header's checksum is wrong")
     if version > VERSION:
         raise NewerVersion(f"version {version} is newer than the {VERSION} this program reads")
-    if header_bytes != HEADER.size:
+    if header_bytes != SEGMENT_HEADER.size:
         raise BadHeader(f"a header of {header_bytes} bytes in version {version}")
     return SegmentHeader(log_id, base, epoch, created, salt, version, writer)
 
@@ -117,9 +119,9 @@ def version_text(packed: int) -> str:
 
 
 _FIELDS = struct.Struct("<QQq")
-ENTRY = struct.Struct("<24sII")
-assert ENTRY.size == 32
-INTERVAL_BYTES = 64 * 1024  # at most one entry for so much of the segment, so a seek reads about that much
+SPARSE_ENTRY = struct.Struct("<24sII")
+assert SPARSE_ENTRY.size == 32
+SPARSE_INTERVAL_BYTES = 64 * 1024  # at most one entry for so much of the segment, so a seek reads about that much
 
 
 @dataclass(slots=True)
@@ -140,42 +142,42 @@ class SparseIndex:
         return self._position(bisect_right(self.times_ns, time_ns - 1))
 
     def _position(self, after: int) -> int:
-        return self.positions[after - 1] if after else HEADER.size
+        return self.positions[after - 1] if after else SEGMENT_HEADER.size
 
 
-def encode_entry(sequence: int, position: int, append_time_ns: int) -> bytes:
+def encode_sparse_entry(sequence: int, position: int, append_time_ns: int) -> bytes:
     """The 32 bytes of one entry."""
     fields = _FIELDS.pack(sequence, position, append_time_ns)
-    return ENTRY.pack(fields, crc32c(fields), 0)
+    return SPARSE_ENTRY.pack(fields, crc32c(fields), 0)
 
 
-def decode_entries(data: bytes) -> Iterator[tuple[int, int, int] | None]:
+def decode_sparse_entries(data: bytes) -> Iterator[tuple[int, int, int] | None]:
     """Sequence, position and append time of each whole entry in an index file; None if its checksum is wrong."""
-    whole = max(0, len(data) - HEADER.size) // ENTRY.size * ENTRY.size
-    for fields, checksum, _ in ENTRY.iter_unpack(data[HEADER.size : HEADER.size + whole]):
+    whole = max(0, len(data) - SEGMENT_HEADER.size) // SPARSE_ENTRY.size * SPARSE_ENTRY.size
+    for fields, checksum, _ in SPARSE_ENTRY.iter_unpack(data[SEGMENT_HEADER.size : SEGMENT_HEADER.size + whole]):
         yield _FIELDS.unpack(fields) if crc32c(fields) == checksum else None
 
 
-def encode_index_header(header: SegmentHeader) -> bytes:
+def encode_sparse_header(header: SegmentHeader) -> bytes:
     """The first 64 bytes of the index of the segment with ``header``."""
-    return encode_header(header, INDEX_MAGIC)
+    return encode_segment_header(header, SPARSE_MAGIC)
 
 
-def decode_index(data: bytes, *, log_id: bytes | None, base_sequence: int) -> SparseIndex | None:
+def decode_sparse_index(data: bytes, *, log_id: bytes | None, base_sequence: int) -> SparseIndex | None:
     """Return the usable entries of an index file; None if it is not the index of that segment.
 
     Args:
         log_id: None accepts the index of any log.
     """
     try:
-        header = decode_header(data, INDEX_MAGIC)
+        header = decode_segment_header(data, SPARSE_MAGIC)
     except BadHeader:
         return None
     if header.base_sequence != base_sequence or log_id not in (None, header.log_id):
         return None
     index = SparseIndex(salt=header.salt)
-    last = (base_sequence, HEADER.size - 1, -(1 << 63))
-    for entry in decode_entries(data):
+    last = (base_sequence, SEGMENT_HEADER.size - 1, -(1 << 63))
+    for entry in decode_sparse_entries(data):
         if entry is None:
             continue
         sequence, position, time_ns = entry

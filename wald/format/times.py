@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, time, timedelta, timezone
+
+from wald.errors import InvalidInput
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _AGO = re.compile(r"(?:-(?!.*ago))?(?P<number>\d{1,9}(?:\.\d{1,6})?) ?(?P<unit>[smhdw])(?: ago)?", re.ASCII)
@@ -29,7 +32,7 @@ def utc(time_ns: int, digits: int = 0) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}{fraction_text}Z"
 
 
-def at_utc(time_ns: object) -> str:
+def utc_or_unknown(time_ns: object) -> str:
     """A time that a ledger's line gives, as text; "an unknown time" if it is none."""
     if isinstance(time_ns, int) and 0 <= time_ns < _LATEST_NS:
         return utc(time_ns)
@@ -85,7 +88,7 @@ def require_nanoseconds(number: int) -> int:
     return number
 
 
-def moment(text: str, now: datetime) -> datetime:
+def parse_time(text: str, now: datetime) -> datetime:
     """The time that ``text`` means at the time ``now``, which has the zone that "today" is in; see docs/reading.md.
 
     A result without a zone is local time, as :func:`nanoseconds` takes it. Of a time that the clock shows twice, the
@@ -95,7 +98,7 @@ def moment(text: str, now: datetime) -> datetime:
         ValueError: it is no time, or none that can be counted from 1970.
 
     >>> now = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
-    >>> [moment(text, now).isoformat() for text in ("5m", "yesterday 14:00")]
+    >>> [parse_time(text, now).isoformat() for text in ("5m", "yesterday 14:00")]
     ['2026-11-21T09:55:00+00:00', '2026-11-20T14:00:00']
     """
     try:
@@ -111,7 +114,7 @@ def counts_back(text: str) -> bool:
     return _AGO.fullmatch(text.strip()) is not None
 
 
-def names_its_day(text: str) -> bool:
+def is_absolute(text: str) -> bool:
     """Return True if :func:`moment` gives the same time for a text on any day."""
     text = text.strip()
     return text != "now" and not counts_back(text) and _DAY.fullmatch(text) is None
@@ -126,3 +129,55 @@ def _moment(text: str, now: datetime) -> datetime:
         date = now.date() - timedelta(days=day["name"] == "yesterday")
         return datetime.combine(date, time.fromisoformat(day["clock"] or day["alone"] or "00:00"))
     return datetime.fromisoformat(text)
+
+
+TIME_EXAMPLES = ("2026-11-21T10:00:00Z", "14:00", "yesterday", "5m")
+"""A time with its zone, one of today, a day, and five minutes ago."""
+
+
+def parse_time_option(option: str, given: str, now: datetime, examples: Sequence[str] = TIME_EXAMPLES) -> datetime:
+    """The time that was given for ``option``; without a zone it is in that of ``now``.
+
+    Args:
+        now: what a time ago counts back from.
+        examples: what the hint of an error shows.
+
+    Raises:
+        InvalidInput: it is no time.
+    """
+    if given.isdecimal():
+        raise InvalidInput(
+            f"{option} {given}: a number alone is a sequence, not a time",
+            case="not-a-time",
+            option=option,
+            examples=examples,
+        )
+    try:
+        return parse_time(given, now)
+    except ValueError:
+        raise InvalidInput(
+            f"{option} {given}: not a time", case="not-a-time", option=option, examples=examples
+        ) from None
+
+
+def parse_position_option(option: str, given: str, now: datetime, names: Collection[str] = ()) -> int | datetime:
+    """The sequence or the time that was given for ``option``.
+
+    Args:
+        now: as of :func:`parse_time_option`.
+        names: what the option takes besides.
+
+    Raises:
+        InvalidInput: it is neither.
+    """
+    if given.isdecimal() and given.isascii():
+        return int(given)
+    try:
+        return parse_time(given, now)
+    except ValueError:
+        raise InvalidInput(
+            f"{option} {given}: neither a sequence nor a time",
+            case="neither-sequence-nor-time",
+            option=option,
+            examples=(*TIME_EXAMPLES, *names),
+        ) from None

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute
 
-from wald.format.records import Binary, decode
+from wald.format.records import Binary, decode_columns
 
 _TIME = pa.timestamp("ns", "UTC")
 schema = pa.schema(
@@ -159,7 +159,7 @@ class _Columns:
     """The columns of a batch that is stored as columns, of the records that were asked for."""
 
     def __init__(self, batch: Stored) -> None:
-        self._stored = decode(batch.payload)
+        self._stored = decode_columns(batch.payload)
         self._skipped = batch.skipped
         self._count = batch.count
 

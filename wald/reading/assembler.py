@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from wald.errors import Damaged
 from wald.format.batch import BatchHeader, Encoding, Flag, StoredBatch
-from wald.format.log_state import FIFO, NOT_KNOWN, STDIN, Peer
-from wald.format.records import Record, split_lines
-from wald.format.records import decode as decode_columns
+from wald.format.log_state import FIFO_PEER, STDIN_PEER, UNKNOWN_PEER, Peer
+from wald.format.records import Record, decode_columns, split_lines
 from wald.format.sealed_index import RouteEntry
 from wald.reading.scanner import DamagedRange
 from wald.retention.missing import lasts_of
@@ -37,7 +36,7 @@ from wald.segments.view import View
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_WAYS = {NOT_KNOWN: "unknown", FIFO: "fifo", STDIN: "stdin"}
+_WAYS = {UNKNOWN_PEER: "unknown", FIFO_PEER: "fifo", STDIN_PEER: "stdin"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from wald.files.safe_open import open_file
 from wald.format.batch import StoredBatch
 from wald.format.ledger_lines import Entry
 from wald.format.names import WORK_SUFFIX, Kind, segment_name
-from wald.format.times import at_utc
+from wald.format.times import utc_or_unknown
 from wald.format.work import Start, is_done
 from wald.retention.cursors import Cursor, CursorState, cursors_of
 from wald.retention.history import History, Relief, holders, member_of
@@ -280,7 +280,7 @@ def _removed(entry: Entry, sequence: int) -> str:
     rules = repr(str(entry.get("rule", "unknown")))
     if entry.get("rule") == "each_route" and holders:
         rules = " or ".join(f"{str(held.get('rule'))!r} of route {held.get('route')}" for held in holders)
-    message = f"at {at_utc(entry.get('at'))} by the rule {rules}"
+    message = f"at {utc_or_unknown(entry.get('at'))} by the rule {rules}"
     cursors = [
         (f"{held.get('route')}/{group}", at)
         for held in holders

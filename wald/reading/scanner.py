@@ -238,8 +238,8 @@ class Walk:
 
     def _dropped(self, segment: OpenSegment, found: DroppedBatches) -> Iterator[DamagedRange | DroppedRange]:
         yield from self._report_gap(segment, found.first_sequence, self._position)
-        relieved = segment.index.relieved if isinstance(segment, SealedSegment) else None
-        routes = None if relieved is None or not relieved.names_all else tuple(relieved.routes)
+        relieved = segment.index.shrunk if isinstance(segment, SealedSegment) else None
+        routes = None if relieved is None or not relieved.is_complete else tuple(relieved.routes)
         first = max(self._due, found.first_sequence)
         self._expected = max(found.next_sequence, self._expected or 0)
         self._position = found.position

@@ -35,7 +35,7 @@ from stringzilla import translate
 
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import DEFAULT_GROUP
-from wald.format.records import Record, decode
+from wald.format.records import Record, decode_columns
 from wald.format.times import nanoseconds
 from wald.reading.assembler import Batch
 from wald.retention.cursors import CursorState, read_cursor
@@ -90,7 +90,7 @@ class Matcher:
         if not occurrences:
             return []
         if batch.is_columns:
-            values = decode(batch.payload).values.to_list()[batch.skipped : batch.skipped + batch.count]
+            values = decode_columns(batch.payload).values.to_list()[batch.skipped : batch.skipped + batch.count]
             return self._among([value or b"" for value in values], batch.first_sequence)
         payload = bytes(batch.payload)
         if occurrences * _LINES_SEARCHED < batch.count:

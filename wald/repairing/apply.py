@@ -52,7 +52,7 @@ from wald.files.locks import remove_abandoned
 from wald.files.safe_open import open_file, read_regular
 from wald.files.uptime import Moment
 from wald.format.head import Head, encode_head
-from wald.format.ledger_lines import GENESIS, digest, ledger_lines_encode_line
+from wald.format.ledger_lines import GENESIS, digest, encode_entry
 from wald.format.names import LEDGERS, SEQUENCE_MAX, Kind
 from wald.format.sealed_index import RouteEntry, SealedIndex
 from wald.repairing.plan import Act, ActionKind, Plan, plan, records_lost, routes_lost
@@ -94,12 +94,12 @@ class RebuiltLedger:
         entries = self.entries or []
         opening = {"event": _BEGUN, "kept": kept, "sha256": sha256, "whole": len(entries), "damaged": self.damaged}
         origin = {"from": self.first_line} if self.gone else {}
-        lines = [ledger_lines_encode_line(opening | origin | {"at": now_ns}, self.prev)]
+        lines = [encode_entry(opening | origin | {"at": now_ns}, self.prev)]
         for number, entry in enumerate(entries, start=1):
-            lines.append(ledger_lines_encode_line(entry | {"carried": number}, digest(lines[-1])))
+            lines.append(encode_entry(entry | {"carried": number}, digest(lines[-1])))
         for base in self.there:
             entry = {"event": "kept", "base": base, "why": "it is there", "at": now_ns}
-            lines.append(ledger_lines_encode_line(entry, digest(lines[-1])))
+            lines.append(encode_entry(entry, digest(lines[-1])))
         return b"".join(lines)
 
 

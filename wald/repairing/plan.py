@@ -79,7 +79,7 @@ def _by_index(span: Span, segment: Segment) -> list[RouteEntry] | None:
     entries: dict[str, RouteEntry] = {}
     try:
         with SealedFile(segment.path) as sealed:
-            table, routes, relieved = sealed.index.batch_table(), sealed.index.routes, sealed.index.relieved
+            table, routes, relieved = sealed.index.batch_table(), sealed.index.routes, sealed.index.shrunk
     except (Damaged, BadSealed, OSError):
         return None
     begun = {number: entry.last for number, entry in enumerate(routes) if not entry.count}  # before the segment

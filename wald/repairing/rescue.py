@@ -17,7 +17,7 @@ from itertools import takewhile
 from wald.checking.checker import payload_wrong
 from wald.errors import Damaged
 from wald.files.listing import Segment
-from wald.format.batch import OUTSIDE_BYTES, BatchHeader, Encoding, Flag, StoredBatch, checksum_body, route_prefix
+from wald.format.batch import FRAMING_BYTES, BatchHeader, Encoding, Flag, StoredBatch, checksum_body, route_prefix
 from wald.format.log_state import BadControl, LogState, decode_state, still_open
 from wald.format.names import Kind
 from wald.format.sealed_index import Frame
@@ -249,14 +249,14 @@ def _relieved_frames(segment: Segment) -> dict[Span, IntactBatch]:
             index = sealed.index
     except (Damaged, OSError):
         return {}
-    if index.relieved is None:
+    if index.shrunk is None:
         return {}
     frames = [frame for frame in index.frames[1:] if not frame.routes and not index.is_damage(frame)]
     return {(frame.raw_offset, frame.raw_bytes): _in_place_of(frame, index.epoch) for frame in frames}
 
 
 def _in_place_of(frame: Frame, epoch: int) -> IntactBatch:
-    payload = bytes(frame.raw_bytes - OUTSIDE_BYTES)
+    payload = bytes(frame.raw_bytes - FRAMING_BYTES)
     header = BatchHeader(
         body_checksum=checksum_body(b"", [payload], len(payload)),
         payload_bytes=len(payload),

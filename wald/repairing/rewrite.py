@@ -21,11 +21,11 @@ from wald.files.disk import Disk
 from wald.files.layout import TEMPORARY, Root
 from wald.files.listing import Segment
 from wald.files.safe_open import open_file
-from wald.format.batch import BatchHeader, Encoding, Flag, checksum_body, encode, route_prefix, seed
-from wald.format.log_state import FIFO, NOT_KNOWN, STDIN, LogState, encode_state, number_of
+from wald.format.batch import BatchHeader, Encoding, Flag, checksum_body, encode_batch, route_prefix, seed
+from wald.format.log_state import FIFO_PEER, STDIN_PEER, UNKNOWN_PEER, LogState, encode_state, peer_number
 from wald.format.names import Kind
 from wald.format.sealed_index import SealedIndex
-from wald.format.segment import BadHeader, SegmentHeader, encode_header
+from wald.format.segment import BadHeader, SegmentHeader, encode_segment_header
 from wald.repairing.rescue import IntactBatch, batches, state_of, without
 from wald.segments.raw_scan import FIRST_BATCH, RawFile
 from wald.segments.salvage import SalvagedSegment
@@ -218,26 +218,26 @@ class _Output:
         self.path = _temporary(root, header.base_sequence, Kind.RAW)
         self._disk = disk
         self._salt = header.salt
-        self._numbers = {FIFO: FIFO, STDIN: STDIN}  # of the peers: before → here
+        self._numbers = {FIFO_PEER: FIFO_PEER, STDIN_PEER: STDIN_PEER}  # of the peers: before → here
         self._descriptor = disk.create(self.path)
-        self.position = disk.write(self._descriptor, [encode_header(header)], 0)
+        self.position = disk.write(self._descriptor, [encode_segment_header(header)], 0)
         self._finished = False
 
     def add(self, whole: IntactBatch) -> None:
         prefix = route_prefix(whole.route.encode())
-        buffers = encode(whole.header, prefix, [whole.payload], seed(self._salt, self.position))
+        buffers = encode_batch(whole.header, prefix, [whole.payload], seed(self._salt, self.position))
         self.position += self._disk.write(self._descriptor, buffers, self.position)
 
     def add_from(self, peers: dict[int, IntactBatch], whole: IntactBatch) -> None:
         """Add a batch whose peer one of ``peers`` introduces, in its new place."""
         header, number = whole.header, whole.header.peer
         if number in peers and number not in self._numbers:
-            self._numbers[number] = number_of(self.position)
+            self._numbers[number] = peer_number(self.position)
             introduction = peers[number].header._replace(
                 peer=self._numbers[number], base_sequence=header.base_sequence, append_time_ns=header.append_time_ns
             )
             self.add(replace(peers[number], header=introduction))
-        self.add(replace(whole, header=header._replace(peer=self._numbers.get(number, NOT_KNOWN))))
+        self.add(replace(whole, header=header._replace(peer=self._numbers.get(number, UNKNOWN_PEER))))
 
     def finish(self) -> Path:
         """Sync it; returns its path."""

@@ -28,10 +28,16 @@ from wald.files.layout import TEMPORARY, Root
 from wald.files.listing import Listing, Segment, list_segments
 from wald.files.locks import leftovers
 from wald.files.safe_open import open_file, read_regular
-from wald.format.cursor import BadCursor, decode_cursor
-from wald.format.head import Head
-from wald.format.names import CURSOR_SUFFIX, WHOLE, Kind, parse_segment_name, segment_name
-from wald.format.segment import HEADER, INDEX_MAGIC, SEGMENT_MAGIC, BadHeader, SegmentHeader, decode_header
+from wald.format.head import BadCursor, Head, decode_cursor
+from wald.format.names import CURSOR_SUFFIX, WHOLE_SUFFIX, Kind, parse_segment_name, segment_name
+from wald.format.segment import (
+    SEGMENT_HEADER,
+    SEGMENT_MAGIC,
+    SPARSE_MAGIC,
+    BadHeader,
+    SegmentHeader,
+    decode_segment_header,
+)
 from wald.format.spans import Span
 from wald.format.times import utc
 from wald.repairing.rescue import Survey, survey
@@ -113,7 +119,7 @@ def _witnesses(root: Root) -> Iterator[_Witness]:
     """Every file that can be read and names its log; segments by name, then cursors."""
     if root.segments.is_dir():
         for name in sorted(os.listdir(root.segments)):
-            parsed = parse_segment_name(name.removesuffix(WHOLE))
+            parsed = parse_segment_name(name.removesuffix(WHOLE_SUFFIX))
             path = root.segments / name
             if parsed is not None:
                 with suppress(Damaged, OSError, zstandard.ZstdError, BadHeader):
@@ -137,7 +143,9 @@ def _of_segment(path: Path, kind: Kind) -> _Witness:
     """
     if kind is Kind.INDEX or kind.form is Kind.RAW:
         with open_file(path) as file:
-            header = decode_header(file.read(HEADER.size), INDEX_MAGIC if kind is Kind.INDEX else SEGMENT_MAGIC)
+            header = decode_segment_header(
+                file.read(SEGMENT_HEADER.size), SPARSE_MAGIC if kind is Kind.INDEX else SEGMENT_MAGIC
+            )
         return _Witness(path, header.log_id, header.created_at_ns)
     try:
         header = _sealed_header(path)
@@ -150,7 +158,7 @@ def _of_segment(path: Path, kind: Kind) -> _Witness:
 def _sealed_header(path: Path) -> SegmentHeader:
     """The segment header, with which the first frame of a sealed segment begins."""
     with open_file(path) as file, zstandard.ZstdDecompressor().stream_reader(file) as stream:
-        return decode_header(stream.read(HEADER.size))
+        return decode_segment_header(stream.read(SEGMENT_HEADER.size))
 
 
 def _is_of(root: Root, found: list[_Witness]) -> bool:
@@ -234,7 +242,7 @@ class SegmentFacts:
     @property
     def misnamed(self) -> bool:
         name = segment_name(self.base, self.segment.kind)
-        return self.segment.path.name not in (name, name + WHOLE)
+        return self.segment.path.name not in (name, name + WHOLE_SUFFIX)
 
     @property
     def whole(self) -> bool:
@@ -320,8 +328,8 @@ class _Examination:
         put_back: dict[Path, Path] = {}
         unneeded: list[Path] = []
         listed = {each.base_sequence: each for each in self.listing.segments}
-        for name in sorted(entry.name for entry in os.scandir(self.root.segments) if entry.name.endswith(WHOLE)):
-            found, path = parse_segment_name(name.removesuffix(WHOLE)), self.root.segments / name
+        for name in sorted(entry.name for entry in os.scandir(self.root.segments) if entry.name.endswith(WHOLE_SUFFIX)):
+            found, path = parse_segment_name(name.removesuffix(WHOLE_SUFFIX)), self.root.segments / name
             if found is None or found.kind is not Kind.SEALED:
                 continue
             segment = Segment(found.base_sequence, Kind.SEALED, path)
@@ -475,7 +483,7 @@ def _claimed(segment: Segment) -> tuple[bytes, Segment] | None:
 def _dropped(segment: Segment) -> tuple[Span, ...] | None:
     try:
         with SealedFile(segment.path) as sealed:
-            return () if sealed.index.relieved is None else tuple(sealed.index.relieved.ranges)
+            return () if sealed.index.shrunk is None else tuple(sealed.index.shrunk.ranges)
     except (Damaged, OSError):
         return None
 
@@ -483,8 +491,8 @@ def _dropped(segment: Segment) -> tuple[Span, ...] | None:
 def dropped_lasts(segment: Segment, history: History) -> Mapping[str, int] | None:
     """The last sequence that relief dropped of each route; None if neither the index nor the ledger has it."""
     with suppress(Damaged, OSError), SealedFile(segment.path) as sealed:
-        if sealed.index.relieved is not None and sealed.index.relieved.names_all:
-            return sealed.index.relieved.lasts
+        if sealed.index.shrunk is not None and sealed.index.shrunk.is_complete:
+            return sealed.index.shrunk.lasts
     return history.dropped_lasts(segment.base_sequence)
 
 

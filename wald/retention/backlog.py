@@ -23,7 +23,7 @@ from wald.errors import Damaged
 from wald.files.disk import free_bytes
 from wald.files.listing import Segment
 from wald.format.names import Kind
-from wald.format.sealed_index import BadSealed, FrameTable, RouteEntry, RouteTable, SealedIndex, joined
+from wald.format.sealed_index import BadSealed, FrameTable, RouteEntry, RouteTable, SealedIndex, merge_routes
 from wald.hints import hint_for
 from wald.retention.blockers import (
     NO_PINS,
@@ -260,8 +260,8 @@ class Backlog:
         earliest_ns = min(FrameTable.of(index.frames).earliest_ns, default=0)
         routes = RouteTable.of(index.routes)
         grown = found.stored_bytes if found.state is State.SEALED else sum(routes.payload_bytes)
-        if (relieved := index.relieved) is not None:  # what came in is what counts
-            routes = RouteTable.of(joined(index.routes, relieved.routes))
+        if (relieved := index.shrunk) is not None:  # what came in is what counts
+            routes = RouteTable.of(merge_routes(index.routes, relieved.routes))
             grown = relieved.stored_bytes or grown
         self._gauge.add(earliest_ns, grown, routes.names, routes.payload_bytes)
         self._sealed.add(index)

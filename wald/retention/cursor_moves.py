@@ -149,10 +149,10 @@ def _dropped(root: Root, base: int, route: str, history: History, *, log_id: byt
     """The first and the last record of ``route`` that relief has dropped of a segment, by its index if it is there."""
     held: Iterable[RouteEntry] = ()
     try:
-        relieved = segment_index(Segment(base, Kind.SEALED, root.segment(base, Kind.SEALED)), log_id).relieved
+        relieved = segment_index(Segment(base, Kind.SEALED, root.segment(base, Kind.SEALED)), log_id).shrunk
         if relieved is None:
             held = ()
-        elif relieved.names_all:
+        elif relieved.is_complete:
             held = relieved.routes
         else:  # the ledger has reliefs, too, that were not carried out
             held = (

@@ -22,7 +22,7 @@ from wald.files.disk import Disk
 from wald.files.identity import read_identity
 from wald.files.layout import Root
 from wald.files.safe_open import open_regular
-from wald.format.cursor import CURSOR_MAX_BYTES, BadCursor, CursorLines, decode_cursor, encode_cursor
+from wald.format.head import CURSOR_MAX_BYTES, BadCursor, CursorLines, decode_cursor, encode_cursor
 from wald.format.names import DEFAULT_GROUP, PIN_SUFFIX, WORK_SUFFIX, check_group, parse_cursor_name
 from wald.hints import command_line, user_name
 

@@ -28,7 +28,7 @@ from wald.files.cursor_directory import make_cursor_directory, not_permitted, ow
 from wald.files.disk import Disk
 from wald.files.layout import Root, entries_of_groups
 from wald.files.safe_open import open_regular, read_start
-from wald.format.cursor import CURSOR_MAX_BYTES, BadCursor, decode_cursor
+from wald.format.head import CURSOR_MAX_BYTES, BadCursor, decode_cursor
 from wald.format.ledger_lines import decode_line, encode_line
 from wald.format.names import CURSORS, PIN_SUFFIX, SEQUENCE_MAX, cursor_name, is_route
 

@@ -43,7 +43,7 @@ from wald.format.ledger_lines import NO_SEQUENCE, Entry
 from wald.format.names import LEDGERS
 from wald.format.sealed_index import RouteEntry
 from wald.format.spans import BadRunLengths, Span, Spans, spans_of, unpack
-from wald.format.times import at_utc
+from wald.format.times import utc_or_unknown
 from wald.retention.missing import ReclaimedSegment, lasts_of
 
 
@@ -526,11 +526,11 @@ def _loss(entry: Entry) -> Loss:
     if entry.get("by") == "restore":
         return Loss(
             held,
-            f"not restored at {at_utc(entry.get('at'))}: {entry.get('why')}",
+            f"not restored at {utc_or_unknown(entry.get('at'))}: {entry.get('why')}",
             unrestored=True,
             records=held.last - held.first + 1,
         )
-    reason = f"given up by a repair at {at_utc(entry.get('at'))} ({entry.get('why', 'it is not known why')})"
+    reason = f"given up by a repair at {utc_or_unknown(entry.get('at'))} ({entry.get('why', 'it is not known why')})"
     kept, records = str(entry.get("kept", "")), entry.get("records")
     reason = f"{reason}; what is left of their bytes is in {kept}" if kept else reason
     return Loss(held, reason, kept=kept, records=records if isinstance(records, int) else held.last - held.first + 1)

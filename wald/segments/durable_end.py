@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from wald.errors import Damaged
 from wald.files.layout import Root
 from wald.files.safe_open import open_regular
-from wald.format.head import LINE_BYTES, Head, decode_head
+from wald.format.head import HEAD_BYTES, Head, decode_head
 
 _AT_ONCE = 100  # a line is torn for the nanoseconds in which it is rewritten, …
 _PAUSES, _PAUSE_SECONDS = 250, 0.001  # … or for as long as the kernel interrupts that
@@ -57,7 +57,7 @@ def read_head(root: Root) -> Head | None:
         return None
     try:
         for attempt in range(_AT_ONCE + _PAUSES):
-            line = os.pread(descriptor, LINE_BYTES, 0)
+            line = os.pread(descriptor, HEAD_BYTES, 0)
             head = decode_head(line)
             if head is not None or not any(line):
                 return head

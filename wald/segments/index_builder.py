@@ -31,19 +31,19 @@ from wald.files.safe_open import open_file, read_regular, read_start
 from wald.format.batch import HEADER, BatchHeader, Flag, checksum_body, decode_header, seed, whole_batches
 from wald.format.log_state import BadPeer, Peer, decode_peer, decode_previous
 from wald.format.names import Kind, parse_segment_name, segment_name
-from wald.format.sealed_index import BatchTable, Frame, Relieved, RouteEntry, SealedIndex, store_batches
-from wald.format.segment import HEADER as SEGMENT_HEADER
+from wald.format.sealed_index import BatchTable, Frame, RouteEntry, SealedIndex, Shrunk, store_batches
 from wald.format.segment import (
-    INTERVAL_BYTES,
+    SEGMENT_HEADER,
     SEGMENT_MAGIC,
+    SPARSE_INTERVAL_BYTES,
     BadHeader,
     SegmentHeader,
     SparseIndex,
-    decode_index,
-    encode_entry,
-    encode_index_header,
+    decode_segment_header,
+    decode_sparse_index,
+    encode_sparse_entry,
+    encode_sparse_header,
 )
-from wald.format.segment import decode_header as decode_segment_header
 from wald.segments.raw_scan import FIRST_BATCH
 
 _NO_TIME = ((1 << 63) - 1, -(1 << 63))  # earliest and latest of no batch: neutral under min and max
@@ -173,9 +173,9 @@ class SegmentIndexBuilder:
             for name, tally in self._tallies.items()
         ]
 
-    def relieved(self) -> Relieved | None:
+    def relieved(self) -> Shrunk | None:
         """What relief has dropped; whose the records were, only the ledger says. None: nothing."""
-        return Relieved(b"", 0, self.dropped, []) if self.dropped else None
+        return Shrunk(b"", 0, self.dropped, []) if self.dropped else None
 
     def index(
         self, *, log_id: bytes, epoch: int, raw_bytes: int, damage: list[tuple[int, int]], sha256: bytes
@@ -199,7 +199,7 @@ class SegmentIndexBuilder:
             sha256=sha256,
             damage=damage,
             stored_batches=store_batches(self.table),
-            relieved=self.relieved(),
+            shrunk=self.relieved(),
         )
 
     def _drop(self, base: int, count: int, time_ns: int) -> None:
@@ -270,13 +270,13 @@ class SparseIndexWriter:
             if not _is_another_file(path):
                 flags = os.O_WRONLY | os.O_APPEND | os.O_TRUNC | os.O_NOFOLLOW
                 self._descriptor = open_or_make_file(path, flags, FILE_MODE)
-        self._write(encode_index_header(header))
+        self._write(encode_sparse_header(header))
 
     def add(self, sequence: int, position: int, append_time_ns: int) -> None:
         """Note the next batch; never raises OSError."""
-        if position - self._indexed >= INTERVAL_BYTES:
+        if position - self._indexed >= SPARSE_INTERVAL_BYTES:
             self._indexed = position
-            self._write(encode_entry(sequence, position, append_time_ns))
+            self._write(encode_sparse_entry(sequence, position, append_time_ns))
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -363,4 +363,4 @@ def read_index(path: Path, log_id: bytes | None, base_sequence: int) -> SparseIn
         data = read_regular(path)
     except (OSError, Damaged):
         return None
-    return decode_index(data, log_id=log_id, base_sequence=base_sequence)
+    return decode_sparse_index(data, log_id=log_id, base_sequence=base_sequence)

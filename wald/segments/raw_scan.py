@@ -35,7 +35,7 @@ from wald.format.batch import (
     BatchHeader,
     Parsed,
     ParseOutcome,
-    begin_of,
+    batch_begin,
     decode_header,
     padded,
     parse_header,
@@ -43,9 +43,14 @@ from wald.format.batch import (
     trailer,
 )
 from wald.format.checksum import crc32c
-from wald.format.segment import HEADER as SEGMENT_HEADER
-from wald.format.segment import INTERVAL_BYTES, BadHeader, SegmentHeader, SparseIndex
-from wald.format.segment import decode_header as decode_segment_header
+from wald.format.segment import (
+    SEGMENT_HEADER,
+    SPARSE_INTERVAL_BYTES,
+    BadHeader,
+    SegmentHeader,
+    SparseIndex,
+    decode_segment_header,
+)
 
 WINDOW_BYTES = 1 << 20  # read at once; small enough for a small machine, large enough to be read at disk speed
 FIRST_BATCH = SEGMENT_HEADER.size
@@ -294,7 +299,7 @@ class Resync:
             if begin <= position:
                 return end
             end = begin
-            if marked - end >= INTERVAL_BYTES:  # the next damage on this way need not be reached from as far
+            if marked - end >= SPARSE_INTERVAL_BYTES:  # the next damage on this way need not be reached from as far
                 insort(self._anchors, end)
                 marked = end
         return self._chain(position, end)
@@ -307,7 +312,7 @@ class Resync:
             self._window_offset = max(0, end - _BACKWARDS_BYTES)
             self._window = self._read(self._window_offset, end - self._window_offset)
             inside = offset - self._window_offset
-        return begin_of(self._window[max(0, inside) : inside + TRAILER.size], end, self._salt)
+        return batch_begin(self._window[max(0, inside) : inside + TRAILER.size], end, self._salt)
 
     def _agreeing(self, index: SparseIndex) -> Iterator[int]:
         """The positions in the index at which such a batch begins as it says."""

@@ -26,12 +26,17 @@ from wald.errors import Damaged
 from wald.files.listing import Segment
 from wald.files.safe_open import open_file, open_regular
 from wald.format.batch import HEADER, Batches, BatchHeader, Flag, StoredBatch, decode_header, seed
-from wald.format.log_state import BadPeer, Peer, decode_peer, position_of
+from wald.format.log_state import BadPeer, Peer, decode_peer, peer_position
 from wald.format.names import Kind
 from wald.format.sealed_index import BadSealed, Frame, RouteTable, SealedIndex
-from wald.format.segment import HEADER as SEGMENT_HEADER
-from wald.format.segment import SEGMENT_MAGIC, BadHeader, SegmentHeader, SparseIndex
-from wald.format.segment import decode_header as decode_segment_header
+from wald.format.segment import (
+    SEGMENT_HEADER,
+    SEGMENT_MAGIC,
+    BadHeader,
+    SegmentHeader,
+    SparseIndex,
+    decode_segment_header,
+)
 from wald.segments.index_builder import find_index
 from wald.segments.raw_scan import FIRST_BATCH, WINDOW_BYTES, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
 from wald.segments.sealed_file import ReadAhead, SealedFile
@@ -189,7 +194,7 @@ class RawSegment:
 
     def peer(self, number: int) -> Peer | None:
         """The peer that has this number in the segment; None if it was not introduced, or cannot be read."""
-        return introduced_peer(self.batches(position_of(number), None), number)
+        return introduced_peer(self.batches(peer_position(number), None), number)
 
     def _header_at(self, position: int) -> BatchHeader | None:
         raw = self._raw()
@@ -312,7 +317,7 @@ class SealedSegment:
 
     def _is_needed(self, frame: Frame, wanted: set[int] | None) -> bool:
         """Whether a frame must be decompressed for a reader of the routes ``wanted`` (None: all)."""
-        if self.index.relieved is None:
+        if self.index.shrunk is None:
             return wanted is None or not wanted.isdisjoint(frame.routes)
         return bool(frame.routes) or frame.raw_offset == 0  # only its batches say what was dropped between them
 
@@ -334,7 +339,7 @@ class SealedSegment:
             reason = error.message.removeprefix(f"{self.path}: offset {frame.offset}: ")
             data = self._file.beginning(number)
         begin = FIRST_BATCH if frame.raw_offset == 0 else 0
-        relieved = self.index.relieved is not None
+        relieved = self.index.shrunk is not None
         # A reader of the raw segment may have stopped where one batch now replaces several.
         at = begin if relieved else max(position - frame.raw_offset, begin)
         whole = not reason and not relieved and (limit is None or end <= limit)  # only batches show dropped records

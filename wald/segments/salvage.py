@@ -22,11 +22,19 @@ from wald.errors import Damaged
 from wald.files.listing import Segment
 from wald.files.safe_open import open_regular
 from wald.format.batch import HEADER, Batches, ParseOutcome, StoredBatch, decode_header, seed
-from wald.format.log_state import Peer, position_of
-from wald.format.sealed_index import BadSealed, SealedIndex, decode_salt
-from wald.format.segment import BadHeader, SegmentHeader
-from wald.format.segment import decode_header as decode_segment_header
-from wald.format.zstd_frames import SEEK_FOOTER, BadFrame, FrameSpan, decode_seek_table, seek_table_bytes, span_at
+from wald.format.log_state import Peer, peer_position
+from wald.format.sealed_index import (
+    SEEK_FOOTER,
+    BadFrame,
+    BadSealed,
+    FrameLengths,
+    SealedIndex,
+    decode_salt,
+    decode_seek_table,
+    read_frame_lengths,
+    seek_table_bytes,
+)
+from wald.format.segment import BadHeader, SegmentHeader, decode_segment_header
 from wald.segments.index_builder import SegmentIndexBuilder, salt_recorded_after
 from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes, SegmentEnd
 from wald.segments.reader import Met, Passable, as_item, check_name, first_time_ns, introduced_peer
@@ -96,7 +104,7 @@ class SalvagedSegment:
 
     def peer(self, number: int) -> Peer | None:
         """As :meth:`RawSegment.peer`."""
-        return introduced_peer(self.batches(position_of(number), None), number)
+        return introduced_peer(self.batches(peer_position(number), None), number)
 
     def batches(
         self,
@@ -142,14 +150,14 @@ class SalvagedSegment:
                     yield DamagedBytes(begin + at, span.raw_bytes - at, wrong or reason)
             offset, begin = offset + span.stored_bytes, begin + span.raw_bytes
 
-    def _span(self, offset: int, begin: int) -> tuple[FrameSpan, str]:
+    def _span(self, offset: int, begin: int) -> tuple[FrameLengths, str]:
         """The frame at ``offset``, and what is wrong with its headers; of no length if its length is not known."""
         listed = self._listed(offset)
         try:
-            own = span_at(self._read, offset)
+            own = read_frame_lengths(self._read, offset)
         except BadFrame as error:
             left = self._file_bytes - offset
-            unknown = FrameSpan(max(0, left), 0)
+            unknown = FrameLengths(max(0, left), 0)
             return listed or unknown, str(error) if left > 0 else "the file is cut short"
         if listed is None or listed == own or not self._content(offset, begin, own)[1]:
             return own, ""
@@ -170,7 +178,7 @@ class SalvagedSegment:
         self._salt = header.salt
         return header
 
-    def _content(self, offset: int, begin: int, span: FrameSpan) -> tuple[bytes, str]:
+    def _content(self, offset: int, begin: int, span: FrameLengths) -> tuple[bytes, str]:
         """What a frame holds, as far as it can be decompressed, and what is wrong with it; "": nothing is."""
         wanted = span.raw_bytes or FRAME_BYTES
         stored_bytes = max(0, min(span.stored_bytes, self._file_bytes - offset))
@@ -210,13 +218,13 @@ class SalvagedSegment:
         offsets = accumulate((stored for stored, _ in frames), initial=0)
         return list(zip(offsets, [*(raw for _, raw in frames), 0], strict=True))
 
-    def _listed(self, offset: int) -> FrameSpan | None:
+    def _listed(self, offset: int) -> FrameLengths | None:
         """The frame at ``offset`` by the seek table; None if it is not listed there."""
         number = bisect_right(self._table, offset, key=lambda entry: entry[0]) - 1
         if number < 0 or number + 1 >= len(self._table) or self._table[number][0] != offset:
             return None
         raw_bytes = self._table[number][1]
-        return FrameSpan(self._table[number + 1][0] - offset, raw_bytes) if raw_bytes else None
+        return FrameLengths(self._table[number + 1][0] - offset, raw_bytes) if raw_bytes else None
 
     def _read(self, offset: int, length: int) -> bytes:
         return os.pread(self._descriptor, length, offset)

@@ -29,9 +29,19 @@ from wald.errors import Damaged
 from wald.files.disk import Disk
 from wald.files.safe_open import open_file, open_regular
 from wald.format.batch import HEADER, MAGIC, PAYLOAD_MAX_BYTES, Batches, Buffer
-from wald.format.sealed_index import BadSealed, Frame, FrameTable, SealedIndex, decode_index, encode_index
+from wald.format.sealed_index import (
+    SEEK_FOOTER,
+    BadSealed,
+    Frame,
+    FrameTable,
+    SealedIndex,
+    decode_sealed_index,
+    decode_seek_table,
+    encode_sealed_index,
+    encode_seek_table,
+    seek_table_bytes,
+)
 from wald.format.segment import SparseIndex
-from wald.format.zstd_frames import SEEK_FOOTER, decode_seek_table, encode_seek_table, seek_table_bytes
 from wald.segments.index_builder import SegmentIndexBuilder, Span, read_index
 from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
 
@@ -218,10 +228,10 @@ def compress_segment(
         routes=contents.routes(),
         sha256=frames.sha256.digest(),
         damage=[(gap.offset, gap.length) for gap in gaps],
-        relieved=contents.relieved(),
+        shrunk=contents.relieved(),
         writer=header.writer,
     )
-    return Compressed(index, frames.finish(encode_index(index, contents.table, contents.peers)), gaps)
+    return Compressed(index, frames.finish(encode_sealed_index(index, contents.table, contents.peers)), gaps)
 
 
 def index_raw(source: int) -> SealedIndex:
@@ -398,7 +408,7 @@ class SealedFile:
             offset = size - table_bytes
             *listed, (index_bytes, _) = decode_seek_table(self._read(offset, table_bytes), file_bytes=size)
             offset -= index_bytes
-            index = decode_index(self._read(offset, index_bytes))
+            index = decode_sealed_index(self._read(offset, index_bytes))
         except BadSealed as error:
             raise self._damaged(offset, str(error)) from error
         frames = FrameTable.of(index.frames)

@@ -19,17 +19,17 @@ from pathlib import Path
 from wald.errors import Damaged
 from wald.files.disk import Disk
 from wald.format.batch import (
-    OUTSIDE_BYTES,
+    FRAMING_BYTES,
     BatchHeader,
     Buffer,
     Encoding,
     Flag,
     StoredBatch,
     checksum_body,
-    encode,
+    encode_batch,
     seed,
 )
-from wald.format.sealed_index import Relieved, RouteEntry, SealedIndex, encode_index, joined
+from wald.format.sealed_index import RouteEntry, SealedIndex, Shrunk, encode_sealed_index, merge_routes
 from wald.format.spans import Spans
 from wald.segments.index_builder import SegmentIndexBuilder
 from wald.segments.raw_scan import FIRST_BATCH
@@ -44,7 +44,7 @@ class Shrinkage:
     """What :func:`relieve_segment` wrote.
 
     Attributes:
-        dropped: what it has dropped of each route; ``index.relieved`` has in addition what was dropped before.
+        dropped: what it has dropped of each route; ``index.shrunk`` has in addition what was dropped before.
         stored_bytes: the length of the new file.
         spans: the records that it has dropped, by route.
     """
@@ -88,10 +88,13 @@ def shrink_segment(source: SealedFile, target: int, disk: Disk, keeps: Keeps) ->
         frames=frames.entries,
         routes=writer.contents.routes(),
         sha256=frames.sha256.digest(),
-        relieved=_relieved(source, writer.contents.dropped, lost.routes()),
+        shrunk=_relieved(source, writer.contents.dropped, lost.routes()),
     )
     return Shrinkage(
-        index, lost.routes(), frames.finish(encode_index(index, writer.contents.table, writer.contents.peers)), spans
+        index,
+        lost.routes(),
+        frames.finish(encode_sealed_index(index, writer.contents.table, writer.contents.peers)),
+        spans,
     )
 
 
@@ -207,7 +210,7 @@ class _Writer:
 
 def _in_place_of(first: StoredBatch, last: StoredBatch, salt: int) -> StoredBatch:
     """The batch of zeros that takes the place of all batches from ``first`` to ``last``."""
-    payload = bytes(last.end - first.position - OUTSIDE_BYTES)
+    payload = bytes(last.end - first.position - FRAMING_BYTES)
     base, following = first.header.base_sequence, last.header.end_sequence
     header = BatchHeader(
         body_checksum=checksum_body(b"", [payload], len(payload)),
@@ -222,7 +225,7 @@ def _in_place_of(first: StoredBatch, last: StoredBatch, salt: int) -> StoredBatc
         flags=int(Flag.CONTROL | Flag.DROPPED),
         route_bytes=0,
     )
-    data = b"".join(encode(header, b"", [payload], seed(salt, first.position)))
+    data = b"".join(encode_batch(header, b"", [payload], seed(salt, first.position)))
     return StoredBatch(data, 0, first.position, header, "")
 
 
@@ -251,12 +254,12 @@ def _is_kept(batch: StoredBatch, keeps: Keeps) -> bool:
     return keeps(header, batch.route)
 
 
-def _relieved(source: SealedFile, ranges: list[tuple[int, int]], dropped: list[RouteEntry]) -> Relieved:
+def _relieved(source: SealedFile, ranges: list[tuple[int, int]], dropped: list[RouteEntry]) -> Shrunk:
     """What is missing of the segment as it was sealed, once ``dropped`` is missing, too."""
-    before = source.index.relieved
+    before = source.index.shrunk
     if before is None:
-        return Relieved(source.index.sha256, source.stored_bytes, ranges, dropped)
-    return replace(before, ranges=ranges, routes=joined(before.routes, dropped))
+        return Shrunk(source.index.sha256, source.stored_bytes, ranges, dropped)
+    return replace(before, ranges=ranges, routes=merge_routes(before.routes, dropped))
 
 
 def _damaged(path: Path, reason: str) -> Damaged:

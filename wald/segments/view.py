@@ -29,7 +29,7 @@ from wald.files.listing import SEGMENT_KINDS, Listing, Segment, last_changes, li
 from wald.files.safe_open import open_file
 from wald.format.batch import StoredBatch
 from wald.format.head import Head
-from wald.format.log_state import Ending, decode_previous
+from wald.format.log_state import PreviousEnd, decode_previous
 from wald.format.names import Kind, parse_segment_name
 from wald.format.segment import BadHeader
 from wald.segments.continuity import Continuity
@@ -312,7 +312,7 @@ def recorded_end(view: View, segment: Segment) -> int:
     return 0
 
 
-def _previous(view: View, following: Segment) -> Ending | None:
+def _previous(view: View, following: Segment) -> PreviousEnd | None:
     with suppress(Damaged, OSError), closing(view.open(following)) as opened:
         first = next(iter(opened.batches(FIRST_BATCH, None)), None)
         if isinstance(first, StoredBatch) and first.header.is_state:

@@ -31,10 +31,10 @@ from wald.client.session import Session
 from wald.errors import InvalidInput
 from wald.files.cursor_directory import UNKNOWN_USER
 from wald.files.layout import Root
-from wald.format.log_state import WINDOW, id_in_log
+from wald.format.log_state import PRODUCER_WINDOW, stored_producer_id
 from wald.format.names import is_route
 from wald.format.protocol import REQUEST_MAX_BYTES
-from wald.format.records import Record, encode
+from wald.format.records import Record, encode_columns
 from wald.hints import command_line
 from wald.log import Log
 
@@ -157,7 +157,7 @@ def send(
         WaldError: as raised by :meth:`wald.client.producer.Producer.publish`.
     """
     durable: list[Durable] = []
-    while window := list(islice(letters, WINDOW)):
+    while window := list(islice(letters, PRODUCER_WINDOW)):
         sender = producer_id(seed, window)
         known = sent_before.batches(sender, {route for route, _ in window}) if sent_before else {}
         durable += (known[number] for number in sorted(known))
@@ -197,7 +197,7 @@ class SentBefore:
         Raises:
             Damaged: part of a route cannot be read.
         """
-        ids = {id_in_log(user, sender) for user in self._users()}
+        ids = {stored_producer_id(user, sender) for user in self._users()}
         found = {}
         for route in sorted(set(routes).intersection(self.log.routes())):
             for batch in self.log.batches(route, self.after + 1, on_missing="skip"):
@@ -244,7 +244,7 @@ def _encoded(headers: Mapping[str, str]) -> bytes:
 def _payload(taken: Sequence[Record], *, timed: bool) -> bytes:
     keys = [letter.key for letter in taken]
     headers = [letter.headers for letter in taken]
-    return encode(
+    return encode_columns(
         [letter.value for letter in taken],
         keys=keys if any(key is not None for key in keys) else None,
         times_ns=[letter.event_time_ns or 0 for letter in taken] if timed else None,

@@ -14,7 +14,7 @@ from dataclasses import astuple
 from pathlib import Path
 
 from wald.format.records import Record
-from wald.format.work import Dead
+from wald.format.work import DeadRecord
 from wald.log import Log
 from wald.work.deadletters import (
     GROUP,
@@ -33,7 +33,7 @@ from wald.work.deadletters import (
 _RETRY_SECONDS = 1.0  # who has it done tries again, and is not to be held up at its end
 
 
-def give_up(log: Log, daemon: Path, group: str, record: Record, dead: Dead, *, may_be_sent: bool) -> int:
+def give_up(log: Log, daemon: Path, group: str, record: Record, dead: DeadRecord, *, may_be_sent: bool) -> int:
     """Make a dead letter of a record that is given up; on disk when this returns.
 
     Args:
@@ -63,7 +63,7 @@ def give_up(log: Log, daemon: Path, group: str, record: Record, dead: Dead, *, m
     return durable.first
 
 
-def _sent(log: Log, dead: Dead, headers: Mapping[str, str]) -> int | None:
+def _sent(log: Log, dead: DeadRecord, headers: Mapping[str, str]) -> int | None:
     """The sequence of the dead letter, if it is in the log."""
     if dead.route not in log.routes():
         return None

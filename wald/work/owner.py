@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from wald.errors import WaldError
 from wald.format.records import Record, not_before
-from wald.format.work import PAGE, Commit, Dead, Held, Line, Start, Why
+from wald.format.work import PAGE_RECORDS, Commit, DeadRecord, FailureReason, Line, Start, WorkerLease
 from wald.reading.assembler import Rows
 from wald.work.claims import Named
 from wald.work.deliveries import Part, Refusal, Settled
@@ -37,7 +37,7 @@ class DeadLetter(NamedTuple):
     """
 
     record: Record
-    dead: Dead
+    dead: DeadRecord
     may_be_sent: bool
 
 
@@ -131,7 +131,9 @@ class Owner:
                 self._deliveries.close()
         self._deliveries.close()
         wall_ns = self.clock.time_ns()
-        self._lines[-1].out += [Held(each.consumer, wall_ns + each.lease_ns, each.runs) for each in wanted if each.runs]
+        self._lines[-1].leased += [
+            WorkerLease(each.consumer, wall_ns + each.lease_ns, each.runs) for each in wanted if each.runs
+        ]
 
     def finish(self, named: Sequence[Named]) -> list[list[Refusal]]:
         """Take in what consumers have processed; of each, the records for which it does not count.
@@ -163,9 +165,9 @@ class Owner:
         if tries:
             runs += (Run(s, s) for s, holder in settled.refused[0] if not holder and self._was_delivered(s))
         if runs and (reason or tries):
-            why = Why(reason[:_REASON_MAX], tries, runs)
+            why = FailureReason(reason[:_REASON_MAX], tries, runs)
             note(self._failures, why)
-            self._settling().why.append(why)
+            self._settling().reasons.append(why)
         return settled.refused[0]
 
     def failure(self, sequence: int) -> Failure | None:
@@ -184,7 +186,7 @@ class Owner:
         reason, now_ns, route = reason[:_REASON_MAX], self.clock.time_ns(), self._rules.dead_letter
         for sequence in _each(settled):
             tried = self._deliveries.window.tries(sequence) if tries is None else tries
-            self._dead[sequence] = dead = Dead(sequence, tried, reason, now_ns, route, durable)
+            self._dead[sequence] = dead = DeadRecord(sequence, tried, reason, now_ns, route, durable)
             self._settling().dead.append(dead)
             self._give_up(sequence)
         return settled.refused[0]
@@ -194,8 +196,8 @@ class Owner:
         now_ns = self.clock.monotonic_ns()
         settled = self._deliveries.extend((consumer, sequences), now_ns=now_ns, until_ns=now_ns + lease_ns)
         if settled.runs:
-            held = Held(consumer, self.clock.time_ns() + lease_ns, list(settled.runs))
-            self._settling().longer.append(held)
+            held = WorkerLease(consumer, self.clock.time_ns() + lease_ns, list(settled.runs))
+            self._settling().extended.append(held)
         return settled.refused[0]
 
     def release(self, consumer: str) -> int:
@@ -259,7 +261,7 @@ class Owner:
                 tries = self._deliveries.window.tries(sequence)
                 known = self._failures.get(sequence)
                 reason = (known and known.reason) or "its leases ended without an acknowledgement"
-                dead = Dead(sequence, tries, reason, self.clock.time_ns(), self._rules.dead_letter, durable)
+                dead = DeadRecord(sequence, tries, reason, self.clock.time_ns(), self._rules.dead_letter, durable)
                 self._dead[sequence] = dead
                 self._settling().dead.append(dead)
             self._to_give_up.pop()
@@ -292,7 +294,9 @@ class Owner:
 
     def _deliver_next(self, waiting: deque[Wanted], now_ns: int) -> bool:
         """Deliver the next run of records, and remove those from ``waiting`` that get no more; False: there is none."""
-        sharing = [waiting[0]] if self._deliveries.is_offering else list(islice(waiting, PAGE))  # a run is in a page
+        sharing = (
+            [waiting[0]] if self._deliveries.is_offering else list(islice(waiting, PAGE_RECORDS))
+        )  # a run is in a page
         run = self._next_run(sum(each.records_max for each in sharing))
         if run is None:
             return False
@@ -370,7 +374,7 @@ class Owner:
         keys = (rows.keys or [None] * rows.count) if self._rules.by_key else None
         self._deliveries.take_in(run, keys, waiting)
         line = self._lines[-1]
-        line.taken_in.append((run.first, run.last))
+        line.read.append((run.first, run.last))
         line.due += waiting
         if run.first <= self._passed:
             passed = Run(run.first, min(run.last, self._passed))
@@ -393,12 +397,12 @@ class Owner:
     def _came_back(self, runs: Collection[Run]) -> None:
         """Write down what came back, and what did with it."""
         if back := [*runs, *self._deliveries.followers()]:
-            self._settling().back += back
+            self._settling().returned += back
 
     def _settling(self) -> Commit:
         """The line for what is settled: behind what was leased in this turn, it is another one."""
         line = self._lines[-1]
-        if line.taken_in or line.out:
+        if line.read or line.leased:
             self._lines.append(line := Commit())
         return line
 

@@ -19,8 +19,8 @@ from wald.files.cursor_directory import is_companion, not_permitted
 from wald.files.disk import Disk
 from wald.files.layout import Root, entries_of_groups
 from wald.files.locks import command_of
-from wald.format.names import HANDOVER_SUFFIX, WORK_SUFFIX, check_group, cursor_name, is_of_group, is_route
-from wald.format.work import Commit, Held, Line
+from wald.format.names import HANDOVER_SUFFIX, WORK_SUFFIX, check_group, cursor_name, is_group_file, is_route
+from wald.format.work import Commit, Line, WorkerLease
 from wald.hints import command_line
 from wald.log import Log
 from wald.retention.cursors import Cursor
@@ -102,17 +102,17 @@ class _Leased(Replayed):
         if isinstance(line, Commit):
             for first, last in line.done:  # first: a worker that needed longer may have been done in the same turn
                 self.deliveries.finish_all(Run(first, last))
-            self._hold(line.longer)
-            for first, last in line.back:
+            self._hold(line.extended)
+            for first, last in line.returned:
                 self.deliveries.take_back(Run(first, last))
         super().carry_out(line)
         if isinstance(line, Commit):
-            self._hold(line.out)
+            self._hold(line.leased)
 
-    def _hold(self, leases: Iterable[Held]) -> None:
+    def _hold(self, leases: Iterable[WorkerLease]) -> None:
         for held in leases:
             for first, last in held.runs:
-                self.deliveries.hold(Run(first, last), held.to, until_ns=held.until_ns)
+                self.deliveries.hold(Run(first, last), held.worker, until_ns=held.until_ns)
 
 
 class Picture:
@@ -325,7 +325,7 @@ def remove_files(file: WorkFile, disk: Disk) -> list[Path]:
     """
     removed = []
     cursor = cursor_name(file.group)
-    names = [name for name in os.listdir(file.path.parent) if is_of_group(name, file.group)]
+    names = [name for name in os.listdir(file.path.parent) if is_group_file(name, file.group)]
     for name in sorted(
         names, key=lambda name: (name != cursor, name)
     ):  # first the cursor: then a new owner begins anew

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from wald.format.work import Commit, Dead, Held, Line, Page, Start, Why
+from wald.format.work import Commit, DeadRecord, FailureReason, Line, Page, Start, WorkerLease
 from wald.work.deliveries import Deliveries
 from wald.work.terms import Failure
 from wald.work.window import Run, runs_of
@@ -23,7 +23,7 @@ class Replayed:
     def __init__(self, *, by_key: bool) -> None:
         self.deliveries = Deliveries(0, by_key=by_key)
         self.failures: dict[int, Failure] = {}
-        self.dead: dict[int, Dead] = {}
+        self.dead: dict[int, DeadRecord] = {}
 
     def end(self, floor: int) -> None:
         """Take in that there are no more lines, and the ack floor by the cursor."""
@@ -45,13 +45,13 @@ class Replayed:
                 self._delay(line.due)
             case Commit():
                 window.finish(line.done)
-                for first, last in line.taken_in:
+                for first, last in line.read:
                     deliveries.take_in(Run(first, last))
                 self._delay(line.due)
-                for held in line.out:
+                for held in line.leased:
                     for first, last in held.runs:
                         window.count_try(Run(first, last))
-                for why in line.why:
+                for why in line.reasons:
                     note(self.failures, why)
                 self.dead |= {dead.sequence: dead for dead in line.dead}
 
@@ -60,7 +60,7 @@ class Replayed:
             self.deliveries.delay(sequence, due_ns)
 
 
-def note(failures: dict[int, Failure], why: Why) -> None:
+def note(failures: dict[int, Failure], why: FailureReason) -> None:
     """Take in why records came back; how often they have failed does not go down."""
     alike = Failure(why.reason, why.tries)
     for first, last in why.runs:
@@ -74,7 +74,11 @@ def note(failures: dict[int, Failure], why: Why) -> None:
 
 
 def written(
-    start: Start, deliveries: Deliveries, failures: Mapping[int, Failure], dead: Mapping[int, Dead], since_1970_ns: int
+    start: Start,
+    deliveries: Deliveries,
+    failures: Mapping[int, Failure],
+    dead: Mapping[int, DeadRecord],
+    since_1970_ns: int,
 ) -> Iterator[Line]:
     """All that is known, as lines.
 
@@ -87,17 +91,17 @@ def written(
     given: dict[Failure, list[int]] = {}
     for sequence, failure in failures.items():
         given.setdefault(failure, []).append(sequence)
-    why = [Why(*failure, list(runs_of(sorted(sequences)))) for failure, sequences in given.items()]
-    if rest := Commit(longer=_held(deliveries, since_1970_ns), why=why, dead=list(dead.values())):
+    why = [FailureReason(*failure, list(runs_of(sorted(sequences)))) for failure, sequences in given.items()]
+    if rest := Commit(extended=_held(deliveries, since_1970_ns), reasons=why, dead=list(dead.values())):
         yield rest
 
 
-def _held(deliveries: Deliveries, since_1970_ns: int) -> list[Held]:
+def _held(deliveries: Deliveries, since_1970_ns: int) -> list[WorkerLease]:
     """Who has what."""
-    held: dict[int, Held] = {}
+    held: dict[int, WorkerLease] = {}
     for run, lease in deliveries.holdings():
         if lease.consumer:
-            entry = Held(lease.consumer, lease.until_ns + since_1970_ns, [])
+            entry = WorkerLease(lease.consumer, lease.until_ns + since_1970_ns, [])
             held.setdefault(id(lease), entry).runs.append((run.first, run.last))
     return list(held.values())
 

@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from wald.errors import Gone, Replaced, WaldError
 from wald.files.disk import Disk
 from wald.format.records import Record
-from wald.format.work import Dead
+from wald.format.work import DeadRecord
 from wald.log import Log
 from wald.retention.cursors import CursorState
 from wald.retention.handovers import Pinning
@@ -168,7 +168,7 @@ class Upkeep:
         durable = 0 if head is None else head.sequence
         return self._turns.ask(Ask(lambda: self._owner.next_dead_letter(durable), durable=True))
 
-    def _make_dead_letter(self, record: Record, dead: Dead, may_be_sent: bool) -> bool:
+    def _make_dead_letter(self, record: Record, dead: DeadRecord, may_be_sent: bool) -> bool:
         """Make a dead letter of a record; False if that failed."""
         named = f"{self._route} {dead.sequence}"
         try:

@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 from itertools import groupby
 from typing import NamedTuple
 
-from wald.format.work import PAGE, TRIES_MAX
+from wald.format.work import PAGE_RECORDS, TRIES_MAX
 
 _DONE_TRIES = 255  # so that the tries of a page say what is done
 
@@ -53,9 +53,9 @@ class Run(NamedTuple):
         return sorted(sequence for sequence in known if self.first <= sequence <= self.last)
 
 
-_NOTHING = bytes(PAGE)
-_ALL_OUT = bytes([State.OUT]) * PAGE
-_ALL_DONE = bytes([_DONE_TRIES]) * PAGE
+_NOTHING = bytes(PAGE_RECORDS)
+_ALL_OUT = bytes([State.OUT]) * PAGE_RECORDS
+_ALL_DONE = bytes([_DONE_TRIES]) * PAGE_RECORDS
 _STATES_OF = bytes(State.DONE if tries == _DONE_TRIES else State.FREE for tries in range(256))
 _RUNS = {state: re.compile(b"\\x%02x+" % state) for state in State}
 _HELD = bytes(State.DONE if state == State.DONE else State.OUT for state in range(256))
@@ -86,7 +86,7 @@ class _Page:
             self.leases = numbers[0]
             return
         if isinstance(self.leases, int):
-            self.leases = array("I", [self.leases]) * PAGE
+            self.leases = array("I", [self.leases]) * PAGE_RECORDS
         self.leases[low:high] = numbers
 
     def held(self, first: int) -> Iterator[tuple[int, Run]]:
@@ -138,8 +138,8 @@ class Window:
         """What a record is; None if it was not taken in."""
         if sequence >= self.end:
             return None
-        page = self._pages.get(sequence // PAGE) if sequence > self.floor else None
-        return State.DONE if page is None else State(page.states[sequence % PAGE])
+        page = self._pages.get(sequence // PAGE_RECORDS) if sequence > self.floor else None
+        return State.DONE if page is None else State(page.states[sequence % PAGE_RECORDS])
 
     def is_open(self, sequence: int) -> bool:
         """Whether a record was taken in and is not done."""
@@ -147,7 +147,7 @@ class Window:
 
     def tries(self, sequence: int) -> int:
         """How often an open record was delivered; ``TRIES_MAX`` if that often or more."""
-        return self._pages[sequence // PAGE].tries[sequence % PAGE]
+        return self._pages[sequence // PAGE_RECORDS].tries[sequence % PAGE_RECORDS]
 
     def tries_of(self, run: Run) -> bytes:
         """How often each of these open records was delivered."""
@@ -163,8 +163,8 @@ class Window:
 
     def lease_of(self, sequence: int) -> int:
         """The number of the lease by which a record is out."""
-        page = self._pages[sequence // PAGE]
-        return page.leases if isinstance(page.leases, int) else page.leases[sequence % PAGE]
+        page = self._pages[sequence // PAGE_RECORDS]
+        return page.leases if isinstance(page.leases, int) else page.leases[sequence % PAGE_RECORDS]
 
     def leases_of(self, run: Run) -> list[tuple[int, int]]:
         """By which leases a run is out, each with how many records, in order; nothing if any of them is not out."""
@@ -188,7 +188,7 @@ class Window:
             if page is None:
                 continue
             for found in _RUNS[State.OUT].finditer(page.states, low, high):
-                first = number * PAGE + found.start()
+                first = number * PAGE_RECORDS + found.start()
                 if isinstance(page.leases, int):
                     yield page.leases, Run(first, first + len(found[0]) - 1)
                     continue
@@ -200,9 +200,9 @@ class Window:
     def holdings(self) -> Iterator[tuple[int, Run]]:
         """What is out, and by which leases, in order; a run may have records in it that are done."""
         for number, page in self._pages.items():
-            out, first = page.states.count(State.OUT), number * PAGE
+            out, first = page.states.count(State.OUT), number * PAGE_RECORDS
             if out < page.open:
-                yield from self.leases_in(Run(first, first + PAGE - 1))
+                yield from self.leases_in(Run(first, first + PAGE_RECORDS - 1))
             elif isinstance(page.leases, int):
                 yield page.leases, Run(first + page.states.find(State.OUT), first + page.states.rfind(State.OUT))
             else:  # what is done has the number of the lease that it had
@@ -213,7 +213,7 @@ class Window:
         every = []
         for number, low, high in _parts(run):
             page = self._pages[number]
-            at = number * PAGE + low - run.first
+            at = number * PAGE_RECORDS + low - run.first
             page.lease(low, leases[at : at + high - low])
             page.states[low:high] = _ALL_OUT[low:high]
             page.tries[low:high] = tries = page.tries[low:high].translate(_ONCE_MORE)
@@ -230,7 +230,7 @@ class Window:
         for number, low, high in _parts(run):
             if (page := self._pages.get(number)) is not None:
                 for found in _OPEN_RUN.finditer(page.states, low, high):
-                    yield Run(number * PAGE + found.start(), number * PAGE + found.end() - 1)
+                    yield Run(number * PAGE_RECORDS + found.start(), number * PAGE_RECORDS + found.end() - 1)
 
     def hold(self, run: Run, lease: int) -> int:
         """Take in that what is open of a run is out by ``lease``, and was counted before; how many records that is."""
@@ -258,8 +258,8 @@ class Window:
             floor_moves = floor_moves or first <= beginning <= last
             at, behind = max(first, beginning), min(last, end) + 1
             while at < behind:
-                number, low = divmod(at, PAGE)
-                high = min(PAGE, low + behind - at)
+                number, low = divmod(at, PAGE_RECORDS)
+                high = min(PAGE_RECORDS, low + behind - at)
                 at += high - low
                 page = pages.get(number)
                 if page is None:
@@ -280,7 +280,7 @@ class Window:
             page = self._pages.get(self._free[0])
             if page is not None:
                 if found := _RUNS[State.FREE].search(page.states):
-                    base = self._free[0] * PAGE
+                    base = self._free[0] * PAGE_RECORDS
                     return Run(base + found.start(), base + found.end() - 1)
                 page.queued = False
             heappop(self._free)
@@ -290,7 +290,7 @@ class Window:
         """The runs of records in each of these states, in order; each is in one page."""
         pattern = re.compile(b"|".join(_RUNS[state].pattern for state in states))
         for number, page in list(self._pages.items()):
-            base = number * PAGE
+            base = number * PAGE_RECORDS
             for found in pattern.finditer(page.states):
                 yield Run(base + found.start(), base + found.end() - 1)
 
@@ -300,15 +300,15 @@ class Window:
         The tries of a record that is done are 255.
         """
         for number, page in self._pages.items():
-            yield number * PAGE, bytes(page.tries)
+            yield number * PAGE_RECORDS, bytes(page.tries)
 
     def put_page(self, first: int, tries: bytes) -> None:
         """Take in a page as :meth:`pages` gives it, which follows all others; what is open in it is free."""
-        page = self._pages[first // PAGE] = _Page()
+        page = self._pages[first // PAGE_RECORDS] = _Page()
         page.states[:], page.tries[:] = tries.translate(_STATES_OF), tries
-        page.open = PAGE - page.states.count(State.DONE)
+        page.open = PAGE_RECORDS - page.states.count(State.DONE)
         self.open += page.open
-        self._queue(first // PAGE, page, State.FREE)
+        self._queue(first // PAGE_RECORDS, page, State.FREE)
 
     def count_try(self, run: Run) -> None:
         """Take in that open records were delivered once more, and came back."""
@@ -328,7 +328,7 @@ class Window:
             self.floor = self.end - 1
             return
         if found := _OPEN.search(page.states):
-            self.floor = max(self.floor, number * PAGE + found.start() - 1)
+            self.floor = max(self.floor, number * PAGE_RECORDS + found.start() - 1)
 
 
 def _parts(run: Run) -> list[tuple[int, int, int]]:
@@ -336,8 +336,8 @@ def _parts(run: Run) -> list[tuple[int, int, int]]:
     first, behind = run.first, run.last + 1
     parts = []
     while first < behind:
-        number, low = divmod(first, PAGE)
-        high = min(PAGE, low + behind - first)
+        number, low = divmod(first, PAGE_RECORDS)
+        high = min(PAGE_RECORDS, low + behind - first)
         parts.append((number, low, high))
         first += high - low
     return parts

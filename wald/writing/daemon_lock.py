@@ -29,7 +29,7 @@ from wald.files.listing import Segment, list_segments
 from wald.files.safe_open import open_file, read_regular, read_start
 from wald.format.head import decode_head
 from wald.format.names import Kind
-from wald.format.segment import HEADER, INDEX_MAGIC, SEGMENT_MAGIC, BadHeader, decode_header
+from wald.format.segment import SEGMENT_HEADER, SEGMENT_MAGIC, SPARSE_MAGIC, BadHeader, decode_segment_header
 
 _SETTLE_SECONDS = 0.02  # more than a tick of the clock that files' times come from
 _SETTLE_UNLOCKED_SECONDS = 1.0  # if flock(2) does not lock: the time another daemon may need to write its nonce
@@ -43,7 +43,7 @@ _BEGINNINGS = {
     b'{"event"': "a ledger",
     b'{"work"': "the journal of a work group",
     SEGMENT_MAGIC: "a segment",
-    INDEX_MAGIC: "the index of a segment",
+    SPARSE_MAGIC: "the index of a segment",
     _ZSTD: "a sealed segment or a part of a ledger",
 }
 _ASKED_SECONDS = 0.1  # another process may hold the lock for an instant, to see whether it is held
@@ -268,6 +268,6 @@ def _epoch_of(segment: Segment) -> int:
             with SealedFile(segment.path) as sealed:
                 return sealed.index.epoch
         with open_file(segment.path) as file:
-            return decode_header(file.read(HEADER.size)).epoch
+            return decode_segment_header(file.read(SEGMENT_HEADER.size)).epoch
     except (BadHeader, Damaged):
         return 0

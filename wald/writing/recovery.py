@@ -38,9 +38,9 @@ from wald.files.layout import TEMPORARY, Root
 from wald.files.listing import Listing, Segment, list_segments
 from wald.files.safe_open import open_file, read_regular
 from wald.files.uptime import boot_id, read_steps, step_between
-from wald.format.batch import OUTSIDE_BYTES, BatchHeader, Flag, ParseOutcome, StoredBatch, padded
+from wald.format.batch import FRAMING_BYTES, BatchHeader, Flag, ParseOutcome, StoredBatch, padded
 from wald.format.head import Head, decode_head
-from wald.format.log_state import BadControl, Ending, LogState, decode_state, encode_state
+from wald.format.log_state import BadControl, LogState, PreviousEnd, decode_state, encode_state
 from wald.format.names import Kind, segment_name
 from wald.format.segment import BadHeader, NewerVersion
 from wald.hints import hint_for
@@ -303,12 +303,12 @@ def _replay_raw(segment: Segment, log_id: bytes, replay: Replay) -> None:
             if isinstance(met, ScannedBatch):
                 replay.add_scanned(raw, met)
             elif isinstance(met, SegmentEnd):
-                replay.state.previous = Ending(raw.salt, met.offset)
+                replay.state.previous = PreviousEnd(raw.salt, met.offset)
 
 
 def _replay_sealed(sealed: SealedFile, replay: Replay, errors: list[str]) -> None:
-    if sealed.index.relieved is not None and sealed.index.relieved.names_all:
-        replay.dropped = sealed.index.relieved.lasts
+    if sealed.index.shrunk is not None and sealed.index.shrunk.is_complete:
+        replay.dropped = sealed.index.shrunk.lasts
     for number, frame in enumerate(sealed.index.frames):
         if sealed.index.is_damage(frame):
             continue  # its bytes may look like batches
@@ -320,7 +320,7 @@ def _replay_sealed(sealed: SealedFile, replay: Replay, errors: list[str]) -> Non
         for batch in sealed.batches(number, data):
             replay.add(batch.header, batch.route, batch.payload)
     replay.state.next_sequence = max(replay.state.next_sequence, sealed.index.next_sequence)
-    replay.state.previous = Ending(sealed.index.salt, sealed.index.raw_bytes)
+    replay.state.previous = PreviousEnd(sealed.index.salt, sealed.index.raw_bytes)
 
 
 def _replay_salvaged(segment: Segment, log_id: bytes, replay: Replay, error: Damaged) -> None:
@@ -461,7 +461,7 @@ class _Recovery:
         self._report = report
         self._listing = list_segments(root)
         self._head = _head(root)
-        self._ending: Ending | None = None  # of the newest segment, if it is a raw one
+        self._ending: PreviousEnd | None = None  # of the newest segment, if it is a raw one
 
     def run(self) -> Recovered:
         self._require_mounted()
@@ -561,7 +561,7 @@ class _Recovery:
             older = Listing(self._listing.segments[:-1])
             return Recovered(state_after(older, self._log_id, report.errors), None, report)
         self._make_durable(path, end)
-        self._ending = Ending(facts.salt, end)
+        self._ending = PreviousEnd(facts.salt, end)
         if decided.fate is Fate.CUT:
             facts.state.previous = self._ending
         return Recovered(facts.state, (path, end) if decided.fate is Fate.CARRY else None, report)
@@ -638,7 +638,7 @@ class _Recovery:
         if head.segment == newest.base_sequence and newest.kind is Kind.SEALED:
             return
         if report.fate == Fate.QUARANTINE.value or head.segment > newest.base_sequence:
-            end = FIRST_BATCH + padded(OUTSIDE_BYTES + len(encode_state(state)))  # a lost control batch costs no record
+            end = FIRST_BATCH + padded(FRAMING_BYTES + len(encode_state(state)))  # a lost control batch costs no record
         else:
             end = report.scanned_bytes
         if head.position <= end:

@@ -27,8 +27,8 @@ from wald.errors import Damaged
 from wald.files.layout import Root
 from wald.files.ledger_read import Lines, highest_in_parts
 from wald.files.safe_open import open_file, read_start
-from wald.format.cursor import CURSOR_MAX_BYTES, BadCursor, decode_cursor
-from wald.format.ledger_lines import BadLine, ledger_lines_decode_line
+from wald.format.head import CURSOR_MAX_BYTES, BadCursor, decode_cursor
+from wald.format.ledger_lines import BadLine, decode_entry
 from wald.format.names import WORK_SUFFIX
 from wald.format.spans import Spans
 from wald.format.work import BadWork, Start, decode_work, last_read
@@ -196,7 +196,7 @@ def _is_whole(file: BinaryIO, offset: int) -> bool:
     text = file.read(2 * _CHUNK_BYTES)
     at = offset - begin
     try:
-        ledger_lines_decode_line(text[text.rfind(b"\n", 0, at) + 1 : max(text.find(b"\n", at), 0)])
+        decode_entry(text[text.rfind(b"\n", 0, at) + 1 : max(text.find(b"\n", at), 0)])
     except BadLine:
         return False
     return True

@@ -32,32 +32,32 @@ from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.files.safe_open import FileIdentity
 from wald.format.batch import (
-    OUTSIDE_BYTES,
+    FRAMING_BYTES,
     BatchHeader,
     Buffer,
     Encoding,
     Flag,
     checksum_body,
-    encode,
+    encode_batch,
     padded,
     route_prefix,
     seed,
 )
 from wald.format.log_state import (
-    FIFO,
-    NOT_KNOWN,
-    POSITION_MAX,
-    STDIN,
-    Ending,
+    FIFO_PEER,
+    PEER_POSITION_MAX,
+    STDIN_PEER,
+    UNKNOWN_PEER,
     LogState,
     Peer,
+    PreviousEnd,
     encode_peer,
     encode_state,
     fingerprint,
-    number_of,
+    peer_number,
 )
 from wald.format.names import Kind
-from wald.format.segment import SegmentHeader, encode_header
+from wald.format.segment import SegmentHeader, encode_segment_header
 from wald.segments.index_builder import SparseIndexWriter, find_index
 from wald.segments.raw_scan import FIRST_BATCH, RawFile
 from wald.writing.disk_budget import DiskBudget
@@ -113,11 +113,11 @@ class Draft:
     body_checksum: int | None = None
     spool: int | None = None
     source: object = None
-    peer: Sender = NOT_KNOWN
+    peer: Sender = UNKNOWN_PEER
     introduces: bool = False
     position: int = 0
     base_sequence: int = 0
-    peer_number: int = NOT_KNOWN
+    peer_number: int = UNKNOWN_PEER
 
     def checksum(self) -> int:
         """The checksum of the body, computed once."""
@@ -138,7 +138,7 @@ class Draft:
     @property
     def total_bytes(self) -> int:
         """The length of the batch in the segment."""
-        return OUTSIDE_BYTES + len(self.route.prefix) + padded(self.payload_bytes)
+        return FRAMING_BYTES + len(self.route.prefix) + padded(self.payload_bytes)
 
     @property
     def last_sequence(self) -> int:
@@ -175,8 +175,8 @@ def introduction(peer: Peer) -> Draft:
 
 _U32 = 0xFFFFFFFF
 _PEERS_MAX = 4096  # whose numbers are remembered; bounds the memory
-_NUMBERED_BYTES = POSITION_MAX >> 1  # a turn is far shorter than the rest
-_NO_PEERS: dict[Sender, int] = {number: number for number in (NOT_KNOWN, FIFO, STDIN)}
+_NUMBERED_BYTES = PEER_POSITION_MAX >> 1  # a turn is far shorter than the rest
+_NO_PEERS: dict[Sender, int] = {number: number for number in (UNKNOWN_PEER, FIFO_PEER, STDIN_PEER)}
 
 
 class Writer:
@@ -270,11 +270,11 @@ class Writer:
             peer, start = draft.peer, len(placed)
             number = peers.get(peer)
             if number is None and (number := introduced.get(peer)) is None:
-                number = NOT_KNOWN
+                number = UNKNOWN_PEER
                 if self._is_new(peer):
                     first = introduction(peer)
                     first.position, first.base_sequence = position, sequence
-                    first.peer_number = number = introduced[peer] = number_of(position)
+                    first.peer_number = number = introduced[peer] = peer_number(position)
                     placed.append(first)
                     position += first.total_bytes
             draft.position, draft.base_sequence, draft.peer_number = position, sequence, number
@@ -326,7 +326,7 @@ class Writer:
             header = draft.header(time_ns, epoch, flags)
             flags = 0
             headers.append(header)
-            buffers = encode(header, draft.route.prefix, draft.payload, seed(salt, position))
+            buffers = encode_batch(header, draft.route.prefix, draft.payload, seed(salt, position))
             if draft.spool is None:
                 pending += buffers
                 continue
@@ -524,19 +524,19 @@ class Writer:
         self._enter(blank.descriptor, header, end)
         self._sync_names()
 
-    def _previous(self) -> Ending | None:
+    def _previous(self) -> PreviousEnd | None:
         """Return the end of the segment before the next one."""
         if self._descriptor < 0 or not self.advanced:
             return self.state.previous  # of the segment that the next one replaces
-        return None if self._truncated else Ending(self._salt, self.position)
+        return None if self._truncated else PreviousEnd(self._salt, self.position)
 
     def _begin(self, descriptor: int, header: SegmentHeader, carry: tuple[Path, int] | None) -> int:
         """Write what a segment begins with; returns its length."""
         if carry is None:
-            return self._disk.write(descriptor, [encode_header(header), *self._control(header.salt)], 0)
+            return self._disk.write(descriptor, [encode_segment_header(header), *self._control(header.salt)], 0)
         # The control batch and the pieces keep their positions, which readers may hold.
         end = self._copy(descriptor, *carry)
-        self._disk.write(descriptor, [encode_header(header)], 0)
+        self._disk.write(descriptor, [encode_segment_header(header)], 0)
         return end
 
     def _enter(self, descriptor: int, header: SegmentHeader, end: int) -> None:
@@ -593,7 +593,7 @@ class Writer:
             flags=Flag.CONTROL,
             route_bytes=0,
         )
-        return encode(header, b"", [payload], seed(salt, FIRST_BATCH))
+        return encode_batch(header, b"", [payload], seed(salt, FIRST_BATCH))
 
     def _salt_of(self, path: Path) -> int:
         """Return the salt of the segment that the next one replaces, even if its header is lost."""

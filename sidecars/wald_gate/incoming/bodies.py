@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 import zstandard
 
-from wald.client.payloads import FRAME_MAX_BYTES, encode_columns, json_payloads
+from wald.client.payloads import FRAME_MAX_BYTES, column_payloads, json_payloads
 from wald.errors import InvalidInput
 from wald_gate.problems import HttpError
 
@@ -175,7 +175,7 @@ async def single_payload(parts: AsyncIterator[bytes], sizes: Sizes) -> AsyncIter
         sizes.keep(len(value))
     whole = bytes(value)
     value.clear()  # its memory, before there is a payload of the same size
-    for payload in encode_columns([whole]):
+    for payload in column_payloads([whole]):
         yield Payload(payload, columns=True)
 
 

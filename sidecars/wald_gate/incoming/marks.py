@@ -16,7 +16,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from wald.client.payloads import encoded_headers
-from wald.format.log_state import id_in_log
+from wald.format.log_state import stored_producer_id
 from wald.format.records import BadColumns, first_headers, with_first_headers
 from wald.reading.assembler import Batch
 
@@ -84,7 +84,7 @@ class Slots:
         self.ids = [
             int.from_bytes(blake2b(b"%d" % slot, key=log_id, digest_size=8).digest()) or 1 for slot in range(SLOTS)
         ]
-        self._slots = {id_in_log(os.geteuid(), producer_id): slot for slot, producer_id in enumerate(self.ids)}
+        self._slots = {stored_producer_id(os.geteuid(), producer_id): slot for slot, producer_id in enumerate(self.ids)}
 
     def of_key(self, key: bytes) -> int:
         """The slot of a key."""

@@ -19,7 +19,7 @@ from functools import partial
 from threading import Event
 from typing import Any, ParamSpec, TypeVar
 
-from wald.client.payloads import encode_columns
+from wald.client.payloads import column_payloads
 from wald.client.session import Durable
 from wald.errors import Unavailable, WaldError
 from wald.log import Log
@@ -330,7 +330,7 @@ async def parts_of(payloads: AsyncIterator[Payload]) -> AsyncIterator[tuple[byte
     """
     held: bytes | None = None
     async for payload in payloads:
-        for part in [payload.data] if payload.columns else encode_columns(payload.data.split(b"\n")[:-1]):
+        for part in [payload.data] if payload.columns else column_payloads(payload.data.split(b"\n")[:-1]):
             if held is not None:
                 yield held, False
             held = part

@@ -14,8 +14,8 @@ from starlette.responses import Response
 
 from wald.answers.fields import local_now
 from wald.errors import InvalidInput, NotFound
-from wald.format.names import DEFAULT_GROUP, check_group, position
-from wald.format.times import names_its_day, nanoseconds
+from wald.format.names import DEFAULT_GROUP, check_group
+from wald.format.times import is_absolute, nanoseconds, parse_position_option
 from wald.reading.selection import Start
 from wald_gate.call import Call, wait_seconds
 from wald_gate.compression import wants_gzip
@@ -176,12 +176,12 @@ def _wanted(call: Call, query: Query, *, is_events: bool) -> Wanted:
     if query.from_ in ("earliest", "end", "cursor"):
         start = query.from_  # type: ignore[assignment]  # these are the names
     else:
-        start = position("from", query.from_, now, ("earliest", "end", "cursor"))
+        start = parse_position_option("from", query.from_, now, ("earliest", "end", "cursor"))
     if resumed and is_events:
-        if isinstance(start, datetime) and names_its_day(query.from_):  # it may be in the future
+        if isinstance(start, datetime) and is_absolute(query.from_):  # it may be in the future
             since_ns = nanoseconds(start)
         start = resumed
-    stop = None if query.to is UNSET else position("to", query.to, now)
+    stop = None if query.to is UNSET else parse_position_option("to", query.to, now)
     limit = None if query.limit is UNSET else query.limit
     return Wanted(call.route, start, stop, check_group(query.group or DEFAULT_GROUP), limit, since_ns)
 

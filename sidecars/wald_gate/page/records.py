@@ -14,9 +14,9 @@ from starlette.responses import RedirectResponse, Response
 
 from wald.answers.fields import local_now
 from wald.errors import InvalidInput, NotFound
-from wald.format.names import check_route, position
+from wald.format.names import check_route
 from wald.format.records import Record
-from wald.format.times import nanoseconds
+from wald.format.times import nanoseconds, parse_position_option
 from wald.log import Log
 from wald.reading.assembler import Batch
 from wald.reading.latest import start_of_latest
@@ -212,7 +212,9 @@ def excerpt(log: Log, route: str | None, query: Query) -> Generator[None, None, 
         searched = (first, last) if has_older and len(rows) < COUNT else None
         newer = None if query.before is None else last + 1
         return Excerpt(rows, notes, first if has_older else None, newer, searched)
-    start: Start = "earliest" if query.from_ == "earliest" else position("from", query.from_, local_now(), _NAMED)
+    start: Start = (
+        "earliest" if query.from_ == "earliest" else parse_position_option("from", query.from_, local_now(), _NAMED)
+    )
     begin = (
         start if isinstance(start, int) else 1 if isinstance(start, str) else sequence_since(view, nanoseconds(start))
     )

@@ -17,8 +17,8 @@ import wald
 from wald.client.producer import Producer
 from wald.errors import InvalidInput
 from wald.files.layout import Root
-from wald.format.log_state import WINDOW
-from wald.format.records import Record, decode
+from wald.format.log_state import PRODUCER_WINDOW
+from wald.format.records import Record, decode_columns
 from wald.work.deadletters import (
     PAYLOAD_MAX_BYTES,
     Origin,
@@ -61,7 +61,7 @@ def dead(record: Record, route: str = "dead_letter") -> Record:
 def letter(record: Record) -> Record:
     """The dead letter of one record, as a reader gets it."""
     ((_, payload),) = payloads([dead(record)])
-    columns = decode(payload)
+    columns = decode_columns(payload)
     return Record(
         "dead_letter",
         1,
@@ -146,7 +146,7 @@ def test_odd_headers_are_kept_in_hexadecimal(odd: bytes) -> None:
 def test_payloads_are_all_records_in_order_and_small_enough(given_records: list[Record]) -> None:
     found: list[tuple[bytes | None, bytes | None, int | None]] = []
     for _, payload in payloads(map(dead, given_records)):
-        columns = decode(payload)
+        columns = decode_columns(payload)
         keys = columns.keys.to_list() if columns.keys else [None] * columns.count
         times = columns.times.cast("q").tolist() if columns.times else [None] * columns.count
         found += zip(columns.values.to_list(), keys, times, strict=True)
@@ -199,11 +199,13 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield running
 
 
-MANY = [Record("orders", number, b"%d " % number + b"x" * 100_000, 5) for number in range(1, 2 * WINDOW + 4)]
+MANY = [Record("orders", number, b"%d " % number + b"x" * 100_000, 5) for number in range(1, 2 * PRODUCER_WINDOW + 4)]
 
 
 @pytest.mark.parametrize("forgotten", [False, True], ids=["known to the daemon", "forgotten by it"])
-@pytest.mark.parametrize("sent", [0, 1, 7, WINDOW, WINDOW + 1, 2 * WINDOW, 2 * WINDOW + 3])
+@pytest.mark.parametrize(
+    "sent", [0, 1, 7, PRODUCER_WINDOW, PRODUCER_WINDOW + 1, 2 * PRODUCER_WINDOW, 2 * PRODUCER_WINDOW + 3]
+)
 def test_what_was_sent_before_a_crash_is_not_doubled(daemon: Daemon, sent: int, forgotten: bool) -> None:
     """Three windows of requests, interrupted after any number of them, are there once and in order in the end."""
     route, seed = f"sent.{sent}.{forgotten}", SEED + bytes([sent, forgotten])
@@ -213,8 +215,8 @@ def test_what_was_sent_before_a_crash_is_not_doubled(daemon: Daemon, sent: int, 
     prepare(daemon.root, Root(daemon.root), route)
     letters = list(payloads(dead(record, route) for record in MANY))
     assert len(letters) == len(MANY)
-    for start in range(0, sent, WINDOW):
-        window = letters[start : start + WINDOW]
+    for start in range(0, sent, PRODUCER_WINDOW):
+        window = letters[start : start + PRODUCER_WINDOW]
         with Producer(daemon.root, producer_id=producer_id(seed, window)) as producer:
             for _, payload in window[: sent - start]:
                 producer.publish(route, payload, columns=True)
@@ -250,7 +252,7 @@ def test_a_record_above_the_daemons_limit_is_refused(daemon: Daemon) -> None:
     assert records_of(daemon.root, "large") == []
 
 
-@pytest.mark.parametrize("before", [1, WINDOW - 1, WINDOW, WINDOW + 2])
+@pytest.mark.parametrize("before", [1, PRODUCER_WINDOW - 1, PRODUCER_WINDOW, PRODUCER_WINDOW + 2])
 def test_what_comes_before_a_refused_record_is_on_disk(daemon: Daemon, before: int) -> None:
     """And nothing that comes after it."""
     route = f"before.{before}"

@@ -16,7 +16,7 @@ from repeating import begun, outcome, release, send
 from running import Daemon, eventually
 
 import wald as library
-from wald.client.payloads import encode_columns
+from wald.client.payloads import column_payloads
 from wald_gate.incoming import daemon as daemons
 from wald_gate.incoming import remembered
 from wald_gate.incoming.repeats import Repeats
@@ -121,7 +121,7 @@ async def store(repeats: Repeats, key: int, values: list[bytes]) -> list[int]:
     async with repeats.request(bytes([7] + [key] * 15)) as request:
         found = []
         for value in values:
-            durable, _ = await request.publish("orders", *encode_columns([value]), is_last=value == values[-1])
+            durable, _ = await request.publish("orders", *column_payloads([value]), is_last=value == values[-1])
             found.append(durable.first)
         return found
 

@@ -20,7 +20,7 @@ from running import TIMEOUT_SECONDS, Client, eventually
 from running import Daemon as Process
 
 import wald as library
-from wald.client.payloads import encode_columns
+from wald.client.payloads import column_payloads
 from wald.errors import Unavailable
 from wald.format.log_state import PRODUCERS_MAX
 from wald_gate.incoming.daemon import Daemon, Producer
@@ -37,7 +37,7 @@ def values(root: Path) -> list[bytes]:
 async def store(repeats: Repeats, key: bytes = KEY, value: bytes = b"x") -> int:
     """The sequence of a record that is stored under a key."""
     async with repeats.request(key) as request:
-        durable, _ = await request.publish("orders", *encode_columns([value]), is_last=True)
+        durable, _ = await request.publish("orders", *column_payloads([value]), is_last=True)
         return durable.first
 
 

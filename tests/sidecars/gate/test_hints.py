@@ -13,7 +13,7 @@ from gating import Gate
 from running import Daemon, eventually, wald
 
 import wald as library
-from wald.client.payloads import encode_columns
+from wald.client.payloads import column_payloads
 from wald_gate import problems
 from wald_gate.incoming import daemon as daemons
 
@@ -176,7 +176,7 @@ def test_a_number_that_is_taken_is_told_to_those_who_are_no_admin(daemon: Daemon
     async def test() -> None:
         to_daemon = daemons.Daemon(root.path, daemon.socket_path, patience=30)
         end = asyncio.get_running_loop().time() + 30
-        (payload,), (other,) = encode_columns([b"a"]), encode_columns([b"b"])
+        (payload,), (other,) = column_payloads([b"a"]), column_payloads([b"b"])
         await to_daemon.publish_as(daemons.Producer(5, 1), "orders", payload, seen=0, until=end)
         with pytest.raises(daemons.Overtaken) as overtaken:
             await to_daemon.publish_as(daemons.Producer(5, 1), "orders", other, seen=0, until=end)

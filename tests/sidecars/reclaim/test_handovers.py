@@ -22,7 +22,7 @@ from wald.checking.checker import Level
 from wald.checking.verifier import verify
 from wald.files.listing import Segment
 from wald.files.routes import add_route, retire_route
-from wald.format.cursor import CursorLines, encode_cursor
+from wald.format.head import CursorLines, encode_cursor
 from wald.format.ledger_lines import encode_line
 from wald.format.names import ROUTE_MAX_LENGTH, SEQUENCE_MAX, Kind
 from wald.retention.blockers import read_claims, sealed_index

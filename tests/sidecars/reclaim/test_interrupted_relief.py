@@ -15,7 +15,7 @@ from running import wald
 from wald.checking.checker import Level
 from wald.checking.verifier import verify
 from wald.files.disk import Disk
-from wald.format.names import WHOLE, Kind
+from wald.format.names import WHOLE_SUFFIX, Kind
 
 BYTES = random.Random(0).randbytes(1 << 20).replace(b"\n", b"-")
 
@@ -48,7 +48,7 @@ def built(tmp_path: Path) -> Built:
 
 def whole(built: Built) -> Path:
     path = built.path(1, Kind.SEALED)
-    return path.with_name(path.name + WHOLE)
+    return path.with_name(path.name + WHOLE_SUFFIX)
 
 
 def damage(path: Path, offset: int) -> None:

@@ -31,7 +31,7 @@ from wald.files.ledger_write import Ledger
 from wald.files.routes import add_route, retire_route
 from wald.files.uptime import moment_of
 from wald.format.ledger_lines import Entry
-from wald.format.names import WHOLE, Kind
+from wald.format.names import WHOLE_SUFFIX, Kind
 from wald.retention.audit import audit_deletion, audit_shrink
 from wald.retention.history import History
 from wald_reclaim.excuses import LISTED_MAX
@@ -277,7 +277,7 @@ class Histories(RuleBasedStateMachine):
         before, whole = held.batches, held.whole or held.batches
         held.batches = found
         assert held.batches in [before, whole, *outcomes]
-        second = self.built.root.segments / f"{held.base:020}{Kind.SEALED.value}{WHOLE}"
+        second = self.built.root.segments / f"{held.base:020}{Kind.SEALED.value}{WHOLE_SUFFIX}"
         held.whole = whole if second.exists() and held.batches != whole else None
         held.stored_bytes = self.size(held.base)
         self.model.complete.append(held)

@@ -16,7 +16,7 @@ from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
 
 from wald.files.ledger_read import parts_of
 from wald.files.ledger_write import Ledger
-from wald.format.names import WHOLE, Kind
+from wald.format.names import WHOLE_SUFFIX, Kind
 from wald_reclaim.apply import Reclaim
 from wald_reclaim.decision import Decision
 from wald_reclaim.plan import Planner
@@ -180,7 +180,7 @@ def test_after_a_relief_that_has_failed_the_file_is_looked_at_again(
         reclaimer.disk, reclaimer.compact_pinned = FailingDisk(step), True
         with suppress(OSError):
             reclaimer.look(now_ns=built.now_ns)
-        settled += any(path.name.endswith(WHOLE) for path in built.root.segments.iterdir())
+        settled += any(path.name.endswith(WHOLE_SUFFIX) for path in built.root.segments.iterdir())
         assert stored_bytes(built, reclaimer) == sizes(built), step
         if rewound:
             built.log.set_cursor("web", 0, rewind=True)

@@ -30,7 +30,7 @@ from wald.checking.verifier import verify
 from wald.files.disk import Disk
 from wald.files.ledger_read import read_ledger
 from wald.files.listing import Segment
-from wald.format.names import WHOLE, Kind
+from wald.format.names import WHOLE_SUFFIX, Kind
 from wald.retention.audit import audit_deletion, audit_shrink
 from wald.retention.history import History
 from wald.segments.view import State
@@ -243,7 +243,7 @@ def test_a_process_that_is_killed_in_any_system_call_leaves_one_whole_form(tmp_p
         assert (unread(built), errors(built)) == (records, [])
         reclaim(built, compact_pinned=True)
         assert (unread(built), errors(built), illegal(built)) == (records, [], [])
-        assert not [each.name for each in built.root.segments.iterdir() if each.name.endswith((WHOLE, ".tmp"))]
+        assert not [each.name for each in built.root.segments.iterdir() if each.name.endswith((WHOLE_SUFFIX, ".tmp"))]
         assert sizes(built)[0] < 8000
         built.crash()
         if not killed:
@@ -283,7 +283,7 @@ def test_after_death_at_any_step_a_later_pass_converges(tmp_path: Path, *, again
             reclaim(built, compact_pinned=True)
         assert unread(built) == records
         assert errors(built) == illegal(built) == []
-        assert not [each.name for each in built.root.segments.iterdir() if each.name.endswith((WHOLE, ".tmp"))]
+        assert not [each.name for each in built.root.segments.iterdir() if each.name.endswith((WHOLE_SUFFIX, ".tmp"))]
         ends.add(sizes(built)[0])
         built.crash()
         if not died:

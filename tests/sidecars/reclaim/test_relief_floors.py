@@ -18,7 +18,7 @@ from wald.files.disk import Disk
 from wald.files.ledger_write import Ledger
 from wald.files.listing import list_segments
 from wald.files.routes import retire_route
-from wald.format.names import WHOLE, Kind
+from wald.format.names import WHOLE_SUFFIX, Kind
 from wald.format.sealed_index import SealedIndex
 from wald.retention.blockers import read_claims, sealed_index
 from wald.retention.history import History
@@ -54,7 +54,7 @@ def left(built: Built, floors: Floors, tmp_path: Path) -> set[int]:
     made = tmp_path / "made"
     relief = relieve_file(built.path(1, Kind.SEALED), made, floors.keeps)
     made.unlink()
-    dropped = {sequence for first, last in relief.index.relieved.ranges for sequence in range(first, last + 1)}  # type: ignore[union-attr]
+    dropped = {sequence for first, last in relief.index.shrunk.ranges for sequence in range(first, last + 1)}  # type: ignore[union-attr]
     return set(range(1, 10)) - dropped
 
 
@@ -141,21 +141,21 @@ def test_the_old_form_goes_after_all_else_is_durable(built: Built) -> None:
     reclaim(built, disk=disk, compact_pinned=True)
     name = built.path(1, Kind.SEALED).name
     steps = [step for step in disk.steps if step[0] in ("sync", "link", "rename", "sync_directory", "unlink")]
-    at = steps.index(("link", name + WHOLE))
+    at = steps.index(("link", name + WHOLE_SUFFIX))
 
     assert steps[at - 2 :] == [
         ("sync", f"{name}.relief.tmp"),
         ("sync", "reclaim.jsonl"),
-        ("link", name + WHOLE),
+        ("link", name + WHOLE_SUFFIX),
         ("rename", name),
         ("sync_directory", "segments"),
-        ("unlink", name + WHOLE),
+        ("unlink", name + WHOLE_SUFFIX),
         ("unlink", f"{name}.relief.tmp"),  # which is gone
     ]
 
 
 def test_what_is_left_of_a_segment_that_is_deleted_does_not_bring_it_back(built: Built) -> None:
-    whole = built.path(1, Kind.SEALED).with_name(built.path(1, Kind.SEALED).name + WHOLE)
+    whole = built.path(1, Kind.SEALED).with_name(built.path(1, Kind.SEALED).name + WHOLE_SUFFIX)
     shutil.copyfile(built.path(1, Kind.SEALED), whole)
     built.reclaim(1)
     reclaim(built)

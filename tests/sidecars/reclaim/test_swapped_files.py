@@ -22,13 +22,13 @@ from running import run, wald
 
 from wald.errors import Damaged, WaldError
 from wald.files.layout import Root
-from wald.format.names import WHOLE, Kind, segment_name
+from wald.format.names import WHOLE_SUFFIX, Kind, segment_name
 
 LATER_NS = 2_000_000_000_000_000_000
 LONG_NS = 1_000_000_000_000_000_000
 NOISE = random.Random(4).randbytes(200_000).replace(b"\n", b"-")
 ZSTD = b"\x28\xb5\x2f\xfd"
-SUFFIXES = [*(kind.value for kind in Kind), Kind.SEALED.value + WHOLE]
+SUFFIXES = [*(kind.value for kind in Kind), Kind.SEALED.value + WHOLE_SUFFIX]
 
 
 @dataclass(frozen=True)

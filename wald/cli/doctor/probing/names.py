@@ -10,7 +10,7 @@ from pathlib import Path
 from wald.cli.doctor.judging.log import Files
 from wald.files.fifos import troubles
 from wald.files.layout import TEMPORARY, Root, known_names
-from wald.format.names import CURSOR_SUFFIX, CURSORS, is_of_group
+from wald.format.names import CURSOR_SUFFIX, CURSORS, is_group_file
 
 _MOST = 20_000
 _REWRITTEN = frozenset({"head", "lock", "transfers"})  # in place, so another name of the same file shows it
@@ -105,7 +105,7 @@ def files(root: Path) -> Files:
 
 def _is_of_group(name: str) -> bool:
     """True if a file may belong to a cursor owner, who may be another user."""
-    return is_of_group(name) or name.endswith(TEMPORARY)
+    return is_group_file(name) or name.endswith(TEMPORARY)
 
 
 def _leads_to_fifo(entry: os.DirEntry[str]) -> bool:
