@@ -117,6 +117,12 @@ def _identity_missing(root: Path) -> str:
     return f"log.json is missing: {_identity_unreadable(root)}"
 
 
+def _moved_mark(root: Path, route: str, group: str, to: str) -> str:
+    appending, retiring = command_line(root, f"append {to} --jsonl"), command_line(root, f"route retire {route}")
+    feeding = f"feed {route}{group and f' --group {group}'} --exit-at-end --format json -- {appending}"
+    return f"{command_line(root, feeding, program='wald-drain')}; then {retiring}"
+
+
 def _older_copy(instead: str) -> str:
     """``instead`` is the hint of a program that keeps its positions elsewhere."""
     return instead or "start this program again: it then reads its positions from disk"
@@ -317,6 +323,8 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "cursor-owner-needed": _cursor_owner_needed,
     "cursor-group-needed": "usermod --append --groups {group} {user}, and log in again; ls -ld {directory}",
     "group-unavailable": "usermod --append --groups {group} {user}, and start the daemon again",
+    "moved-mark": _moved_mark,
+    "moved-mark-unreadable": "{wald} route retire {route}, once every group has read it",
     # segments and the head
     "sealed-segment-damaged": "wald inspect --content {path} shows its readable part; "
     "restore the file from an archive or a backup",

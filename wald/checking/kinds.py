@@ -47,6 +47,7 @@ class FileKind(Enum):
     COMMAND = "the lock of the command that wald-drain runs for a group, and how that ended"
     CURSORS = "the files of the groups of a route"
     RETIRED = "the mark that the route is retired"
+    MOVED = "the mark of a version that could rename routes; it has no effect"
     LEDGER = "a ledger: a chain of lines about what happened to segments and bundles"
     LEDGER_PART = "a sealed part of a ledger: its older lines"
     LEDGER_LOCK = "the lock of a program that writes a ledger"
@@ -91,6 +92,7 @@ _BY_PATH = tuple(
         (rf"{_GROUP}\.pin", FileKind.PIN),
         (rf"{_ROUTE}/{CURSORS}", FileKind.CURSORS),
         (rf"{_ROUTE}/retired", FileKind.RETIRED),
+        (rf"{_ROUTE}/moved", FileKind.MOVED),
         (_ROUTE, FileKind.ROUTE),
         (r"ledger/[a-z]+\.jsonl", FileKind.LEDGER),
         (r"ledger/[a-z]+-[0-9]{20}\.jsonl\.zst", FileKind.LEDGER_PART),

@@ -25,6 +25,7 @@ from wald.files.identity import read_identity
 from wald.files.layout import Root
 from wald.files.ledger_read import read_files
 from wald.files.listing import Listing, Segment
+from wald.files.routes import moved_marks
 from wald.files.uptime import read_steps, require_steps, step_between
 from wald.format.head import Head
 from wald.format.ledger_lines import DecodedLedger
@@ -96,6 +97,8 @@ class Verification:
         yield from self._cursors()
         for path, message in troubles(self._root):
             yield Finding.of(Level.INFO, path, message)
+        for mark in moved_marks(self._root):
+            yield Finding(Level.INFO, mark.path, 0, f"{mark.message}: {mark.hint}")
 
     def _identity(self) -> Iterator[Finding]:
         try:

@@ -42,7 +42,7 @@ from wald.files.fifos import has_fifo
 from wald.files.identity import create_root, read_identity, require_root
 from wald.files.layout import Root
 from wald.files.ledger_write import Ledger
-from wald.files.routes import add_route
+from wald.files.routes import add_route, moved_marks
 from wald.format.segment import pack_version
 from wald.format.times import utc
 from wald.hints import hint_for
@@ -150,6 +150,8 @@ class Parts:
         for name, route in wanted_routes(root, self.config, self.journal):
             fifo = wants_fifo(root, name, route)
             add_route(root, disk, name, fifo=fifo, mode=route.mode, consumers=route.consumers)
+        for mark in moved_marks(root):
+            self.journal.warning("mark of a moved route", path=str(mark.path), what=mark.message, hint=mark.hint)
 
     def _watch_signals(self) -> None:
         self.poller = select.epoll()

@@ -122,6 +122,10 @@ class Root:
     def retired(self, route: str) -> Path:
         return self.route(route) / "retired"
 
+    def moved(self, route: str) -> Path:
+        """Return the path of the mark that versions with ``wald route rename`` left."""
+        return self.route(route) / "moved"
+
     def cursor_directory(self, route: str) -> Path:
         """The directory of the files of all consumer groups of a route: cursors, journals, pins and locks."""
         return self.route(route) / CURSORS
@@ -247,7 +251,7 @@ _OF_ROOT = {
     *(path.name for path in (_ANY.segments, _ANY.routes, _ANY.ledger, _ANY.quarantine, _ANY.recovery, _ANY.gate)),
 }
 _OF_LEDGER = {*LEDGERS, *(str(Path(name).with_suffix(".lock")) for name in LEDGERS)}
-_OF_ROUTE = {at("any").name for at in (_ANY.fifo, _ANY.retired, _ANY.cursor_directory)}
+_OF_ROUTE = {at("any").name for at in (_ANY.fifo, _ANY.retired, _ANY.moved, _ANY.cursor_directory)}
 
 
 def known_names(root: Root) -> Iterator[tuple[Path, Callable[[str], bool]]]:
