@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from stringzilla import count as count_bytes
 from structlog.typing import FilteringBoundLogger
@@ -532,15 +532,20 @@ class Committer:
         where = error.filename or path
         if error.errno in DISK_FULL:
             self._wait_for_room()
-            return Full(f"{where}: {error.strerror}", case="disk-failed", **self._facts(error))
+            return Full(
+                f"{where}: {error.strerror}",
+                case="disk-failed",
+                root=self._root.path,
+                segments=self._root.segments,
+                error=error,
+            )
         return DiskFailure(
             f"{where}: {error.strerror}; nothing unacknowledged was kept, nothing acknowledged is lost",
             case="disk-failed",
-            **self._facts(error),
+            root=self._root.path,
+            segments=self._root.segments,
+            error=error,
         )
-
-    def _facts(self, error: OSError) -> dict[str, Any]:
-        return {"root": self._root.path, "segments": self._root.segments, "error": error}
 
     def _unnamed(self, error: OSError) -> DiskFailure:
         writer, now = self.writer, time.monotonic()
@@ -590,7 +595,9 @@ class Committer:
                 f"{segments}: {error.strerror}: the free space cannot be read; nothing unacknowledged was kept, "
                 "nothing acknowledged is lost",
                 case="disk-failed",
-                **self._facts(error),
+                root=self._root.path,
+                segments=self._root.segments,
+                error=error,
             ) from error
 
     def _report_room(self, *, degraded: bool) -> None:
