@@ -70,9 +70,9 @@ class Log:
         try:
             head = read_head(self.root)
             if head is None:  # nothing is durable yet, or the file is lost
-                from wald.segments.view import head_of
+                from wald.segments.view import durable_head
 
-                head = head_of(self.root)
+                head = durable_head(self.root)
         except Damaged:
             self.require_continuity()
             raise

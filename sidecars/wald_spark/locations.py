@@ -30,9 +30,9 @@ from wald.format.names import Kind, is_route, parse_segment_name
 from wald.format.segment import BadHeader
 from wald.segments.durable_end import EVERYTHING
 from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes, RawFile
-from wald.segments.reader import Met, SealedSegment, open_segment
+from wald.segments.reader import SealedSegment, SegmentItem
 from wald.segments.sealed_file import SealedFile
-from wald.segments.view import View, read_view
+from wald.segments.view import View, open_segment, read_view
 
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?=/)(//(?P<host>[^/]*))?")
 
@@ -256,7 +256,7 @@ def _end(segment: Segment, log_id: bytes) -> int:
         return 0
 
 
-def _end_of(met: Met) -> int:
+def _end_of(met: SegmentItem) -> int:
     """Return the sequence after the item of a segment; 0 if the item is damage."""
     if isinstance(met, DamagedBytes):
         return 0

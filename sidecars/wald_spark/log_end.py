@@ -18,7 +18,7 @@ from wald.format.batch import StoredBatch
 from wald.format.log_state import BadControl, LogState, decode_state
 from wald.segments.durable_end import Bound
 from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes
-from wald.segments.reader import Met, OpenSegment, RawSegment, SkippedBatches
+from wald.segments.reader import OpenSegment, RawSegment, SegmentItem, SkippedBatches
 from wald.segments.view import SegmentGone, View
 
 
@@ -122,7 +122,7 @@ class LogEndTracker:
         self._state = LogState(segment.base_sequence, routes=state.routes, open_records=begun)
         self._all_routes = True
 
-    def _apply(self, found: Met) -> None:
+    def _apply(self, found: SegmentItem) -> None:
         state = self._state
         if isinstance(found, DamagedBytes):
             state.open_records.clear()  # a piece of any of them may be missing

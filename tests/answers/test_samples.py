@@ -221,7 +221,7 @@ def test_a_root_that_vanishes_is_trouble(built: Built) -> None:
         watch.take()
 
     for watch in watches:
-        assert watch.trouble.startswith(f"{log.root.path}: no log is here any longer: ")
+        assert watch.trouble.startswith(f"{log.root.path}: the log is gone: ")
 
 
 def test_what_the_operating_system_says_is_trouble() -> None:

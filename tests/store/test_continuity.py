@@ -218,7 +218,7 @@ def test_a_log_that_is_gone_may_come_back(root: Path, tmp_path: Path) -> None:
     log.view()
     root.rename(tmp_path / "away")
     for act in (log.view, log.head, lambda: log.set_cursor("a", 1)):
-        with pytest.raises(Gone, match="no log is here any longer") as error:
+        with pytest.raises(Gone, match="the log is gone") as error:
             act()
         assert (error.value.exit_code, "findmnt" in error.value.hint) == (16, True)
     (tmp_path / "away").rename(root)

@@ -14,7 +14,15 @@ import wald.segments.raw_scan as raw_module
 from wald.format.batch import HEADER, Flag, ParseOutcome
 from wald.format.log_state import LogState
 from wald.format.segment import BadHeader
-from wald.segments.raw_scan import FIRST_BATCH, WINDOW_BYTES, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
+from wald.segments.raw_scan import (
+    FIRST_BATCH,
+    SEQUENCES_REPEAT,
+    WINDOW_BYTES,
+    DamagedBytes,
+    RawFile,
+    ScannedBatch,
+    SegmentEnd,
+)
 
 PAYLOADS = [b"one\ntwo\n", b"\n", b"three\n" * 9, b"four" * 30 + b"\n", b"WBAT" * 16 + b"\n", b"last\n"]
 SMALL, OFFSETS = segment(PAYLOADS)
@@ -296,7 +304,7 @@ def test_a_batch_whose_sequences_were_given_out_before_is_damage() -> None:
     with opened(framed(first, second, first, third)) as raw:
         batches, gaps, _ = scan(raw)
     assert [found.header.base_sequence for found in batches] == [1, 1, 3, 4]
-    assert [(gap.length, gap.reason) for gap in gaps] == [(len(first), "its sequences were given out before")]
+    assert [(gap.length, gap.reason) for gap in gaps] == [(len(first), SEQUENCES_REPEAT)]
 
     with opened(framed(first, second, second)) as raw:
         batches, gaps, tail = scan(raw)

@@ -185,7 +185,7 @@ def test_what_is_left_of_a_frame_is_looked_for_without_the_context_of_the_file(
             data = file.frame(number)
             by_frame = set(used)
             used.clear()
-            assert file.beginning(number) == data
+            assert file.readable_start(number) == data
             assert used
             assert by_frame.isdisjoint(used)
 

@@ -16,9 +16,9 @@ from wald.errors import Damaged
 from wald.files.listing import Segment
 from wald.format.names import Kind
 from wald.retention.blockers import sealed_index
-from wald.segments.reader import open_segment
 from wald.segments.salvage import SalvagedSegment
 from wald.segments.sealed_file import FRAME_BYTES, SealedFile
+from wald.segments.view import open_segment
 
 RECORDS = 12
 

@@ -25,7 +25,7 @@ from wald.retention.blockers import DIRECTORY_GONE
 from wald.retention.cursors import CursorState
 from wald.retention.history import History
 from wald.segments.durable_end import seconds_ahead
-from wald.segments.view import head_of, no_segment
+from wald.segments.view import durable_head, no_segment
 from wald.setting_types import format_bytes, format_seconds
 from wald.work.checking import check_journals
 from wald.writing.run_reports import CrashReport, last_crash, read_run
@@ -169,7 +169,7 @@ def _journals(log: Log, retired: Collection[Path]) -> Iterator[tuple[str, str]]:
 def _head(root: Root) -> tuple[Head | None, Damaged | None]:
     """The head, or what is wrong with it."""
     try:
-        return head_of(root), None
+        return durable_head(root), None
     except Damaged as error:
         return None, error
 

@@ -408,7 +408,7 @@ class _Check:
     def _lost(self, file: SealedFile, number: int, error: Damaged) -> Iterator[Finding]:
         """A damaged frame: what is in front of the damage can be read."""
         frame = file.index.frames[number]
-        yield from self._batches(file.batches(number, file.beginning(number)))
+        yield from self._batches(file.batches(number, file.readable_start(number)))
         first = max(self._state.next_sequence, frame.first_sequence)
         self._state.open_records.clear()
         self._opening.lost = True
@@ -449,7 +449,7 @@ class _Check:
                 message = f"{damage[1]} bytes at {damage[0]} of the raw segment were damaged before it was sealed"
                 yield self._error(frame.offset, message)
             return
-        self._contents.take()  # of the frame before, which may have been damaged
+        self._contents.end_frame()  # of the frame before, which may have been damaged
         batches = file.batches(number, data)
         yield from self._batches(batches)
         if batches.end < len(data):
@@ -464,7 +464,7 @@ class _Check:
 
     def _is_described(self, index: SealedIndex, frame: Frame) -> bool:
         """Whether the index says of a frame what was just read in it."""
-        span, held = self._contents.take(), self._contents.routes()
+        span, held = self._contents.end_frame(), self._contents.routes()
         names = {index.routes[i].route for i in frame.routes if i < len(index.routes)}
         if names != {held[i].route for i in span.routes}:
             return False

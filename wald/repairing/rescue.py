@@ -17,15 +17,16 @@ from itertools import takewhile
 from wald.checking.checker import payload_wrong
 from wald.errors import Damaged
 from wald.files.listing import Segment
-from wald.format.batch import FRAMING_BYTES, BatchHeader, Encoding, Flag, StoredBatch, checksum_body, route_prefix
+from wald.format.batch import BatchHeader, Flag, StoredBatch, checksum_body, route_prefix
 from wald.format.log_state import BadControl, LogState, decode_state, still_open
 from wald.format.names import Kind
 from wald.format.sealed_index import Frame
 from wald.format.spans import Span
-from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes
+from wald.segments.raw_scan import FIRST_BATCH, SEQUENCES_REPEAT, DamagedBytes
 from wald.segments.reader import RawSegment
 from wald.segments.salvage import SalvagedSegment
 from wald.segments.sealed_file import SealedFile
+from wald.segments.shrinking import dropped_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +169,7 @@ def batches(
             continue
         header, position = met.header, met.end
         if header.base_sequence < expected or header.end_sequence > end:
-            yield "its sequences were given out before"
+            yield SEQUENCES_REPEAT
         elif not header.is_control and (wrong := next(payload_wrong(header, met.payload), "")):
             yield wrong
         else:
@@ -256,20 +257,8 @@ def _relieved_frames(segment: Segment) -> dict[Span, IntactBatch]:
 
 
 def _in_place_of(frame: Frame, epoch: int) -> IntactBatch:
-    payload = bytes(frame.raw_bytes - FRAMING_BYTES)
-    header = BatchHeader(
-        body_checksum=checksum_body(b"", [payload], len(payload)),
-        payload_bytes=len(payload),
-        base_sequence=frame.first_sequence,
-        append_time_ns=frame.latest_ns,
-        producer_id=0,
-        producer_sequence=0,
-        count=frame.next_sequence - frame.first_sequence,
-        epoch=epoch,
-        encoding=int(Encoding.CONTROL),
-        flags=int(Flag.CONTROL | Flag.DROPPED),
-        route_bytes=0,
-    )
+    span = frame.first_sequence, frame.next_sequence
+    header, payload = dropped_batch(frame.raw_bytes, *span, frame.latest_ns, epoch)
     return IntactBatch(header, "", frame.raw_offset, memoryview(payload))
 
 

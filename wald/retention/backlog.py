@@ -41,8 +41,7 @@ from wald.retention.handovers import HandoverPin
 from wald.retention.history import History
 from wald.retention.progress import Lag, SealedLags, add_raw
 from wald.segments.raw_scan import FIRST_BATCH
-from wald.segments.reader import open_segment
-from wald.segments.view import SegmentGone, State, View
+from wald.segments.view import SegmentGone, State, View, open_segment
 
 _SECOND_NS = 1_000_000_000
 RECENT_SEGMENTS = 16  # over which growth is measured, and over more where these are of a short time

@@ -29,7 +29,7 @@ from wald.retention.cursors import Cursor, cursor_lock, set_cursor
 from wald.retention.history import History
 from wald.retention.missing import Wanted, count
 from wald.segments.seek import end_sequence
-from wald.segments.view import View, head_of
+from wald.segments.view import View, durable_head
 
 _Span = tuple[int, int]
 
@@ -83,7 +83,7 @@ def move_cursor(
         Refused: as of :func:`set_cursor`.
     """
     try:
-        head = head_of(root)
+        head = durable_head(root)
     except Damaged:  # it is derived, and made anew at the next commit
         head = None
     follows = not rewind and os.path.lexists(root.cursor(route, group))

@@ -24,7 +24,7 @@ from wald.format.sealed_index import BadSealed, RouteTable, SealedIndex
 from wald.retention.cursors import Cursor, cursors_of
 from wald.segments.durable_end import seconds_ahead
 from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes
-from wald.segments.reader import Met, SealedSegment
+from wald.segments.reader import SealedSegment, SegmentItem
 from wald.segments.seek import end_of
 from wald.segments.view import View
 
@@ -148,7 +148,7 @@ class SealedLags:
             self._dated[number] = self._lags[number].oldest_ns is not None
 
 
-def add_raw(batches: Iterable[Met], lags_of: LagsOf) -> Iterator[StoredBatch]:
+def add_raw(batches: Iterable[SegmentItem], lags_of: LagsOf) -> Iterator[StoredBatch]:
     """Count the records of a raw segment, batch by batch; what comes out has been counted."""
     for met in batches:
         if isinstance(met, StoredBatch) and not met.header.is_control:

@@ -1,13 +1,10 @@
 """Detection of a replaced or rolled-back log at a path.
 
-Detection of another log, or of an older copy of the same log, at a path that a process has read before.
-
-A long-running process has positions in memory. They mean nothing in another log that was moved to the path, or in an
-older copy of the log that was restored there, even if its id, epoch and head look right by now. A value that never
-recurs reveals it: each start of the daemon writes a random ``life`` into its report ``recovery/<epoch>.json``, with the
-sequence at which it begins. Before that start, no process can have seen a record with that sequence or a later one.
-
-A job that keeps its positions on disk keeps the epoch and the life with them, so that its next run can compare them.
+The positions that a long-running process has in memory mean nothing if another log, or an older copy of the same log,
+is moved to its path, even if id, epoch and head now look right. Each start of the daemon therefore writes a random
+``life`` and the sequence at which it begins into its report ``recovery/<epoch>.json``: before that start, no process
+can have seen a record with that sequence or a later one. A job that keeps its positions on disk keeps epoch and life
+with them, so that its next run can compare them.
 """
 
 from __future__ import annotations
@@ -35,13 +32,13 @@ _Mark = tuple[int, int, int] | None
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A place in a log that was read up to there.
+    """The place in a log up to which it was read.
 
     Attributes:
-        sequence: the last record that was seen.
-        epoch: the epoch of the daemon then; 0 if unknown.
-        life: the id of the start that began the epoch; "" if unknown.
-        segment, position: where the bytes that were seen ended; 0 if unknown.
+        sequence: last record read.
+        epoch: epoch of the daemon at that time; 0 if unknown.
+        life: id of the start of that epoch; "" if unknown.
+        segment, position: end of the bytes read; 0 if unknown.
     """
 
     sequence: int
@@ -52,17 +49,16 @@ class Seen:
 
 
 def seen_at(root: Root, head: Head) -> Seen:
-    """Return the place that ``head``, which was just read, names."""
-    life = _life(read_object(root.report(head.epoch)))
-    return Seen(head.sequence, head.epoch, life, head.segment, head.position)
+    """Return the place to which ``head``, which was just read, points."""
+    return Seen(head.sequence, head.epoch, _life(read_object(root.report(head.epoch))), head.segment, head.position)
 
 
 class Continuity:
     """History of the log ``log_id`` at ``root``, as one process has seen it; threads may share it.
 
     Args:
-        seen: a place that an earlier process, or another one, has seen.
-        hint: for a log that is an older copy, in place of the usual one.
+        seen: place that another process has seen.
+        hint: replaces the usual hint for an older copy.
     """
 
     def __init__(self, root: Root, log_id: bytes, seen: Seen | None = None, *, hint: str = "") -> None:
@@ -76,11 +72,11 @@ class Continuity:
 
     @property
     def seen(self) -> Seen | None:
-        """The last place that was seen; None before the first head."""
+        """The last place seen; None before the first head."""
         return self._seen
 
     def require(self) -> None:
-        """Call :meth:`check` with the present head."""
+        """Call :meth:`check` with the current head."""
         self.check(readable_head(self._root))
 
     def check(self, head: Head | None) -> None:
@@ -88,7 +84,7 @@ class Continuity:
 
         Raises:
             Gone: no log is at the path now.
-            Replaced: another log, or an older copy, is at the path. Every later call then raises it too.
+            Replaced: another log, or an older copy, is at the path. Every later call raises it, too.
         """
         with self._lock:
             if self._replaced is None:
@@ -103,21 +99,26 @@ class Continuity:
 
     def _compare(self, head: Head | None) -> None:
         seen = self._seen
-        marks = self._present_marks(seen.epoch if seen else 0)
-        went_on = seen is None or head is None or (head.epoch == seen.epoch and head.sequence >= seen.sequence)
-        if went_on and marks == self._marks and marks[0] is not None:
+        marks = self._current_marks(seen.epoch if seen else 0)
+        advanced = seen is None or head is None or (head.epoch == seen.epoch and head.sequence >= seen.sequence)
+        if advanced and marks == self._marks and marks[0] is not None:
             if head is not None and seen is not None:
                 self._seen = Seen(head.sequence, head.epoch, seen.life, head.segment, head.position)
             return
         self._require_same_log()
-        if head is not None and not went_on:
-            head = readable_head(self._root)  # another thread may have seen a newer one than was read here
+        if head is not None and not advanced:
+            head = readable_head(self._root)  # another thread may have seen a newer one
         if head is not None:
-            if seen is not None:
-                self._require_same_past(seen, head)
+            if seen is not None and (reason := self._rollback(seen, head)):
+                known = f"record {seen.sequence}{f' of epoch {seen.epoch}' if seen.epoch else ''} was read before"
+                raise RolledBack(
+                    f"{self._root.path}: an older copy of the log was restored here: {known}, and {reason}",
+                    case="older-copy",
+                    instead=self._hint,
+                )
             self._seen = seen_at(self._root, head)
             if seen is None or head.epoch != seen.epoch:
-                marks = self._present_marks(head.epoch)  # its report is complete before a head has its epoch
+                marks = self._current_marks(head.epoch)  # its report is complete before a head has its epoch
         self._marks = marks
 
     def _require_same_log(self) -> None:
@@ -126,9 +127,7 @@ class Continuity:
             log_id = read_identity(self._root).log_id
         except NotFound:
             raise Gone(
-                f"{path}: no log is here any longer: it was moved, removed or unmounted",
-                case="log-gone",
-                root=path,
+                f"{path}: the log is gone: it was moved, removed or unmounted", case="log-gone", root=path
             ) from None
         if log_id != self._log_id:
             raise Replaced(
@@ -137,31 +136,22 @@ class Continuity:
                 case="other-log",
             )
 
-    def _require_same_past(self, seen: Seen, head: Head) -> None:
-        known = f"record {seen.sequence}{f' of epoch {seen.epoch}' if seen.epoch else ''} was read before"
-        older = f"{self._root.path}: an older copy of the log was restored here"
+    def _rollback(self, seen: Seen, head: Head) -> str:
+        """Return the evidence that the log is an older copy; "" without any."""
         if (head.epoch, head.sequence) < (seen.epoch, seen.sequence) or head.sequence < seen.sequence:
-            now = f"the log ends at record {head.sequence} of epoch {head.epoch}"
-            raise RolledBack(f"{older}: {known}, and {now}", case="older-copy", instead=self._hint)
+            return f"the log ends at record {head.sequence} of epoch {head.epoch}"
         if not seen.epoch:
-            return
-        life = _life(self._report(seen.epoch))
+            return ""
+        life = _life(read_object(self._root.report(seen.epoch)))
         if life and seen.life and life != seen.life:
-            raise RolledBack(
-                f"{older}: {known}, and epoch {seen.epoch} began at another start",
-                case="older-copy",
-                instead=self._hint,
-            )
+            return f"epoch {seen.epoch} began at another start"
         for epoch in range(max(seen.epoch + 1, head.epoch - _REPORTS), head.epoch + 1):
-            report = self._report(epoch)
+            report = read_object(self._root.report(epoch))
             if report is not None and _begins_before(report, seen, self._root):
-                began = f"epoch {epoch} began with record {report.get('next_sequence')}"
-                raise RolledBack(f"{older}: {known}, and {began}", case="older-copy", instead=self._hint)
+                return f"epoch {epoch} began with record {report.get('next_sequence')}"
+        return ""
 
-    def _report(self, epoch: int) -> dict[str, Any] | None:
-        return read_object(self._root.report(epoch))
-
-    def _present_marks(self, epoch: int) -> tuple[_Mark, _Mark]:
+    def _current_marks(self, epoch: int) -> tuple[_Mark, _Mark]:
         """Return marks that change if the identity or the report of an epoch is replaced; None for a missing file."""
         return _mark(self._root.identity), _mark(self._root.report(epoch))
 
@@ -175,7 +165,6 @@ def _mark(path: Path) -> _Mark:
 
 
 def _life(report: Mapping[str, Any] | None) -> str:
-    """Return the id of a start; "" if unknown."""
     return "" if report is None else str(report.get("life") or "")
 
 
@@ -184,19 +173,19 @@ def _begins_before(report: Mapping[str, Any], seen: Seen, root: Root) -> bool:
     begins, scanned = report.get("next_sequence"), report.get("scanned_bytes")
     if isinstance(begins, int) and begins <= seen.sequence:
         return True
-    same = report.get("segment") == segment_name(seen.segment, Kind.RAW)
-    is_lost = report.get("errors") or report.get("given_up")  # of this log, so it is no older copy
-    if not same or not isinstance(scanned, int) or scanned >= seen.position or is_lost:
+    is_same = report.get("segment") == segment_name(seen.segment, Kind.RAW)
+    is_lost = report.get("errors") or report.get("given_up")  # this log has lost them, so it is not an older copy
+    if not is_same or not isinstance(scanned, int) or scanned >= seen.position or is_lost:
         return False
     return not _is_repaired(root, seen)
 
 
 def _is_repaired(root: Root, seen: Seen) -> bool:
-    """Return True if a repair has since made the segment of ``seen`` again, maybe shorter; an older copy lacks that."""
+    """Return True if a repair has since rewritten the segment of ``seen``, which may be shorter now."""
     from wald.files.ledger_read import Lines
 
     with suppress(Damaged):
-        # "last" is base - 1 if only pieces of records are left in it
+        # "last" is base - 1 if the segment has only pieces of records
         for line in Lines(root.ledger / "segments.jsonl").about(seen.segment - 1, seen.segment):
             entry = line.entry
             if entry.get("event") == "repaired" and line.low == seen.segment:

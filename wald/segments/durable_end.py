@@ -1,7 +1,4 @@
-"""Durable head, the limit of every read.
-
-Reading the head: how far the log is durable, and so how far it may be read.
-"""
+"""Durable head, the limit of every read."""
 
 from __future__ import annotations
 
@@ -14,19 +11,20 @@ from wald.files.layout import Root
 from wald.files.safe_open import open_regular
 from wald.format.head import HEAD_BYTES, Head, decode_head
 
-_AT_ONCE = 100  # a line is torn for the nanoseconds in which it is rewritten, …
-_PAUSES, _PAUSE_SECONDS = 250, 0.001  # … or for as long as the kernel interrupts that
+_FAST_READS = 100  # a line is torn for the nanoseconds in which it is rewritten, …
+_SLOW_READS, _PAUSE_SECONDS = 250, 0.001  # … or for as long as the kernel interrupts that
+_AHEAD_NS = 60_000_000_000  # more than time synchronisation normally corrects
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where the readable bytes of a log end.
+    """The end of the readable bytes of a log.
 
     Attributes:
         segment: base sequence of the last readable segment; every older one is readable to its end.
-        position: where the readable bytes of that segment end.
-        sequence: the last readable record; None where only reading shows it.
-        lost: whether the head is not readable, and so records behind the bound may be durable.
+        position: end of the readable bytes in that segment.
+        sequence: last readable record; None if only reading shows it.
+        lost: True if the head is unreadable, so that records after the bound may be durable.
     """
 
     segment: int
@@ -35,41 +33,43 @@ class Bound:
     lost: bool = False
 
     def limit(self, base_sequence: int) -> int | None:
-        """Where the readable bytes of a segment end; None: at its own end."""
+        """Return the end of the readable bytes of a segment; None for its own end."""
         return self.position if base_sequence == self.segment else None
 
 
-_AHEAD_NS = 60_000_000_000  # more than time synchronisation normally corrects
-
 EVERYTHING = Bound(1 << 63, 1 << 63, None)
-"""Of segments all of which are complete."""
+"""Bound of a log whose segments are all complete."""
 
 
 def read_head(root: Root) -> Head | None:
-    """The durable head; None if there is no head file, or none has been written into it yet.
+    """Return the durable head; None if there is no head file, or an empty one.
 
     Raises:
-        Damaged: the file is there and is not a head.
+        Damaged: the file contains something else.
     """
     try:
         descriptor = open_regular(root.head)
     except FileNotFoundError:
         return None
     try:
-        for attempt in range(_AT_ONCE + _PAUSES):
+        for attempt in range(_FAST_READS + _SLOW_READS):
             line = os.pread(descriptor, HEAD_BYTES, 0)
             head = decode_head(line)
             if head is not None or not any(line):
                 return head
-            if attempt >= _AT_ONCE:
+            if attempt >= _FAST_READS:
                 time.sleep(_PAUSE_SECONDS)
     finally:
         os.close(descriptor)
-    raise Damaged(
-        f"{root.head}: offset 0: not a head line",
-        case="head-damaged",
-        root=root.path,
-    )
+    raise Damaged(f"{root.head}: offset 0: not a head line", case="head-damaged", root=root.path)
+
+
+def readable_head(root: Root) -> Head | None:
+    """Return the durable head; None also for a damaged one, because segments show nearly as much."""
+    try:
+        return read_head(root)
+    except Damaged:
+        return None
 
 
 def seconds_ahead(append_time_ns: int, now_ns: int) -> float:
@@ -81,16 +81,8 @@ def seconds_ahead(append_time_ns: int, now_ns: int) -> float:
     return ahead_ns / 1e9 if ahead_ns > _AHEAD_NS else 0.0
 
 
-def readable_head(root: Root) -> Head | None:
-    """As :func:`read_head`, but None for a damaged one: it is derived, and segments show as much, or nearly."""
-    try:
-        return read_head(root)
-    except Damaged:
-        return None
-
-
 def lost_head(root: Root, bound: Bound) -> Damaged:
-    """The error for what may be behind a bound without a head."""
+    """Return the error for records after a bound without a head."""
     behind = "" if bound.sequence is None else f" behind record {bound.sequence}"
     return Damaged(
         f"{root.head}: there is no readable head, so it is unknown which records{behind} are durable",

@@ -1,26 +1,21 @@
 """Index of a segment, built from its batches, and sparse index files.
 
-What the batches of a segment hold, added up while they are met: its batch table, its routes, its next sequence.
+:class:`SegmentIndexBuilder` adds up the batches of any segment: one that is sealed, raw, salvaged or shrunk.
 
-An index is made of this: of a segment that is sealed, of one that is not, of what is left of one that is damaged, or of
-what relief leaves of one.
-
-Sparse indexes of raw segments: written beside the segment and read as a hint.
-
-An index saves a reader from scanning a raw segment from its start. It is not synced and may be missing, short, stale or
-damaged: a reader checks the batch it lands on, may meet entries behind the durable end of the log, and scans the
-segment where it does not help.
+A sparse index saves a reader from scanning a raw segment from its start. It is only a hint: it is not synced and may be
+missing, short, stale or damaged. A reader therefore checks the batch it lands on, may find entries behind the durable
+end of the log, and scans the segment if the index does not help.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 from array import array
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple
 
 import zstandard
 
@@ -46,13 +41,12 @@ from wald.format.segment import (
 )
 from wald.segments.raw_scan import FIRST_BATCH
 
-_NO_TIME = ((1 << 63) - 1, -(1 << 63))  # earliest and latest of no batch: neutral under min and max
+_NO_TIME = ((1 << 63) - 1, -(1 << 63))  # earliest and latest without a batch: neutral under min and max
 _CONTINUES, _DROPPED = int(Flag.CONTINUES), int(Flag.DROPPED)  # enums are slow
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """What the batches of one frame hold, as :class:`wald.format.sealed_index.Frame` has it."""
+class BatchSpan(NamedTuple):
+    """Sequences, append times and routes of the batches of one frame: the last fields of a :class:`Frame`."""
 
     first_sequence: int
     next_sequence: int
@@ -63,7 +57,7 @@ class Span:
 
 @dataclass(slots=True)
 class _Tally:
-    """A :class:`wald.format.sealed_index.RouteEntry` being counted."""
+    """Counters for a :class:`wald.format.sealed_index.RouteEntry`."""
 
     id: int
     first: int
@@ -73,32 +67,32 @@ class _Tally:
 
 
 class SegmentIndexBuilder:
-    """What the batches met so far hold: the batch table, the routes, the next sequence.
+    """Batch table, routes, peers and next sequence of the batches added so far.
 
     Attributes:
-        dropped: the runs of records (first, last) in whose place there are DROPPED batches.
+        dropped: runs of records (first, last) replaced by DROPPED batches.
+        last_position: position of the last batch; 0 without one.
     """
 
     def __init__(self, base_sequence: int, salt: int) -> None:
         self._base_sequence = self.next_sequence = base_sequence
         self._salt = salt
-        self.last_position = 0  # of the last whole batch; 0: none yet
+        self.last_position = 0
         self.table = BatchTable()
         self.dropped: list[tuple[int, int]] = []
         self.peers: dict[int, Peer] = {}
-        self._taken = 0
-        self._begun_dropped = self.next_sequence
+        self._frame_start = 0  # in the table
+        self._first_dropped = self.next_sequence  # of the frame
         self._dropped_ns = array("q")
         self._tallies: dict[bytes, _Tally] = {}
 
-    def walk(self, window: bytes, origin: int) -> int:
-        """Add the plain whole batches that ``window`` begins with; returns where they end in it.
+    def add_window(self, window: bytes, origin: int) -> int:
+        """Add the whole batches at the start of ``window``, and return where they end in it.
 
-        This is :meth:`RawFile.scan` for the case that is nearly every case, several times as fast. Whatever is not a
-        whole batch is left to the scan.
+        Several times as fast as :meth:`RawFile.scan`, which handles everything else.
 
         Args:
-            origin: where the window begins in the segment; at 0 it begins with the segment header.
+            origin: position of the window in the segment; at 0 it begins with the segment header.
         """
         begin = end = 0 if origin else FIRST_BATCH
         for at, behind, fields in whole_batches(window, begin, position=origin, salt=self._salt):
@@ -117,7 +111,7 @@ class SegmentIndexBuilder:
         return end
 
     def add(self, position: int, header: BatchHeader, route: str, payload: bytes | memoryview = b"") -> None:
-        """Add a batch that was found whole. Only of a control batch the payload is used."""
+        """Add a whole batch; ``payload`` is needed for control batches only."""
         self.last_position = position
         if header.is_dropped:
             self._drop(header.base_sequence, header.count, header.append_time_ns)
@@ -135,26 +129,23 @@ class SegmentIndexBuilder:
                 header.payload_bytes,
             )
 
-    def take(self) -> Span:
-        """The span of the batches added since the last call."""
-        start, self._taken = self._taken, len(self.table)
+    def end_frame(self) -> BatchSpan:
+        """Return the span of the batches added since the last call."""
+        start, self._frame_start = self._frame_start, len(self.table)
         dropped_ns, self._dropped_ns = self._dropped_ns, array("q")
         table = self.table
         times = table.times_ns[start:] + dropped_ns
         if not times:
-            return Span(self.next_sequence, self.next_sequence, *_NO_TIME, ())
+            return BatchSpan(self.next_sequence, self.next_sequence, *_NO_TIME, ())
         begun = (base for base, count in zip(table.bases[start:], table.counts[start:], strict=True) if count)
         first = next(begun, self.next_sequence)
-        routes = tuple(sorted(set(table.routes[start:])))
         if dropped_ns:
-            first = min(first, self._begun_dropped)
-        return Span(first, self.next_sequence, min(times), max(times), routes)
+            first = min(first, self._first_dropped)
+        routes = tuple(sorted(set(table.routes[start:])))
+        return BatchSpan(first, self.next_sequence, min(times), max(times), routes)
 
-    def in_order(self, frames: list[Frame]) -> list[Frame]:
-        """Number the routes by name, and return ``frames`` with the new numbers.
-
-        So the tables of segments with the same routes name them in the same order.
-        """
+    def sort_routes(self, frames: list[Frame]) -> list[Frame]:
+        """Number the routes by name, so that segments with equal routes share a table; renumber ``frames``, too."""
         ordered = dict(sorted(self._tallies.items()))
         if list(ordered) == list(self._tallies):
             return frames
@@ -162,31 +153,26 @@ class SegmentIndexBuilder:
         for number, tally in enumerate(ordered.values()):
             numbers[tally.id], tally.id = number, number
         self._tallies = ordered
-        new = numbers.__getitem__
-        self.table.routes = array("I", map(new, self.table.routes))
-        return [replace(frame, routes=tuple(sorted(map(new, frame.routes)))) for frame in frames]
+        renumber = numbers.__getitem__
+        self.table.routes = array("I", map(renumber, self.table.routes))
+        return [replace(frame, routes=tuple(sorted(map(renumber, frame.routes)))) for frame in frames]
 
     def routes(self) -> list[RouteEntry]:
-        """The table of routes, in the order of their ids."""
+        """Return the table of routes, in the order of their ids."""
         return [
             RouteEntry(name.decode("ascii", "replace"), tally.count, tally.first, tally.last, tally.payload_bytes)
             for name, tally in self._tallies.items()
         ]
 
-    def relieved(self) -> Shrunk | None:
-        """What relief has dropped; whose the records were, only the ledger says. None: nothing."""
+    def shrunk(self) -> Shrunk | None:
+        """Return the dropped records, if any; only the ledger knows their routes."""
         return Shrunk(b"", 0, self.dropped, []) if self.dropped else None
 
     def index(
         self, *, log_id: bytes, epoch: int, raw_bytes: int, damage: list[tuple[int, int]], sha256: bytes
     ) -> SealedIndex:
-        """What an index of all that was met would say; one frame stands for all.
-
-        Args:
-            sha256: of the raw bytes; empty if not known.
-        """
-        span = self.take()
-        times_ns = (span.earliest_ns, span.latest_ns)
+        """Return an index of all batches, in one frame; ``sha256`` of the raw bytes is empty if unknown."""
+        span = self.end_frame()
         return SealedIndex(
             log_id=log_id,
             base_sequence=self._base_sequence,
@@ -194,17 +180,17 @@ class SegmentIndexBuilder:
             raw_bytes=raw_bytes,
             epoch=epoch,
             salt=self._salt,
-            frames=[Frame(0, 0, 0, raw_bytes, span.first_sequence, span.next_sequence, *times_ns, span.routes)],
+            frames=[Frame(0, 0, 0, raw_bytes, *span)],
             routes=self.routes(),
             sha256=sha256,
             damage=damage,
             stored_batches=store_batches(self.table),
-            shrunk=self.relieved(),
+            shrunk=self.shrunk(),
         )
 
     def _drop(self, base: int, count: int, time_ns: int) -> None:
         if not self._dropped_ns:
-            self._begun_dropped = base
+            self._first_dropped = base
         self._dropped_ns.append(time_ns)
         self.next_sequence = max(self.next_sequence, base + count)
         if count and self.dropped and self.dropped[-1][1] + 1 == base:
@@ -213,8 +199,8 @@ class SegmentIndexBuilder:
             self.dropped.append((base, base + count - 1))
 
     def _introduce(self, number: int, payload: bytes | memoryview) -> None:
-        with suppress(BadPeer):  # the log's state, which has no number
-            if number:
+        with suppress(BadPeer):
+            if number:  # the state of the log has none
                 self.peers[number] = decode_peer(payload)
 
     def _add(
@@ -225,7 +211,7 @@ class SegmentIndexBuilder:
         count: int,
         time_ns: int,
         flags: int,
-        continues: int,
+        continued: int,
         payload_bytes: int,
     ) -> None:
         tally = self._tallies.get(route)
@@ -247,33 +233,29 @@ class SegmentIndexBuilder:
             if end > self.next_sequence:
                 self.next_sequence = end
         elif flags & _CONTINUES:
-            tally.last = continues
+            tally.last = continued
             if not tally.count:
-                tally.first = continues
-
-
-_START_BYTES = 8
+                tally.first = continued
 
 
 class SparseIndexWriter:
-    """Adds entries while the segment grows; at the first error it stops, and the index stays as short as it is.
+    """Writer of the sparse index of a growing segment; the first error ends the index, which stays short.
 
     Args:
-        path: of the index; an old index there is emptied; any other file is kept, and no index is written.
-        header: of the segment.
+        path: an old index there is emptied; any other file is kept, and no index is written.
     """
 
     def __init__(self, path: Path, header: SegmentHeader) -> None:
         self._descriptor = -1
         self._indexed = FIRST_BATCH
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             if not _is_another_file(path):
                 flags = os.O_WRONLY | os.O_APPEND | os.O_TRUNC | os.O_NOFOLLOW
                 self._descriptor = open_or_make_file(path, flags, FILE_MODE)
         self._write(encode_sparse_header(header))
 
     def add(self, sequence: int, position: int, append_time_ns: int) -> None:
-        """Note the next batch; never raises OSError."""
+        """Add the next batch; never raises OSError."""
         if position - self._indexed >= SPARSE_INTERVAL_BYTES:
             self._indexed = position
             self._write(encode_sparse_entry(sequence, position, append_time_ns))
@@ -287,22 +269,22 @@ class SparseIndexWriter:
         if self._descriptor < 0:
             return
         written = 0
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             written = os.write(self._descriptor, data)
-        if written != len(data):  # entries behind half an entry could not be found
+        if written != len(data):  # no reader could find entries behind half an entry
             self.close()
 
 
 def remove_index(path: Path, disk: Disk) -> None:
-    """Remove the index at ``path`` if it exists; a segment under that name is kept."""
-    with contextlib.suppress(FileNotFoundError):
+    """Remove the index at ``path``, if there is one; a segment under that name is kept."""
+    with suppress(FileNotFoundError):
         if not _is_another_file(path):
             disk.unlink(path)
 
 
 def _is_another_file(path: Path) -> bool:
     try:
-        start = read_start(path, _START_BYTES)
+        start = read_start(path, 8)
     except FileNotFoundError:
         return False
     except Damaged:  # not a regular file
@@ -311,10 +293,9 @@ def _is_another_file(path: Path) -> bool:
 
 
 def find_index(directory: Path, log_id: bytes | None, base_sequence: int) -> SparseIndex:
-    """Return the sparse index of a segment in ``directory``; without one, an empty one that has at least the salt.
+    """Return the sparse index of a segment in ``directory``; without one, only the salt that the next segment records.
 
-    When a segment is cut, its salt is recorded at the start of the next one, whose sectors are others than those of
-    the segment's header.
+    A cut records the salt at the start of the next segment, where it survives the loss of the header's sector.
 
     Args:
         log_id: None accepts the index of any log.
@@ -324,33 +305,29 @@ def find_index(directory: Path, log_id: bytes | None, base_sequence: int) -> Spa
 
 
 def salt_recorded_after(directory: Path, base_sequence: int) -> int | None:
-    """Return the salt that the next segment in ``directory`` records; None if it has none or cannot be read."""
+    """Return the salt that the next segment in ``directory`` records; None if there is none, or it is unreadable."""
     bases: dict[int, list[Path]] = {}
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         for name in os.listdir(directory):
             found = parse_segment_name(name)
             if found is not None and found.base_sequence > base_sequence and found.kind in (Kind.RAW, Kind.SEALED):
                 bases.setdefault(found.base_sequence, []).append(directory / name)
     for path in bases[min(bases)] if bases else ():
-        with contextlib.suppress(Damaged, OSError, BadHeader, zstandard.ZstdError), open_file(path) as file:
-            sealed = path.name != segment_name(min(bases), Kind.RAW)
-            salt = _salt_before(zstandard.ZstdDecompressor().stream_reader(file) if sealed else file)
+        with suppress(Damaged, OSError, BadHeader, zstandard.ZstdError), open_file(path) as file:
+            is_raw = path.name == segment_name(min(bases), Kind.RAW)
+            salt = _previous_salt(file.read if is_raw else zstandard.ZstdDecompressor().stream_reader(file).read)
             if salt is not None:
                 return salt
     return None
 
 
-class _Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
-
-
-def _salt_before(raw: _Readable) -> int | None:
-    """Return the salt of the segment before, by the first batch of the raw bytes of a segment."""
-    place = seed(decode_segment_header(raw.read(SEGMENT_HEADER.size)).salt, FIRST_BATCH)
-    header = decode_header(raw.read(HEADER.size), 0, place)
+def _previous_salt(read: Callable[[int], bytes]) -> int | None:
+    """Return the salt of the previous segment, by the first batch of the segment that ``read`` returns bytes of."""
+    place = seed(decode_segment_header(read(SEGMENT_HEADER.size)).salt, FIRST_BATCH)
+    header = decode_header(read(HEADER.size), 0, place)
     if header is None or not header.is_state:
         return None
-    payload = raw.read(header.payload_bytes)
+    payload = read(header.payload_bytes)
     if checksum_body(b"", [payload], len(payload)) != header.body_checksum:
         return None
     previous = decode_previous(payload)
@@ -358,7 +335,7 @@ def _salt_before(raw: _Readable) -> int | None:
 
 
 def read_index(path: Path, log_id: bytes | None, base_sequence: int) -> SparseIndex | None:
-    """Return the index at ``path``; None if there is none, or it is not that of the segment."""
+    """Return the index at ``path``; None if it is missing, or that of another segment."""
     try:
         data = read_regular(path)
     except (OSError, Damaged):

@@ -1,18 +1,13 @@
-"""Scan of a raw segment, and resynchronisation after damage.
+"""Scan of a raw segment in constant memory, and resynchronisation after damage.
 
-Raw segments, scanned batch by batch in constant memory, whatever the bytes.
+A scan finds whole batches, damaged bytes with whole batches behind them, and the end: zeros, the end of the file, or
+the remains of a crash. It checksums each byte of a batch once, however much damage there is.
 
-The scan finds three things: a whole batch; damaged bytes, which are no batch although good batches follow; and the end,
-where the good batches end (at zeros, at the end of the file, or at what a crash left).
-Each byte is checksummed once in a batch, however much damage there is: what follows damage is found by lengths.
-
-Finding the next batch behind damage in a raw segment, by nothing that a payload can imitate.
-
-A payload may hold whole batches with valid checksums, because every program that can read the segment can learn its
-salt. So a batch is not believed because its checksums hold. Batches are found from an anchor: a position given by the
-sparse index, by the head, or by the end of the data. From there the trailers lead backwards to the damage. If trailers
-are damaged, too, the bytes between are searched for headers, and only a chain of headers is believed that ends exactly
-where the trailers have led to.
+A payload may contain whole batches with valid checksums, because every program that can read the segment can learn its
+salt. Checksums alone therefore do not show where a batch begins behind damage. :class:`Resync` starts at an anchor: a
+position given by the sparse index, by the head, or by the end of the data. From there it follows the trailers backwards
+to the damage. If trailers are damaged, too, it searches the bytes between for headers, and accepts only a chain of
+headers that ends exactly where the trailers led.
 """
 
 from __future__ import annotations
@@ -52,13 +47,14 @@ from wald.format.segment import (
     decode_segment_header,
 )
 
-WINDOW_BYTES = 1 << 20  # read at once; small enough for a small machine, large enough to be read at disk speed
+WINDOW_BYTES = 1 << 20  # small enough for a small machine, large enough to read at disk speed
 FIRST_BATCH = SEGMENT_HEADER.size
 _ZEROS = bytes(WINDOW_BYTES)
+SEQUENCES_REPEAT = "its sequences repeat those of an earlier batch"
 
 
 class ScannedBatch(NamedTuple):
-    """A whole batch: its place, its header and its route ("" for control)."""
+    """Position, header and route ("" for control) of a whole batch."""
 
     offset: int
     header: BatchHeader
@@ -71,7 +67,7 @@ class ScannedBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DamagedBytes:
-    """Damaged bytes with good batches behind them."""
+    """Damaged bytes with whole batches behind them."""
 
     offset: int
     length: int
@@ -80,10 +76,10 @@ class DamagedBytes:
 
 @dataclass(frozen=True, slots=True)
 class SegmentEnd:
-    """Where the good batches end, and what stands there.
+    """The end of the whole batches.
 
     Attributes:
-        garbage_bytes: bytes from ``offset`` to the last one that is not zero; 0 if nothing but zeros follows.
+        garbage_bytes: bytes from ``offset`` to the last one that is not zero.
     """
 
     offset: int
@@ -96,11 +92,11 @@ Scan = Iterator[ScannedBatch | DamagedBytes | SegmentEnd]
 
 
 class RawFile:
-    """An open raw segment; the descriptor stays the caller's.
+    """Bytes and batches of an open raw segment; the caller owns the descriptor.
 
     Args:
-        limit: the length to read (bytes); what is behind it does not exist.
-        durable: where a batch is known to end, by the head; 0: not known.
+        limit: end of the bytes to read.
+        durable: position at which the head says that a batch ends; 0 if unknown.
         index: returns the sparse index; called only if there is damage.
     """
 
@@ -129,7 +125,7 @@ class RawFile:
 
     @cached_property
     def salt(self) -> int:
-        """The segment's salt; a random one, which no batch fits, if both header and sparse index are lost."""
+        """The segment's salt; a random one, which fits no batch, if both header and sparse index are lost."""
         try:
             return self.header().salt
         except BadHeader:
@@ -137,7 +133,7 @@ class RawFile:
             return secrets.randbits(32) if index is None or index.salt is None else index.salt
 
     def read(self, offset: int, length: int) -> bytes:
-        """Up to ``length`` bytes at ``offset``; fewer only at the limit."""
+        """Return ``length`` bytes at ``offset``; fewer only at the limit."""
         parts = []
         length = max(0, min(length, self.limit - offset))
         while length:
@@ -150,20 +146,19 @@ class RawFile:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def payload(self, batch: ScannedBatch) -> bytes:
-        """The payload of a scanned batch."""
         return self.read(batch.offset + batch.header.payload_offset, batch.header.payload_bytes)
 
     def control_payload(self, batch: ScannedBatch) -> bytes:
-        """The payload of a control batch; of another one nothing."""
+        """Return the payload of a control batch; b"" for any other batch."""
         return self.payload(batch) if batch.header.is_control else b""
 
     def scan(self, *, start: int = FIRST_BATCH) -> Scan:
-        """Every batch from ``start`` on, and all damaged bytes between them; the last item is the end."""
+        """Yield every batch from ``start``, and the damaged bytes between them; the last item is the end."""
         offset = start
         next_sequence = 0
-        damage: tuple[int, Parsed] | None = None  # damage whose end is not known yet
+        damage: tuple[int, Parsed] | None = None  # damage whose end is unknown so far
         while True:
-            found, route = self._look(offset, self.salt)
+            found, route = self._parse(offset)
             header = found.header
             if found.outcome is ParseOutcome.WHOLE and header is not None:
                 if header.base_sequence >= next_sequence:
@@ -174,19 +169,19 @@ class RawFile:
                     offset += header.total_bytes
                     next_sequence = header.end_sequence
                     continue
-                found = Parsed(ParseOutcome.DAMAGED, header, "its sequences were given out before")
+                found = Parsed(ParseOutcome.DAMAGED, header, SEQUENCES_REPEAT)
             damage = damage or (offset, found)
-            behind = self._behind(offset, header)
+            behind = self._resume(offset, header)
             if behind is None:
                 begun, found = damage
                 yield SegmentEnd(begun, found.outcome, found.reason, max(0, self._data_end - begun))
                 return
             offset = behind
 
-    def _look(self, offset: int, salt: int) -> tuple[Parsed, str]:
-        """As :func:`wald.format.batch.parse`, but the body passes through the window; and the batch's route."""
+    def _parse(self, offset: int) -> tuple[Parsed, str]:
+        """Parse a batch as :func:`wald.format.batch.parse` does, but read it in windows; return its route, too."""
         opening = self._peek(offset, HEADER.size)
-        place = seed(salt, offset)
+        place = seed(self.salt, offset)
         found = parse_header(opening, max(0, self.limit - offset), place)
         header = found.header
         if found.outcome is not ParseOutcome.WHOLE or header is None:
@@ -205,11 +200,11 @@ class RawFile:
             return Parsed(ParseOutcome.DAMAGED, header, TRAILER_DAMAGED), ""
         return found, route
 
-    def _behind(self, offset: int, header: BatchHeader | None) -> int | None:
-        """Where to go on behind damage at ``offset``; None: nowhere.
+    def _resume(self, offset: int, header: BatchHeader | None) -> int | None:
+        """Return where to continue behind damage at ``offset``; None at the end.
 
         Args:
-            header: of the batch there, if its checksum holds: it gives the length, so no payload is read.
+            header: of the damaged batch, if intact: it gives the length, so that no payload is read.
         """
         if header is not None:
             behind = offset + header.total_bytes
@@ -220,23 +215,23 @@ class RawFile:
 
     @cached_property
     def _resync(self) -> Resync:
-        ends = self._durable, padded(self._data_end)  # of the last batch if it is whole
+        ends = self._durable, padded(self._data_end)  # the last batch ends there if it is whole
         return Resync(self.read, self.salt, ends=ends, index=self._index())
 
     @cached_property
     def _data_end(self) -> int:
-        """Where nothing but zeros follows."""
+        """The position behind which all bytes are zero."""
         position = self.limit
         while position > 0:
             start = max(0, position - WINDOW_BYTES)
             part = self.read(start, position - start)
-            if _holds_more_than_zeros(part):
+            if part != _ZEROS[: len(part)]:  # far faster than searching megabytes of zeros
                 return start + len(part.rstrip(b"\0"))
             position = start
         return 0
 
     def _peek(self, offset: int, length: int) -> memoryview:
-        """``length`` bytes at ``offset`` out of the window, which is moved where it has to be; fewer at the limit."""
+        """Return ``length`` bytes at ``offset``, fewer at the limit; move the window if necessary."""
         inside = offset - self._window_offset
         if inside < 0 or inside + length > len(self._window):
             self._move(offset)
@@ -244,7 +239,7 @@ class RawFile:
         return self._window[inside : inside + length]
 
     def _ahead(self, offset: int, length: int) -> memoryview:
-        """Up to ``length`` bytes at ``offset``: what the window has of them, at least one if the file has."""
+        """Return up to ``length`` bytes at ``offset``, as many as the window has; none only at the limit."""
         inside = offset - self._window_offset
         if not 0 <= inside < len(self._window):
             self._move(offset)
@@ -252,7 +247,7 @@ class RawFile:
         return self._window[inside : inside + length]
 
     def _move(self, offset: int) -> None:
-        """Fill the window from ``offset`` on; its memory is used again, which is faster than asking for new."""
+        """Fill the window with the bytes at ``offset``; reusing its memory is faster than allocating."""
         if self._memory is None:
             self._memory = memoryview(bytearray(WINDOW_BYTES))
         length, filled = max(0, min(WINDOW_BYTES, self.limit - offset)), 0
@@ -264,21 +259,16 @@ class RawFile:
         self._window, self._window_offset = self._memory[:filled], offset
 
 
-def _holds_more_than_zeros(part: bytes) -> bool:
-    """Preallocated files end in many megabytes of zeros; comparing is far faster than searching."""
-    return part != _ZEROS[: len(part)]
-
-
-_BACKWARDS_BYTES = 64 << 10  # read at once on the way back
+_BACKWARDS_BYTES = 64 << 10  # window for reading trailers backwards
 
 
 class Resync:
-    """
+    """Search for the first batch behind damage.
+
     Args:
-        read: gives the bytes of the segment: (offset, length) → bytes, fewer only at its end.
-        salt: of the segment.
-        ends: places where batches end if anything does: the head, the end of the data.
-        index: the sparse index, as far as there is one; it is believed where it agrees with the segment.
+        read: returns bytes of the segment by offset and length; fewer only at its end.
+        ends: positions at which batches end unless they are damaged: the head, the end of the data.
+        index: the sparse index, if any; its entries count only where they agree with the segment.
     """
 
     def __init__(
@@ -287,10 +277,10 @@ class Resync:
         self._read = read
         self._salt = salt
         self._window, self._window_offset = b"", 0
-        self._anchors = sorted({*self._agreeing(index or SparseIndex()), *filter(self._begin, ends)})
+        self._anchors = sorted({*self._confirmed(index or SparseIndex()), *filter(self._begin, ends)})
 
     def behind(self, position: int) -> int | None:
-        """The first place behind ``position``, where there is damage, at which a batch ended; None if none is known."""
+        """Return the first position behind damage at ``position`` at which a batch ended; None if unknown."""
         number = bisect_right(self._anchors, position)
         if number == len(self._anchors):
             return None
@@ -299,13 +289,13 @@ class Resync:
             if begin <= position:
                 return end
             end = begin
-            if marked - end >= SPARSE_INTERVAL_BYTES:  # the next damage on this way need not be reached from as far
+            if marked - end >= SPARSE_INTERVAL_BYTES:  # a shorter way back to the next damage
                 insort(self._anchors, end)
                 marked = end
         return self._chain(position, end)
 
     def _begin(self, end: int) -> int | None:
-        """Where the batch begins that ends at ``end``; None if its trailer is damaged."""
+        """Return where the batch begins that ends at ``end``; None if its trailer is damaged."""
         offset = end - TRAILER.size
         inside = offset - self._window_offset
         if not 0 <= inside <= len(self._window) - TRAILER.size:
@@ -314,32 +304,31 @@ class Resync:
             inside = offset - self._window_offset
         return batch_begin(self._window[max(0, inside) : inside + TRAILER.size], end, self._salt)
 
-    def _agreeing(self, index: SparseIndex) -> Iterator[int]:
-        """The positions in the index at which such a batch begins as it says."""
-        entries = zip(index.sequences, index.positions, index.times_ns, strict=True)
-        for sequence, position, time_ns in entries:
+    def _confirmed(self, index: SparseIndex) -> Iterator[int]:
+        """Yield the positions in the index at which the segment has the header of that batch."""
+        for sequence, position, time_ns in zip(index.sequences, index.positions, index.times_ns, strict=True):
             header = decode_header(self._read(position, HEADER.size), 0, seed(self._salt, position))
             if header is not None and (header.base_sequence, header.append_time_ns) == (sequence, time_ns):
                 yield position
 
     def _chain(self, position: int, end: int) -> int:
-        """The first header behind ``position`` from which headers lead to ``end`` exactly; ``end`` if none does."""
-        leads_nowhere: set[int] = set()
+        """Return the first header behind ``position`` that starts a chain to exactly ``end``; ``end`` without one."""
+        dead_ends: set[int] = set()
         for candidate in self._headers(position + ALIGNMENT, end):
-            at, met = candidate, set[int]()
-            while at < end and at not in leads_nowhere:
-                met.add(at)
+            at, passed = candidate, set[int]()
+            while at < end and at not in dead_ends:
+                passed.add(at)
                 header = decode_header(self._read(at, HEADER.size), 0, seed(self._salt, at))
                 if header is None:
                     break
                 at += header.total_bytes
             if at == end:
                 return candidate
-            leads_nowhere |= met
+            dead_ends |= passed
         return end
 
     def _headers(self, start: int, end: int) -> Iterator[int]:
-        """Every position of a valid header of a batch that lies between ``start`` and ``end``."""
+        """Yield the position of every valid header whose batch would fit between ``start`` and ``end``."""
         offset = padded(start)
         while offset + HEADER.size <= end:
             window = self._read(offset, min(1 << 20, end - offset))
@@ -350,5 +339,5 @@ class Resync:
                 if header is not None and position + header.total_bytes <= end:
                     yield position
                 at = window.find(MAGIC, at + 1)
-            # The next window begins with the first place at which this one does not hold a whole header.
+            # The next window begins at the first position at which this one has no whole header.
             offset += max(ALIGNMENT, len(window) - HEADER.size + ALIGNMENT & -ALIGNMENT)

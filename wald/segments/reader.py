@@ -1,16 +1,15 @@
 """Batches of one segment in order, in raw or sealed form.
 
-One open segment as whole batches in order, from a position on, whichever form it is in.
-
-Positions are offsets in the raw segment; the sealed form has the same ones, so a place stays a place when a segment is
-sealed. Raw batches are checked against their checksums as they are read. Sealed ones are not checked again: the sealer
-has, and each frame has a checksum of its own that decompression holds it to. Of a frame that fails it, the batches in
-front of the damage are given, each by its own checksums.
+Positions are offsets in the raw form of a segment, also in its sealed form, so that sealing does not move a reader. Raw
+batches are checked against their checksums. Batches of a sealed segment are not checked again: the sealer did that, and
+decompression checks the checksum of each frame. A frame that fails this check still gives the batches in front of the
+damage, each checked.
 """
 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -18,7 +17,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Union
 
 import zstandard
 
@@ -38,16 +36,13 @@ from wald.format.segment import (
     decode_segment_header,
 )
 from wald.segments.index_builder import find_index
-from wald.segments.raw_scan import FIRST_BATCH, WINDOW_BYTES, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
+from wald.segments.raw_scan import FIRST_BATCH, WINDOW_BYTES, DamagedBytes, RawFile, SegmentEnd
 from wald.segments.sealed_file import ReadAhead, SealedFile
-
-if TYPE_CHECKING:
-    from wald.segments.salvage import SalvagedSegment
 
 
 @dataclass(frozen=True, slots=True)
 class SkippedBatches:
-    """Batches up to ``position`` that the index says are not wanted: records first ≤ s < next begin in them."""
+    """Unwanted batches up to ``position``, in which the records first ≤ s < next begin."""
 
     position: int
     first_sequence: int
@@ -56,109 +51,151 @@ class SkippedBatches:
 
 @dataclass(frozen=True, slots=True)
 class DroppedBatches(SkippedBatches):
-    """Batches that relief has dropped; the last of them was appended at ``latest_ns``."""
+    """Batches that shrinking has dropped; the last one was appended at ``latest_ns``."""
 
     latest_ns: int
 
 
-Met = StoredBatch | DamagedBytes | SkippedBatches
+SegmentItem = StoredBatch | DamagedBytes | SkippedBatches
 
 Passable = Callable[[bytes, int], bool]
-"""Whether the batches in these bytes, from an offset on, may be passed over: a reader wants no record of them."""
+"""Returns True if a reader wants no record of the batches in these bytes, from an offset."""
 
 _DROPPED = int(Flag.DROPPED)  # enums are slow
 
 
 def as_item(batch: StoredBatch) -> StoredBatch | DroppedBatches:
-    """The batch itself, or what was dropped if it only stands in the place of that."""
+    """Return the batch, or the dropped range that it replaces."""
     header = batch.header
     if header.flags & _DROPPED:
         return DroppedBatches(batch.end, header.base_sequence, header.end_sequence, header.append_time_ns)
     return batch
 
 
-class RawSegment:
-    """A raw segment. The descriptor keeps it readable after the sealer has replaced it.
+class OpenSegment(ABC):
+    """An open segment in any form.
+
+    Attributes:
+        tail: set by :meth:`batches` of a raw or a salvaged segment: where and how its batches ended.
 
     Raises:
-        FileNotFoundError: it has been replaced or reclaimed already.
-        Misplaced: it is not the one that its name says.
-        Damaged: it is not a regular file.
+        FileNotFoundError: it was sealed or reclaimed in the meantime.
+        Misplaced: the file is another segment than its name says.
+        Damaged: nothing in it can be read.
     """
 
-    def __init__(self, segment: Segment, log_id: bytes) -> None:
+    def __init__(self, segment: Segment) -> None:
         self.base_sequence = segment.base_sequence
         self.path = segment.path
         self.tail: SegmentEnd | None = None
+
+    @property
+    @abstractmethod
+    def salt(self) -> int | None:
+        """The salt of its batches, which only a repair changes; None if unknown."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def batches(
+        self,
+        position: int,
+        limit: int | None,
+        routes: frozenset[str] | None = None,
+        passable: Passable | None = None,
+    ) -> Iterator[SegmentItem]:
+        """Yield every batch from ``position``, with the damage between them.
+
+        Args:
+            limit: end of the readable bytes; None for the end of the batches.
+            routes: of a sealed segment, do not decompress frames without any of these routes.
+            passable: of a sealed segment, skip the decompressed and verified frames for which it returns True. Then no
+                frame is decompressed ahead, because a search has other work for each processor.
+        """
+
+    @abstractmethod
+    def file_offset(self, position: int) -> int:
+        """Return the offset in the file of the bytes, or of the frame, at a position."""
+
+    @abstractmethod
+    def position_of_sequence(self, sequence: int, limit: int | None) -> int:
+        """Return a position from which reading finds the record ``sequence``, if it begins in this segment."""
+
+    @abstractmethod
+    def position_of_time(self, time_ns: int, limit: int | None) -> int:
+        """Return a position from which reading finds every record appended at ``time_ns`` or later."""
+
+    def first_time_ns(self, limit: int | None) -> int | None:
+        """Return the append time of the first batch of records; None without one."""
+        for found in self.batches(FIRST_BATCH, limit):
+            if isinstance(found, StoredBatch) and not found.header.is_control:
+                return found.header.append_time_ns
+        return None
+
+    def peer(self, number: int) -> Peer | None:
+        """Return the peer with this number in the segment; None if it is unknown or unreadable."""
+        found = next(self.batches(peer_position(number), None), None)
+        if isinstance(found, StoredBatch) and found.header.is_control and found.header.peer == number:
+            with suppress(BadPeer):
+                return decode_peer(found.payload)
+        return None
+
+    def replaced(self, *, removed: bool) -> bool:  # noqa: ARG002
+        """Return True if the path now names another file: the writer continues in a copy after a failed write.
+
+        Args:
+            removed: the result if the path names no file.
+        """
+        return False
+
+
+class RawSegment(OpenSegment):
+    """An open raw segment; its descriptor keeps it readable after the sealer has replaced it."""
+
+    def __init__(self, segment: Segment, log_id: bytes) -> None:
+        super().__init__(segment)
         self._log_id = log_id
         self._descriptor = open_regular(segment.path)
         try:
-            check_name(segment, log_id, self._own_header(log_id))
+            check_name(segment, log_id, self._header())
         except BaseException:
             os.close(self._descriptor)
             raise
-
-    def _own_header(self, log_id: bytes) -> SegmentHeader | None:
-        """The header; without a good one what the first batch says. Only ``wald verify`` reports a damaged header."""
-        try:
-            return RawFile(self._descriptor).header()
-        except BadHeader:
-            first = self._header_at(FIRST_BATCH)
-            if first is None or not first.is_control:
-                return None
-            return SegmentHeader(log_id, first.base_sequence, first.epoch, 0, self._raw().salt)
 
     def close(self) -> None:
         os.close(self._descriptor)
 
     @property
     def salt(self) -> int | None:
-        """The salt of its batches. Only a repair gives a segment another one."""
         return self._raw().salt
 
     def file_offset(self, position: int) -> int:
-        """Where in the file a position is found."""
         return position
 
     def replaced(self, *, removed: bool) -> bool:
-        """Return True if the path now names another file: the writer continues in a copy after a failed write.
-
-        Args:
-            removed: the result if the path names no file.
-        """
         try:
             return not os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
         except FileNotFoundError:
             return removed
 
     def position_of_sequence(self, sequence: int, limit: int | None) -> int:
-        """A position from which a scan meets the record numbered ``sequence``, if it begins in this segment."""
         position = self._index(limit).position_of_sequence(sequence)
-        landed = self._header_at(position)
-        return position if landed and landed.base_sequence <= sequence else FIRST_BATCH
+        header = self._header_at(position)
+        return position if header and header.base_sequence <= sequence else FIRST_BATCH
 
     def position_of_time(self, time_ns: int, limit: int | None) -> int:
-        """A position from which a scan meets every record of this segment appended at ``time_ns`` or later."""
         position = self._index(limit).position_of_time(time_ns)
-        landed = self._header_at(position)
-        return position if landed and landed.append_time_ns < time_ns else FIRST_BATCH
-
-    def first_time_ns(self, limit: int | None) -> int | None:
-        """Append time of the first batch; None if there is none."""
-        return first_time_ns(self.batches(FIRST_BATCH, limit))
+        header = self._header_at(position)
+        return position if header and header.append_time_ns < time_ns else FIRST_BATCH
 
     def batches(
         self,
         position: int,
         limit: int | None,
-        _routes: frozenset[str] | None = None,
-        _passable: Passable | None = None,
-    ) -> Iterator[Met]:
-        """Every batch from ``position`` to ``limit``; afterwards :attr:`tail` says where and how they ended.
-
-        Args:
-            limit: where the readable bytes end; None: where the batches do.
-        """
+        routes: frozenset[str] | None = None,  # noqa: ARG002
+        passable: Passable | None = None,  # noqa: ARG002
+    ) -> Iterator[SegmentItem]:
         self.tail = None
         file_bytes = os.fstat(self._descriptor).st_size
         raw = RawFile(
@@ -167,34 +204,35 @@ class RawSegment:
             index=lambda: self._index(limit),
         )
         salt = raw.salt
-        asked = WINDOW_BYTES
+        window_bytes = WINDOW_BYTES
         while True:
-            data = raw.read(position, asked)
+            data = raw.read(position, window_bytes)
             batches = Batches(data, position=position, salt=salt)
             yield from map(as_item, batches)
             position += batches.end
             left, header = len(data) - batches.end, batches.rest.header
             wanted = header.total_bytes if header else HEADER.size
-            if left < wanted <= raw.limit - position and (batches.end or asked < wanted):
-                asked = max(WINDOW_BYTES, wanted)
+            if left < wanted <= raw.limit - position and (batches.end or window_bytes < wanted):
+                window_bytes = max(WINDOW_BYTES, wanted)
                 continue
-            resumed = self._scanned_at(raw, position)
-            if isinstance(resumed, DamagedBytes):
-                yield resumed
-                position = resumed.offset + resumed.length
-            elif isinstance(resumed, SegmentEnd):
-                self.tail = resumed
+            found = next(raw.scan(start=position))
+            if isinstance(found, DamagedBytes):
+                yield found
+                position = found.offset + found.length
+            elif isinstance(found, SegmentEnd):
+                self.tail = found
                 return
-            asked = WINDOW_BYTES
+            window_bytes = WINDOW_BYTES
 
-    @staticmethod
-    def _scanned_at(raw: RawFile, position: int) -> ScannedBatch | DamagedBytes | SegmentEnd:
-        """What stands where no whole batch does."""
-        return next(raw.scan(start=position))
-
-    def peer(self, number: int) -> Peer | None:
-        """The peer that has this number in the segment; None if it was not introduced, or cannot be read."""
-        return introduced_peer(self.batches(peer_position(number), None), number)
+    def _header(self) -> SegmentHeader | None:
+        """Return the header, or its equivalent from the first batch: only ``wald verify`` reports a damaged header."""
+        try:
+            return RawFile(self._descriptor).header()
+        except BadHeader:
+            first = self._header_at(FIRST_BATCH)
+            if first is None or not first.is_control:
+                return None
+            return SegmentHeader(self._log_id, first.base_sequence, first.epoch, 0, self._raw().salt)
 
     def _header_at(self, position: int) -> BatchHeader | None:
         raw = self._raw()
@@ -204,7 +242,7 @@ class RawSegment:
         return RawFile(self._descriptor, index=lambda: self._index(None))
 
     def _index(self, limit: int | None) -> SparseIndex:
-        """Return the sparse index without entries from ``limit`` on: it may be ahead of the durable end."""
+        """Return the sparse index without entries behind ``limit``: it may be ahead of the durable end."""
         index = find_index(self.path.parent, self._log_id, self.base_sequence)
         if limit is not None:
             readable = bisect_left(index.positions, limit)
@@ -213,20 +251,11 @@ class RawSegment:
         return index
 
 
-class SealedSegment:
-    """A sealed segment; what a frame holds from damage on is a gap, and the frames behind it stay readable.
-
-    Raises:
-        FileNotFoundError: it has been reclaimed.
-        Misplaced: it is not the one that its name says.
-        Damaged: its index cannot be read.
-    """
-
-    tail: SegmentEnd | None = None
+class SealedSegment(OpenSegment):
+    """An open sealed segment; a damaged frame is a gap behind which the next frames stay readable."""
 
     def __init__(self, segment: Segment, log_id: bytes) -> None:
-        self.base_sequence = segment.base_sequence
-        self.path = segment.path
+        super().__init__(segment)
         self._file = SealedFile(segment.path)
         self._ahead = ReadAhead(self._file.frame)
         self.index = self._file.index
@@ -242,33 +271,27 @@ class SealedSegment:
 
     @property
     def salt(self) -> int | None:
-        """The salt; see :attr:`RawSegment.salt`."""
         return self.index.salt
 
     def file_offset(self, position: int) -> int:
-        """Where the frame begins that holds a position."""
         frames = self.index.frames
         number = bisect_right(frames, position, key=lambda frame: frame.raw_offset) - 1
         return frames[number].offset if number >= 0 else 0
 
-    def replaced(self, *, removed: bool) -> bool:  # noqa: ARG002
-        return False
-
-    def position_of_sequence(self, sequence: int, _limit: int | None) -> int:
+    def position_of_sequence(self, sequence: int, limit: int | None) -> int:  # noqa: ARG002
         frames = self.index.frames
         number = bisect_right(frames, sequence, key=lambda frame: frame.next_sequence)
         return max(frames[number].raw_offset, FIRST_BATCH) if number < len(frames) else self.index.raw_bytes
 
-    def position_of_time(self, time_ns: int, _limit: int | None) -> int:
+    def position_of_time(self, time_ns: int, limit: int | None) -> int:  # noqa: ARG002
         frames = [frame for frame in self.index.frames if frame.earliest_ns <= frame.latest_ns]
         number = bisect_left(frames, time_ns, key=lambda frame: frame.latest_ns)
         return max(frames[number].raw_offset, FIRST_BATCH) if number < len(frames) else self.index.raw_bytes
 
-    def first_time_ns(self, _limit: int | None) -> int | None:
+    def first_time_ns(self, limit: int | None) -> int | None:  # noqa: ARG002
         return next((frame.earliest_ns for frame in self.index.frames if frame.earliest_ns <= frame.latest_ns), None)
 
     def peer(self, number: int) -> Peer | None:
-        """As :meth:`RawSegment.peer`."""
         return self._peers.get(number)
 
     @cached_property
@@ -283,13 +306,7 @@ class SealedSegment:
         limit: int | None,
         routes: frozenset[str] | None = None,
         passable: Passable | None = None,
-    ) -> Iterator[Met]:
-        """As :meth:`RawSegment.batches`; frames that hold none of ``routes`` are not decompressed.
-
-        Args:
-            passable: is asked about each frame that is decompressed, so its checksum is right. Then no frame is
-                decompressed ahead, as a search has other work for each processor.
-        """
+    ) -> Iterator[SegmentItem]:
         index = self.index
         names = RouteTable.of(index.routes).names
         wanted = None if routes is None else {i for i, route in enumerate(names) if route in routes}
@@ -316,10 +333,10 @@ class SealedSegment:
             yield SkippedBatches(index.raw_bytes, index.next_sequence, index.next_sequence)
 
     def _is_needed(self, frame: Frame, wanted: set[int] | None) -> bool:
-        """Whether a frame must be decompressed for a reader of the routes ``wanted`` (None: all)."""
+        """Return True if a reader of the routes ``wanted`` (None for all) must decompress a frame."""
         if self.index.shrunk is None:
             return wanted is None or not wanted.isdisjoint(frame.routes)
-        return bool(frame.routes) or frame.raw_offset == 0  # only its batches say what was dropped between them
+        return bool(frame.routes) or frame.raw_offset == 0  # only its batches show the dropped records between them
 
     def _skipped(self, frame: Frame) -> SkippedBatches:
         span = frame.raw_offset + frame.raw_bytes, frame.first_sequence, frame.next_sequence
@@ -329,7 +346,7 @@ class SealedSegment:
 
     def _frame(
         self, number: int, following: int | None, position: int, limit: int | None, passable: Passable | None
-    ) -> Iterator[Met]:
+    ) -> Iterator[SegmentItem]:
         frame = self.index.frames[number]
         end = frame.raw_offset + frame.raw_bytes
         reason = ""
@@ -337,17 +354,17 @@ class SealedSegment:
             data = self._ahead.load(number, following)
         except Damaged as error:
             reason = error.message.removeprefix(f"{self.path}: offset {frame.offset}: ")
-            data = self._file.beginning(number)
+            data = self._file.readable_start(number)
         begin = FIRST_BATCH if frame.raw_offset == 0 else 0
-        relieved = self.index.shrunk is not None
+        is_shrunk = self.index.shrunk is not None
         # A reader of the raw segment may have stopped where one batch now replaces several.
-        at = begin if relieved else max(position - frame.raw_offset, begin)
-        whole = not reason and not relieved and (limit is None or end <= limit)  # only batches show dropped records
-        if whole and passable is not None and passable(data, at):
+        at = begin if is_shrunk else max(position - frame.raw_offset, begin)
+        is_whole = not reason and not is_shrunk and (limit is None or end <= limit)  # only batches show dropped records
+        if is_whole and passable is not None and passable(data, at):
             yield self._skipped(frame)
             return
         batches = Batches(data, at, position=frame.raw_offset, salt=self.index.salt, verified=not reason)
-        for batch in (each for each in batches if each.end > position) if relieved else batches:
+        for batch in (each for each in batches if each.end > position) if is_shrunk else batches:
             if limit is not None and batch.position >= limit:
                 return
             yield as_item(batch)
@@ -355,55 +372,14 @@ class SealedSegment:
             yield DamagedBytes(at, end - at, reason or "no valid batch header")
 
 
-def first_time_ns(batches: Iterator[Met]) -> int | None:
-    """Append time of the first of ``batches`` that holds records; None if none does."""
-    for found in batches:
-        if isinstance(found, StoredBatch) and not found.header.is_control:
-            return found.header.append_time_ns
-    return None
-
-
-def introduced_peer(batches: Iterator[StoredBatch | DamagedBytes | SkippedBatches], number: int) -> Peer | None:
-    """The peer that the first of ``batches`` introduces under this number; None if it introduces none."""
-    found = next(batches, None)
-    if not isinstance(found, StoredBatch) or not found.header.is_control or found.header.peer != number:
-        return None
-    with suppress(BadPeer):
-        return decode_peer(found.payload)
-    return None
-
-
-OpenSegment = Union[RawSegment, SealedSegment, "SalvagedSegment"]
-
-
-def open_segment(segment: Segment, log_id: bytes) -> OpenSegment:
-    """A segment in the form it has; a sealed one whose index cannot be trusted frame by frame.
-
-    Raises:
-        FileNotFoundError: there is no file of that name any more; a :class:`View` knows where it is then.
-        Misplaced: it is not the one that its name says.
-        Damaged: nothing in it can be read.
-    """
-    if segment.kind.form is Kind.RAW:
-        return RawSegment(segment, log_id)
-    try:
-        return SealedSegment(segment, log_id)
-    except Misplaced:
-        raise
-    except Damaged as error:
-        from wald.segments.salvage import SalvagedSegment  # it needs this module
-
-        return SalvagedSegment(segment, log_id, error)
-
-
 class Misplaced(Damaged):
-    """A file has the name of a segment and is another one, of this log or of another."""
+    """A file with the name of a segment that is another segment, of this log or of another."""
 
 
 def identify(path: Path) -> tuple[Kind, SegmentHeader | SealedIndex | None] | None:
-    """Return the form (RAW or SEALED) of the segment in a file, and its header or index if that can be read.
+    """Return the form (RAW or SEALED) of the segment in a file of any name, and its header or index if readable.
 
-    The name of the file does not matter. Return None if it does not begin like a segment.
+    Return None if the file does not begin like a segment.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -444,18 +420,14 @@ def require_named(segment: Segment, log_id: bytes) -> None:
     check_name(segment, log_id, header)
     if form is not segment.kind.form:
         words = {Kind.RAW: "a raw segment", Kind.SEALED: "a sealed segment"}
-        raise Misplaced(
-            f"{segment.path}: offset 0: contains {words[form]}, which does not match its name",
-            case="segment-misnamed",
-            directory=segment.path.parent,
-        )
+        raise _misnamed(segment, f"offset 0: contains {words[form]}, which does not match its name")
 
 
 def check_name(segment: Segment, log_id: bytes, found: SegmentHeader | SealedIndex | None) -> None:
-    """Compare a segment's name with what its header, or its index, says (None: it says nothing).
+    """Compare the name of a segment with its header or index, if known; a copy is never read in its place.
 
     Raises:
-        Misplaced: it is another log's, or another segment of this one. A copy is never read in its place.
+        Misplaced: it belongs to another log, or is another segment of this one.
     """
     if found is None or (found.log_id, found.base_sequence) == (log_id, segment.base_sequence):
         return
@@ -465,8 +437,8 @@ def check_name(segment: Segment, log_id: bytes, found: SegmentHeader | SealedInd
             case="segment-of-other-log",
             directory=segment.path.parent,
         )
-    raise Misplaced(
-        f"{segment.path}: offset 32: it is segment {found.base_sequence}, not what its name says",
-        case="segment-misnamed",
-        directory=segment.path.parent,
-    )
+    raise _misnamed(segment, f"offset 32: it is segment {found.base_sequence}, which does not match its name")
+
+
+def _misnamed(segment: Segment, reason: str) -> Misplaced:
+    return Misplaced(f"{segment.path}: {reason}", case="segment-misnamed", directory=segment.path.parent)

@@ -1,10 +1,8 @@
-"""Batches of a sealed segment whose index is damaged.
+"""Batches of a sealed segment whose index or seek table is damaged.
 
-A sealed segment whose index or seek table cannot be trusted: its frames are walked from the front.
-
-The index is derived, so its loss loses no record. A frame's own headers say where the next frame begins; if they are
-damaged, the seek table does. Every batch is checked against its checksums, and of a frame that is damaged or cut
-short the batches in front of the damage are given. Memory: one frame.
+The index is derived, so its loss loses no record: the frames are read from the front. The headers of a frame show where
+the next one begins; if they are damaged, the seek table does. Every batch is checked against its checksums, and a
+damaged or truncated frame gives the batches in front of the damage. Memory: one frame.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from wald.errors import Damaged
 from wald.files.listing import Segment
 from wald.files.safe_open import open_regular
 from wald.format.batch import HEADER, Batches, ParseOutcome, StoredBatch, decode_header, seed
-from wald.format.log_state import Peer, peer_position
 from wald.format.sealed_index import (
     SEEK_FOOTER,
     BadFrame,
@@ -36,34 +33,27 @@ from wald.format.sealed_index import (
 )
 from wald.format.segment import BadHeader, SegmentHeader, decode_segment_header
 from wald.segments.index_builder import SegmentIndexBuilder, salt_recorded_after
-from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes, SegmentEnd
-from wald.segments.reader import Met, Passable, as_item, check_name, first_time_ns, introduced_peer
-from wald.segments.sealed_file import FRAME_BYTES, beginning
+from wald.segments.raw_scan import FIRST_BATCH, SEQUENCES_REPEAT, DamagedBytes, SegmentEnd
+from wald.segments.reader import OpenSegment, Passable, SegmentItem, as_item, check_name
+from wald.segments.sealed_file import FRAME_BYTES, decompress_start
 
-_STORED_MAX_BYTES = 2 * FRAME_BYTES  # of a frame that holds as much as a sealer puts together
+_STORED_MAX_BYTES = 2 * FRAME_BYTES  # of a frame of several batches
 
 
-class SalvagedSegment:
-    """
+class SalvagedSegment(OpenSegment):
+    """A sealed segment that is read without its index.
+
     Args:
-        error: why it cannot be opened as it should.
+        error: why the index cannot be used; raised if no frame is readable.
 
     Attributes:
-        tail: after :meth:`batches`, where its frames ended.
         header: of the segment; None if it is lost.
-
-    Raises:
-        FileNotFoundError: it has been reclaimed.
-        Misplaced: it is not the one that its name says.
-        Damaged: ``error``; no frame is there.
     """
 
     def __init__(self, segment: Segment, log_id: bytes, error: Damaged) -> None:
-        self.base_sequence = segment.base_sequence
-        self.path = segment.path
+        super().__init__(segment)
         self.error = error
-        self.tail: SegmentEnd | None = None
-        self._places: list[tuple[int, int]] = []
+        self._gaps: list[tuple[int, int]] = []  # position of damage, offset of its frame
         self._salt: int | None = None
         self._index_salt: int | None = None
         self._descriptor = open_regular(segment.path)
@@ -81,50 +71,36 @@ class SalvagedSegment:
 
     @property
     def salt(self) -> int | None:
-        """The salt; see :attr:`RawSegment.salt`. None if unknown."""
         return self._salt
 
     def file_offset(self, position: int) -> int:
-        """Where the frame begins that holds a position at which damage was met."""
-        number = bisect_right(self._places, position, key=lambda place: place[0]) - 1
-        return self._places[number][1] if number >= 0 else 0
+        number = bisect_right(self._gaps, position, key=lambda gap: gap[0]) - 1
+        return self._gaps[number][1] if number >= 0 else 0
 
-    def replaced(self, *, removed: bool) -> bool:  # noqa: ARG002
-        return False
-
-    def position_of_sequence(self, _sequence: int, _limit: int | None) -> int:
+    def position_of_sequence(self, sequence: int, limit: int | None) -> int:  # noqa: ARG002
         return FIRST_BATCH
 
-    def position_of_time(self, _time_ns: int, _limit: int | None) -> int:
+    def position_of_time(self, time_ns: int, limit: int | None) -> int:  # noqa: ARG002
         return FIRST_BATCH
-
-    def first_time_ns(self, limit: int | None) -> int | None:
-        """Append time of the first batch; None if there is none."""
-        return first_time_ns(self.batches(FIRST_BATCH, limit))
-
-    def peer(self, number: int) -> Peer | None:
-        """As :meth:`RawSegment.peer`."""
-        return introduced_peer(self.batches(peer_position(number), None), number)
 
     def batches(
         self,
         position: int,
         limit: int | None,
-        _routes: frozenset[str] | None = None,
-        _passable: Passable | None = None,
-    ) -> Iterator[Met]:
-        """As :meth:`RawSegment.batches`; positions are those of the raw segment."""
-        return (as_item(met) if isinstance(met, StoredBatch) else met for met in self.stored(position, limit))
+        routes: frozenset[str] | None = None,  # noqa: ARG002
+        passable: Passable | None = None,  # noqa: ARG002
+    ) -> Iterator[SegmentItem]:
+        return (as_item(found) if isinstance(found, StoredBatch) else found for found in self.stored(position, limit))
 
     def stored(self, position: int, limit: int | None) -> Iterator[StoredBatch | DamagedBytes]:
-        """The same, with the batches that stand in the place of dropped ones as they are stored."""
+        """Yield what :meth:`batches` does, but DROPPED batches as they are stored."""
         self.tail = None
         offset = begin = 0
         expected = self.base_sequence
         while limit is None or begin < limit:
             span, reason = self._span(offset, begin)
             if span.skippable and not reason:
-                return  # the index: every frame was there
+                return  # the index: all frames are complete
             if begin + span.raw_bytes > position or not span.raw_bytes:
                 data, wrong = self._content(offset, begin, span)
                 at = FIRST_BATCH if begin == 0 else 0  # a dropped run of batches may contain the position
@@ -133,25 +109,25 @@ class SalvagedSegment:
                     if limit is not None and batch.position >= limit:
                         return
                     if batch.header.base_sequence < expected:
-                        wrong = wrong or "its sequences were given out before"
+                        wrong = wrong or SEQUENCES_REPEAT
                         break
                     if batch.end > position:
                         yield batch
                     at = batches.end
                     expected = max(expected, batch.header.end_sequence)
                 wrong = wrong or batches.rest.reason
-                if not span.raw_bytes:  # the next frame cannot be found
-                    self._places.append((begin + at, offset))
+                if not span.raw_bytes:  # the position of the next frame is unknown
+                    self._gaps.append((begin + at, offset))
                     left = max(1, self._file_bytes - offset)
                     self.tail = SegmentEnd(begin + at, ParseOutcome.DAMAGED, reason or wrong, left)
                     return
                 if at < span.raw_bytes:
-                    self._places.append((begin + at, offset))
+                    self._gaps.append((begin + at, offset))
                     yield DamagedBytes(begin + at, span.raw_bytes - at, wrong or reason)
             offset, begin = offset + span.stored_bytes, begin + span.raw_bytes
 
     def _span(self, offset: int, begin: int) -> tuple[FrameLengths, str]:
-        """The frame at ``offset``, and what is wrong with its headers; of no length if its length is not known."""
+        """Return the lengths of the frame at ``offset``, 0 if unknown, and what is wrong with its headers or ""."""
         listed = self._listed(offset)
         try:
             own = read_frame_lengths(self._read, offset)
@@ -164,7 +140,7 @@ class SalvagedSegment:
         return listed, "the frame's headers are damaged"
 
     def _header(self) -> SegmentHeader | None:
-        """Return the header of the segment, with which the first frame begins; None if it is lost."""
+        """Return the header of the segment, and determine the salt, even without the header."""
         opening = self._opening(0)
         if not opening and not self._table:
             raise self.error
@@ -179,17 +155,17 @@ class SalvagedSegment:
         return header
 
     def _content(self, offset: int, begin: int, span: FrameLengths) -> tuple[bytes, str]:
-        """What a frame holds, as far as it can be decompressed, and what is wrong with it; "": nothing is."""
+        """Return the raw bytes of a frame, as far as it decompresses, and what is wrong with it or ""."""
         wanted = span.raw_bytes or FRAME_BYTES
         stored_bytes = max(0, min(span.stored_bytes, self._file_bytes - offset))
-        if wanted > FRAME_BYTES and self._long_batch_bytes(offset, begin) != wanted:
+        if wanted > FRAME_BYTES and self._first_batch_bytes(offset, begin) != wanted:
             return b"", f"the frame claims {wanted} bytes, and no batch of that length begins it"
         if wanted <= FRAME_BYTES:
             stored_bytes = min(stored_bytes, _STORED_MAX_BYTES)
-        return beginning(self._read(offset, stored_bytes), wanted)
+        return decompress_start(self._read(offset, stored_bytes), wanted)
 
-    def _long_batch_bytes(self, offset: int, begin: int) -> int:
-        """How long the batch is with which a frame begins: what the frame claims is not what memory is taken for."""
+    def _first_batch_bytes(self, offset: int, begin: int) -> int:
+        """Return the length of the first batch in a frame: a claim of the frame alone allocates no memory."""
         opening = self._opening(offset)
         if len(opening) < HEADER.size:
             return 0
@@ -197,7 +173,7 @@ class SalvagedSegment:
         return header.total_bytes if header is not None else 0
 
     def _opening(self, offset: int) -> bytes:
-        """The first 64 bytes of the content of a frame: a batch's header, or the segment's."""
+        """Return the first 64 raw bytes of a frame: the header of a batch or of the segment."""
         try:
             with zstandard.ZstdDecompressor().stream_reader(self._read(offset, _STORED_MAX_BYTES)) as stream:
                 return stream.read(HEADER.size)
@@ -205,7 +181,7 @@ class SalvagedSegment:
             return b""
 
     def _seek_table(self) -> list[tuple[int, int]]:
-        """Every frame's (offset, raw bytes), and where the last one ends, by the seek table; empty if it is damaged."""
+        """Return (offset, raw bytes) of every frame, and the end of the last one; [] if the seek table is damaged."""
         size = self._file_bytes
         try:
             length = seek_table_bytes(self._read(max(0, size - SEEK_FOOTER.size), SEEK_FOOTER.size))
@@ -219,7 +195,7 @@ class SalvagedSegment:
         return list(zip(offsets, [*(raw for _, raw in frames), 0], strict=True))
 
     def _listed(self, offset: int) -> FrameLengths | None:
-        """The frame at ``offset`` by the seek table; None if it is not listed there."""
+        """Return the frame at ``offset`` by the seek table; None if it lists none there."""
         number = bisect_right(self._table, offset, key=lambda entry: entry[0]) - 1
         if number < 0 or number + 1 >= len(self._table) or self._table[number][0] != offset:
             return None
@@ -231,26 +207,25 @@ class SalvagedSegment:
 
 
 def index_salvaged(segment: Segment, log_id: bytes, error: Damaged) -> SealedIndex:
-    """What the index that is lost has said, by the frames; with a digest if all of them are there.
+    """Return an index equivalent to the lost one, from the frames; with a digest if no frame is damaged.
 
-    Args:
-        error: as for :class:`SalvagedSegment`, which says what is raised.
+    Args and exceptions are those of :class:`SalvagedSegment`.
     """
-    contents = SegmentIndexBuilder(segment.base_sequence, 0)
+    builder = SegmentIndexBuilder(segment.base_sequence, 0)
     damage: list[tuple[int, int]] = []
     digest, frame, digested, end = hashlib.sha256(), b"", 0, 0
     with closing(SalvagedSegment(segment, log_id, error)) as salvaged:
-        for met in salvaged.stored(FIRST_BATCH, None):
-            if isinstance(met, DamagedBytes):
-                damage.append((met.offset, met.length))
+        for found in salvaged.stored(FIRST_BATCH, None):
+            if isinstance(found, DamagedBytes):
+                damage.append((found.offset, found.length))
             else:
-                contents.add(met.position, met.header, met.route)
-                end = met.end
-                if met.data is not frame:
-                    frame = met.data
+                builder.add(found.position, found.header, found.route)
+                end = found.end
+                if found.data is not frame:
+                    frame = found.data
                     digest.update(frame)
                     digested += len(frame)
         if (tail := salvaged.tail) is not None:
             damage.append((tail.offset, tail.garbage_bytes))
     sha256 = b"" if damage or digested != end else digest.digest()
-    return contents.index(log_id=log_id, epoch=0, raw_bytes=end, damage=damage, sha256=sha256)
+    return builder.index(log_id=log_id, epoch=0, raw_bytes=end, damage=damage, sha256=sha256)

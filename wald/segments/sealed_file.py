@@ -1,15 +1,10 @@
 """Writing and reading of sealed segments, frame by frame.
 
-The frames of a sealed segment: written one after the other, and what is left of a damaged one.
+A frame contains whole batches or damaged bytes, never both, and ends before the batch that would make it longer than
+``FRAME_BYTES``; a longer batch has its own frame. Damaged bytes are kept unchanged and listed in the index.
 
-Frames of a sealed segment, each decompressed while the one before it is used.
-
-Sealed segments: a raw segment made into a seekable ``.zst``, and its frames read back.
-
-A frame holds whole batches or damaged bytes, never both, and ends before the batch that would make it longer than
-``FRAME_BYTES``; a longer batch has a frame to itself. Damaged bytes are kept as they are and listed in the index.
 Every frame is compressed and decompressed in one call with its size known on both sides: a stream of the ``zstandard``
-package ends quietly where a file is truncated, and a call without sizes stops after the first frame.
+package ends silently where a file is truncated, and a call without sizes stops after the first frame.
 """
 
 from __future__ import annotations
@@ -42,7 +37,7 @@ from wald.format.sealed_index import (
     seek_table_bytes,
 )
 from wald.format.segment import SparseIndex
-from wald.segments.index_builder import SegmentIndexBuilder, Span, read_index
+from wald.segments.index_builder import BatchSpan, SegmentIndexBuilder, read_index
 from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
 
 if TYPE_CHECKING:
@@ -50,33 +45,33 @@ if TYPE_CHECKING:
 
 FRAME_BYTES = (1 << 20) + (1 << 16)  # 1 MiB, and room for the headers of two half-MiB batches that fill it
 LEVEL = 3
-_PART_BYTES = 128 << 10  # a block of zstd: what is in front of a damaged one decompresses
+_BLOCK_BYTES = 128 << 10  # of zstd: blocks in front of a damaged one decompress
 
 
-def beginning(stored: bytes, wanted: int) -> tuple[bytes, str]:
-    """The first ``wanted`` bytes of what a frame holds, as far as it decompresses; and what is wrong; "": nothing."""
+def decompress_start(stored: bytes, wanted: int) -> tuple[bytes, str]:
+    """Return the first ``wanted`` bytes of a frame, as far as it decompresses, and what is wrong with it or ""."""
     parts, got = [], 0
     try:
         with zstandard.ZstdDecompressor().stream_reader(stored) as stream:
-            while got < wanted and (part := stream.read(min(_PART_BYTES, wanted - got))):
+            while got < wanted and (part := stream.read(min(_BLOCK_BYTES, wanted - got))):
                 parts.append(part)
                 got += len(part)
             if got == wanted:
-                stream.read(1)  # behind the last byte it compares the checksum
+                stream.read(1)  # it compares the checksum behind the last byte
     except zstandard.ZstdError as error:
         return b"".join(parts), f"a frame does not decompress ({error})"
     return b"".join(parts), "" if got == wanted else "the frame is cut short"
 
 
 class FrameWriter:
-    """Writes the frames of one sealed segment, and what ends it.
+    """Writer of the frames, index and seek table of one sealed segment.
 
     Attributes:
-        entries: the frames written so far; ``raw_bytes`` in all, whose digest is ``sha256``.
+        frames: those written so far, with ``raw_bytes`` raw bytes whose digest is ``sha256``.
     """
 
     def __init__(self, target: int, disk: Disk, level: int) -> None:
-        self.entries: list[Frame] = []
+        self.frames: list[Frame] = []
         self.raw_bytes = 0
         self.sha256 = hashlib.sha256()
         self._stored_bytes = 0
@@ -84,15 +79,15 @@ class FrameWriter:
         self._disk = disk
         self._compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
 
-    def add(self, data: Buffer, span: Span) -> None:
+    def add(self, data: Buffer, span: BatchSpan) -> None:
         """Add the next bytes as one frame."""
         stored = self._compressor.compress(data)
         self.sha256.update(data)
         self._disk.write(self._target, [stored], self._stored_bytes)
         self._enter(len(stored), len(data), span)
 
-    def add_long(self, raw: RawFile, length: int, span: Span) -> None:
-        """Add the next ``length`` bytes of ``raw`` as one frame without holding them: a batch may be very long."""
+    def add_long(self, raw: RawFile, length: int, span: BatchSpan) -> None:
+        """Add the next ``length`` bytes of ``raw`` as one frame, in constant memory."""
         stream = self._compressor.compressobj(size=length)
         start, written = self.raw_bytes, 0
         for offset in range(start, start + length, FRAME_BYTES):
@@ -102,33 +97,23 @@ class FrameWriter:
         written += self._disk.write(self._target, [stream.flush()], self._stored_bytes + written)
         self._enter(written, length, span)
 
-    def _enter(self, stored_bytes: int, raw_bytes: int, span: Span) -> None:
-        frame = Frame(
-            offset=self._stored_bytes,
-            compressed_bytes=stored_bytes,
-            raw_offset=self.raw_bytes,
-            raw_bytes=raw_bytes,
-            first_sequence=span.first_sequence,
-            next_sequence=span.next_sequence,
-            earliest_ns=span.earliest_ns,
-            latest_ns=span.latest_ns,
-            routes=span.routes,
-        )
-        self.entries.append(frame)
+    def _enter(self, stored_bytes: int, raw_bytes: int, span: BatchSpan) -> None:
+        self.frames.append(Frame(self._stored_bytes, stored_bytes, self.raw_bytes, raw_bytes, *span))
         self._stored_bytes += stored_bytes
         self.raw_bytes += raw_bytes
 
     def finish(self, index_frame: bytes) -> int:
-        """Write what ends the file; returns the file's length."""
-        sizes = [(frame.compressed_bytes, frame.raw_bytes) for frame in self.entries]
+        """Write the index and the seek table; return the file's length."""
+        sizes = [(frame.compressed_bytes, frame.raw_bytes) for frame in self.frames]
         seek_table = encode_seek_table([*sizes, (len(index_frame), 0)])
         return self._stored_bytes + self._disk.write(self._target, [index_frame, seek_table], self._stored_bytes)
 
 
 class ReadAhead:
-    """
+    """Decompression of the next frame while the caller uses the current one.
+
     Args:
-        frame: the raw bytes of a frame by its number. From the second one on it is called in one other thread only.
+        frame: returns the raw bytes of a frame by its number; one other thread calls it after the first frame.
     """
 
     def __init__(self, frame: Callable[[int], bytes]) -> None:
@@ -137,30 +122,30 @@ class ReadAhead:
         self._ahead: tuple[int, Future[bytes]] | None = None
 
     def load(self, number: int, following: int | None) -> bytes:
-        """One frame; from the second on, ``following``, which will be wanted next, is decompressed meanwhile."""
+        """Return one frame; from the second one on, also start to decompress ``following``, the next one wanted."""
         if self._pool is None:
             data = self._frame(number)
             if following is not None:
-                from concurrent.futures import ThreadPoolExecutor  # 10 ms, which reading one record need not take
+                from concurrent.futures import ThreadPoolExecutor  # 10 ms that reading one record can do without
 
                 self._pool = ThreadPoolExecutor(1, "wald-read-ahead")
             return data
         ahead, self._ahead = self._ahead, None
-        known = ahead is not None and ahead[0] == number
-        loading = ahead[1] if ahead is not None and known else self._pool.submit(self._frame, number)
+        is_loading = ahead is not None and ahead[0] == number
+        loading = ahead[1] if ahead is not None and is_loading else self._pool.submit(self._frame, number)
         if following is not None:
             self._ahead = (following, self._pool.submit(self._frame, following))
         return loading.result()
 
     def close(self) -> None:
-        """Return when the thread has ended."""
+        """End the thread, and wait for it."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Compressed:
-    """What :func:`compress_segment` wrote: ``stored_bytes`` in all; the damage in it, with reasons."""
+    """Result of :func:`compress_segment`: index, length of the file, and the damaged ranges."""
 
     index: SealedIndex
     stored_bytes: int
@@ -176,16 +161,16 @@ def compress_segment(
     level: int = LEVEL,
     frame_bytes: int = FRAME_BYTES,
 ) -> Compressed:
-    """Write the sealed form of a complete raw segment; neither descriptor is synced or closed.
+    """Write the sealed form of a complete raw segment; the caller syncs and closes both descriptors.
 
-    Memory: a few MiB, and about 60 bytes per batch.
+    Takes a few MiB of memory, and about 60 bytes per batch.
 
     Args:
-        source: of the raw segment, which ends where nothing but zeros follows its last batch. Other bytes found there
-            are damage, and kept up to the end of the file.
-        target: of an empty file.
-        index_path: of the sparse index, which helps to find what is whole behind damage.
-        frame_bytes: what a frame of several batches holds at most; not below that of a segment header.
+        source: descriptor of the raw segment, which ends where only zeros follow its last batch. Other bytes there are
+            damage, and are kept up to the end of the file.
+        target: descriptor of an empty file.
+        index_path: path of the sparse index, which helps to find batches behind damage.
+        frame_bytes: maximum raw length of a frame of several batches; at least that of a segment header.
 
     Raises:
         BadHeader: the source does not begin with a segment header.
@@ -197,45 +182,45 @@ def compress_segment(
 
     raw = RawFile(source, index=sparse_index)
     header = raw.header()
-    contents = SegmentIndexBuilder(header.base_sequence, header.salt)
-    frames = FrameWriter(target, disk, level)
+    builder = SegmentIndexBuilder(header.base_sequence, header.salt)
+    writer = FrameWriter(target, disk, level)
     gaps: list[DamagedBytes] = []
     while True:
-        offset = frames.raw_bytes
+        offset = writer.raw_bytes
         window = raw.read(offset, frame_bytes)
-        if whole := contents.walk(window, offset):
-            frames.add(memoryview(window)[:whole], contents.take())
+        if whole := builder.add_window(window, offset):
+            writer.add(memoryview(window)[:whole], builder.end_frame())
             continue
-        found = _scanned_at(raw, offset, contents)
+        found = _item_at(raw, offset, builder)
         if found is None:
             break
         if isinstance(found, ScannedBatch):
-            contents.add(found.offset, found.header, found.route, raw.control_payload(found))
-            frames.add_long(raw, found.header.total_bytes, contents.take())
+            builder.add(found.offset, found.header, found.route, raw.control_payload(found))
+            writer.add_long(raw, found.header.total_bytes, builder.end_frame())
             continue
         gaps.append(found)
         end = offset + found.length
         for start in range(offset, end, frame_bytes):
-            frames.add(raw.read(start, min(frame_bytes, end - start)), contents.take())
+            writer.add(raw.read(start, min(frame_bytes, end - start)), builder.end_frame())
     index = SealedIndex(
         log_id=header.log_id,
         base_sequence=header.base_sequence,
-        next_sequence=contents.next_sequence,
-        raw_bytes=frames.raw_bytes,
+        next_sequence=builder.next_sequence,
+        raw_bytes=writer.raw_bytes,
         epoch=header.epoch,
         salt=header.salt,
-        frames=contents.in_order(frames.entries),
-        routes=contents.routes(),
-        sha256=frames.sha256.digest(),
+        frames=builder.sort_routes(writer.frames),
+        routes=builder.routes(),
+        sha256=writer.sha256.digest(),
         damage=[(gap.offset, gap.length) for gap in gaps],
-        shrunk=contents.relieved(),
+        shrunk=builder.shrunk(),
         writer=header.writer,
     )
-    return Compressed(index, frames.finish(encode_sealed_index(index, contents.table, contents.peers)), gaps)
+    return Compressed(index, writer.finish(encode_sealed_index(index, builder.table, builder.peers)), gaps)
 
 
 def index_raw(source: int) -> SealedIndex:
-    """What the index of a complete raw segment's sealed form would say, but for a digest; one frame stands for all.
+    """Return the index that the sealed form of a complete raw segment would have, in one frame and without a digest.
 
     Raises:
         BadHeader: the source does not begin with a segment header.
@@ -243,37 +228,47 @@ def index_raw(source: int) -> SealedIndex:
     """
     raw = RawFile(source)
     header = raw.header()
-    contents = SegmentIndexBuilder(header.base_sequence, header.salt)
-    gaps: list[DamagedBytes] = []
+    builder = SegmentIndexBuilder(header.base_sequence, header.salt)
+    damage: list[tuple[int, int]] = []
     offset = 0
     while True:
-        if whole := contents.walk(raw.read(offset, FRAME_BYTES), offset):
+        if whole := builder.add_window(raw.read(offset, FRAME_BYTES), offset):
             offset += whole
             continue
-        found = _scanned_at(raw, offset, contents)
+        found = _item_at(raw, offset, builder)
         if found is None:
             break
         if isinstance(found, ScannedBatch):
-            contents.add(found.offset, found.header, found.route)
+            builder.add(found.offset, found.header, found.route)
             offset += found.header.total_bytes
         else:
-            gaps.append(found)
+            damage.append((found.offset, found.length))
             offset += found.length
-    damage = [(gap.offset, gap.length) for gap in gaps]
-    return contents.index(log_id=header.log_id, epoch=header.epoch, raw_bytes=offset, damage=damage, sha256=b"")
+    return builder.index(log_id=header.log_id, epoch=header.epoch, raw_bytes=offset, damage=damage, sha256=b"")
+
+
+def _item_at(raw: RawFile, offset: int, builder: SegmentIndexBuilder) -> ScannedBatch | DamagedBytes | None:
+    """Return the batch or the damage at ``offset``; None at the end of the segment."""
+    if offset >= raw.limit:
+        return None
+    # The scan starts at the batch before, because the sequences that it accepts depend on it.
+    scan = raw.scan(start=builder.last_position or FIRST_BATCH)
+    found = next(found for found in scan if found.offset >= offset or isinstance(found, SegmentEnd))
+    if isinstance(found, SegmentEnd):
+        return DamagedBytes(offset, raw.limit - offset, found.reason) if found.garbage_bytes else None
+    return found
 
 
 class SealedFile:
-    """An open sealed segment; for one thread at a time, but for :meth:`beginning`.
+    """An open sealed segment; for one thread at a time, except :meth:`readable_start`.
 
-    Opening checks that the file is all there and that its index and its seek table agree; each frame is checked when
-    it is read. What comes back is what was sealed, or an error.
+    Opening checks that the file is complete and that its index and its seek table agree; reading checks each frame.
 
     Attributes:
-        stored_bytes: the length of the file.
+        stored_bytes: length of the file.
 
     Raises:
-        Damaged: truncated, changed, or never a sealed segment; the message names path and offset.
+        Damaged: truncated, changed, or not a sealed segment; the message names path and offset.
         OSError: it cannot be opened.
     """
 
@@ -289,15 +284,15 @@ class SealedFile:
             raise
 
     def frame(self, number: int) -> bytes:
-        """The raw bytes of one frame.
+        """Return the raw bytes of one frame.
 
         Raises:
-            Damaged: the file does not hold them any more.
+            Damaged: the frame has changed.
         """
         frame = self.index.frames[number]
         stored = self._read(frame.offset, frame.compressed_bytes)
         try:
-            # The frame's own claim is what memory is asked for, so it is checked first.
+            # zstd allocates the length that the frame claims, so check that first.
             if zstandard.frame_content_size(stored) != frame.raw_bytes:
                 raise self._damaged(frame.offset, f"frame {number} does not claim {frame.raw_bytes} bytes")
             if frame.raw_bytes > FRAME_BYTES and not self._is_one_batch(stored, frame.raw_bytes):
@@ -311,10 +306,10 @@ class SealedFile:
         begin = 0 if number else FIRST_BATCH
         return Batches(data, begin, position=self.index.frames[number].raw_offset, salt=self.index.salt)
 
-    def beginning(self, number: int) -> bytes:
-        """What a damaged frame holds in front of the damage; it is to be checked batch by batch.
+    def readable_start(self, number: int) -> bytes:
+        """Return the raw bytes of a damaged frame in front of the damage; only checksums of batches validate them.
 
-        Another thread may be in :meth:`frame` meanwhile: a reader that meets damage has asked for the next one already.
+        Another thread may be in :meth:`frame` at the same time, reading ahead.
         """
         frame = self.index.frames[number]
         stored = self._read(frame.offset, frame.compressed_bytes)
@@ -324,12 +319,12 @@ class SealedFile:
                     return b""
             except zstandard.ZstdError:
                 return b""
-        return beginning(stored, frame.raw_bytes)[0]
+        return decompress_start(stored, frame.raw_bytes)[0]
 
     @staticmethod
     def _is_one_batch(stored: bytes, raw_bytes: int) -> bool:
-        """Whether a frame begins like a batch of about this length; only a batch has a frame longer than most."""
-        with zstandard.ZstdDecompressor().stream_reader(stored) as stream:  # not the file's: see beginning()
+        """Return True if a frame begins like a batch of about this length; only a batch may have a longer frame."""
+        with zstandard.ZstdDecompressor().stream_reader(stored) as stream:  # the file's may be in use by a thread
             opening = stream.read(HEADER.size)
         if len(opening) < HEADER.size:
             return False
@@ -339,10 +334,10 @@ class SealedFile:
         )
 
     def sha256(self) -> bytes:
-        """The digest of all raw bytes, in constant memory, however long a batch is.
+        """Return the digest of all raw bytes, in constant memory.
 
         Raises:
-            Damaged: the file does not hold them any more.
+            Damaged: a frame has changed.
         """
         digest = hashlib.sha256()
         for number in range(len(self.index.frames)):
@@ -351,7 +346,7 @@ class SealedFile:
         return digest.digest()
 
     def damage(self) -> list[tuple[Frame, Damaged]]:
-        """Every frame that does not hold any more what was sealed, and what is wrong with it; in constant memory."""
+        """Return the frames that have changed since sealing, with the errors, in constant memory."""
         found = []
         digest = hashlib.sha256()
         for number, frame in enumerate(self.index.frames):
@@ -368,7 +363,6 @@ class SealedFile:
         return found
 
     def _parts(self, number: int) -> Iterator[bytes]:
-        """The raw bytes of one frame, in pieces."""
         frame = self.index.frames[number]
         if frame.raw_bytes <= FRAME_BYTES:
             yield self.frame(number)
@@ -381,7 +375,7 @@ class SealedFile:
                 while left and (part := stream.read(min(FRAME_BYTES, left))):
                     yield part
                     left -= len(part)
-                stream.read(1)  # behind the last byte it compares the checksum
+                stream.read(1)  # it compares the checksum behind the last byte
             except zstandard.ZstdError as error:
                 raise self._damaged(frame.offset, f"frame {number} does not decompress ({error})") from error
         if left:
@@ -427,15 +421,3 @@ class SealedFile:
             case="sealed-segment-damaged",
             path=self.path,
         )
-
-
-def _scanned_at(raw: RawFile, offset: int, contents: SegmentIndexBuilder) -> ScannedBatch | DamagedBytes | None:
-    """What the scan finds at ``offset``; None at the end of the segment."""
-    if offset >= raw.limit:
-        return None
-    # The scan starts at the batch before, because what it believes depends on that.
-    scan = raw.scan(start=contents.last_position or FIRST_BATCH)
-    found = next(found for found in scan if found.offset >= offset or isinstance(found, SegmentEnd))
-    if isinstance(found, SegmentEnd):
-        return DamagedBytes(offset, raw.limit - offset, found.reason) if found.garbage_bytes else None
-    return found

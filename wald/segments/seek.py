@@ -1,7 +1,4 @@
-"""Sequences for the end of the log and for points in time.
-
-Places in a log as sequences: where it ends, and where a time begins.
-"""
+"""Sequences for the end of the log and for points in time."""
 
 from __future__ import annotations
 
@@ -22,13 +19,13 @@ from wald.segments.view import View, read_view
 
 
 def end_sequence(root: Root, log_id: bytes) -> int:
-    """The sequence of the next record, as far as the log is durable."""
-    head = readable_head(root)  # which is enough, and segments may be very many
+    """Return the sequence of the next record of the durable log."""
+    head = readable_head(root)  # cheaper than a listing of all segments
     return head.sequence + 1 if head else end_of(read_view(root, log_id))
 
 
 def end_of(view: View) -> int:
-    """The number of the first record behind ``view``."""
+    """Return the sequence of the first record behind ``view``."""
     if view.bound.sequence is not None:
         return view.bound.sequence + 1
     if not view.segments:
@@ -41,7 +38,7 @@ def end_of(view: View) -> int:
 
 
 def sequence_at(view: View, time_ns: int) -> int:
-    """The first record that was appended at ``time_ns`` or later; the end of the log if there is none yet."""
+    """Return the first record appended at ``time_ns`` or later; the end of the log without one."""
     return _first(view, time_ns)[1]
 
 
@@ -63,7 +60,7 @@ def sequence_until(view: View, time_ns: int) -> int:
 
 
 def _first(view: View, time_ns: int) -> tuple[int, int]:
-    """The answers of :func:`sequence_since` and :func:`sequence_at`."""
+    """Return the results of :func:`sequence_since` and :func:`sequence_at`."""
     for first, behind in ranges(view.root):
         if behind is not None and not _readable(view, first, behind):
             continue  # the range was reclaimed
@@ -74,16 +71,16 @@ def _first(view: View, time_ns: int) -> tuple[int, int]:
 
 
 def _search(view: View, time_ns: int, first: int, behind: int | None) -> tuple[int, int]:
-    """Return the answers of :func:`_first` for one range of times, up to the end of the log if ``behind`` is None."""
+    """Return the results of :func:`_first` for one range of times, up to the end of the log if ``behind`` is None."""
     readable = _readable(view, first, behind)
     later = bisect_left(
         range(len(readable)), True, key=lambda number: not _begins_earlier(view, readable[: number + 1], time_ns)
     )
-    # The start of the missing records that may be of that time. Append times do not decrease within a range, so records
-    # missing before an older record are older too.
+    # Start of the missing records that may be of that time. Append times do not decrease within a range, so records
+    # missing before an older record are older, too.
     missing = None if later else first
     last = (view.bound.sequence or 0) if behind is None else behind - 1
-    for found in _from(view, readable[max(0, later - 1) :], time_ns, last):
+    for found in _candidates(view, readable[max(0, later - 1) :], time_ns, last):
         if isinstance(found, int):
             missing = missing or found
         elif found.append_time_ns >= time_ns:
@@ -101,7 +98,7 @@ def _readable(view: View, first: int, behind: int | None) -> list[Segment]:
 
 
 def _begins_earlier(view: View, segments: list[Segment], time_ns: int) -> bool:
-    """Whether the first batch of the last readable one of ``segments`` is older than ``time_ns``."""
+    """Return True if the first batch of the last readable one of ``segments`` is older than ``time_ns``."""
     for segment in reversed(segments):
         try:
             opened = view.open(segment)
@@ -113,9 +110,9 @@ def _begins_earlier(view: View, segments: list[Segment], time_ns: int) -> bool:
     return True
 
 
-def _from(view: View, segments: list[Segment], time_ns: int, last: int) -> Iterator[BatchHeader | int]:
-    """The headers of the batches that may be of ``time_ns`` or later; a sequence where records may be missing."""
-    due: int | None = None  # the record behind the last one met
+def _candidates(view: View, segments: list[Segment], time_ns: int, last: int) -> Iterator[BatchHeader | int]:
+    """Yield the headers of batches that may be of ``time_ns`` or later; a sequence where records may be missing."""
+    due: int | None = None  # the next record
     for segment in segments:
         base, limit = segment.base_sequence, view.limit(segment)
         if due is not None and base > due:
@@ -127,17 +124,17 @@ def _from(view: View, segments: list[Segment], time_ns: int, last: int) -> Itera
             continue
         with closing(opened):
             due = base
-            for met in opened.batches(opened.position_of_time(time_ns, limit), limit):
-                if isinstance(met, DamagedBytes):
+            for found in opened.batches(opened.position_of_time(time_ns, limit), limit):
+                if isinstance(found, DamagedBytes):
                     yield due
-                elif isinstance(met, SkippedBatches):
-                    if isinstance(met, DroppedBatches) and met.latest_ns >= time_ns:
+                elif isinstance(found, SkippedBatches):
+                    if isinstance(found, DroppedBatches) and found.latest_ns >= time_ns:
                         yield due
-                    due = met.next_sequence
+                    due = found.next_sequence
                 else:
-                    if met.header.count:
-                        yield met.header
-                    due = met.header.end_sequence
+                    if found.header.count:
+                        yield found.header
+                    due = found.header.end_sequence
             if opened.tail is not None and opened.tail.garbage_bytes:
                 yield due
     if due is not None and due <= last:

@@ -1,10 +1,8 @@
 """Rewriting of a sealed segment without records that no group needs.
 
-Relief: a sealed segment written again without the batches that are not needed any more.
-
-What is dropped is replaced by a batch of zeros of the same length, which has the flag DROPPED. So every batch that is
-kept keeps its position and its bytes, what ``zstd -dc`` makes of the file is a raw segment as before, and a reader of
-the frames alone learns which sequences were dropped. Zeros compress to next to nothing.
+A batch of zeros of the same length, with the flag DROPPED, replaces the dropped batches. Every batch that is kept thus
+keeps its position and its bytes, ``zstd -dc`` still makes a raw segment of the file, and a reader of the frames alone
+learns which sequences were dropped. Zeros compress to almost nothing.
 
 Memory: a few MiB, or a few times the longest batch, and about 60 bytes per batch.
 """
@@ -36,17 +34,17 @@ from wald.segments.raw_scan import FIRST_BATCH
 from wald.segments.sealed_file import FRAME_BYTES, LEVEL, FrameWriter, SealedFile
 
 Keeps = Callable[[BatchHeader, str], bool]
-"""Whether a batch of a route is still needed. A control batch is always kept."""
+"""Returns True if a batch of a route is still needed. Control batches are always kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shrinkage:
-    """What :func:`relieve_segment` wrote.
+    """Result of :func:`shrink_segment`.
 
     Attributes:
-        dropped: what it has dropped of each route; ``index.shrunk`` has in addition what was dropped before.
-        stored_bytes: the length of the new file.
-        spans: the records that it has dropped, by route.
+        dropped: the batches dropped now, by route; ``index.shrunk`` includes those dropped before.
+        stored_bytes: length of the new file.
+        spans: the records dropped now, by route.
     """
 
     index: SealedIndex
@@ -56,18 +54,17 @@ class Shrinkage:
 
 
 def shrink_segment(source: SealedFile, target: int, disk: Disk, keeps: Keeps) -> Shrinkage:
-    """Write what ``keeps`` lets stay of a sealed segment; the descriptor ``target`` is not synced or closed.
+    """Write the batches of a sealed segment that ``keeps`` selects; the caller syncs and closes ``target``.
 
     Args:
-        target: of an empty file.
+        target: descriptor of an empty file.
 
     Raises:
-        Damaged: the source is not all there. It must stay as it is.
+        Damaged: the source is damaged, and must not be replaced.
         OSError: reading or writing failed.
     """
     old = source.index
-    frames = FrameWriter(target, disk, LEVEL)
-    writer = _Writer(frames, SegmentIndexBuilder(old.base_sequence, old.salt), old.salt)
+    writer = _Writer(FrameWriter(target, disk, LEVEL), SegmentIndexBuilder(old.base_sequence, old.salt), old.salt)
     lost = SegmentIndexBuilder(old.base_sequence, old.salt)
     spans: dict[str, Spans] = {}
     writer.add_header(source.frame(0)[:FIRST_BATCH])
@@ -81,42 +78,36 @@ def shrink_segment(source: SealedFile, target: int, disk: Disk, keeps: Keeps) ->
                 base, count = batch.header.base_sequence, batch.header.count
                 spans.setdefault(batch.route, Spans()).add(base, base + count - 1)
     writer.finish()
-    if frames.raw_bytes != old.raw_bytes or writer.contents.next_sequence != old.next_sequence:
-        raise _damaged(source.path, "it does not hold what its index says")
-    index = replace(
-        old,
-        frames=frames.entries,
-        routes=writer.contents.routes(),
-        sha256=frames.sha256.digest(),
-        shrunk=_relieved(source, writer.contents.dropped, lost.routes()),
-    )
-    return Shrinkage(
-        index,
-        lost.routes(),
-        frames.finish(encode_sealed_index(index, writer.contents.table, writer.contents.peers)),
-        spans,
-    )
+    frames, builder = writer.frames, writer.builder
+    if frames.raw_bytes != old.raw_bytes or builder.next_sequence != old.next_sequence:
+        raise _damaged(source.path, "it differs from its index")
+    dropped = lost.routes()
+    if old.shrunk is None:
+        shrunk = Shrunk(old.sha256, source.stored_bytes, builder.dropped, dropped)
+    else:
+        shrunk = replace(old.shrunk, ranges=builder.dropped, routes=merge_routes(old.shrunk.routes, dropped))
+    index = replace(old, frames=frames.frames, routes=builder.routes(), sha256=frames.sha256.digest(), shrunk=shrunk)
+    return Shrinkage(index, dropped, frames.finish(encode_sealed_index(index, builder.table, builder.peers)), spans)
 
 
-def check_shrunk(source: SealedFile, made: SealedFile, relief: Shrinkage, keeps: Keeps) -> None:
-    """Read a relieved segment back, and compare every batch with the one that it was made of.
+def check_shrunk(source: SealedFile, made: SealedFile, shrinkage: Shrinkage, keeps: Keeps) -> None:
+    """Read a shrunk segment back, and compare every batch with its source.
 
     Raises:
-        Damaged: a batch that is needed is not in it as it was, or the source has changed.
+        Damaged: a needed batch is missing or differs, or the source has changed.
     """
     if source.sha256() != source.index.sha256:
-        raise _damaged(source.path, "it does not hold what its index says")
-    if made.index != relief.index or made.sha256() != relief.index.sha256:
+        raise _damaged(source.path, "it differs from its index")
+    if made.index != shrinkage.index or made.sha256() != shrinkage.index.sha256:
         raise _damaged(made.path, "it does not read back as it was written")
     compare_shrunk(source, made, keeps)
 
 
 def compare_shrunk(source: SealedFile, made: SealedFile, keeps: Keeps) -> None:
-    """Check that one form of a segment has every needed batch of another form.
+    """Check that ``made`` has every needed batch of ``source``, another form of the segment.
 
     Raises:
-        Damaged: a needed batch of ``source`` is missing or different in ``made``, they are not forms of one segment, or
-            one of the two cannot be read.
+        Damaged: a needed batch is missing or differs, they are forms of different segments, or one is unreadable.
     """
     if _segment_of(source.index) != _segment_of(made.index):
         raise _damaged(made.path, f"it is not a form of the segment in {source.path}")
@@ -124,6 +115,25 @@ def compare_shrunk(source: SealedFile, made: SealedFile, keeps: Keeps) -> None:
         if not _may_replace(old, new, keeps):
             position = (new or old)[0].position
             raise _damaged(made.path, f"required batch at position {position} is missing or differs")
+
+
+def dropped_batch(length: int, base: int, following: int, append_time_ns: int, epoch: int) -> tuple[BatchHeader, bytes]:
+    """Return header and payload of the batch of zeros of ``length`` bytes for the records base ≤ s < following."""
+    payload = bytes(length - FRAMING_BYTES)
+    header = BatchHeader(
+        body_checksum=checksum_body(b"", [payload], len(payload)),
+        payload_bytes=len(payload),
+        base_sequence=base,
+        append_time_ns=append_time_ns,
+        producer_id=0,
+        producer_sequence=0,
+        count=following - base,
+        epoch=epoch,
+        encoding=int(Encoding.CONTROL),
+        flags=int(Flag.CONTROL | Flag.DROPPED),
+        route_bytes=0,
+    )
+    return header, payload
 
 
 def _segment_of(index: SealedIndex) -> tuple[bytes, int, int, int, int]:
@@ -159,81 +169,67 @@ def _may_replace(old: list[StoredBatch], new: list[StoredBatch], keeps: Keeps) -
 
 
 class _Writer:
-    """Puts batches together to frames, and what is dropped between them to batches of zeros."""
+    """Collects batches into frames, and replaces runs of dropped batches by batches of zeros."""
 
-    def __init__(self, frames: FrameWriter, contents: SegmentIndexBuilder, salt: int) -> None:
-        self.contents = contents
-        self._frames = frames
+    def __init__(self, frames: FrameWriter, builder: SegmentIndexBuilder, salt: int) -> None:
+        self.frames = frames
+        self.builder = builder
         self._salt = salt
-        self._frame: list[Buffer] = []
-        self._frame_bytes = 0
-        self._gap: tuple[StoredBatch, StoredBatch] | None = None  # the first and the last of those dropped last
+        self._parts: list[Buffer] = []  # of the next frame
+        self._parts_bytes = 0
+        self._gap: tuple[StoredBatch, StoredBatch] | None = None  # first and last of the current run of dropped batches
 
     def add_header(self, header: bytes) -> None:
         """Begin the first frame with the header of the segment."""
-        self._frame, self._frame_bytes = [header], len(header)
+        self._parts, self._parts_bytes = [header], len(header)
 
     def keep(self, batch: StoredBatch) -> None:
-        """Add a batch as it is."""
         self._fill()
         self._add(batch, _bytes_of(batch))
 
     def drop(self, batch: StoredBatch) -> None:
-        """Leave a batch out."""
         if self._gap is not None and batch.end - self._gap[0].position > FRAME_BYTES:
             self._fill()
         self._gap = self._gap[0] if self._gap else batch, batch
 
     def finish(self) -> None:
-        """Write what is left."""
+        """Write the last frame."""
         self._fill()
         self._end_frame()
 
     def _fill(self) -> None:
         gap, self._gap = self._gap, None
         if gap is not None:
-            filling = _in_place_of(*gap, self._salt)
+            filling = _zeros(*gap, self._salt)
             self._add(filling, filling.data)
 
     def _add(self, batch: StoredBatch, data: Buffer) -> None:
-        if self._frame_bytes + len(data) > FRAME_BYTES:
+        if self._parts_bytes + len(data) > FRAME_BYTES:
             self._end_frame()
-        self._frame.append(data)
-        self._frame_bytes += len(data)
-        self.contents.add(batch.position, batch.header, batch.route, batch.payload)
+        self._parts.append(data)
+        self._parts_bytes += len(data)
+        self.builder.add(batch.position, batch.header, batch.route, batch.payload)
 
     def _end_frame(self) -> None:
-        if self._frame:
-            self._frames.add(b"".join(self._frame), self.contents.take())
-        self._frame, self._frame_bytes = [], 0
+        if self._parts:
+            self.frames.add(b"".join(self._parts), self.builder.end_frame())
+        self._parts, self._parts_bytes = [], 0
 
 
-def _in_place_of(first: StoredBatch, last: StoredBatch, salt: int) -> StoredBatch:
-    """The batch of zeros that takes the place of all batches from ``first`` to ``last``."""
-    payload = bytes(last.end - first.position - FRAMING_BYTES)
-    base, following = first.header.base_sequence, last.header.end_sequence
-    header = BatchHeader(
-        body_checksum=checksum_body(b"", [payload], len(payload)),
-        payload_bytes=len(payload),
-        base_sequence=base,
-        append_time_ns=last.header.append_time_ns,
-        producer_id=0,
-        producer_sequence=0,
-        count=following - base,
-        epoch=last.header.epoch,
-        encoding=int(Encoding.CONTROL),
-        flags=int(Flag.CONTROL | Flag.DROPPED),
-        route_bytes=0,
-    )
+def _zeros(first: StoredBatch, last: StoredBatch, salt: int) -> StoredBatch:
+    """Return the batch of zeros that replaces all batches from ``first`` to ``last``."""
+    length = last.end - first.position
+    span = first.header.base_sequence, last.header.end_sequence
+    header, payload = dropped_batch(length, *span, last.header.append_time_ns, last.header.epoch)
     data = b"".join(encode_batch(header, b"", [payload], seed(salt, first.position)))
     return StoredBatch(data, 0, first.position, header, "")
 
 
 def _batches(file: SealedFile) -> Iterator[StoredBatch]:
-    """Every batch of a sealed segment.
+    """Yield every batch of a sealed segment.
 
     Raises:
-        Damaged: something in it is no batch.
+        Damaged: other bytes are between them.
     """
     for number in range(len(file.index.frames)):
         data = file.frame(number)
@@ -252,14 +248,6 @@ def _is_kept(batch: StoredBatch, keeps: Keeps) -> bool:
     if header.is_control:
         return not header.is_dropped
     return keeps(header, batch.route)
-
-
-def _relieved(source: SealedFile, ranges: list[tuple[int, int]], dropped: list[RouteEntry]) -> Shrunk:
-    """What is missing of the segment as it was sealed, once ``dropped`` is missing, too."""
-    before = source.index.shrunk
-    if before is None:
-        return Shrunk(source.index.sha256, source.stored_bytes, ranges, dropped)
-    return replace(before, ranges=ranges, routes=merge_routes(before.routes, dropped))
 
 
 def _damaged(path: Path, reason: str) -> Damaged:

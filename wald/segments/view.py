@@ -1,15 +1,8 @@
 """Snapshot of a log: its head and its segments.
 
-A log as it was at one moment: how far it may be read, and which segments hold it.
-
-Everything that reads takes a :class:`View`; nothing else lists the directory to read. Files change their names under a
-reader, and there is one rule for that, :meth:`View.follow`: every name that a segment can have is tried.
-One that has none is a :class:`SegmentGone`.
-
-The end of a complete raw segment, which the first batch of the next segment records.
-
-Another program may have truncated the file since. If it lost only pieces of records that end later, no sequence is
-missing, and nothing else shows the loss.
+Everything that reads a log uses a :class:`View`; nothing else lists the directory to read. Sealing and reclaim rename
+files while others read them. :meth:`View.follow` handles that in one place: it tries every name that a segment can
+have, and raises :class:`SegmentGone` if no file has one of them.
 """
 
 from __future__ import annotations
@@ -36,35 +29,36 @@ from wald.segments.continuity import Continuity
 from wald.segments.durable_end import EVERYTHING, Bound, lost_head, read_head, readable_head
 from wald.segments.index_builder import find_index
 from wald.segments.raw_scan import FIRST_BATCH, RawFile, ScannedBatch
-from wald.segments.reader import OpenSegment, open_segment
+from wald.segments.reader import Misplaced, OpenSegment, RawSegment, SealedSegment
+from wald.segments.salvage import SalvagedSegment
 
 T = TypeVar("T")
 
 
 class State(Enum):
-    """What has become of a record, or of the segment that holds it."""
+    """State of a record, or of the segment that contains it."""
 
     ACTIVE = "active"
-    """In the segment that is being written."""
+    """In the segment that the daemon is writing."""
     CUT = "cut"
-    """In a complete segment that waits to be sealed."""
+    """In a complete segment that is not sealed yet."""
     SEALED = "sealed"
     RELEASED = "released"
-    """Reclaimed; its file is still there, for the grace period."""
+    """Reclaimed; the file still exists for the grace period."""
     QUARANTINED = "quarantined"
-    """Its bytes are damaged, or were put aside because they were."""
+    """Damaged, or moved aside because of damage."""
     RECLAIMED = "reclaimed"
     ARCHIVED = "archived"
-    """Not in the log any more, but in a bundle."""
+    """Only in a bundle."""
     SKIPPED = "skipped"
-    """A start passed over its number."""
+    """A start skipped its number."""
     LOST = "lost"
-    """Its bytes were damaged or missing, and ``wald repair`` has given it up."""
+    """Damaged or missing, and given up by ``wald repair``."""
     NOT_RESTORED = "not-restored"
-    """The log was made of an archive, which has it in no bundle."""
+    """Missing from the archive from which the log was restored."""
     NEVER_ISSUED = "never-issued"
     UNKNOWN = "unknown"
-    """It was issued; no segment and no ledger says more."""
+    """Issued, but in no segment and no ledger."""
 
 
 class SegmentGone(Damaged):
@@ -73,11 +67,12 @@ class SegmentGone(Damaged):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """
+    """The state of a log at one moment.
+
     Attributes:
-        bound: where the readable bytes end.
-        listing: the segments, which reach at least that far.
-        with_released: whether reclaimed segments whose files are still there are among those to read.
+        bound: end of the readable bytes.
+        listing: the segments, up to that end or later ones.
+        with_released: whether reclaimed segments whose files still exist are read, too.
         head: the head that gave the bound.
         continuity: detects another log, or an older copy, at the path; None for no detection.
     """
@@ -92,15 +87,14 @@ class View:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """Those to read, oldest first."""
+        """The segments to read, oldest first."""
         return self.listing.segments
 
     def limit(self, segment: Segment) -> int | None:
-        """Where the readable bytes of a segment end; None: at its own end."""
+        """Return the end of the readable bytes of a segment; None for its own end."""
         return self.bound.limit(segment.base_sequence)
 
     def state(self, segment: Segment) -> State:
-        """How far a segment has come."""
         if segment.kind.reclaimed:
             return State.RELEASED
         if segment.kind is Kind.SEALED:
@@ -109,36 +103,37 @@ class View:
         return State.ACTIVE if segment.base_sequence >= active else State.CUT
 
     def open(self, segment: Segment) -> OpenSegment:
-        """
+        """Open a segment under its current name.
+
         Raises:
-            SegmentGone: there is no such segment any more.
-            Misplaced: the file is not the one that its name says.
+            SegmentGone: no file has any of its names.
+            Misplaced: the file is another segment than its name says.
             Damaged: nothing in it can be read.
         """
         return self.follow(segment, lambda found: open_segment(found, self.log_id))
 
     def follow(self, segment: Segment, action: Callable[[Segment], T]) -> T:
-        """The result of ``action`` for a segment, in the form and under the name that it has now.
+        """Return the result of ``action`` for a segment, under its current name and in its current form.
 
-        A segment gets another name when it is sealed or reclaimed, and its old name back if it is needed again.
+        Sealing and reclaim rename a segment, and a reclaimed one gets its name back if it is needed again.
 
         Args:
-            action: raises FileNotFoundError if there is no file of the name.
+            action: raises FileNotFoundError if no file has the name.
 
         Raises:
-            SegmentGone: there is none of any name.
+            SegmentGone: no file has any of its names.
         """
         with suppress(FileNotFoundError):
             return action(segment)
-        for kind in 2 * SEGMENT_KINDS:  # twice, because the name may be changed back in between
+        for kind in 2 * SEGMENT_KINDS:  # twice, because the name may change back in between
             with suppress(FileNotFoundError):
                 return action(segment.named(kind))
         raise SegmentGone(
-            f"{segment.path}: there is no such segment any more", case="segment-gone", directory=segment.path.parent
+            f"{segment.path}: the segment no longer exists", case="segment-gone", directory=segment.path.parent
         )
 
     def including_released(self) -> View:
-        """The same, with reclaimed segments whose files are still there among those to read."""
+        """Return the view with reclaimed segments whose files still exist among those to read."""
         return replace(self, listing=self.listing.with_released(), with_released=True)
 
     def renewed(self) -> View:
@@ -164,20 +159,17 @@ class View:
         return None
 
     def require_continuity(self) -> None:
-        """
-        Raises:
-            Replaced: as of :meth:`renewed`.
-        """
+        """Raise Replaced if :meth:`renewed` would."""
         if self.continuity is not None:
             self.continuity.require()
 
     def without(self, gone: SegmentGone, segment: Segment) -> View:
-        """The same with the segments that there are now, after one turned out to be gone.
+        """Return the view with the current segments, after ``segment`` was gone.
 
         Raises:
             Damaged: the directory still lists it.
         """
-        listing = self.list_again()
+        listing = self._list_again()
         if any(found.base_sequence == segment.base_sequence for found in (*listing.segments, *listing.released)):
             raise Damaged(
                 f"{segment.path}: its directory lists it, but the file does not exist",
@@ -189,26 +181,41 @@ class View:
     def completed(self, first: int, last: int) -> View:
         """Return the view with the segments of bases ``first`` to ``last`` whose deletion was undone since."""
         known = {segment.base_sequence for segment in self.listing.between(first, last)}
-        found = [each for each in self.list_again().between(first, last) if each.base_sequence not in known]
+        found = [each for each in self._list_again().between(first, last) if each.base_sequence not in known]
         return replace(self, listing=self.listing.including(found)) if found else self
 
-    def list_again(self) -> Listing:
-        """The segments that there are now, the released ones among those to read as in this view."""
+    def _list_again(self) -> Listing:
         listing = list_segments(self.root)
         return listing.with_released() if self.with_released else listing
 
 
-def read_view(root: Root, log_id: bytes, *, bound: Bound | None = None, continuity: Continuity | None = None) -> View:
-    """The log in ``root`` as it is now.
-
-    Without a readable head, which is derived and may be lost, everything but the newest raw segment may be read.
-
-    Args:
-        bound: how far it may be read, where that is known from elsewhere.
+def open_segment(segment: Segment, log_id: bytes) -> OpenSegment:
+    """Open a segment in its form; a sealed one without a valid index by its frames.
 
     Raises:
-        Damaged: the directory of the segments is not there.
-        Replaced: as of :meth:`View.renewed`, by ``continuity``.
+        FileNotFoundError: no file has this name now; :meth:`View.open` tries its other names.
+        Misplaced: the file is another segment than its name says.
+        Damaged: nothing in it can be read.
+    """
+    if segment.kind.form is Kind.RAW:
+        return RawSegment(segment, log_id)
+    try:
+        return SealedSegment(segment, log_id)
+    except Misplaced:
+        raise
+    except Damaged as error:
+        return SalvagedSegment(segment, log_id, error)
+
+
+def read_view(root: Root, log_id: bytes, *, bound: Bound | None = None, continuity: Continuity | None = None) -> View:
+    """Return a view of the log in ``root``. Without a readable head, the newest raw segment is not readable.
+
+    Args:
+        bound: replaces the bound that the head gives.
+
+    Raises:
+        Damaged: the directory of the segments is missing.
+        Replaced: ``continuity`` detects another log, an older copy, or no log at the path.
     """
     if bound is None:
         return _view(root, log_id, continuity)
@@ -217,40 +224,11 @@ def read_view(root: Root, log_id: bytes, *, bound: Bound | None = None, continui
     return View(root, log_id, bound, list_segments(root), continuity=continuity)
 
 
-def _view(root: Root, log_id: bytes, continuity: Continuity | None, *, before: View | None = None) -> View:
-    head = readable_head(root)
-    if continuity is not None:
-        continuity.check(head)
-    listing = None if before is None else before.listing
-    # A network file system may give times from its cache, so the segment of the head must be listed as well.
-    if (
-        before is not None
-        and listing is not None
-        and listing.changed_ns is not None
-        and listing.changed_ns == last_changes(root)
-        and (head is None or head.segment <= listing.newest_base())
-    ):
-        if before.with_released:
-            listing = replace(listing, segments=tuple(s for s in listing.segments if not s.kind.reclaimed))
-    else:
-        listing = list_segments(root)  # after the head: a segment that the head is in has its name already
-    return View(root, log_id, _bound(head, listing), listing, head=head, continuity=continuity)
-
-
-def _bound(head: Head | None, listing: Listing) -> Bound:
-    if head is not None:
-        return Bound(head.segment, head.position, head.sequence)
-    newest = listing.segments[-1] if listing.segments else None
-    if newest is not None and newest.kind is Kind.RAW:
-        return Bound(newest.base_sequence, 0, newest.base_sequence - 1, lost=_holds_a_batch(newest))
-    return EVERYTHING
-
-
 def no_segment(root: Root, last: int, *, starting: bool = False) -> Damaged:
     """Return the error for a log without any segment, although its newest one is never deleted.
 
     Args:
-        last: the last record that was acknowledged.
+        last: last acknowledged record.
         starting: whether the daemon is starting.
     """
     return Damaged(
@@ -261,30 +239,11 @@ def no_segment(root: Root, last: int, *, starting: bool = False) -> Damaged:
     )
 
 
-def _stamped_ns(segment: Segment) -> int:
-    with open_file(segment.path) as file:
-        if segment.kind.form is Kind.RAW:
-            with suppress(BadHeader):
-                return RawFile(file.fileno()).header().created_at_ns
-        return os.fstat(file.fileno()).st_mtime_ns
-
-
-def _holds_a_batch(segment: Segment) -> bool:
-    """Whether a raw segment has more in it than control batches; one that is gone counts as empty."""
-    try:
-        with open_file(segment.path) as file:
-            index = partial(find_index, segment.path.parent, None, segment.base_sequence)
-            scan = RawFile(file.fileno(), index=index).scan()
-            return any(isinstance(found, ScannedBatch) and not found.header.is_control for found in scan)
-    except (FileNotFoundError, Damaged):
-        return False
-
-
-def head_of(root: Root) -> Head | None:
-    """The durable head; None before anything was durable.
+def durable_head(root: Root) -> Head | None:
+    """Return the durable head; None before the first durable record.
 
     Raises:
-        Damaged: the file is there and is not a head, or it is lost: there are records and nothing says how far.
+        Damaged: the head is damaged, or it is missing although there are records.
     """
     found = read_head(root)
     if found is not None:
@@ -293,31 +252,27 @@ def head_of(root: Root) -> Head | None:
     bound = _bound(None, listing)
     if not listing.segments or not (bound.lost or bound.sequence != 0):
         return None
-    found = read_head(root)  # a daemon may have made it since
+    found = read_head(root)  # a daemon may have written it since
     if found is None:
         raise lost_head(root, bound)
     return found
 
 
 def recorded_end(view: View, segment: Segment) -> int:
-    """Return the position at which a raw segment ended when it was cut; 0 if that is not known."""
+    """Return the position at which a raw segment ended when it was cut; 0 if unknown.
+
+    The first batch of the next segment records it. It reveals that another program has truncated the file since, even
+    if only pieces of records that end later were lost, so that no sequence is missing.
+    """
     following = view.listing.behind(segment.base_sequence)
     ending = None if following is None else _previous(view, following)
     if ending is not None:
         with suppress(Damaged, OSError), open_file(segment.path) as file:
             index = partial(find_index, segment.path.parent, view.log_id, segment.base_sequence)
-            # A repair gives a segment that it changes another salt.
+            # A repair gives a segment that it changes a new salt.
             if RawFile(file.fileno(), index=index).salt == ending.salt:
                 return ending.position
     return 0
-
-
-def _previous(view: View, following: Segment) -> PreviousEnd | None:
-    with suppress(Damaged, OSError), closing(view.open(following)) as opened:
-        first = next(iter(opened.batches(FIRST_BATCH, None)), None)
-        if isinstance(first, StoredBatch) and first.header.is_state:
-            return decode_previous(first.payload)
-    return None
 
 
 def view_behind(root: Root, log_id: bytes, base: int) -> View:
@@ -330,9 +285,65 @@ def view_behind(root: Root, log_id: bytes, base: int) -> View:
 
 
 def truncated(path: Path, position: int, end: int) -> Damaged:
-    """Return the error for a segment whose batches end at ``position`` and ended at ``end`` when it was cut."""
+    """Return the error for a segment that ends at ``position``, and ended at ``end`` when it was cut."""
     return Damaged(
         f"{path}: offset {position}: another program truncated the segment, which ended at {end} when it was cut",
         case="segment-truncated",
         root=path.parent.parent,
     )
+
+
+def _view(root: Root, log_id: bytes, continuity: Continuity | None, *, before: View | None = None) -> View:
+    head = readable_head(root)
+    if continuity is not None:
+        continuity.check(head)
+    listing = None if before is None else before.listing
+    # A network file system may return cached times, so the listing must include the segment of the head, too.
+    if (
+        before is not None
+        and listing is not None
+        and listing.changed_ns is not None
+        and listing.changed_ns == last_changes(root)
+        and (head is None or head.segment <= listing.newest_base())
+    ):
+        if before.with_released:
+            listing = replace(listing, segments=tuple(s for s in listing.segments if not s.kind.reclaimed))
+    else:
+        listing = list_segments(root)  # after the head, whose segment has its name by then
+    return View(root, log_id, _bound(head, listing), listing, head=head, continuity=continuity)
+
+
+def _bound(head: Head | None, listing: Listing) -> Bound:
+    if head is not None:
+        return Bound(head.segment, head.position, head.sequence)
+    newest = listing.segments[-1] if listing.segments else None
+    if newest is not None and newest.kind is Kind.RAW:
+        return Bound(newest.base_sequence, 0, newest.base_sequence - 1, lost=_has_records(newest))
+    return EVERYTHING
+
+
+def _stamped_ns(segment: Segment) -> int:
+    with open_file(segment.path) as file:
+        if segment.kind.form is Kind.RAW:
+            with suppress(BadHeader):
+                return RawFile(file.fileno()).header().created_at_ns
+        return os.fstat(file.fileno()).st_mtime_ns
+
+
+def _has_records(segment: Segment) -> bool:
+    """Return True if a raw segment has batches other than control batches; False if it is gone."""
+    try:
+        with open_file(segment.path) as file:
+            index = partial(find_index, segment.path.parent, None, segment.base_sequence)
+            scan = RawFile(file.fileno(), index=index).scan()
+            return any(isinstance(found, ScannedBatch) and not found.header.is_control for found in scan)
+    except (FileNotFoundError, Damaged):
+        return False
+
+
+def _previous(view: View, following: Segment) -> PreviousEnd | None:
+    with suppress(Damaged, OSError), closing(view.open(following)) as opened:
+        first = next(iter(opened.batches(FIRST_BATCH, None)), None)
+        if isinstance(first, StoredBatch) and first.header.is_state:
+            return decode_previous(first.payload)
+    return None
