@@ -14,7 +14,7 @@ import zstandard
 from sample_segments import LOG_ID, SALT, TIME_NS, batch, control_batch, peer_batch, segment
 
 from wald.format import records, sealed_index
-from wald.format.batch import BatchHeader, Encoding, Flag, ParseOutcome, parse_batch, payload_of, route_of, seed
+from wald.format.batch import BatchHeader, Encoding, Flag, ParseOutcome, parse_batch, seed
 from wald.format.head import CursorLines, Head, decode_cursor, decode_head, encode_cursor, encode_head
 from wald.format.ledger_lines import (
     FOOTER_BYTES,
@@ -181,7 +181,9 @@ def _batch_value(data: bytes) -> tuple[BatchHeader, str, bytes]:
     found = parse_batch(data, 0, seed(SALT, 0))
     assert found.outcome is ParseOutcome.WHOLE
     assert found.header is not None
-    return found.header, route_of(data, 0, found.header), bytes(payload_of(data, 0, found.header))
+    header = found.header
+    route = data[64 : 64 + header.route_bytes].decode()
+    return header, route, data[header.payload_offset : header.payload_offset + header.payload_bytes]
 
 
 def _columns_value(data: bytes) -> object:

@@ -1,36 +1,30 @@
-"""Encoding and parsing of batches, the unit of the log.
-
-A batch: consecutive records of one route under one header and one checksum, with its length at both ends.
+"""Batches, the unit of the log: consecutive records of one route under one header and one checksum.
 
     offset  size  field
-         0     4  magic              WBAT; four zeros mean that nothing follows (segments are preallocated)
-         4     4  header checksum    crc32c of bytes 8..64 from the seed on; checked before the length is used
+         0     4  magic              WBAT; four zeros: nothing was written yet (segments are preallocated)
+         4     4  header checksum    crc32c of bytes 8..64, starting from the seed; checked before the length is used
          8     4  body checksum      crc32c of the whole body, padding included
         12     4  payload length     bytes
         16     8  base sequence      of the first record that begins here
         24     8  append time        ns since 1970, never decreasing between two clock steps
         32     8  producer id        0: none
-        40     8  producer sequence  with a producer: the number of this batch; otherwise: see CONTINUES
-        48     4  count              records that begin here, 32 bits
-        52     4  epoch              of the life of the daemon that wrote it, its low 32 bits
+        40     8  producer sequence  with a producer: the number of this batch; otherwise see Flag.CONTINUES
+        48     4  count              records that begin here
+        52     4  epoch              of the daemon run that wrote it, low 32 bits
         56     1  encoding           0 control, 1 lines, 2 columns
-        57     1  flags              see :class:`Flag`
+        57     1  flags              :class:`Flag`
         58     2  route length
-        60     4  peer               the process that sent it, see :mod:`wald.format.log_state`; 0: not known
+        60     4  peer               the process that sent it, see :mod:`wald.format.log_state`; 0: unknown
 
-The body is the name of the route, zeros up to a multiple of 8, the payload, and zeros up to a multiple of 8. The
-trailer follows it: the length of the batch from its first byte to the next batch (4 bytes), and the crc32c of these 4
-bytes, started from the seed (4 bytes). So a reader gets past damage in both directions: forwards by the headers,
-backwards by the trailers.
+The body is the route's name and the payload, each zero-padded to a multiple of 8. The trailer is the length of the
+whole batch (4 bytes) and the crc32c of these 4 bytes, starting from the seed. Readers therefore get past damage in
+both directions: forwards by the headers, backwards by the trailers.
 
-The seed is (position of the batch in the segment / 8) XOR (salt of the segment), and is used as the crc32c of preceding
-bytes. So the bytes of a payload are never taken for a batch, because a producer does not know the salt, and a batch is
-valid only at its own position.
+The seed is (position of the batch in the segment / 8) XOR (salt of the segment). Producers do not know the salt, so no
+payload can contain a valid batch, and a batch is valid only at its own position.
 
-A batch never spans segments. A record has its sequence where it begins. A record in several pieces (a line longer than
-the pipe) is found by seeking to its sequence and reading on. A segment that holds a piece of it lists its sequence.
-
-Parsing of batches: what stands at an offset of a buffer, and the batches that follow each other from there on.
+A batch never spans segments. A record in several pieces (a line longer than the pipe) has its sequence where it
+begins; every segment that contains a piece lists that sequence.
 """
 
 from __future__ import annotations
@@ -47,7 +41,7 @@ MAGIC = b"WBAT"
 HEADER = struct.Struct("<4sIIIQqQQIIBBHI")
 assert HEADER.size == 64
 _FIELDS = struct.Struct("<IIQqQQIIBBHI")
-assert _FIELDS.size == HEADER.size - 8  # what the header checksum covers
+assert _FIELDS.size == HEADER.size - 8  # the bytes under the header checksum
 _LEAD = struct.Struct("<4sI")
 TRAILER = struct.Struct("<II")
 _MASK = (1 << 32) - 1
@@ -60,7 +54,7 @@ PAYLOAD_MAX_BYTES = 1 << 30  # no valid header has a larger length, so a damaged
 
 
 class Encoding(IntEnum):
-    """How a payload holds its records."""
+    """Form of a payload."""
 
     CONTROL = 0
     LINES = 1
@@ -68,35 +62,34 @@ class Encoding(IntEnum):
 
 
 class Flag(IntFlag):
-    """What a reader must know before it splits the payload into records."""
+    """Facts that a reader needs before it splits the payload into records."""
 
     NONE = 0
     CONTINUES = 1
-    """The payload begins in the middle of a record. The field producer sequence holds the sequence of that record."""
+    """The payload begins inside a record, whose sequence is in the field producer sequence."""
     CONTINUED = 2
-    """The last record continues in the next batch of the route."""
+    """The last record continues in the route's next batch."""
     UNTERMINATED = 4
-    """The last record ends here without a newline (end of input)."""
+    """The last record ends without a newline (end of input)."""
     CONTROL = 8
-    """The payload has no record and no sequence: it is the state of the log (:mod:`wald.format.log_state`), a peer, or
-    with DROPPED a range of dropped batches."""
+    """The payload has a log state or peer (:mod:`wald.format.log_state`), or with DROPPED zeros, and no records."""
     BARRIER = 16
     """Everything before this batch in the segment was synced before this batch was written."""
     DROPPED = 32
-    """With CONTROL: in the place of batches that relief has dropped. As long as they were; its payload is zeros. Its
-    base sequence and count cover their records, its append time is that of the last of them."""
+    """With CONTROL: replaces batches that were dropped when the segment was shrunk, and has their total length. Base
+    sequence and count cover their records, the append time is that of the last one."""
 
 
 # Plain numbers, because enums are slow and these are used for every batch.
 _CONTINUES, _CONTINUED, _CONTROL = int(Flag.CONTINUES), int(Flag.CONTINUED), int(Flag.CONTROL)
-_DROPPED = int(Flag.DROPPED)
+_DROPPED, _IN_PIECES = int(Flag.DROPPED), int(Flag.CONTINUES | Flag.CONTINUED)
 _COLUMNS = int(Encoding.COLUMNS)
 _HEADER_BYTES, _TRAILER_BYTES = HEADER.size, TRAILER.size
 FRAMING_BYTES = _HEADER_BYTES + _TRAILER_BYTES  # of a batch, around its body
 
 
 class BatchHeader(NamedTuple):
-    """The decoded 64 bytes. A tuple, because one is made for every batch."""
+    """The decoded 64 bytes. A tuple, because one is created for every batch."""
 
     body_checksum: int
     payload_bytes: int
@@ -113,17 +106,17 @@ class BatchHeader(NamedTuple):
 
     @property
     def payload_offset(self) -> int:
-        """Bytes from the batch's first byte to its payload."""
-        return HEADER.size + padded(self.route_bytes)
+        """Offset of the payload in the batch."""
+        return _HEADER_BYTES + padded(self.route_bytes)
 
     @property
     def trailer_offset(self) -> int:
-        """Bytes from the batch's first byte to the end of its body."""
-        return self.total_bytes - TRAILER.size
+        """Offset of the trailer in the batch."""
+        return self.total_bytes - _TRAILER_BYTES
 
     @property
     def total_bytes(self) -> int:
-        """Bytes from the batch's first byte to the next batch's."""
+        """Length of the batch, header and trailer included."""
         return FRAMING_BYTES + (self.route_bytes + 7 & -8) + (self.payload_bytes + 7 & -8)
 
     @property
@@ -133,17 +126,17 @@ class BatchHeader(NamedTuple):
 
     @property
     def continues_sequence(self) -> int:
-        """The sequence of the record in whose middle the payload begins; 0 if there is none."""
+        """The sequence of the record inside which the payload begins; 0 without one."""
         return self.producer_sequence if self.flags & _CONTINUES else 0
 
     @property
     def last_sequence(self) -> int:
-        """The largest sequence of which this batch holds a byte; ``base_sequence - 1`` if there is none."""
+        """The highest sequence of which the batch contains a byte; ``base_sequence - 1`` without one."""
         return self.end_sequence - 1 if self.count else self.continues_sequence or self.base_sequence - 1
 
     @property
     def open_sequence(self) -> int:
-        """The sequence of the record that continues in the next batch of the route; 0 if there is none."""
+        """The sequence of the record that continues in the route's next batch; 0 without one."""
         if not self.flags & _CONTINUED:
             return 0
         return self.end_sequence - 1 if self.count else self.continues_sequence
@@ -158,36 +151,36 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_state(self) -> bool:
-        """Whether the payload is the state of the log."""
+        """True if the payload is a log state."""
         return self.flags & (_CONTROL | _DROPPED) == _CONTROL and not self.peer
 
 
 def padded(length: int) -> int:
-    """``length`` rounded up to a multiple of 8."""
+    """Round ``length`` up to a multiple of 8."""
     return (length + ALIGNMENT - 1) & ~(ALIGNMENT - 1)
 
 
 def seed(salt: int, position: int) -> int:
-    """From what the checksums of header and trailer start, in a batch at ``position`` of a segment with ``salt``."""
+    """Return the initial value of the header's and trailer's checksums for a batch at ``position``."""
     return (salt ^ position >> 3) & _MASK
 
 
 def route_prefix(route: bytes) -> bytes:
-    """The part of the body before the payload: the route's name and its padding."""
+    """Return the body before the payload: the route's name and its padding."""
     return route + _ZEROS[: padded(len(route)) - len(route)]
 
 
 def encode_batch(header: BatchHeader, prefix: bytes, payload: Sequence[Buffer], seed: int) -> list[Buffer]:
-    """The buffers of one batch, ready for a gather-write; the payload is not copied.
+    """Return the buffers of one batch for a gather-write; the payload is not copied.
 
     Args:
-        header: with the body's checksum (:func:`checksum_body`).
+        header: includes the body's checksum (:func:`checksum_body`).
         prefix: :func:`route_prefix` of the route.
-        payload: buffers of together ``header.payload_bytes`` bytes.
-        seed: :func:`seed` of the place it will be written to.
+        payload: buffers with a total of ``header.payload_bytes`` bytes.
+        seed: :func:`seed` of the position to which the batch will be written.
     """
     payload_bytes = header[1]
-    assert payload_bytes <= PAYLOAD_MAX_BYTES, "a longer payload is not valid"
+    assert payload_bytes <= PAYLOAD_MAX_BYTES, "the payload is too long"
     fields = _FIELDS.pack(*header)
     tail = _ZEROS[: -payload_bytes & 7]
     length = (FRAMING_BYTES + len(prefix) + payload_bytes + len(tail)).to_bytes(4, "little")
@@ -196,17 +189,17 @@ def encode_batch(header: BatchHeader, prefix: bytes, payload: Sequence[Buffer], 
 
 
 def trailer(total_bytes: int, seed: int) -> bytes:
-    """The trailer of a batch of ``total_bytes``."""
+    """Return the trailer of a batch of ``total_bytes``."""
     return TRAILER.pack(total_bytes, crc32c(total_bytes.to_bytes(4, "little"), seed))
 
 
 def padding(payload_bytes: int) -> bytes:
-    """The zeros between a payload and the trailer."""
+    """Return the zeros between a payload and the trailer."""
     return _ZEROS[: -payload_bytes & (ALIGNMENT - 1)]
 
 
 def checksum_body(prefix: bytes, payload: Sequence[Buffer], payload_bytes: int) -> int:
-    """The checksum of the body with this :func:`route_prefix` and this payload, the padding included."""
+    """Return the checksum of the body made of a :func:`route_prefix` and a payload, padding included."""
     checksum = crc32c(prefix)
     for part in payload:
         checksum = crc32c(part, checksum)
@@ -215,30 +208,26 @@ def checksum_body(prefix: bytes, payload: Sequence[Buffer], payload_bytes: int) 
 
 
 def decode_header(data: bytes | memoryview, offset: int, seed: int) -> BatchHeader | None:
-    """The header at ``offset`` of ``data``; None unless magic, checksum and every field hold."""
+    """Return the header at ``offset``; None unless magic, checksum and every field are valid."""
     if len(data) - offset < _HEADER_BYTES:
         return None
     fields = HEADER.unpack_from(data, offset)
     magic, checksum, _, payload_bytes, _, _, _, _, count, _, encoding, flags, route_bytes, _ = fields
     if magic != MAGIC or crc32c(data[offset + 8 : offset + _HEADER_BYTES], seed) != checksum:
         return None
-    sane = (
+    valid = (
         payload_bytes <= PAYLOAD_MAX_BYTES
         and count <= payload_bytes  # each record that begins here has a byte here
         and route_bytes <= ROUTE_MAX_LENGTH
         and encoding <= _COLUMNS
         and (encoding == 0) == (flags & _CONTROL != 0)
     )
-    return BatchHeader._make(fields[2:]) if sane else None
+    return BatchHeader._make(fields[2:]) if valid else None
 
 
 def batch_begin(closing: bytes | memoryview, end: int, salt: int) -> int | None:
-    """The position of the batch that ends with these 8 bytes; None if they are not a trailer.
-
-    Args:
-        end: the position behind the batch.
-    """
-    if len(closing) != TRAILER.size:
+    """Return the position of the batch that ends at ``end`` with ``closing``; None if that is not a trailer."""
+    if len(closing) != _TRAILER_BYTES:
         return None
     length, checksum = TRAILER.unpack(closing)
     begin = end - int(length)
@@ -249,28 +238,24 @@ def batch_begin(closing: bytes | memoryview, end: int, salt: int) -> int | None:
 
 BODY_DAMAGED = "the body's checksum is wrong"
 TRAILER_DAMAGED = "the trailer is wrong"
-_PARSING_HEADER_BYTES, _PARSING_TRAILER_BYTES = HEADER.size, TRAILER.size
-_PARSING_ZEROS = bytes(_PARSING_HEADER_BYTES)
-_PARSING_CONTROL, _PARSING_COLUMNS = int(Flag.CONTROL), int(Encoding.COLUMNS)  # enums are slow
-_IN_PIECES = int(Flag.CONTINUES | Flag.CONTINUED)
 _OUTLINE = struct.Struct("<4s8xI41xBH")  # of a header: magic, payload length, flags, route length
 assert _OUTLINE.size == 60
 
 HeaderFields = tuple[bytes, int, int, int, int, int, int, int, int, int, int, int, int, int]
-"""The 64 bytes of a header as :data:`wald.format.batch.HEADER` unpacks them."""
+"""The fields of a header as :data:`HEADER` unpacks them."""
 
 
 class ParseOutcome(Enum):
-    """What stands at an offset."""
+    """The kinds of bytes at an offset."""
 
     WHOLE = "whole"
-    END = "end"  # no bytes left, or preallocated zeros
-    TORN = "torn"  # the input ends before the batch does
-    DAMAGED = "damaged"  # the bytes are there and are wrong
+    END = "end"  # end of the input, or preallocated zeros
+    TORN = "torn"  # the input ends inside the batch
+    DAMAGED = "damaged"
 
 
 class Parsed(NamedTuple):
-    """The result of :func:`parse`; ``header`` is there if the checksum of the header is right."""
+    """The result of :func:`parse_batch`; ``header`` is None unless the header is valid."""
 
     outcome: ParseOutcome
     header: BatchHeader | None = None
@@ -278,7 +263,7 @@ class Parsed(NamedTuple):
 
 
 class StoredBatch(NamedTuple):
-    """A batch in memory: it stands at ``at`` in ``data``, and at ``position`` in the raw segment."""
+    """A batch in memory: at offset ``at`` in ``data``, at ``position`` in the raw segment."""
 
     data: bytes
     at: int
@@ -288,25 +273,26 @@ class StoredBatch(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The position behind it."""
+        """The position after the batch."""
         return self.position + self.header.total_bytes
 
     @property
     def payload(self) -> memoryview:
-        """The payload, without a copy."""
-        return payload_of(self.data, self.at, self.header)
+        """The payload, not copied."""
+        start = self.at + self.header.payload_offset
+        return memoryview(self.data)[start : start + self.header.payload_bytes]
 
 
 def parse_batch(data: bytes | memoryview, offset: int, seed: int) -> Parsed:
-    """What stands at ``offset`` of ``data``. All checksums are checked. It raises nothing, whatever the bytes."""
+    """Parse the batch at ``offset`` and check every checksum; invalid bytes are an outcome, never an exception."""
     view = memoryview(data)[offset:]
-    parsed = parse_header(view[:_PARSING_HEADER_BYTES], len(view), seed)
+    parsed = parse_header(view[:_HEADER_BYTES], len(view), seed)
     header = parsed.header
     if header is None or parsed.outcome is not ParseOutcome.WHOLE:
         return parsed
     end = header.total_bytes
-    begin = end - _PARSING_TRAILER_BYTES
-    if crc32c(view[_PARSING_HEADER_BYTES:begin]) != header.body_checksum:
+    begin = end - _TRAILER_BYTES
+    if crc32c(view[_HEADER_BYTES:begin]) != header.body_checksum:
         return Parsed(ParseOutcome.DAMAGED, header, BODY_DAMAGED)
     length, checksum = TRAILER.unpack_from(view, begin)
     if length != end or crc32c(view[begin : begin + 4], seed) != checksum:
@@ -315,18 +301,18 @@ def parse_batch(data: bytes | memoryview, offset: int, seed: int) -> Parsed:
 
 
 def parse_header(opening: bytes | memoryview, left_bytes: int, seed: int) -> Parsed:
-    """What the first 64 bytes of a batch say; WHOLE does not cover the body and the trailer.
+    """Parse the first 64 bytes of a batch; WHOLE does not cover the body and the trailer.
 
     Args:
-        opening: 64 bytes, or fewer if the input ends before.
-        left_bytes: the length of the input from the first byte of ``opening`` on.
+        opening: 64 bytes, or fewer at the end of the input.
+        left_bytes: length of the input from the first byte of ``opening``.
     """
     header = decode_header(opening, 0, seed)
     if header is None:
-        if opening == _PARSING_ZEROS[: len(opening)]:
+        if opening == _ZEROS[: len(opening)]:
             return Parsed(ParseOutcome.END)
-        if len(opening) < _PARSING_HEADER_BYTES and MAGIC.startswith(opening[: len(MAGIC)]):
-            return Parsed(ParseOutcome.TORN, reason=f"{left_bytes} bytes of a header of {_PARSING_HEADER_BYTES}")
+        if len(opening) < _HEADER_BYTES and MAGIC.startswith(opening[: len(MAGIC)]):
+            return Parsed(ParseOutcome.TORN, reason=f"{left_bytes} bytes of a header of {_HEADER_BYTES}")
         return Parsed(ParseOutcome.DAMAGED, reason="no valid batch header")
     if left_bytes < header.total_bytes:
         return Parsed(ParseOutcome.TORN, header, f"{left_bytes} bytes of a batch of {header.total_bytes}")
@@ -334,17 +320,17 @@ def parse_header(opening: bytes | memoryview, left_bytes: int, seed: int) -> Par
 
 
 class Batches:
-    """The whole batches that follow each other in a buffer. To be iterated once.
+    """Iterator over the consecutive intact batches in a buffer; iterate it once.
 
     Args:
         data: bytes of a raw segment.
-        at: where in ``data`` the first batch begins.
-        position: where in the segment ``data`` begins.
+        at: offset in ``data`` of the first batch.
+        position: position of ``data`` in the segment.
         salt: of the segment.
-        verified: whether a checksum of all of ``data`` was checked. Then bodies and trailers are not checked again.
+        verified: a checksum of all of ``data`` was checked, so bodies and trailers are not checked again.
 
     Attributes:
-        end: where in ``data`` the batches iterated so far end.
+        end: offset in ``data`` after the last batch that was iterated.
     """
 
     def __init__(self, data: bytes, at: int = 0, *, position: int, salt: int, verified: bool = False) -> None:
@@ -361,7 +347,7 @@ class Batches:
             data, self.end, position=position, salt=self.salt, verified=self._verified
         ):
             self.end = end
-            name = data[at + _PARSING_HEADER_BYTES : at + _PARSING_HEADER_BYTES + fields[12]]
+            name = data[at + _HEADER_BYTES : at + _HEADER_BYTES + fields[12]]
             route = routes.get(name)
             if route is None:
                 route = routes[name] = name.decode("ascii", "replace")
@@ -369,27 +355,27 @@ class Batches:
 
     @property
     def rest(self) -> Parsed:
-        """What stands at :attr:`end` after the iteration; its outcome is END where the buffer ends."""
+        """Parse the bytes at :attr:`end`; the outcome is END at the end of the buffer."""
         return parse_batch(self.data, self.end, seed(self.salt, self.position + self.end))
 
 
 def whole_batches(
     data: bytes, at: int, *, position: int, salt: int, verified: bool = False
 ) -> Iterator[tuple[int, int, HeaderFields]]:
-    """Offset, end and header of each whole batch from ``at`` on, arguments as for :class:`Batches`.
+    """Yield offset, end and header of each consecutive intact batch; arguments as for :class:`Batches`.
 
-    It checks what :func:`parse` checks, and is several times as fast because it makes no objects.
+    It checks what :func:`parse_batch` checks, several times as fast because it creates no objects.
     """
     unpack, unpack_trailer, view, data_bytes = HEADER.unpack_from, TRAILER.unpack_from, memoryview(data), len(data)
     while at + 64 <= data_bytes:
         fields = unpack(data, at)
         magic, header_crc, body_crc, length, _, _, _, _, count, _, encoding, flags, name, _ = fields
-        body, place = at + 64, (salt ^ position + at >> 3) & 0xFFFFFFFF  # the seed, without a call
-        if magic != MAGIC or crc32c(data[at + 8 : body], place) != header_crc:
+        body, seeded = at + 64, (salt ^ position + at >> 3) & 0xFFFFFFFF  # seed(), without a call
+        if magic != MAGIC or crc32c(data[at + 8 : body], seeded) != header_crc:
             return
-        if not count <= length <= PAYLOAD_MAX_BYTES or name > ROUTE_MAX_LENGTH or encoding > _PARSING_COLUMNS:
+        if not count <= length <= PAYLOAD_MAX_BYTES or name > ROUTE_MAX_LENGTH or encoding > _COLUMNS:
             return
-        if (flags & _PARSING_CONTROL == 0) != (encoding != 0):
+        if (flags & _CONTROL == 0) != (encoding != 0):
             return
         tail = body + (name + 7 & -8) + (length + 7 & -8)
         end = tail + 8
@@ -399,33 +385,21 @@ def whole_batches(
             if crc32c(view[body:tail]) != body_crc:
                 return
             total = end - at
-            if unpack_trailer(data, tail) != (total, crc32c(total.to_bytes(4, "little"), place)):
+            if unpack_trailer(data, tail) != (total, crc32c(total.to_bytes(4, "little"), seeded)):
                 return
         yield at, end, fields
         at = end
 
 
 def holds_pieces(data: bytes, at: int) -> bool:
-    """Whether a batch from ``at`` on has a piece of a record that goes on in another, which nothing else shows.
+    """Return True if a batch at ``at`` or later contains a piece of a record that spans batches.
 
-    No checksum is checked. The answer is True, too, if these are not whole batches up to the end of ``data``.
+    No checksum is checked. Also True if the bytes are not intact batches up to the end of ``data``.
     """
     unpack, end = _OUTLINE.unpack_from, len(data)
-    while at + _PARSING_HEADER_BYTES <= end:
+    while at + _HEADER_BYTES <= end:
         magic, payload_bytes, flags, route_bytes = unpack(data, at)
         if magic != MAGIC or flags & _IN_PIECES:
             return True
         at += FRAMING_BYTES + (route_bytes + 7 & -8) + (payload_bytes + 7 & -8)
     return at != end
-
-
-def route_of(data: bytes | memoryview, offset: int, header: BatchHeader) -> str:
-    """The route named in the body of the batch at ``offset``."""
-    start = offset + HEADER.size
-    return bytes(data[start : start + header.route_bytes]).decode("ascii", "replace")
-
-
-def payload_of(data: bytes | memoryview, offset: int, header: BatchHeader) -> memoryview:
-    """The payload of the batch at ``offset``, without a copy."""
-    start = offset + header.payload_offset
-    return memoryview(data)[start : start + header.payload_bytes]

@@ -1,8 +1,8 @@
-"""CRC-32C from the package ``crc32c``, loaded in a fraction of the time that ``import crc32c`` takes.
+"""CRC-32C from the package ``crc32c``, without the cost of ``import crc32c``.
 
-The package reads its own version at import, through ``importlib.metadata`` and ``email``: three times the start of a
-Python interpreter. Its extension module is all that a checksum needs, so it is loaded by its path. If the package has
-another layout, the plain import follows.
+The package reads its own version at import through ``importlib.metadata`` and ``email``, which takes three times as
+long as starting Python. Only its extension module is needed, so it is loaded by path; a plain import is the fallback
+for a package with another layout.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def load_extension(package: str, extension: str) -> Any:
-    """Load an extension module of a package, and nothing else of that package.
+    """Load one extension module of a package without importing the package.
 
     Raises:
         ImportError: the package has no such extension, or it cannot be loaded.
@@ -26,7 +26,7 @@ def load_extension(package: str, extension: str) -> Any:
     if inner is None or inner.loader is None:
         raise ImportError(f"package {package} has no module {extension}")
     module = inner.loader.create_module(inner)
-    if module is None:  # it is not an extension
+    if module is None:
         raise ImportError(f"{package}.{extension} is not an extension module")
     inner.loader.exec_module(module)
     return module

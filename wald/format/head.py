@@ -1,10 +1,17 @@
-"""The head line: the durable end of the log, 160 bytes of text that stay in place.
+"""Head line and cursor files: the durable end of the log, and how far each consumer group has processed it.
+
+The head line is 160 bytes of text, rewritten in place while readers read it. A reader that gets a torn line, whose crc
+is wrong, reads again. ``segment`` and ``position`` are the end of the durable bytes, ``at`` is the append time of the
+last commit; ``crc`` is the crc32c of everything before " crc=".
 
     seq=<20 digits> segment=<20> position=<12> epoch=<10> at=<19> crc=<8 hex>, spaces, newline
 
-``seq`` is the last durable sequence (0: none), ``segment`` and ``position`` say where the durable bytes end, ``at`` is
-the append time of the last commit (ns since 1970), ``crc`` is the crc32c of everything before " crc=". The line is
-rewritten in place while readers read it. A reader that gets a torn line, whose crc is wrong, reads again.
+A cursor file contains the last sequence that a group has processed on a route; ``crc`` is the crc32c of the first line
+without its newline. A bare number, as ``echo 250 > processed.cursor`` writes it, is valid too. So a truncated cursor
+is valid, and claims less than was processed, never more.
+
+    250
+    {"log": "<32 hex>", "epoch": 3, "group": "processed", "at": "2026-11-21T10:00:00Z", "crc": "<8 hex>"}
 """
 
 from __future__ import annotations
@@ -21,10 +28,22 @@ _LINE = re.compile(
     rb"(seq=(\d{20}) segment=(\d{20}) position=(\d{12}) epoch=(\d{10}) at=(\d{19})) crc=([0-9a-f]{8}) *\n"
 )
 
+CURSOR_MAX_BYTES = 4096  # far above any cursor that wald writes
+_NUMBER = re.compile(rb"\d{1,20}")
+_LOG_ID_BYTES = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The durable end of the log."""
+    """The durable end of the log.
+
+    Attributes:
+        sequence: last durable sequence; 0 in an empty log.
+        segment: base sequence of the segment that contains the end.
+        position: offset of the end in that segment, in bytes.
+        epoch: number of the daemon's run.
+        at_ns: append time of the last commit, in ns since 1970.
+    """
 
     sequence: int
     segment: int
@@ -34,7 +53,6 @@ class Head:
 
 
 def encode_head(head: Head) -> bytes:
-    """The 160 bytes of ``head``."""
     text = b"seq=%020d segment=%020d position=%012d epoch=%010d at=%019d" % (
         head.sequence,
         head.segment,
@@ -46,25 +64,20 @@ def encode_head(head: Head) -> bytes:
 
 
 def decode_head(data: bytes) -> Head | None:
-    """The head in ``data``; None if the line is torn or not one."""
+    """Return the head in ``data``; None if the line is torn or is not a head line."""
     match = _LINE.fullmatch(data[:HEAD_BYTES])
     if match is None or crc32c(match[1]) != int(match[7], 16):
         return None
     return Head(*(int(match[group]) for group in range(2, 7)))
 
 
-CURSOR_MAX_BYTES = 4096  # far above what is ever written; a larger file is not a cursor
-_NUMBER = re.compile(rb"\d{1,20}")
-_LOG_ID_BYTES = 16
-
-
 class BadCursor(ValueError):
-    """The bytes are not a cursor. The reader must assume that nothing was processed."""
+    """The bytes are not a cursor; readers must assume that nothing was processed."""
 
 
 @dataclass(frozen=True, slots=True)
 class CursorLines:
-    """The content of a cursor file; ``log_id`` is None for a bare number, and then there is nothing else."""
+    """The contents of a cursor file; a bare number has no ``log_id`` and no other fields."""
 
     sequence: int
     log_id: bytes | None = None
@@ -74,7 +87,6 @@ class CursorLines:
 
 
 def encode_cursor(cursor: CursorLines) -> bytes:
-    """Both lines; the first alone for a bare number."""
     number = b"%d" % cursor.sequence
     if cursor.log_id is None:
         return number + b"\n"
@@ -89,10 +101,10 @@ def encode_cursor(cursor: CursorLines) -> bytes:
 
 
 def decode_cursor(data: bytes) -> CursorLines:
-    """What ``data`` says.
+    """Decode the contents of a cursor file.
 
     Raises:
-        BadCursor: empty, not a number, a number above 64 bits, or a second line that does not match the first.
+        BadCursor: no number, a number above 64 bits, or a second line that does not match the first.
     """
     if len(data) > CURSOR_MAX_BYTES:
         raise BadCursor(f"{len(data)} bytes are too many for a cursor")
@@ -107,9 +119,9 @@ def decode_cursor(data: bytes) -> CursorLines:
         crc, log_id = int(about["crc"], 16), bytes.fromhex(about["log"])
         cursor = CursorLines(int(number), log_id, int(about["epoch"]), str(about["group"]), str(about["at"]))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise BadCursor(f"the second line is not what wald writes ({error})") from error
+        raise BadCursor(f"the second line was not written by wald ({error})") from error
     if len(log_id) != _LOG_ID_BYTES:
         raise BadCursor(f"a log id has {_LOG_ID_BYTES} bytes, not {len(log_id)}")
     if crc != crc32c(number):
-        raise BadCursor("the checksum does not fit the number: the file was half written")
+        raise BadCursor("the checksum does not match the number: the file was half written")
     return cursor

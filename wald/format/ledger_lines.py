@@ -1,32 +1,22 @@
-"""Ledger lines with checksums, their chain, and the parts of a rotated ledger.
+"""Ledger lines: JSON with a checksum and a hash chain, and the sealed parts of a rotated ledger.
 
-A line of JSON with a checksum, which tells a whole line from a half-written one.
+A line is JSON without spaces, ``{"event": …, …, "prev": "<64 hex>", "crc": "<8 hex>"}``. ``prev`` is the sha256 of the
+previous line without its newline (64 zeros in the first line), so a changed, removed or inserted line is noticed.
+``crc`` is the crc32c of everything before ``,"crc"`` and protects the last line too. Lines written by one append share
+``append``, the offset of the first of them: a power cut can leave any of their sectors without the others.
 
-``crc`` is the CRC-32C of the same line without that field.
+A sealed part stores the lines in zstd frames of about 256 KiB of whole lines. Its last, skippable frame is an index,
+which readers rebuild from the lines if it is damaged:
 
-Ledger lines, and the index of a sealed part.
+    u32 0x184D2A58, u32 content length, JSON, u32 length of the JSON, u32 crc32c of the JSON, 8 bytes WALDLIX1
 
-A line is JSON without spaces, ``{"event": …, …, "prev": "<64 hex>", "crc": "<8 hex>"}``. ``prev`` is the sha256
-of the previous line without its newline, 64 zeros in the first line. It shows that a line was changed, removed or
-inserted. ``crc`` is the crc32c of everything before ``,"crc"``, so it covers the last line too. Lines that one append
-wrote together have in ``append`` the offset of the first of them, because a power cut can leave any of their sectors
-without the others.
+    line, lines  number of the first line in the ledger, from 1, and number of lines
+    prev, tip    digests of the line before the part and of its last line
+    frames       [[stored bytes, raw bytes, lines, low, high, earliest, latest, prev], …]: lowest and highest sequence
+                 (low > high without any), earliest and latest "at", digest of the line before the frame
+    before       [low, high] of the previous part, for readers that cannot read it, or null
 
-A sealed part stores lines in zstd frames. Its last frame is an index:
-
-    frames        zstd frames of about 256 KiB of whole lines, each with its content size and checksum (RFC 8878)
-    index frame   u32 0x184D2A58, u32 content length, content
-    content       JSON, u32 length of the JSON, u32 crc32c of the JSON, 8 bytes WALDLIX1
-
-    JSON          {"line", "lines", "prev", "tip", "frames", "before"}
-      line        number of its first line in the ledger, from 1; lines: how many lines it has
-      prev, tip   digests of the line before it and of its last line
-      frames      [[stored bytes, raw bytes, lines, low, high, earliest, latest, prev], …]: the lowest and the highest
-                  sequence in the lines (low > high without one), their earliest and latest time "at", and the digest of
-                  the line before the frame
-      before      [low, high] of the previous part, for readers that cannot read it; null without one
-
-Readers rebuild a damaged index from the lines.
+:func:`encode_line` and :func:`decode_line` are the plain form, without a chain, for other files of checksummed lines.
 """
 
 from __future__ import annotations
@@ -35,7 +25,7 @@ import hashlib
 import json
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -43,25 +33,8 @@ from wald.format.checksum import crc32c
 from wald.format.sealed_index import SKIPPABLE
 from wald.format.spans import Span
 
-
-def encode_line(fields: Mapping[str, Any]) -> bytes:
-    """The line of ``fields``, which are not empty and have no "crc" of their own."""
-    text = json.dumps(fields).encode()
-    return b'%b, "crc": "%08x"}\n' % (text[:-1], crc32c(text))
-
-
-def decode_line(line: bytes) -> dict[str, Any] | None:
-    """The fields of a line; None if it is half-written, or something else."""
-    try:
-        fields = json.loads(line)
-        crc = fields.pop("crc")
-        return fields if crc == f"{crc32c(json.dumps(fields).encode()):08x}" else None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-
-
 Entry = dict[str, Any]
-"""A line of a ledger; ``Any``: it is JSON."""
+"""The JSON object of a ledger line."""
 
 GENESIS = "0" * 64
 NO_SEQUENCE = 1 << 64
@@ -69,8 +42,8 @@ NO_SPAN: Span = (NO_SEQUENCE, -1)
 NO_TIMES: Span = ((1 << 63) - 1, -1)
 _END = re.compile(rb',"crc":"([0-9a-f]{8})"}')
 _END_BYTES = len(b',"crc":"00000000"}')
-_encoded = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode  # dumps would create one for each call
-_LONG_BYTES = 1024  # removing the lists of routes pays for longer lines only
+_encoded = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode  # dumps() creates one for each call
+_LONG_BYTES = 1024  # removing lists of routes is faster only for longer lines
 _LISTS = re.compile(rb'"(routes|dropped)":\[\{[^\]]*\}\]')
 
 INDEX_FRAME_MAGIC = 0x184D2A58
@@ -81,7 +54,7 @@ assert FOOTER_BYTES == 16
 
 
 class RawJson(str):
-    """JSON text, copied unchanged into a line. It spares a dict for each of a thousand routes."""
+    """JSON text that is copied unchanged into a line, to avoid a dict for each of a thousand routes."""
 
     __slots__ = ()
 
@@ -90,7 +63,7 @@ class BadLine(ValueError):
     """The line is damaged.
 
     Attributes:
-        number: its index among several lines, from 0.
+        number: index of the line among those decoded, from 0.
     """
 
     def __init__(self, reason: str, number: int = 0) -> None:
@@ -100,11 +73,11 @@ class BadLine(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class DecodedLedger:
-    """A decoded file of a ledger.
+    """A decoded ledger file.
 
     Attributes:
         entries: the intact lines, in order.
-        whole_bytes: end of the last complete line. A torn line may follow.
+        whole_bytes: end of the last complete line; a torn line may follow.
         broken: (line number from 1, reason) for each line that is damaged or does not fit the chain.
         tip: the ``prev`` of the next line.
     """
@@ -116,7 +89,7 @@ class DecodedLedger:
 
 
 def encode_entry(entry: Entry, prev: str, append: int | None = None) -> bytes:
-    """Encode ``entry`` as the line after the one with digest ``prev``; ``append`` as in the module docstring."""
+    """Encode ``entry`` as the line after the one with digest ``prev``."""
     whole = entry | ({"prev": prev} if append is None else {"append": append, "prev": prev})
     if any(isinstance(value, RawJson) for value in entry.values()):
         text = f"{{{','.join(f'{_json(key)}:{_json(value)}' for key, value in whole.items())}"
@@ -132,7 +105,7 @@ def _json(value: object) -> str:
 
 
 def parse_raw_json(entry: Mapping[str, Any]) -> Entry:
-    """Replace JSON text in ``entry`` with the values."""
+    """Replace every :class:`RawJson` in ``entry`` with its value."""
     return {key: json.loads(value) if isinstance(value, RawJson) else value for key, value in entry.items()}
 
 
@@ -142,7 +115,7 @@ def digest(line: bytes) -> str:
 
 
 def decode_ledger(data: bytes, tip: str | None = GENESIS) -> DecodedLedger:
-    """Decode every line of a file and check the chain. Damage is part of the result.
+    """Decode every line of a file and check the chain; damage is part of the result.
 
     ``tip`` is the digest of the line before the file; None if it is unknown.
     """
@@ -168,7 +141,7 @@ def decode_ledger(data: bytes, tip: str | None = GENESIS) -> DecodedLedger:
 
 
 def span_of(entry: Entry) -> Span:
-    """Return the sequences in a line: ``base`` or ``first`` to ``last``, or ``base`` alone; NO_SPAN without any."""
+    """Return the sequences in a line, ``base`` or ``first`` to ``last``; NO_SPAN without any."""
     low = entry.get("base", entry.get("first"))
     high = entry.get("last", low)
     if isinstance(low, int) and isinstance(high, int) and low <= high:
@@ -198,9 +171,9 @@ def decode_entry(line: bytes) -> Entry:
 
 
 def decode_entries(lines: Sequence[bytes], *, listed: bool = True) -> list[Entry]:
-    """Decode several lines at once, in half the time of :func:`decode_line`.
+    """Decode several lines in half the time of :func:`decode_entry`.
 
-    With ``listed=False`` long lists of routes are left empty, which is much faster.
+    With ``listed=False``, long lists of routes are left empty, which is much faster.
 
     Raises:
         BadLine: a line is damaged.
@@ -208,7 +181,14 @@ def decode_entries(lines: Sequence[bytes], *, listed: bool = True) -> list[Entry
     try:
         return _decode_whole(lines, listed=listed)
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
-        return list(_decode_each(lines))  # a damaged line, or a name with brackets in a list that was left out
+        pass  # a damaged line, or a removed list with brackets in a name
+    entries: list[Entry] = []
+    for number, line in enumerate(lines):
+        try:
+            entries.append(decode_entry(line))
+        except BadLine as error:
+            raise BadLine(str(error), number) from None
+    return entries
 
 
 def _decode_whole(lines: Sequence[bytes], *, listed: bool) -> list[Entry]:
@@ -225,26 +205,34 @@ def _decode_whole(lines: Sequence[bytes], *, listed: bool) -> list[Entry]:
     return entries
 
 
-def _decode_each(lines: Sequence[bytes]) -> Iterator[Entry]:
-    for number, line in enumerate(lines):
-        try:
-            yield decode_entry(line)
-        except BadLine as error:
-            raise BadLine(str(error), number) from None
-
-
 def has_damaged_newline(rest: bytes) -> bool:
-    """Return True if the bytes after the last newline contain a complete line, whose newline is therefore damaged."""
+    """Return True if a complete line, whose newline must be damaged, is in the bytes after the last newline."""
     end = _END.search(rest)
     return end is not None and end.end() < len(rest) and int(end[1], 16) == crc32c(rest[: end.start()])
 
 
+def encode_line(fields: Mapping[str, Any]) -> bytes:
+    """Encode ``fields``, at least one and none named "crc", as a line whose crc covers the line without it."""
+    text = json.dumps(fields).encode()
+    return b'%b, "crc": "%08x"}\n' % (text[:-1], crc32c(text))
+
+
+def decode_line(line: bytes) -> dict[str, Any] | None:
+    """Return the fields of a line; None if it is damaged or half-written."""
+    try:
+        fields = json.loads(line)
+        crc = fields.pop("crc")
+        return fields if crc == f"{crc32c(json.dumps(fields).encode()):08x}" else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
 class BadPart(ValueError):
-    """The index of the part is damaged, or the file is not a part of a ledger."""
+    """The part's index is damaged, or the file is not a ledger part."""
 
 
 class PartFrame(NamedTuple):
-    """One zstd frame of whole lines; fields as in the module docstring."""
+    """One zstd frame of whole lines."""
 
     stored_bytes: int
     raw_bytes: int
@@ -258,7 +246,7 @@ class PartFrame(NamedTuple):
 
 @dataclass(slots=True)
 class PartIndex:
-    """The index of a sealed part; fields as in the module docstring."""
+    """The index of a sealed part."""
 
     line: int
     lines: int
@@ -268,7 +256,7 @@ class PartIndex:
     before: Span | None = None
 
     def add(self, stored_bytes: int, raw_bytes: int, entries: Sequence[Entry], tip: str) -> None:
-        """Add a frame that contains ``entries``, whose last line has the digest ``tip``."""
+        """Add a frame of ``entries``; ``tip`` is the digest of the last line."""
         (low, high), (earliest_ns, latest_ns) = NO_SPAN, NO_TIMES
         for entry in entries:
             span, at = span_of(entry), entry.get("at")
@@ -286,7 +274,6 @@ class PartIndex:
 
 
 def encode_part_index(index: PartIndex) -> bytes:
-    """Encode the index frame."""
     content = {name: getattr(index, name) for name in PartIndex.__dataclass_fields__}
     text = _encoded(content).encode()
     footer = _FOOTER.pack(len(text), crc32c(text), _MAGIC)
@@ -294,13 +281,13 @@ def encode_part_index(index: PartIndex) -> bytes:
 
 
 def part_index_bytes(footer: bytes) -> int:
-    """Return the length of the index frame, given the last bytes of the file.
+    """Return the length of the index frame that ends with ``footer``.
 
     Raises:
-        BadPart: no index frame ends there.
+        BadPart: it is not the end of an index frame.
     """
     if len(footer) != FOOTER_BYTES or not footer.endswith(_MAGIC):
-        raise BadPart("no index ends here")
+        raise BadPart("the file does not end with an index")
     return SKIPPABLE.size + int(_FOOTER.unpack(footer)[0]) + FOOTER_BYTES
 
 
@@ -323,4 +310,4 @@ def decode_part_index(frame: bytes) -> PartIndex:
         before = found["before"] and (found["before"][0], found["before"][1])
         return PartIndex(found["line"], found["lines"], found["prev"], found["tip"], frames, before)
     except (LookupError, RecursionError, TypeError, ValueError) as error:
-        raise BadPart("not the index of a part of a ledger") from error
+        raise BadPart("not the index of a ledger part") from error

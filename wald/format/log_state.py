@@ -1,42 +1,28 @@
-"""State of the log as control batches record it: routes, producers, peers.
+"""Log state in control batches: routes, producers, peers.
 
-The producer id that a batch has in the log, made from the id that a client gives and the user that it runs as.
+The first batch of every segment is a CONTROL batch, which has no sequence and stores the state that recovery would
+otherwise have to read older segments for. Its payload, little-endian:
 
-The peer of a batch: the process that sent it, as the kernel reported it when the process connected.
-
-The header of a batch has the number of its peer, which holds within the segment:
-
-    0       not known: a program without the daemon wrote the batch
-    1       the FIFO of the route, which does not say who writes to it
-    2       the stdin of the daemon
-    others  a process on the socket. Batch number x 8 of the segment introduced it: a CONTROL batch with the same number
-
-The payload of the batch that introduces a peer is one line of JSON with the keys ``user``, ``pid`` and ``process`` (the
-command name; "" where it could not be read). It stands in front of the first batch of the peer in the segment, and
-was written together with it. So a segment says of itself who sent what is in it.
-
-The state of a log, which its batches build up, and the payload of a CONTROL batch, which carries the state.
-
-A CONTROL batch is the first batch of every segment and takes no sequence. It holds what recovery would otherwise have
-to read older segments for. The payload, little-endian:
-
-    one line of JSON, terminated by a newline:
+    one line of JSON with a newline:
         version    1
-        next       the sequence that the next record gets
+        next       sequence of the next record
         at         append time of the last batch, ns since 1970
         routes     object: route → its last sequence; 0: none yet
         open       object: route → sequence of the record that has begun and not ended
-        producers  how many producers follow
-        previous   [salt, position] of the segment before: the salt as 8 hexadecimal digits, so that the length does not
-                   depend on it, and the position at which the last batch ended; absent if not known
+        producers  number of producers that follow
+        previous   [salt, position] of the previous segment: the salt as 8 hexadecimal digits, so that the length does
+                   not depend on it, and the end of the last batch; absent if unknown
     for each producer, the least recently active first:
         u64  producer id
         u64  n, at most 16
         n times, the oldest batch first:
-            u64  producer sequence
-            u64  sequence of the first record
-            u32  count of records
-            u32  fingerprint
+            u64 producer sequence, u64 sequence of the first record, u32 count of records, u32 fingerprint
+
+A batch's header names its peer, the process that sent it, by a number that is valid within the segment: 0 unknown
+(written without the daemon), 1 the route's FIFO, 2 the daemon's stdin. Any other number N is a process on the socket,
+introduced by the CONTROL batch at position 8 x N of the segment, which has the same peer number. That batch precedes
+the peer's first batch and is written together with it, so every segment is self-contained. Its payload is a line of
+JSON with ``user``, ``pid`` and ``process`` (the command name; "" if it could not be read).
 """
 
 from __future__ import annotations
@@ -53,35 +39,41 @@ from typing import Any, NamedTuple, Self
 from wald.format.batch import BatchHeader, Flag
 from wald.format.checksum import crc32c
 
+UNKNOWN_PEER, FIFO_PEER, STDIN_PEER = 0, 1, 2
+PEER_POSITION_MAX = (1 << 35) - 8  # a peer's number has 32 bits
+_VERSION = 1
+PRODUCERS_MAX = 1024  # the least recently active one is evicted first; limits the control batch to 400 KiB
+PRODUCER_WINDOW = 16  # batches kept for each producer: the number that a client may have in flight and retry
+_CONTINUED, _CONTROL, _DROPPED = int(Flag.CONTINUED), int(Flag.CONTROL), int(Flag.DROPPED)  # enums are slow
+_PAIR = struct.Struct("<QQ")
+_ENTRY = struct.Struct("<QQII")
 _OWNED = struct.Struct("<IQ")
+_FINGERPRINTED = struct.Struct("<IBH")
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, struct.error)
 
 
 @lru_cache(maxsize=1024)
 def stored_producer_id(user_id: int, producer_id: int) -> int:
-    """The producer id that the log has for a user's ``producer_id`` (0: none).
+    """Return the producer id that the log stores for a user's ``producer_id`` (0: none).
 
-    Every reader of segments can see it. It does not reveal what it was made of, and another user cannot make it.
+    Every reader of segments can see it, so it does not reveal the client's id, and other users cannot forge it.
     """
     if not producer_id:
         return 0
     return int.from_bytes(blake2b(_OWNED.pack(user_id, producer_id), digest_size=8).digest()) or 1
 
 
-UNKNOWN_PEER, FIFO_PEER, STDIN_PEER = 0, 1, 2
-PEER_POSITION_MAX = (1 << 35) - 8  # its number has 32 bits
-
-
 class BadPeer(ValueError):
-    """The payload introduces no peer."""
+    """The payload does not introduce a peer."""
 
 
 class Peer(NamedTuple):
     """A process that has sent batches. A tuple, because one is looked up for every batch that is written.
 
     Attributes:
-        user: the id of its user.
-        pid: its number, as in the daemon's own /proc.
-        process: the name of its command when it first sent a record on the connection; "": not known.
+        user: user id.
+        pid: process id, as in the daemon's own /proc.
+        process: command name when the connection sent its first record; "" if unknown.
     """
 
     user: int
@@ -89,59 +81,48 @@ class Peer(NamedTuple):
     process: str
 
 
-@lru_cache(maxsize=256)  # for the length, and again for the batch
+@lru_cache(maxsize=256)  # called for the length, then for the batch
 def encode_peer(peer: Peer) -> bytes:
-    """Return the payload that introduces ``peer``."""
     line = {"user": peer.user, "pid": peer.pid, "process": peer.process}
     return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
 
 def decode_peer(payload: bytes | memoryview) -> Peer:
-    """The peer that a payload introduces.
+    """Return the peer that a payload introduces.
 
     Raises:
-        BadPeer: it introduces none.
+        BadPeer: it does not introduce a peer.
     """
     try:
         line = json.loads(bytes(payload))
         return Peer(int(line["user"]), int(line["pid"]), str(line["process"]))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise BadPeer(f"no peer: {error}") from error
+        raise BadPeer(f"not a peer: {error}") from error
 
 
 def peer_number(position: int) -> int:
-    """The number of the peer that is introduced at ``position``, which is not above POSITION_MAX."""
+    """Return the number of the peer introduced at ``position``, at most :data:`PEER_POSITION_MAX`."""
     return position >> 3
 
 
 def peer_position(number: int) -> int:
-    """Where in the raw segment the peer is introduced that has this number."""
+    """Return the position in the raw segment at which peer ``number`` is introduced."""
     return number << 3
 
 
-VERSION = 1
-PRODUCERS_MAX = 1024  # the least recently active is forgotten first; bounds the control batch to 400 KiB
-PRODUCER_WINDOW = 16  # batches remembered per producer: a client may have so many in flight and retry all of them
-_CONTINUED, _CONTROL, _DROPPED = int(Flag.CONTINUED), int(Flag.CONTROL), int(Flag.DROPPED)  # enums are slow
-_PAIR = struct.Struct("<QQ")
-_ENTRY = struct.Struct("<QQII")
-_PRINTED = struct.Struct("<IBH")
-_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, struct.error)
-
-
 class BadControl(ValueError):
-    """The payload is not the state of a log, or a newer version wrote it."""
+    """The payload is not a log state, or a newer version wrote it."""
 
 
 class PreviousEnd(NamedTuple):
-    """The end of a complete segment: its salt, and the position at which its last batch ends."""
+    """The salt of the previous segment, and the position at which its last batch ends."""
 
     salt: int
     position: int
 
 
 class DedupEntry(NamedTuple):
-    """One batch of a producer: its number, its sequences, and its :func:`fingerprint`."""
+    """One batch of a producer; a retry is recognised by its number and its :func:`fingerprint`."""
 
     producer_sequence: int
     first: int
@@ -164,40 +145,40 @@ class DedupEntry(NamedTuple):
 
 
 def fingerprint(*, body_checksum: int, payload_bytes: int, encoding: int, route_bytes: int) -> int:
-    """32 bits that distinguish batches with different routes, encodings or payloads, computed from the header.
+    """Return 32 bits that distinguish batches with different routes, encodings or payloads.
 
-    The checksum of the body covers route and payload, but not where the one ends and the other begins.
+    The body's checksum covers route and payload, but not the boundary between them.
     """
-    return crc32c(_PRINTED.pack(payload_bytes, encoding, route_bytes), body_checksum)
+    return crc32c(_FINGERPRINTED.pack(payload_bytes, encoding, route_bytes), body_checksum)
 
 
 @dataclass(slots=True)
 class Producers:
-    """The last batches of each producer, by which a retry is recognised. The least recently active one is first."""
+    """Deduplication window: the last batches of each producer, the least recently active producer first."""
 
     table: dict[int, deque[DedupEntry]] = field(default_factory=dict)
 
     def find(self, producer_id: int, producer_sequence: int) -> DedupEntry | None:
-        """The batch if it is already in the log and still remembered."""
+        """Return a producer's batch if it is in the window."""
         for written in reversed(self.table.get(producer_id, ())):
             if written.producer_sequence == producer_sequence:
                 return written
         return None
 
     def expected(self, producer_id: int) -> int | None:
-        """The next number of a known producer; None for one that may start anywhere."""
+        """Return the next number of a known producer; None if the producer may start anywhere."""
         window = self.table.get(producer_id)
         return window[-1].producer_sequence + 1 if window else None
 
     def forgotten_upto(self) -> int:
-        """The last sequence that a batch of a forgotten producer may have; 0: none is forgotten.
+        """Return the last sequence that a batch of an evicted producer may have; 0 if none was evicted.
 
-        All that are forgotten were active before the one that would be forgotten next.
+        Every evicted producer was last active before the one that would be evicted next.
         """
         return next(iter(self.table.values()))[-1].first - 1 if len(self.table) >= PRODUCERS_MAX else 0
 
     def add(self, producer_id: int, written: DedupEntry) -> None:
-        """Remember a batch that is durable."""
+        """Add a durable batch."""
         window = self.table.pop(producer_id, None) or deque(maxlen=PRODUCER_WINDOW)
         window.append(written)
         self.table[producer_id] = window
@@ -207,16 +188,16 @@ class Producers:
 
 @dataclass(slots=True)
 class LogState:
-    """The state that the batches of a log build up. Each segment begins with the state at the end of the one before.
+    """State accumulated from the batches of a log. Each segment begins with the state at the end of the previous one.
 
     Attributes:
-        next_sequence: the number the next record gets.
-        append_time_ns: of the last batch. That of the next one is not below it.
+        next_sequence: sequence of the next record.
+        append_time_ns: of the last batch; never decreases.
         routes: route → its last sequence (0: none yet).
-        open_records: route → sequence of the record that has begun and not ended. If the next batch of the route does
-            not continue it, its end is lost.
-        previous: the end of the segment before the one that begins with this state; None if it is not known. It is
-            about files and not about records, so equal states may differ in it.
+        open_records: route → sequence of the record that has begun and not ended. If the route's next batch does not
+            continue it, its end is lost.
+        previous: the end of the segment before the one that begins with this state; None if unknown. Not compared,
+            because it describes files and not records.
     """
 
     next_sequence: int = 1
@@ -227,12 +208,10 @@ class LogState:
     previous: PreviousEnd | None = field(default=None, compare=False)
 
     def apply(self, header: BatchHeader, route: str, dropped: Mapping[str, int] | None = None) -> None:
-        """Add the next batch of the log. A control batch adds only its append time: its payload is a state.
+        """Update the state from the next batch; ``dropped`` is that of :func:`still_open`.
 
-        One in the place of dropped batches adds their sequences, and ends the records that may have ended in them.
-
-        Args:
-            dropped: as of :func:`still_open`.
+        A control batch adds only its append time. One that replaces dropped batches also adds their sequences, and
+        ends the records that may have ended in them.
         """
         _, _, base, time_ns, producer_id, _, count, _, _, flags, _, _ = header
         if time_ns > self.append_time_ns:
@@ -256,10 +235,10 @@ class LogState:
 
 
 def still_open(open_records: Mapping[str, int], dropped: Mapping[str, int] | None) -> dict[str, int]:
-    """Return the open records that have no piece among the batches that relief has dropped of a segment.
+    """Return the open records without a piece among the dropped batches of a shrunk segment.
 
     Args:
-        dropped: the last dropped sequence of each route; None: unknown, so any record may have a piece there.
+        dropped: last dropped sequence of each route; None if unknown: then any record may have had a piece there.
     """
     if dropped is None:
         return {}
@@ -267,9 +246,8 @@ def still_open(open_records: Mapping[str, int], dropped: Mapping[str, int] | Non
 
 
 def encode_state(state: LogState) -> bytes:
-    """The payload that carries ``state``."""
     line = {
-        "version": VERSION,
+        "version": _VERSION,
         "next": state.next_sequence,
         "at": state.append_time_ns,
         "routes": state.routes,
@@ -286,7 +264,7 @@ def encode_state(state: LogState) -> bytes:
 
 
 def decode_state(payload: bytes | memoryview) -> LogState:
-    """The state in ``payload``.
+    """Decode a control payload.
 
     Raises:
         BadControl: this version cannot read it.
@@ -295,7 +273,7 @@ def decode_state(payload: bytes | memoryview) -> LogState:
     text, newline, rest = data.partition(b"\n")
     try:
         line = json.loads(text)
-        if line["version"] != VERSION or not newline:
+        if line["version"] != _VERSION or not newline:
             raise BadControl(f"control state of version {line['version']}")
         state = LogState(int(line["next"]), int(line["at"]), _numbers(line["routes"]), _numbers(line["open"]))
         state.previous = _ending(line)
@@ -318,10 +296,10 @@ def decode_state(payload: bytes | memoryview) -> LogState:
 
 
 def decode_previous(payload: bytes | memoryview) -> PreviousEnd | None:
-    """Return the end of the segment before, without the rest of the state; None if it is not known."""
+    """Return only ``previous`` of a control payload; None if it is unknown."""
     try:
         line = json.loads(bytes(payload).partition(b"\n")[0])
-        return _ending(line) if line["version"] == VERSION else None
+        return _ending(line) if line["version"] == _VERSION else None
     except _UNREADABLE:
         return None
 

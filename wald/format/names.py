@@ -1,11 +1,6 @@
-"""Names of routes, consumer groups and producers, and the positions that operators type.
+"""File names, and the rules for names of routes and consumer groups.
 
-File and route names: a name says what a file is, where it starts and which state it is in.
-
-Building and parsing live side by side. Segment names carry the base sequence in 20 digits, so sorting names is
-sorting sequences.
-
-The positions that people type: a sequence or a time, and the error for what is neither.
+A segment's name gives its base sequence in 20 digits, so that names sort like sequences, and its state as a suffix.
 """
 
 from __future__ import annotations
@@ -24,50 +19,50 @@ SEQUENCE_MAX = (1 << 64) - 1
 
 DEFAULT_GROUP = "processed"  # so that the default cursor file is processed.cursor
 CURSOR_SUFFIX = ".cursor"
-HANDOVER_SUFFIX = ".drain"  # what wald-drain hands over
-COMMAND_SUFFIX = ".command"  # how its command ended; with a number behind it, that of a worker
-WORK_SUFFIX = ".work"  # what its workers have done above the cursor
-ASK_SUFFIX = ".ask"  # what a command asks the owner of its workers
+HANDOVER_SUFFIX = ".drain"  # a handover of wald-drain
+COMMAND_SUFFIX = ".command"  # result of its command; with "-N" appended, that of worker N
+WORK_SUFFIX = ".work"  # the journal of a work group
+ASK_SUFFIX = ".ask"  # a request to the owner of a work group
 PIN_SUFFIX = ".pin"  # lists the routes that an unfinished handover pins
-_OF_GROUP = re.compile(r"(.*)\.(?:cursor|drain|command(?:-[0-9]+)?|work|ask|pin)", re.DOTALL)
-CURSORS = "cursors"  # the directory of a route with the files of its consumer groups
-WHOLE_SUFFIX = ".whole"  # behind the name of a sealed segment: a second name of what is being relieved
-FOUND_PREFIX = "in.found-"  # and a number: what stood where the FIFO of a route belongs
+_GROUP_FILE = re.compile(r"(.*)\.(?:cursor|drain|command(?:-[0-9]+)?|work|ask|pin)", re.DOTALL)
+CURSORS = "cursors"  # directory in a route for the files of its consumer groups
+WHOLE_SUFFIX = ".whole"  # after the name of a sealed segment: a second link while it is being shrunk
+FOUND_PREFIX = "in.found-"  # and a number: a file that was at the path of the route's FIFO
 
 VERIFY_LEDGER = "verify.jsonl"
-SKIPS_LEDGER = "skips.jsonl"  # records that `wald cursor skip` has passed over for a group
+SKIPS_LEDGER = "skips.jsonl"  # records skipped by `wald cursor skip`
 LEDGERS = ("segments.jsonl", "reclaim.jsonl", "archive.jsonl", VERIFY_LEDGER, SKIPS_LEDGER)
 PART_SUFFIX = ".zst"
 _LEDGER_PART = re.compile(r"([a-z]+)-([0-9]{20})(\.jsonl)\.zst")
 
 
 class Kind(Enum):
-    """What a file in ``segments/`` is; the value is the suffix after the 20 digits."""
+    """Kind of a file in ``segments/``; the value is the suffix after the 20 digits."""
 
     RAW = ".wal"
     INDEX = ".wal.idx"
     SEALED = ".wal.zst"
     RELEASED = ".wal.zst.released"
-    """Reclaimed. It is kept for the grace period and taken back if a consumer needs it before that ends."""
+    """Reclaimed. Kept for the grace period, and restored if a consumer needs it before that ends."""
     DELETING = ".wal.zst.deleting"
-    """Its grace period is over, and it is being deleted."""
+    """Being deleted after its grace period."""
     RAW_RELEASED = ".wal.released"
     RAW_DELETING = ".wal.deleting"
-    """The same of a segment that was reclaimed before it was sealed."""
+    """The same for a segment that was reclaimed before it was sealed."""
 
     @property
     def form(self) -> Kind:
-        """What the bytes of a segment are: RAW or SEALED."""
+        """RAW or SEALED: the form of the bytes."""
         return Kind.RAW if self in (Kind.RAW, Kind.RAW_RELEASED, Kind.RAW_DELETING) else Kind.SEALED
 
     @property
     def released(self) -> Kind:
-        """The kind of the same bytes once they are reclaimed."""
+        """The kind of the same bytes after reclaim."""
         return Kind(self.form.value + ".released")
 
     @property
     def deleting(self) -> Kind:
-        """The kind of the same bytes once their grace period is over."""
+        """The kind of the same bytes after the grace period."""
         return Kind(self.form.value + ".deleting")
 
     @property
@@ -87,7 +82,7 @@ class SegmentName:
 
 
 def segment_name(base_sequence: int, kind: Kind) -> str:
-    """The file name of the segment that begins with ``base_sequence``.
+    """Return the file name of the segment that begins with ``base_sequence``.
 
     >>> segment_name(1, Kind.RAW)
     '00000000000000000001.wal'
@@ -96,7 +91,7 @@ def segment_name(base_sequence: int, kind: Kind) -> str:
 
 
 def parse_segment_name(name: str) -> SegmentName | None:
-    """The inverse of :func:`segment_name`; None for anything that is not ours."""
+    """Invert :func:`segment_name`; None for any other name."""
     match = _SEGMENT.fullmatch(name)
     if match is None or int(match[1]) > SEQUENCE_MAX:
         return None
@@ -104,7 +99,7 @@ def parse_segment_name(name: str) -> SegmentName | None:
 
 
 def ledger_part_name(ledger: str, line: int) -> str:
-    """The file name of the sealed part of ``ledger`` whose first line is number ``line``.
+    """Return the file name of the sealed part of ``ledger`` that begins with line number ``line``.
 
     >>> ledger_part_name("reclaim.jsonl", 1)
     'reclaim-00000000000000000001.jsonl.zst'
@@ -113,47 +108,42 @@ def ledger_part_name(ledger: str, line: int) -> str:
 
 
 def parse_ledger_part_name(name: str) -> tuple[str, int] | None:
-    """The inverse of :func:`ledger_part_name`; None for anything that is not ours."""
+    """Return ledger and first line from the name of a part; None for any other name."""
     match = _LEDGER_PART.fullmatch(name)
     return (match[1] + match[3], int(match[2])) if match else None
 
 
 def check_route(name: str) -> str:
-    """Return ``name`` if it may name a route.
+    """Return ``name``.
 
     Raises:
-        InvalidInput: it may not; the message says why.
+        InvalidInput: it is not a valid name of a route.
     """
     return _check(name, "route")
 
 
 def is_route(name: str) -> bool:
-    """Whether ``name`` may name a route."""
     return _ROUTE.fullmatch(name) is not None
 
 
 def check_group(name: str) -> str:
-    """Return ``name`` if it may name a consumer group.
+    """Return ``name``.
 
     Raises:
-        InvalidInput: it may not.
+        InvalidInput: it is not a valid name of a consumer group.
     """
     return _check(name, "group")
 
 
-def _check(name: str, what: str) -> str:
+def _check(name: str, kind: str) -> str:
     if _ROUTE.fullmatch(name) is None:
         shown = name if len(name) <= 40 else name[:37] + "..."
-        raise InvalidInput(
-            f"illegal {what} name {shown!r}",
-            case="illegal-name",
-            more=ROUTE_MAX_LENGTH - 1,
-        )
+        raise InvalidInput(f"illegal {kind} name {shown!r}", case="illegal-name", more=ROUTE_MAX_LENGTH - 1)
     return name
 
 
 def worker_suffix(worker: int) -> str:
-    """The suffix of the file that says how the command of a worker ended.
+    """Return the suffix of the file with the result of a worker's command.
 
     >>> worker_suffix(3)
     '.command-3'
@@ -162,17 +152,16 @@ def worker_suffix(worker: int) -> str:
 
 
 def is_group_file(name: str, group: str | None = None) -> bool:
-    """Whether a file may be one that ``group``, or any, leaves beside its cursor, or that cursor."""
-    match = _OF_GROUP.fullmatch(name)
+    """Return True if the name is that of a cursor of ``group`` (None: of any) or of a file that belongs to it."""
+    match = _GROUP_FILE.fullmatch(name)
     return match is not None and group in (None, match[1])
 
 
 def cursor_name(group: str) -> str:
-    """The file name of a group's cursor."""
     return group + CURSOR_SUFFIX
 
 
 def parse_cursor_name(name: str) -> str | None:
-    """The group whose cursor ``name`` is; None if it is none."""
+    """Return the group whose cursor has this file name; None if it is not the name of a cursor."""
     group = name.removesuffix(CURSOR_SUFFIX)
     return group if group != name and _ROUTE.fullmatch(group) else None

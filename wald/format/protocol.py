@@ -1,4 +1,4 @@
-r"""The text protocol of the socket, as bytes: requests and replies are lines, payloads are raw.
+r"""The text protocol of the socket: requests and replies are lines, payloads are raw bytes.
 
     PUB <route> <bytes> [enc=columns] [pid=<hex> pseq=<n> [seen=<sequence>]]\n<payload>   →  OK <first> <last>\n
     HEAD                                                              →  OK seq=… segment=… …\n
@@ -6,15 +6,15 @@ r"""The text protocol of the socket, as bytes: requests and replies are lines, p
     ROUTE ADD <name> [fifo] [mode=<octal>] [consumers=<group>] | ROUTE RETIRE <name>   →  OK …\n
     CUT | CLOCK STEP | PING                                           →  OK …\n
 
-Anything else gets ``ERR <code> <message>\n``, and the connection goes on if the length of what follows is known.
-Replies come in the order of the requests; requests may be pipelined. ``socat - UNIX:ROOT/wald.sock`` speaks it.
+Anything else gets ``ERR <code> <message>\n``; the connection stays open if the length of the payload is known. Requests
+may be pipelined, and replies come in the same order. ``socat - UNIX:ROOT/wald.sock`` speaks the protocol.
 
-A payload of lines must end in a newline; each line is a record. With ``pid`` and ``pseq`` a request may be repeated,
-over another connection too: what is already in the log is acknowledged again with its first sequences, and other
-content under the same number is refused. Each user has producer ids of their own. A producer that the daemon does not
-remember may begin with any number; with ``seen`` only if none of its batches can be behind that sequence.
+A payload of lines must end with a newline; each line is a record. A request with ``pid`` and ``pseq`` may be retried,
+even over another connection: a batch that is already in the log is acknowledged again with its first sequences, and
+different content under the same number is refused. Producer ids are per user. A producer that the daemon has forgotten
+may start with any number, or with ``seen`` only if none of its batches can be after that sequence.
 
-:class:`RequestReader` cuts the bytes of a connection into requests. It does no input or output of its own.
+:class:`RequestReader` is sans-IO: it splits the bytes of a connection into requests.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
-LINE_MAX_BYTES = 1024  # a request line; a longer one is not a request
-REQUEST_MAX_BYTES = 1 << 29  # a payload; above it a producer has to split
+LINE_MAX_BYTES = 1024  # of a request line
+REQUEST_MAX_BYTES = 1 << 29  # of a payload; producers split larger ones
 _HEX = re.compile(rb"[0-9A-Fa-f]{1,16}")
 _DECIMAL = re.compile(rb"[0-9]{1,20}")
 
@@ -55,7 +55,7 @@ class ProtocolError(Exception):
     """A request that gets an ERR.
 
     Attributes:
-        payload_bytes: how many bytes of payload to pass over before the next request; None if that cannot be known.
+        payload_bytes: bytes of payload to skip before the next request; None if unknown.
     """
 
     def __init__(self, code: Code, message: str, *, payload_bytes: int | None = 0) -> None:
@@ -70,7 +70,7 @@ class Publish:
     """The line of a PUB.
 
     Attributes:
-        seen: the sequence up to which the client knows all batches of its producer; None: it does not say.
+        seen: the sequence up to which the client knows every batch of its producer, if given.
     """
 
     route: bytes
@@ -89,37 +89,36 @@ class Command:
     arguments: tuple[str, ...] = ()
 
 
-_LINES_REMEMBERED = 256  # a producer without an id sends the same line again and again
 VERBS = ("HEAD", "STAT", "CUT", "CLOCK", "ROUTE", "PING")
 
 
-@lru_cache(maxsize=_LINES_REMEMBERED)
+@lru_cache(maxsize=256)  # a producer without an id sends the same line repeatedly
 def parse_request(line: bytes, request_max_bytes: int = REQUEST_MAX_BYTES) -> Publish | Command:
-    """The request in ``line`` (without its newline; a trailing carriage return is passed over).
+    """Parse a request line without its newline; a trailing carriage return is ignored.
 
     Raises:
-        ProtocolError: it is none.
+        ProtocolError: it is not a valid request.
     """
     words = line.split()
     if words and words[0] == b"PUB":
         return _parse_publish(words, request_max_bytes)
     verb = words[0].decode("ascii", "replace") if words else ""
     if verb not in VERBS:
-        raise ProtocolError(Code.UNKNOWN_VERB, f"{verb[:20]!r} is none of PUB {' '.join(VERBS)}")
+        raise ProtocolError(Code.UNKNOWN_VERB, f"{verb[:20]!r} is not one of PUB {' '.join(VERBS)}")
     return Command(verb, tuple(word.decode("utf-8", "replace") for word in words[1:]))
 
 
 class RequestReader:
-    """Cuts what a connection sends into requests: bytes in, events out.
+    """Splits the bytes of a connection into requests: bytes in, events out.
 
-    Feed it, take events until there is none, and release the buffer. A PUB is an event as soon as its line is whole,
-    however large its payload is. The caller then takes the payload as a whole or in parts, or skips it; the next event
-    comes after it. Payloads are views of the buffer that was fed; only what :meth:`release` keeps is copied.
+    Feed it, read events until it returns None, and release the buffer. A PUB is an event as soon as its line is
+    complete, regardless of its payload's size; before the next event the caller reads the payload as a whole or in
+    parts, or skips it. Payloads are views of the buffer; only :attr:`leftover` is copied.
 
     Attributes:
-        kept: what has come of an unfinished request. The next buffer begins with it.
-        payload_bytes: how much of the announced payload was not taken yet; None if no payload is announced.
-        closed: whether a request was read whose end cannot be known. Nothing can be read after it.
+        leftover: start of an incomplete request. The caller puts it at the start of the next buffer.
+        payload_bytes: the unread bytes of the announced payload; None if no payload is announced.
+        closed: True after a request of unknown length; nothing can be read after it.
     """
 
     def __init__(self, request_max_bytes: int = REQUEST_MAX_BYTES) -> None:
@@ -134,16 +133,16 @@ class RequestReader:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a request has begun whose end was not read."""
+        """True inside a request."""
         return bool(self.leftover or self._skip_bytes) or self.payload_bytes is not None
 
     @property
     def has_unread(self) -> bool:
-        """Whether the buffer holds bytes that were not read yet."""
+        """True if the buffer contains unread bytes."""
         return self._position < self._end
 
     def feed(self, buffer: bytes | bytearray, start: int, end: int) -> None:
-        """Read from ``buffer[start:end]``: what was kept, and what has come since."""
+        """Read from ``buffer[start:end]``: the leftover and the bytes received since."""
         if buffer is not self._buffer:
             self._buffer, self._view = buffer, memoryview(buffer)
         self._position, self._end = end if self.closed else start, end
@@ -151,13 +150,16 @@ class RequestReader:
             self._skip(self._skip_bytes)
 
     def next_event(self) -> Publish | Command | ProtocolError | None:
-        """The next request, or why it is none; None if it is not whole yet, or if a payload comes before it."""
+        """Return the next request or its error; None if it is incomplete or a payload must be read first."""
         position = self._position
         if position == self._end or self.payload_bytes is not None:
             return None
         newline = self._buffer.find(b"\n", position, min(self._end, position + LINE_MAX_BYTES))
         if newline < 0:
-            return self._refuse(_no_newline()) if self._end - position >= LINE_MAX_BYTES else None
+            if self._end - position < LINE_MAX_BYTES:
+                return None
+            message = f"no newline in {LINE_MAX_BYTES} bytes"
+            return self._refuse(ProtocolError(Code.BAD_REQUEST, message, payload_bytes=None))
         self._position = newline + 1
         try:
             event = parse_request(bytes(self._view[position:newline]), self._request_max_bytes)
@@ -168,7 +170,7 @@ class RequestReader:
         return event
 
     def read_payload(self) -> memoryview | None:
-        """The whole payload of the announced request; None if it has not come yet."""
+        """Return the whole announced payload; None if it is incomplete."""
         assert self.payload_bytes is not None
         begin, end = self._position, self._position + self.payload_bytes
         if end > self._end:
@@ -177,7 +179,7 @@ class RequestReader:
         return self._view[begin:end]
 
     def read_part(self) -> memoryview:
-        """What has come of the payload of the announced request; it may be nothing."""
+        """Return the received part of the announced payload, possibly empty."""
         assert self.payload_bytes is not None
         begin, end = self._position, min(self._end, self._position + self.payload_bytes)
         self._position = end
@@ -185,12 +187,12 @@ class RequestReader:
         return self._view[begin:end]
 
     def skip_payload(self) -> None:
-        """Pass over what was not taken of the announced payload, as it comes."""
+        """Skip the unread rest of the announced payload, even if it was not received yet."""
         length, self.payload_bytes = self.payload_bytes, None
         self._skip(length or 0)
 
     def release(self) -> int:
-        """Keep what was not read, so that the buffer may be reused; returns the position up to which it was read."""
+        """Copy the unread bytes to :attr:`leftover`, so that the buffer can be reused; return their position."""
         position, self._position = self._position, self._end
         self.leftover = bytes(self._view[position : self._end]) if position < self._end else b""
         return position
@@ -208,8 +210,40 @@ class RequestReader:
         self._skip_bytes = length - here
 
 
-def _no_newline() -> ProtocolError:
-    return ProtocolError(Code.BAD_REQUEST, f"no newline in {LINE_MAX_BYTES} bytes", payload_bytes=None)
+def encode_publish(request: Publish) -> bytes:
+    """Return the request line with its newline."""
+    line = b"PUB %s %d" % (request.route, request.payload_bytes)
+    if request.columns:
+        line += b" enc=columns"
+    if request.producer_id:
+        line += b" pid=%x pseq=%d" % (request.producer_id, request.producer_sequence)
+    if request.seen is not None:
+        line += b" seen=%d" % request.seen
+    return line + b"\n"
+
+
+def encode_ok(text: str) -> bytes:
+    return f"OK {text}\n".encode()
+
+
+def encode_err(code: Code, message: str) -> bytes:
+    return f"ERR {code} {' '.join(message.split())}\n".encode()
+
+
+def parse_reply(line: bytes) -> str:
+    """Return the text after OK.
+
+    Raises:
+        ProtocolError: the reply is an ERR or invalid.
+    """
+    text = line.decode("utf-8", "replace").rstrip("\n")
+    status, _, rest = text.partition(" ")
+    if status == "OK":
+        return rest
+    code, _, message = rest.partition(" ")
+    if status != "ERR" or code not in set(Code):
+        raise ProtocolError(Code.BAD_REQUEST, f"not a reply: {text[:80]!r}")
+    raise ProtocolError(Code(code), message)
 
 
 def _parse_publish(words: list[bytes], request_max_bytes: int) -> Publish:
@@ -235,10 +269,10 @@ def _parse_publish(words: list[bytes], request_max_bytes: int) -> Publish:
 
 
 def _parse_options(words: list[bytes]) -> tuple[bool, int, int, int | None]:
-    """Whether the payload is columns, the producer's id, the number of its batch, and what it has seen.
+    """Return (columns, producer id, producer sequence, seen).
 
     Raises:
-        ValueError, KeyError: they are no options.
+        ValueError, KeyError: the options are invalid.
     """
     options: dict[bytes, bytes] = {}
     for word in words:
@@ -261,41 +295,3 @@ def _parse_options(words: list[bytes]) -> tuple[bool, int, int, int | None]:
     if not producer_id or not _DECIMAL.fullmatch(seen) or int(seen) >= 1 << 64:
         raise ValueError
     return columns, producer_id, producer_sequence, int(seen)
-
-
-def encode_publish(request: Publish) -> bytes:
-    """The request line, newline included."""
-    line = b"PUB %s %d" % (request.route, request.payload_bytes)
-    if request.columns:
-        line += b" enc=columns"
-    if request.producer_id:
-        line += b" pid=%x pseq=%d" % (request.producer_id, request.producer_sequence)
-    if request.seen is not None:
-        line += b" seen=%d" % request.seen
-    return line + b"\n"
-
-
-def encode_ok(text: str) -> bytes:
-    """A positive reply."""
-    return f"OK {text}\n".encode()
-
-
-def encode_err(code: Code, message: str) -> bytes:
-    """A negative reply, on one line."""
-    return f"ERR {code} {' '.join(message.split())}\n".encode()
-
-
-def parse_reply(line: bytes) -> str:
-    """The text after OK.
-
-    Raises:
-        ProtocolError: the reply is an ERR, or no reply at all.
-    """
-    text = line.decode("utf-8", "replace").rstrip("\n")
-    status, _, rest = text.partition(" ")
-    if status == "OK":
-        return rest
-    code, _, message = rest.partition(" ")
-    if status != "ERR" or code not in set(Code):
-        raise ProtocolError(Code.BAD_REQUEST, f"not a reply: {text[:80]!r}")
-    raise ProtocolError(Code(code), message)

@@ -1,19 +1,15 @@
-"""Records of a batch, their headers and columns.
+"""Records, their JSON form, and the ``columns`` payload for keyed, timed and binary records.
 
-A record as a reader gets it, and the split of a ``lines`` payload into records.
-
-The ``columns`` payload: keyed, timed and binary records, laid out as Arrow lays out its arrays.
+A columns payload is laid out like Apache Arrow arrays (variable-size binary), so readers wrap the buffers instead of
+walking the records:
 
     u32 count, u32 columns present (bits of Column), then each present column, every buffer padded to 8:
     event times  i64[count], ns since 1970
-    keys         validity bitmap (bit set: there is a key), offsets i32[count + 1], bytes
+    keys         validity bitmap (bit set: the record has a key), offsets i32[count + 1], bytes
     headers      the same; each value a JSON object of strings
-    values       offsets i32[count + 1], bytes; always there
+    values       offsets i32[count + 1], bytes; always present
 
-Layout and bitmap order are those of the Apache Arrow columnar format (variable-size binary), so a reader wraps the
-buffers instead of walking the records.
-
-When a record is due: the header ``wald.not-before``, before which no work group delivers it; others ignore it.
+The header ``wald.not-before`` is the time before which no work group delivers a record; other readers ignore it.
 """
 
 from __future__ import annotations
@@ -30,24 +26,31 @@ from typing import Any, Literal, NamedTuple
 
 from wald.format.batch import padded
 
+PREFIX = struct.Struct("<II")
+assert PREFIX.size == 8
+_CHECKED_AT_ONCE = 1 << 14
+NOT_BEFORE = "wald.not-before"
+_LIMIT_NS = 1 << 63
+_EARLIEST_NS = 10**18
+
 Form = Literal["hex", "base64"]
-"""How bytes that are no text stand in JSON."""
+"""JSON form of bytes that are not UTF-8."""
 
 
 class Record(NamedTuple):
-    """What a producer sent, and where it is in the log.
+    """A record of the log.
 
-    A named tuple, as that is made in a seventh of the time of a frozen dataclass.
+    A named tuple, because creating one takes a seventh of the time of a frozen dataclass.
 
     Attributes:
-        route: the name of the route.
-        sequence: its number in the log, across routes; the first is 1.
+        route: name of the route.
+        sequence: number in the log, across routes; the first is 1.
         value: the bytes sent; of a line, without its newline.
-        append_time_ns: when the daemon took it, in nanoseconds since 1970.
-        key: the key, if the producer gave one.
-        event_time_ns: when it happened, in nanoseconds since 1970, if the producer gave a time.
-        headers: a JSON object of strings, as UTF-8, if the producer gave headers.
-        terminated: False for a last line that ended without a newline.
+        append_time_ns: when the daemon accepted it, in nanoseconds since 1970.
+        key: the producer's key, if any.
+        event_time_ns: the producer's time of the event, if any, in nanoseconds since 1970.
+        headers: the producer's headers, if any: a JSON object of strings, as UTF-8.
+        terminated: False for a last line without a newline.
     """
 
     route: str
@@ -60,12 +63,14 @@ class Record(NamedTuple):
     terminated: bool = True
 
     def to_json(self, more: Mapping[str, Any] = MappingProxyType({}), *, form: Form = "hex") -> str:
-        """One JSON object, with ``more`` fields; text as it is where it is UTF-8, else hexadecimal under ``value_hex``.
+        """Return the record as a JSON object.
 
-        Headers that are not what producers are asked for, a JSON object of strings, are shown as text too.
+        UTF-8 values are text under ``value``; other bytes are under ``value_hex`` or ``value_base64``. The same is true
+        of keys, and of headers that are not a JSON object of strings.
 
         Args:
-            form: of what is no text; with "base64" it is under ``value_base64``.
+            more: additional fields.
+            form: encoding of bytes that are not UTF-8.
         """
         shown: dict[str, Any] = {"sequence": self.sequence, "route": self.route, "append_time_ns": self.append_time_ns}
         if self.event_time_ns is not None:
@@ -80,14 +85,14 @@ class Record(NamedTuple):
 
 
 def record_from_json(line: bytes | str) -> Record:
-    """The inverse of :meth:`Record.to_json`; the spaces in headers may be others than those sent.
+    """Invert :meth:`Record.to_json`, except for the spaces in headers.
 
     Raises:
         ValueError: the line is not such an object.
     """
     try:
         shown: dict[str, Any] = json.loads(line)
-        value, headers = _bytes_of(shown, "value"), shown.get("headers")
+        value, headers = _parse_bytes(shown, "value"), shown.get("headers")
         if value is None:
             raise ValueError("a record without a value")
         if isinstance(headers, dict):
@@ -97,9 +102,9 @@ def record_from_json(line: bytes | str) -> Record:
             int(shown["sequence"]),
             value,
             int(shown["append_time_ns"]),
-            _bytes_of(shown, "key"),
+            _parse_bytes(shown, "key"),
             None if shown.get("event_time_ns") is None else int(shown["event_time_ns"]),
-            _bytes_of(shown, "headers"),
+            _parse_bytes(shown, "headers"),
             terminated=bool(shown.get("terminated", True)),
         )
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -107,7 +112,7 @@ def record_from_json(line: bytes | str) -> Record:
 
 
 def split_lines(payload: bytes | memoryview) -> list[bytes]:
-    r"""The pieces between newlines, the last one (possibly empty) included; a carriage return is content.
+    r"""Return the pieces between newlines, including the last (possibly empty) one; a carriage return is content.
 
     >>> split_lines(b"one\r\n\ntwo")
     [b'one\r', b'', b'two']
@@ -127,27 +132,22 @@ def _headers(raw: bytes, form: Form) -> dict[str, Any]:
 
 
 def text_or_bytes(name: str, value: bytes, form: Form = "hex") -> dict[str, str]:
-    """A field of JSON: text if the bytes are UTF-8, else in ``form`` under ``<name>_hex`` or ``<name>_base64``."""
+    """Return a JSON field: text if the bytes are UTF-8, otherwise ``<name>_hex`` or ``<name>_base64``."""
     try:
         return {name: value.decode()}
     except UnicodeDecodeError:
         return {f"{name}_{form}": value.hex() if form == "hex" else b64encode(value).decode()}
 
 
-def _bytes_of(shown: dict[str, Any], name: str) -> bytes | None:
-    """The inverse of :func:`text_or_bytes`; None if the object does not have it."""
+def _parse_bytes(shown: dict[str, Any], name: str) -> bytes | None:
+    """Invert :func:`text_or_bytes`; None if the object does not have the field."""
     if f"{name}_hex" in shown:
         return bytes.fromhex(shown[f"{name}_hex"])
     return str(shown[name]).encode() if name in shown else None
 
 
-PREFIX = struct.Struct("<II")
-assert PREFIX.size == 8
-_CHECKED_AT_ONCE = 1 << 14
-
-
 class Column(IntFlag):
-    """Which optional columns a payload has."""
+    """Optional columns of a payload."""
 
     TIMES = 1
     KEYS = 2
@@ -160,14 +160,14 @@ class BadColumns(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """One variable-size column, as the Arrow buffers it is made of."""
+    """The Arrow buffers of one variable-size column."""
 
     validity: memoryview | None
     offsets: memoryview  # i32[count + 1]
     data: memoryview
 
     def to_list(self) -> list[bytes | None]:
-        """The values as Python objects; None for a missing one."""
+        """Return the values; None for a missing one."""
         ends = self.offsets.cast("i").tolist()
         raw = bytes(self.data)
         values: list[bytes | None] = [raw[start:end] for start, end in pairwise(ends)]
@@ -179,7 +179,7 @@ class Binary:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A decoded payload; every buffer is a view of it."""
+    """A decoded payload, as views of its buffers."""
 
     count: int
     times: memoryview | None
@@ -195,7 +195,7 @@ def encode_columns(
     times_ns: Sequence[int] | None = None,
     headers: Sequence[bytes | None] | None = None,
 ) -> bytes:
-    """The payload of these records; every given column has one entry a value."""
+    """Encode records as a payload; every column has one entry for each value."""
     count = len(values)
     present = Column(0)
     parts: list[bytes] = []
@@ -211,7 +211,7 @@ def encode_columns(
 
 
 def with_first_headers(payload: bytes, headers: bytes) -> bytes:
-    """The payload of the same records, of which the first one has these headers in the place of its own."""
+    """Return the payload with the headers of its first record replaced."""
     columns = decode_columns(payload)
     present = Column.HEADERS
     parts: list[bytes | memoryview] = []
@@ -233,10 +233,10 @@ def with_first_headers(payload: bytes, headers: bytes) -> bytes:
 
 
 def first_headers(payload: bytes | memoryview) -> bytes | None:
-    """The headers of the first record; None if it has none.
+    """Return the headers of the first record, if any.
 
     Raises:
-        BadColumns: as of :func:`decode`.
+        BadColumns: the payload is not well-formed.
     """
     headers = decode_columns(payload).headers
     if headers is None or headers.validity is None or not headers.validity[0] & 1:
@@ -248,7 +248,7 @@ def decode_columns(payload: bytes | memoryview) -> Columns:
     """Wrap the buffers of ``payload``.
 
     Raises:
-        BadColumns: any length, offset or bitmap that does not fit; checked without a loop per record.
+        BadColumns: a length, offset or bitmap is invalid; checked without a loop over the records.
     """
     view = memoryview(payload)
     if len(view) < PREFIX.size:
@@ -259,7 +259,7 @@ def decode_columns(payload: bytes | memoryview) -> Columns:
     if count * 4 > len(view):
         raise BadColumns(f"{len(view)} bytes cannot hold {count} records")
     reader = _Reader(view, count)
-    times = reader.take(8 * count) if present & Column.TIMES else None
+    times = reader.read(8 * count) if present & Column.TIMES else None
     keys = reader.binary(nullable=True) if present & Column.KEYS else None
     headers = reader.binary(nullable=True) if present & Column.HEADERS else None
     values = reader.binary(nullable=False)
@@ -269,34 +269,34 @@ def decode_columns(payload: bytes | memoryview) -> Columns:
 
 
 class _Reader:
-    """Takes one buffer after the other off a payload."""
+    """Sequential reader of a payload's buffers."""
 
     def __init__(self, view: memoryview, count: int) -> None:
         self.view = view
         self.count = count
         self.position = PREFIX.size
 
-    def take(self, length: int) -> memoryview:
+    def read(self, length: int) -> memoryview:
         end = self.position + length
         if self.position + padded(length) > len(self.view):
             raise BadColumns("a column runs past the end")
-        taken = self.view[self.position : end]
+        buffer = self.view[self.position : end]
         self.position += padded(length)
-        return taken
+        return buffer
 
     def binary(self, *, nullable: bool) -> Binary:
-        validity = self.take((self.count + 7) // 8) if nullable else None
-        offsets = self.take(4 * (self.count + 1))
+        validity = self.read((self.count + 7) // 8) if nullable else None
+        offsets = self.read(4 * (self.count + 1))
         ends = offsets.cast("i")
         if ends[0] != 0 or not _growing(ends):
             raise BadColumns("offsets do not start at 0 or go backwards")
-        return Binary(validity, offsets, self.take(ends[-1]))
+        return Binary(validity, offsets, self.read(ends[-1]))
 
 
 def _growing(ends: memoryview) -> bool:
-    """Whether no offset is below the one before it; a piece at a time, as Python's integers take much more room."""
+    """Return True if no offset decreases; checked in pieces, because Python's integers take much more memory."""
     for start in range(0, len(ends), _CHECKED_AT_ONCE):
-        piece = ends[start : start + _CHECKED_AT_ONCE + 1].tolist()  # one more: the next piece starts with it
+        piece = ends[start : start + _CHECKED_AT_ONCE + 1].tolist()  # one more, with which the next piece starts
         if sorted(piece) != piece:
             return False
     return True
@@ -317,13 +317,8 @@ def _binary(values: Sequence[bytes], bitmap: bytes | None) -> list[bytes]:
     return data if bitmap is None else [bitmap, *data]
 
 
-NOT_BEFORE = "wald.not-before"
-_LIMIT_NS = 1 << 63
-_EARLIEST_NS = 10**18
-
-
 def not_before(headers: bytes | None) -> int:
-    """When a record with these headers is due, in ns since 1970; 0 if they do not say, or no time within 64 bits.
+    """Return the due time in a record's headers, in ns since 1970; 0 without a valid time.
 
     >>> not_before(b'{"wald.not-before": "1700000000000000000"}')
     1700000000000000000
@@ -332,16 +327,16 @@ def not_before(headers: bytes | None) -> int:
         return 0
     try:
         due_ns = int(json.loads(headers)[NOT_BEFORE])
-    except (ValueError, LookupError, TypeError, OverflowError, RecursionError):  # whatever a producer may have sent
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError):  # producers may send anything
         return 0
     return due_ns if -_LIMIT_NS <= due_ns < _LIMIT_NS else 0
 
 
 def check_not_before(due_ns: int) -> int:
-    """Return a number that a producer gives, if it can be meant as ns since 1970.
+    """Return a producer's due time if it can be in ns since 1970.
 
     Raises:
-        ValueError: in ns it would be long past; it may be in seconds, milliseconds or microseconds.
+        ValueError: it is probably in seconds, milliseconds or microseconds.
 
     >>> check_not_before(1_700_000_000)
     Traceback (most recent call last):
@@ -354,5 +349,5 @@ def check_not_before(due_ns: int) -> int:
 
 
 def with_not_before(headers: Mapping[str, str] | None, due_ns: int) -> dict[str, str]:
-    """The same headers for a record that is due then, in ns since 1970."""
+    """Add a due time, in ns since 1970, to headers."""
     return {**(headers or {}), NOT_BEFORE: str(due_ns)}

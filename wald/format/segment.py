@@ -1,22 +1,20 @@
 """Header and sparse index of a raw segment.
 
-The 64 bytes that open every raw segment, and (under another magic) every sparse index.
+The 64 bytes at the start of every raw segment and, under another magic, of every sparse index:
 
     offset  size  field
-         0     8  magic          WALDSEG1 or WALDIDX1
+         0     8  magic          WALDSEG1 or WALDIDX1; zeros: nothing was written yet (segments are preallocated)
          8     4  checksum       crc32c of bytes 12..64
         12     2  version        1
         14     2  header size    64
-        16    16  log id         uuid of the log, as bytes
+        16    16  log id         uuid of the log
         32     8  base sequence  the first record that can be in the file
-        40     8  epoch          of the life of the daemon that made the file
+        40     8  epoch          of the daemon run that created the file
         48     8  created at     ns since 1970, signed
         56     4  salt           of the batches' checksums, see :mod:`wald.format.batch`; random, one for each segment
-        60     4  writer         the version of wald that made the file, see :func:`pack_version`; 0: not known
+        60     4  writer         the version of wald that created the file, see :func:`pack_version`; 0: unknown
 
-Segments are preallocated. A magic of zeros means that nothing was written yet.
-
-Sparse index of a raw segment: a 64-byte header (as a segment's, other magic), then 32 bytes per entry.
+In a sparse index, entries of 32 bytes follow:
 
     u64 sequence     base sequence of a batch
     u64 position     its offset in the raw segment
@@ -24,9 +22,9 @@ Sparse index of a raw segment: a 64-byte header (as a segment's, other magic), t
     u32 checksum     crc32c of the 24 bytes before it
     u32 reserved     zero
 
-Position grows from entry to entry; sequence and append time do not decrease. The file is a hint: it is not synced, and
-a reader checks the batch at the position. A payload may contain what looks like a batch, so an entry with a wrong
-checksum is never used. The first entry that is cut short or out of order ends the index.
+Positions increase; sequences and append times do not decrease. The index is only a hint: it is not synced, and readers
+check the batch at the position. A payload may contain bytes that look like a batch, so an entry with a wrong checksum
+is never used. The first entry that is cut short or out of order ends the index.
 """
 
 from __future__ import annotations
@@ -44,20 +42,20 @@ VERSION = 1
 
 SEGMENT_HEADER = struct.Struct("<8sIHH16sQQqII")
 assert SEGMENT_HEADER.size == 64
-_CHECKED_FROM = 12  # the checksum covers what follows it
+_CHECKED_FROM = 12  # the checksum covers the bytes after it
 
 
 class BadHeader(ValueError):
-    """These bytes are not a valid header."""
+    """The bytes are not a valid header."""
 
 
 class NewerVersion(BadHeader):
-    """A header of a version that this program does not know."""
+    """A header of a version newer than this program."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """The decoded 64 bytes."""
+    """The decoded 64 bytes; ``log_id`` has 16 bytes."""
 
     log_id: bytes
     base_sequence: int
@@ -69,7 +67,6 @@ class SegmentHeader:
 
 
 def encode_segment_header(header: SegmentHeader, magic: bytes = SEGMENT_MAGIC) -> bytes:
-    """The 64 bytes of ``header``."""
     packed = SEGMENT_HEADER.pack(
         magic,
         0,
@@ -86,10 +83,10 @@ def encode_segment_header(header: SegmentHeader, magic: bytes = SEGMENT_MAGIC) -
 
 
 def decode_segment_header(data: bytes | memoryview, magic: bytes = SEGMENT_MAGIC) -> SegmentHeader:
-    """The header in the first 64 bytes of ``data``.
+    """Decode the first 64 bytes of ``data``.
 
     Raises:
-        BadHeader: too short, another magic, a wrong checksum or a newer version.
+        BadHeader: too short, wrong magic, wrong checksum or newer version.
     """
     if len(data) < SEGMENT_HEADER.size:
         raise BadHeader(f"{len(data)} bytes are too few for a header of {SEGMENT_HEADER.size}")
@@ -108,25 +105,25 @@ def decode_segment_header(data: bytes | memoryview, magic: bytes = SEGMENT_MAGIC
 
 
 def pack_version(text: str) -> int:
-    """A version of wald in 32 bits: 8 for the first number, 8 for the second, 16 for the third."""
+    """Pack a version of wald into 32 bits: 8 for the first number, 8 for the second, 16 for the third."""
     major, minor, patch = (int(number) for number in text.split(".")[:3])
     return major << 24 | minor << 16 | patch
 
 
 def version_text(packed: int) -> str:
-    """The version that :func:`pack_version` packed; "" for 0: the file does not say."""
+    """Return the version that :func:`pack_version` packed; "" for 0 (unknown)."""
     return f"{packed >> 24}.{packed >> 16 & 0xFF}.{packed & 0xFFFF}" if packed else ""
 
 
 _FIELDS = struct.Struct("<QQq")
 SPARSE_ENTRY = struct.Struct("<24sII")
 assert SPARSE_ENTRY.size == 32
-SPARSE_INTERVAL_BYTES = 64 * 1024  # at most one entry for so much of the segment, so a seek reads about that much
+SPARSE_INTERVAL_BYTES = 64 * 1024  # at most one entry per interval, so a seek reads about one interval
 
 
 @dataclass(slots=True)
 class SparseIndex:
-    """The entries as three columns, and the salt of the segment, None if it is not known."""
+    """The entries as columns, and the segment's salt; None if it is unknown."""
 
     sequences: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -134,11 +131,11 @@ class SparseIndex:
     salt: int | None = None
 
     def position_of_sequence(self, sequence: int) -> int:
-        """The offset of an indexed batch at or before the one with ``sequence``; the first batch's if none is."""
+        """Return the offset of the last indexed batch at or before ``sequence``, or of the first batch."""
         return self._position(bisect_right(self.sequences, sequence))
 
     def position_of_time(self, time_ns: int) -> int:
-        """The offset of an indexed batch from which a scan meets every record appended at ``time_ns`` or later."""
+        """Return an offset after which a scan finds every record appended at ``time_ns`` or later."""
         return self._position(bisect_right(self.times_ns, time_ns - 1))
 
     def _position(self, after: int) -> int:
@@ -146,25 +143,24 @@ class SparseIndex:
 
 
 def encode_sparse_entry(sequence: int, position: int, append_time_ns: int) -> bytes:
-    """The 32 bytes of one entry."""
     fields = _FIELDS.pack(sequence, position, append_time_ns)
     return SPARSE_ENTRY.pack(fields, crc32c(fields), 0)
 
 
 def decode_sparse_entries(data: bytes) -> Iterator[tuple[int, int, int] | None]:
-    """Sequence, position and append time of each whole entry in an index file; None if its checksum is wrong."""
+    """Yield sequence, position and append time of each complete entry of an index file; None for a damaged one."""
     whole = max(0, len(data) - SEGMENT_HEADER.size) // SPARSE_ENTRY.size * SPARSE_ENTRY.size
     for fields, checksum, _ in SPARSE_ENTRY.iter_unpack(data[SEGMENT_HEADER.size : SEGMENT_HEADER.size + whole]):
         yield _FIELDS.unpack(fields) if crc32c(fields) == checksum else None
 
 
 def encode_sparse_header(header: SegmentHeader) -> bytes:
-    """The first 64 bytes of the index of the segment with ``header``."""
+    """Encode the header of the index of the segment with ``header``."""
     return encode_segment_header(header, SPARSE_MAGIC)
 
 
 def decode_sparse_index(data: bytes, *, log_id: bytes | None, base_sequence: int) -> SparseIndex | None:
-    """Return the usable entries of an index file; None if it is not the index of that segment.
+    """Return the valid entries of an index file; None if it is not the index of that segment.
 
     Args:
         log_id: None accepts the index of any log.

@@ -1,11 +1,7 @@
-"""Sets of sequences as spans, and their run lengths in JSON.
+"""Sets of sequences as spans, ranges with both ends included, and their run lengths in JSON.
 
-Sets of sequences as spans: ranges with both ends included.
-
-Run lengths: the sequences of one route in a line of a ledger.
-
-The numbers alternate: sequences of other routes, sequences of this one, and so on. Up to 64 numbers are a JSON list;
-more are the base64 text of a zstd frame (RFC 8878) of the numbers, u64 each.
+Run lengths describe the sequences of one route in a ledger line: alternately the number of sequences of other routes
+and of this one. Up to 64 numbers are a JSON list; more are base64 text of a zstd frame (RFC 8878) of u64 numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ Span = tuple[int, int]
 
 
 class Spans:
-    """A set of sequences; iteration yields its spans in order, as few as possible."""
+    """A set of sequences; iteration yields its maximal spans in order."""
 
     def __init__(self, spans: Iterable[Span] = ()) -> None:
         self._firsts: list[int] = []
@@ -38,7 +34,7 @@ class Spans:
         return self.meets(sequence, sequence)
 
     def add(self, first: int, last: int) -> None:
-        """Add ``first`` to ``last``; adjacent spans become one. Nothing is added if last < first."""
+        """Add ``first`` to ``last``; nothing if last < first. Adjacent spans are merged."""
         if last < first:
             return
         begin = bisect_left(self._lasts, first - 1)
@@ -69,22 +65,22 @@ class Spans:
             yield first, last
 
     def count(self, first: int, last: int) -> int:
-        """Return how many of ``first`` to ``last`` are in the set."""
+        """Return the number of sequences in the set between ``first`` and ``last``."""
         return max(0, last - first + 1) - sum(end - begin + 1 for begin, end in self.outside(first, last))
 
 
 _LIST_MAX = 64
 _LEVEL = 9
 _NUMBER_BYTES = 8
-assert sys.byteorder == "little"  # array numbers are written as they are in memory
+assert sys.byteorder == "little"  # arrays are written in memory order
 
 
 class BadRunLengths(ValueError):
-    """Run lengths that do not decode."""
+    """The run lengths do not decode."""
 
 
 def run_lengths(spans: Iterable[Span], first: int) -> list[int]:
-    """Return the run lengths of ``spans``, which are in order, counted from sequence ``first``."""
+    """Return the run lengths of sorted ``spans``, counted from sequence ``first``."""
     lengths, at = [], first
     for begin, last in spans:
         lengths += [begin - at, last + 1 - begin]
@@ -93,7 +89,7 @@ def run_lengths(spans: Iterable[Span], first: int) -> list[int]:
 
 
 def spans_of(lengths: Iterable[int], first: int) -> Iterator[Span]:
-    """Yield the spans of :func:`run_lengths`, as :func:`unpack` relengths them."""
+    """Invert :func:`run_lengths`."""
     numbers, at = iter(lengths), first
     for gap, count in zip(numbers, numbers, strict=True):
         yield at + gap, at + gap + count - 1
@@ -101,17 +97,14 @@ def spans_of(lengths: Iterable[int], first: int) -> Iterator[Span]:
 
 
 def pack(lengths: Sequence[int]) -> list[int] | str:
-    """Return the numbers in the form in which a line stores them."""
+    """Return the stored form of run lengths."""
     if len(lengths) <= _LIST_MAX:
         return list(lengths)
     return base64.b64encode(zstandard.ZstdCompressor(level=_LEVEL).compress(array("Q", lengths).tobytes())).decode()
 
 
 def unpack(stored: object, records: int) -> array[int]:
-    """The inverse of :func:`pack`.
-
-    Args:
-        records: of the bundle; it limits how much is decompressed.
+    """Invert :func:`pack`; ``records``, the number of records they cover, limits the decompressed size.
 
     Raises:
         BadRunLengths: they do not decode.
@@ -127,7 +120,7 @@ def unpack(stored: object, records: int) -> array[int]:
         elif isinstance(stored, list):
             lengths.extend(stored)
         else:
-            raise BadRunLengths("no numbers")
+            raise BadRunLengths("not a list of numbers")
     except (ValueError, TypeError, OverflowError, zstandard.ZstdError) as error:
         raise BadRunLengths(str(error)) from error
     if len(lengths) % 2:

@@ -1,4 +1,4 @@
-"""Times as text in UTC and as nanoseconds since 1970, and the times that people type."""
+"""Times as text and as nanoseconds since 1970, and the times and positions that people type."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from datetime import UTC, datetime, time, timedelta, timezone
 
 from wald.errors import InvalidInput
 
+TIME_EXAMPLES = ("2026-11-21T10:00:00Z", "14:00", "yesterday", "5m")
+"""Examples for hints: a time with a zone, a time of today, a day, five minutes ago."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _AGO = re.compile(r"(?:-(?!.*ago))?(?P<number>\d{1,9}(?:\.\d{1,6})?) ?(?P<unit>[smhdw])(?: ago)?", re.ASCII)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -18,11 +20,11 @@ _RFC_3339 = re.compile(
     re.ASCII,
 )
 _OTHER_UNITS_MAX = 10**17  # above the present in s, ms and µs; as nanoseconds, March 1973
-_LATEST_NS = 253_402_300_800 * 10**9  # the year 10000, which no calendar here knows
+_LATEST_NS = 253_402_300_800 * 10**9  # the year 10000, which datetime does not support
 
 
 def utc(time_ns: int, digits: int = 0) -> str:
-    """A time as text (RFC 3339), with so many ``digits`` of the second's fraction; what follows them is cut off.
+    """Format a time as RFC 3339, truncated to ``digits`` of the second's fraction.
 
     >>> utc(1_700_000_000_000_000_001), utc(1_700_000_000_000_000_001, 9)
     ('2023-11-14T22:13:20Z', '2023-11-14T22:13:20.000000001Z')
@@ -33,22 +35,22 @@ def utc(time_ns: int, digits: int = 0) -> str:
 
 
 def utc_or_unknown(time_ns: object) -> str:
-    """A time that a ledger's line gives, as text; "an unknown time" if it is none."""
+    """Format a ledger line's time; "an unknown time" if it is not a valid time."""
     if isinstance(time_ns, int) and 0 <= time_ns < _LATEST_NS:
         return utc(time_ns)
     return "an unknown time"
 
 
 def nanoseconds(moment: datetime) -> int:
-    """A time in nanoseconds since 1970; one without a time zone is local time."""
+    """Convert to nanoseconds since 1970; a time without a zone is local time."""
     elapsed = moment.astimezone(UTC) - _EPOCH
     return ((elapsed.days * 86_400 + elapsed.seconds) * 1_000_000 + elapsed.microseconds) * 1000
 
 
 def timestamp_ns(text: str) -> int:
-    """Parse a time in data (RFC 3339 with a zone) to nanoseconds since 1970; a leap second counts as the next second.
+    """Parse a time in data (RFC 3339 with a zone) to nanoseconds since 1970.
 
-    Digits after the ninth of a second are ignored.
+    A leap second counts as the next second; digits after the ninth of a second are ignored.
 
     Raises:
         ValueError: the text is not such a time.
@@ -66,16 +68,16 @@ def timestamp_ns(text: str) -> int:
         offset = timedelta(hours=int(hours or 0), minutes=int(minutes or 0))
         zone = timezone(-offset if sign == "-" else offset)
         whole_ns = nanoseconds(datetime(year, month, day, hour, minute, tzinfo=zone)) + second * 10**9
-    except (ValueError, OverflowError):  # no such day or hour, or out of range
+    except (ValueError, OverflowError):  # no such day, or out of range
         raise wrong from None
     return whole_ns + int((fraction or "")[:9].ljust(9, "0"))
 
 
 def require_nanoseconds(number: int) -> int:
-    """Return a producer's number for a time if it can be nanoseconds since 1970.
+    """Return a producer's event time if it can be in nanoseconds since 1970.
 
     Raises:
-        ValueError: it is more likely in seconds, milliseconds or microseconds.
+        ValueError: it is probably in seconds, milliseconds or microseconds.
 
     >>> require_nanoseconds(1_700_000_000)
     Traceback (most recent call last):
@@ -89,61 +91,42 @@ def require_nanoseconds(number: int) -> int:
 
 
 def parse_time(text: str, now: datetime) -> datetime:
-    """The time that ``text`` means at the time ``now``, which has the zone that "today" is in; see docs/reading.md.
+    """Parse a typed time (see docs/reading.md) at the time ``now``, whose zone defines "today".
 
-    A result without a zone is local time, as :func:`nanoseconds` takes it. Of a time that the clock shows twice, the
-    first is meant; one that it leaves out is moved back by what the clock leaves out.
+    A result without a zone is local time, as :func:`nanoseconds` reads it. A local time that occurs twice means the
+    first; one that the clock skips is moved back by the skipped period.
 
     Raises:
-        ValueError: it is no time, or none that can be counted from 1970.
+        ValueError: it is not a time, or out of range.
 
     >>> now = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
     >>> [parse_time(text, now).isoformat() for text in ("5m", "yesterday 14:00")]
     ['2026-11-21T09:55:00+00:00', '2026-11-20T14:00:00']
     """
     try:
-        found = _moment(text.strip(), now)
-        nanoseconds(found)  # the first and the last day there is may be none in UTC
+        found = _parse(text.strip(), now)
+        nanoseconds(found)  # the first and last day may be out of range in UTC
     except OverflowError:
-        raise ValueError(f"no time: {text!r}") from None
+        raise ValueError(f"not a time: {text!r}") from None
     return found
 
 
 def counts_back(text: str) -> bool:
-    """Whether :func:`moment` takes this as a time that counts back from now, such as "5m"."""
+    """Return True if a typed time counts back from now, such as "5m"."""
     return _AGO.fullmatch(text.strip()) is not None
 
 
 def is_absolute(text: str) -> bool:
-    """Return True if :func:`moment` gives the same time for a text on any day."""
+    """Return True if a typed time means the same on any day."""
     text = text.strip()
     return text != "now" and not counts_back(text) and _DAY.fullmatch(text) is None
 
 
-def _moment(text: str, now: datetime) -> datetime:
-    if text == "now":
-        return now
-    if ago := _AGO.fullmatch(text):
-        return now.astimezone(UTC) - timedelta(**{_UNITS[ago["unit"]]: float(ago["number"])})
-    if day := _DAY.fullmatch(text):
-        date = now.date() - timedelta(days=day["name"] == "yesterday")
-        return datetime.combine(date, time.fromisoformat(day["clock"] or day["alone"] or "00:00"))
-    return datetime.fromisoformat(text)
-
-
-TIME_EXAMPLES = ("2026-11-21T10:00:00Z", "14:00", "yesterday", "5m")
-"""A time with its zone, one of today, a day, and five minutes ago."""
-
-
 def parse_time_option(option: str, given: str, now: datetime, examples: Sequence[str] = TIME_EXAMPLES) -> datetime:
-    """The time that was given for ``option``; without a zone it is in that of ``now``.
-
-    Args:
-        now: what a time ago counts back from.
-        examples: what the hint of an error shows.
+    """Parse the time ``given`` for ``option`` as :func:`parse_time` does; a hint shows ``examples``.
 
     Raises:
-        InvalidInput: it is no time.
+        InvalidInput: it is not a time.
     """
     if given.isdecimal():
         raise InvalidInput(
@@ -161,14 +144,10 @@ def parse_time_option(option: str, given: str, now: datetime, examples: Sequence
 
 
 def parse_position_option(option: str, given: str, now: datetime, names: Collection[str] = ()) -> int | datetime:
-    """The sequence or the time that was given for ``option``.
-
-    Args:
-        now: as of :func:`parse_time_option`.
-        names: what the option takes besides.
+    """Parse the sequence or time ``given`` for ``option``; a hint shows the other ``names`` that it accepts.
 
     Raises:
-        InvalidInput: it is neither.
+        InvalidInput: it is not a sequence or a time.
     """
     if given.isdecimal() and given.isascii():
         return int(given)
@@ -181,3 +160,14 @@ def parse_position_option(option: str, given: str, now: datetime, names: Collect
             option=option,
             examples=(*TIME_EXAMPLES, *names),
         ) from None
+
+
+def _parse(text: str, now: datetime) -> datetime:
+    if text == "now":
+        return now
+    if ago := _AGO.fullmatch(text):
+        return now.astimezone(UTC) - timedelta(**{_UNITS[ago["unit"]]: float(ago["number"])})
+    if day := _DAY.fullmatch(text):
+        date = now.date() - timedelta(days=day["name"] == "yesterday")
+        return datetime.combine(date, time.fromisoformat(day["clock"] or day["alone"] or "00:00"))
+    return datetime.fromisoformat(text)
