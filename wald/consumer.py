@@ -15,7 +15,7 @@ from wald.format.names import DEFAULT_GROUP, check_group
 from wald.format.records import Record
 from wald.log import Log
 from wald.reading.assembler import Batch
-from wald.retention.cursor_moves import beginning
+from wald.retention.cursor_moves import start_position
 from wald.retention.cursors import CursorState
 from wald.retention.missing import OnMissing
 from wald.work.succession import succeed_workers
@@ -181,7 +181,7 @@ class Consumer:
         """Give a new group a cursor in front of the oldest record, so that what it has not processed is kept."""
         succeed_workers(self.log, self.route, self.group)
         if self.log.cursor(self.route, self.group).state is CursorState.ABSENT:
-            begins = beginning(self.log.view(), self.route, self.group)
+            begins = start_position(self.log.view(), self.route, self.group)
             self.log.set_cursor(self.route, begins.sequence - 1, self.group)
 
 

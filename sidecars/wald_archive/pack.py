@@ -23,7 +23,7 @@ from wald.log import Log
 from wald.reading.assembler import Batch
 from wald.reading.reader import read_onward
 from wald.reading.selection import Start
-from wald.retention.cursor_moves import beginning, move_cursor
+from wald.retention.cursor_moves import move_cursor, start_position
 from wald.retention.cursors import CursorState
 from wald.retention.progress import last_sequences
 from wald.segments.seek import end_of
@@ -171,7 +171,7 @@ class Packer:
             except (NotFound, Damaged) as error:
                 raise type(error)(error.message, hint=self._passing(request, start)) from error
         if cursor.state is CursorState.ABSENT:
-            begins = beginning(view, request.route, request.group)
+            begins = start_position(view, request.route, request.group)
             after = begins.sequence - 1
             if begins.message:
                 self.on_reclaimed(begins.message)

@@ -10,7 +10,7 @@ from wald.files.disk import Disk
 from wald.format.records import Record
 from wald.format.times import utc
 from wald.log import Log
-from wald.retention.cursor_moves import beginning, move_cursor
+from wald.retention.cursor_moves import move_cursor, start_position
 from wald.retention.cursors import Cursor, CursorState, newcomer
 
 
@@ -39,7 +39,7 @@ class Consumer:
         """
         if self.cursor.state is CursorState.ABSENT:
             news = newcomer(self.log.root, self.route, self.group)
-            begins = beginning(self.log.view(), self.route, self.group)
+            begins = start_position(self.log.view(), self.route, self.group)
             self.commit(begins.sequence - 1)
             for message in filter(None, (news, begins.message)):
                 report(message)

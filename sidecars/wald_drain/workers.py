@@ -16,7 +16,7 @@ from contextlib import ExitStack
 
 from wald.errors import Damaged, NotFound
 from wald.format.records import Record
-from wald.retention.cursor_moves import beginning
+from wald.retention.cursor_moves import start_position
 from wald.retention.cursors import CursorState, newcomer
 from wald.retention.progress import last_sequences
 from wald.work.commands import worker_name
@@ -107,7 +107,7 @@ class Workers:
         consumer = self._consumer
         if consumer.cursor.state is CursorState.ABSENT:
             news = newcomer(consumer.log.root, consumer.route, consumer.group, with_workers=True)
-            begins = beginning(consumer.log.view(), consumer.route, consumer.group)
+            begins = start_position(consumer.log.view(), consumer.route, consumer.group)
             for message in filter(None, (news, begins.message)):
                 self._drain.report(message)
 

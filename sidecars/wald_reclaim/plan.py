@@ -87,7 +87,7 @@ class Planner:
         """The segments that no group holds back under these."""
         listing = self._contents.take_in(list_segments(self._root))
         there = {segment.base_sequence for segment in (*listing.segments, *listing.released)}
-        for entry in self._contents.history.deletions_of(there):
+        for entry in self._contents.history.latest_deletions(there):
             self._recorded.take_in(entry)
 
     def take_over(self, limits: Limits, *, verify: bool) -> None:

@@ -16,7 +16,7 @@ from wald.errors import Damaged
 from wald.files.layout import Root
 from wald.files.ledger_write import Ledger
 from wald.retention.audit import audit_deletion
-from wald.retention.history import History, history_runs_of, member_of
+from wald.retention.history import History, archived_runs, bundle_member
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_the_golden_deletions_are_legal_each_with_the_cursors_of_its_own_line_or
     newer, older = history.deletions()
 
     for entry in (newer, older):
-        assert audit_deletion(entry, history.made_by(entry["base"], entry["sha256"])).errors == ()
+        assert audit_deletion(entry, history.line_for_digest(entry["base"], entry["sha256"])).errors == ()
         assert [each["route"] for each in entry["routes"]] == ["db", "web"]
     assert newer["routes"][0] == {
         "route": "db",
@@ -80,7 +80,23 @@ def test_a_shared_line_that_makes_no_sense_gives_a_deletion_no_routes(root: Root
         tell(root, "reclaim.jsonl", {"event": "excused", "base": 1, "last": 2, "routes": routes}, bare)
 
         assert next(History(root).deletions()) == bare
-        assert next(History(root).gone(1, 2)).routes is None
+        assert next(History(root).reclaimed_segments(1, 2)).routes is None
+
+
+def test_a_shrink_without_valid_run_lengths_does_not_say_what_it_dropped(root: Root) -> None:
+    line = {
+        "event": "relieved",
+        "base": 1,
+        "last": 9,
+        "routes": [["b", 7, 2, 8, 1]],
+        "dropped": [{"route": "a", "count": 2, "first": 1, "last": 9, "cursors": {"processed": 9}}],
+    }
+    for runs, dropped in [({"a": [0, 1, 7, 1]}, False), ({}, None), ({"a": "x"}, None), ({"a": [0]}, None)]:
+        (root.ledger / "reclaim.jsonl").unlink(missing_ok=True)
+        tell(root, "reclaim.jsonl", line | {"runs": runs})
+        found = [History(root).shrunk_record(sequence) for sequence in (1, 3)]
+
+        assert [each and each.dropped for each in found] == [True if dropped is False else None, dropped]
 
 
 def test_a_ledger_that_has_grown_is_read_on(root: Root) -> None:
@@ -196,21 +212,20 @@ def test_bundles_that_follow_one_another_leave_no_gap(
 
 
 def test_runs_count_from_where_the_bundle_before_ended() -> None:
-    assert list(history_runs_of(archived("a", 6, 12, after=4, runs=[1, 2, 3, 2]))) == [(6, 7), (11, 12)]
-    assert list(history_runs_of(archived("a", 6, 12))) == [(6, 12)]
+    assert list(archived_runs(archived("a", 6, 12, after=4, runs=[1, 2, 3, 2]))) == [(6, 7), (11, 12)]
 
 
 @pytest.mark.parametrize(("sequence", "part"), [(1, "1.txt"), (5, "1.txt"), (6, "6.jsonl"), (99, "6.jsonl"), (0, None)])
 def test_the_part_of_a_record_is_the_last_that_begins_before_it(sequence: int, part: str | None) -> None:
     parts = [[1, "a-1/records/1.txt"], [6, "a-1/records/6.jsonl"]]
-    found = member_of({"path": "a/1-9/data/a-1.tar.gz", "parts": parts}, sequence)
+    found = bundle_member({"path": "a/1-9/data/a-1.tar.gz", "parts": parts}, sequence)
 
     assert found == (part and f"a-1/records/{part}")
 
 
 def test_parts_that_are_none_are_not_believed() -> None:
     for parts in [None, 7, [], [1], ["x"], [None], [[1]], [["1", "x"]], [[1, 2]]]:
-        assert member_of({"path": "a-1.tar.gz", "parts": parts}, 6) is None
+        assert bundle_member({"path": "a-1.tar.gz", "parts": parts}, 6) is None
 
 
 @pytest.mark.parametrize("runs", [[0, "x"], "much", [None], [0]])

@@ -117,19 +117,19 @@ def test_look_ups_find_the_same_before_and_after_a_cut(root: Root, path: Path) -
     before = [history.reclaimed(sequence) for sequence in range(700)]
     gaps = list(history.unexplained(1, 650))
     deletions = list(history.deletions())
-    there = list(History(root).deletions_of(range(700)))
+    there = list(History(root).latest_deletions(range(700)))
     for again in (history, History(root)):
         ledger.cut()
         assert parts_of(path)
         assert [again.reclaimed(sequence) for sequence in range(700)] == before
         assert list(again.unexplained(1, 650)) == gaps
         assert list(again.deletions()) == deletions
-        assert list(again.deletions_of(range(700))) == there
+        assert list(again.latest_deletions(range(700))) == there
     ledger.append({"event": "kept", "base": 1}, reclaimed(31, 40))
     ledger.close()
     assert history.reclaimed(5) is None
     assert history.reclaimed(35) is not None
-    assert {entry["base"] for entry in history.deletions_of({1, 31, 41})} == {31, 41}
+    assert {entry["base"] for entry in history.latest_deletions({1, 31, 41})} == {31, 41}
 
 
 def test_archived_records_are_known_from_the_parts(root: Root) -> None:
@@ -279,7 +279,9 @@ def test_an_unreadable_part_concerns_only_questions_about_its_sequences(root: Ro
         history = History(root)
         assert all(history.reclaimed(sequence) for sequence in range(1, 1000, 7) if not low <= sequence <= high)
         assert list(history.unexplained(high + 1, 1005)) == [(1001, 1005)]
-        assert list(history.deletions_of([high + 1, 2000])) == ([] if high == 1000 else [history.reclaimed(high + 1)])
+        assert list(history.latest_deletions([high + 1, 2000])) == (
+            [] if high == 1000 else [history.reclaimed(high + 1)]
+        )
         for sequence in range(low, high + 1, 50):
             with pytest.raises(Damaged, match=part.path.name):
                 history.reclaimed(sequence)
@@ -321,7 +323,7 @@ def test_records_in_bundles_are_known_around_an_unreadable_part(root: Root) -> N
         with pytest.raises(Damaged, match=part.path.name):
             history.all_archived("a", low - 1, 60)
         with pytest.raises(Damaged, match=part.path.name):
-            history.bundled()
+            history.archived_spans()
     part.path.write_bytes(whole)
     assert history.all_archived("a", 1, 60)
 

@@ -112,7 +112,7 @@ def test_no_file_of_a_ledger_stays_open_between_lines(path: Path) -> None:
 
 
 def test_deletions_are_found_once_though_the_ledger_is_cut_meanwhile(root: Root, path: Path) -> None:
-    gone = History(root).gone(1, 600)
+    gone = History(root).reclaimed_segments(1, 600)
     found = [next(gone).first]
     cut(path)
     assert sorted([*found, *(each.first for each in gone)]) == BASES

@@ -10,6 +10,7 @@ from wald.files.disk import Disk
 from wald.files.ledger_write import Ledger
 from wald.format.batch import BatchHeader
 from wald.format.names import Kind
+from wald.format.spans import pack, run_lengths
 from wald.segments.sealed_file import SealedFile
 from wald.segments.shrinking import Keeps, Shrinkage, check_shrunk, shrink_segment
 
@@ -57,6 +58,9 @@ def relieve(built: Built, base: int, **floors: int) -> Shrinkage:
                 {"route": entry.route, "count": entry.count, "first": entry.first, "last": entry.last, "cursors": {}}
                 for entry in relief.dropped
             ],
+            "runs": {
+                entry.route: pack(run_lengths(relief.spans[entry.route], entry.first)) for entry in relief.dropped
+            },
         }
     )
     ledger.close()

@@ -106,7 +106,7 @@ class DeletionAudit:
         """An event of :meth:`newest_first`, and if it is a deletion, its ruling; found by look-ups in the ledgers."""
         event = self._completed(event)
         try:
-            if event.is_deletion and self._history.is_taken_back(event.entry["base"], event.number):
+            if event.is_deletion and self._history.is_withdrawn(event.entry["base"], event.number):
                 return event
             event = self._judged(event)
             repeated = event.is_deletion and self._history.is_repeated(event.entry, event.number)
@@ -156,13 +156,13 @@ class DeletionAudit:
         """With its routes, if they are in other lines; as it stands where the ledgers do not give them."""
         if event.ledger == _DELETIONS:
             with suppress(Damaged):  # the reading of that ledger reports it
-                return replace(event, entry=self._history.completed(event.entry))
+                return replace(event, entry=self._history.with_routes(event.entry))
         return event
 
     def _made_by(self, base: int, sha256: object) -> Entry | None:
         """The line that says what a segment held when it had this digest; None if no whole ledger has it."""
         try:
-            return self._history.made_by(base, sha256)
+            return self._history.line_for_digest(base, sha256)
         except Damaged as error:
             self._report(error)
             return None

@@ -262,7 +262,7 @@ class Verification:
     def _on_record(self, first: int, last: int) -> Iterator[Finding]:
         """What of ``first`` to ``last`` was given up, by the ledger."""
         for loss in self._losses(first, last):
-            held, what = loss.held, "are not here" if loss.unrestored else "lost"
+            held, what = loss.extent, "are not here" if loss.unrestored else "lost"
             among = "among " if loss.records < held.last - held.first + 1 else ""
             records = f"{loss.records} records {what}, on record: {among}{held.first} to {held.last}"
             yield Finding(Level.INFO, self._root.segments, 0, f"{records}; {loss.reason}")
@@ -274,7 +274,7 @@ class Verification:
 
     def _without_losses(self, runs: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         for first, last in runs:
-            given_up = Spans((loss.held.first, loss.held.last) for loss in self._losses(first, last))
+            given_up = Spans((loss.extent.first, loss.extent.last) for loss in self._losses(first, last))
             yield from given_up.outside(first, last)
 
     def _missing(self, path: Path, first: int, last: int, reason: str) -> Finding:
@@ -294,10 +294,10 @@ class Verification:
         head, log_id = self._head, self._log_id
         if segment.kind.form is Kind.SEALED:
             sealed, relieved, base = None, frozenset[str](), segment.base_sequence
-            dropped = self.history.dropped_lasts(base)
+            dropped = self.history.last_dropped(base)
             with contextlib.suppress(Damaged):  # the check of the ledgers reports it
                 sealed = self.history.sealed(base)
-                relieved = frozenset(str(relief.get("sha256")) for relief in self.history.reliefs(base))
+                relieved = frozenset(str(relief.get("sha256")) for relief in self.history.shrinks(base))
             sha256 = None if sealed is None else str(sealed.get("sha256"))
             return SegmentToCheck(segment, log_id, sha256=sha256, relieved=relieved, dropped=dropped)
         if head is not None and head.segment == segment.base_sequence:

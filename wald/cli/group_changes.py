@@ -223,7 +223,7 @@ def _skippable(log: Log, seen: Seen, first: int, last: int) -> int:
         Refused: not behind what is done, or beyond the log.
         NotFound: all of it is done, or of other routes.
     """
-    from wald.retention.missing import unless_lost
+    from wald.retention.missing import skip_lost
 
     route, group, picture = seen.file.route, seen.file.group, seen.picture
     head = log.head()
@@ -237,7 +237,7 @@ def _skippable(log: Log, seen: Seen, first: int, last: int) -> int:
         raise Refused(f"{route}/{group} has done everything up to {picture.floor}", hint=hint)
     known = sum(each.size for each in picture.open_in(first, last)) if first <= last else 0
     if last >= picture.end:
-        known += sum(batch.count for batch in log.batches(route, max(first, picture.end), last, on_missing=unless_lost))
+        known += sum(batch.count for batch in log.batches(route, max(first, picture.end), last, on_missing=skip_lost))
     if not known:
         raise NotFound(
             f"records {first} to {last} of route {route} are not pending for group {group}",

@@ -29,7 +29,7 @@ from wald.format.log_state import FIFO_PEER, STDIN_PEER, UNKNOWN_PEER, Peer
 from wald.format.records import Record, decode_columns, split_lines
 from wald.format.sealed_index import RouteEntry
 from wald.reading.scanner import DamagedRange
-from wald.retention.missing import lasts_of
+from wald.retention.missing import last_by_route
 from wald.segments.reader import OpenSegment
 from wald.segments.view import View
 
@@ -324,7 +324,7 @@ class Joiner:
         Args:
             routes: the missing records of each route; None: unknown, so any record may lack a piece.
         """
-        lasts = None if routes is None else lasts_of(routes)
+        lasts = None if routes is None else last_by_route(routes)
         dropped = [
             begun for begun in self._open.values() if lasts is None or begun.sequence <= lasts.get(begun.route, 0)
         ]

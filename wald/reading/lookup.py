@@ -16,7 +16,7 @@ from wald.format.names import WORK_SUFFIX, Kind, segment_name
 from wald.format.times import utc_or_unknown
 from wald.format.work import Start, is_done
 from wald.retention.cursors import Cursor, CursorState, cursors_of
-from wald.retention.history import History, Relief, holders, member_of
+from wald.retention.history import History, ShrunkRecord, bundle_member, candidate_routes
 from wald.segments.durable_end import lost_head
 from wald.segments.raw_scan import DamagedBytes
 from wald.segments.reader import DroppedBatches, Misplaced
@@ -73,7 +73,7 @@ def where(view: View, sequence: int) -> Whereabouts:
     if found.state is State.LOST or (found.durable and found.state is not State.RELEASED):
         removals = []  # not deleted; or decided, and not carried out
     if bundled is not None:
-        found = replace(found, bundle=_bundle(bundled), member=member_of(bundled, sequence), bundle_entry=bundled)
+        found = replace(found, bundle=_bundle(bundled), member=bundle_member(bundled, sequence), bundle_entry=bundled)
     return replace(found, reclaimed=removals[0] if removals else None)
 
 
@@ -199,11 +199,11 @@ def _gone(view: View, sequence: int, reason: str, history: History, *, dropped_f
     sealed = history.sealed(sequence)
     segment = segment_name(int(sealed["base"]), Kind.SEALED) if sealed else None
     archived, removals = history.archived(sequence), _removals(history, sequence)
-    relief = history.relief(sequence)
+    relief = history.shrunk_record(sequence)
     if reason:
         return Whereabouts(sequence, State.QUARANTINED, reason, segment=segment)
     if archived is not None:
-        message = f"in bundle {_bundle(archived)}, member {member_of(archived, sequence) or 'unknown'}"
+        message = f"in bundle {_bundle(archived)}, member {bundle_member(archived, sequence) or 'unknown'}"
         return Whereabouts(sequence, State.ARCHIVED, message, segment=segment, route=archived.get("route"))
     dropped = dropped_from or (relief is not None and relief.dropped)
     if removals and (dropped or history.reclaimed(sequence) is not None):
@@ -237,7 +237,7 @@ def _bundle(entry: Entry) -> str:
     return "/".join(str(part).rstrip("/") for part in (entry.get("dest"), entry.get("path", "unnamed")) if part)
 
 
-def _lost(relief: Relief | None) -> str:
+def _lost(relief: ShrunkRecord | None) -> str:
     """What is known of a lost record whose segment may have been relieved."""
     if relief is None:
         return "lost"
@@ -252,10 +252,10 @@ def _removals(history: History, sequence: int) -> list[Entry]:
     """
     deletion = history.reclaimed(sequence)
     if deletion is None:
-        relief = history.relief(sequence)
+        relief = history.shrunk_record(sequence)
         return [] if relief is None else [relief.entry]
-    reliefs = [each for each in history.reliefs_before(deletion) if _holders(each, sequence)]
-    certain = [each for each in reliefs if any(is_certain for _, is_certain in holders(each, sequence))]
+    reliefs = [each for each in history.shrinks_before(deletion) if _holders(each, sequence)]
+    certain = [each for each in reliefs if any(is_certain for _, is_certain in candidate_routes(each, sequence))]
     if certain:
         return certain[:1]
     return [deletion, *reliefs] if _holders(deletion, sequence) or not reliefs else reliefs
@@ -263,7 +263,7 @@ def _removals(history: History, sequence: int) -> list[Entry]:
 
 def _holders(entry: Entry, sequence: int) -> list[Entry]:
     """What a line says of each route among whose deleted records ``sequence`` may be."""
-    return [route for route, _ in holders(entry, sequence)]
+    return [route for route, _ in candidate_routes(entry, sequence)]
 
 
 def _reclaimed(removals: list[Entry], sequence: int) -> str:

@@ -32,7 +32,14 @@ from wald.reading.scanner import DamagedRange, DeletedSegment, DroppedRange, Mis
 from wald.reading.selection import NO_SEQUENCE, Selection, Start, Stop, select
 from wald.retention.cursors import read_cursor
 from wald.retention.history import History
-from wald.retention.missing import Missing, OnMissing, ReclaimedSegment, Wanted, count, policy
+from wald.retention.missing import (
+    Missing,
+    OnMissing,
+    ReclaimedSegment,
+    RequestedRecords,
+    count_missing,
+    missing_handler,
+)
 from wald.segments.durable_end import lost_head, readable_head
 from wald.segments.reader import SkippedBatches
 from wald.segments.seek import end_of
@@ -65,7 +72,7 @@ def read_batches(
     selection = select(view, route, start, stop, group)
     if limit is not None and limit < 0:
         raise InvalidInput(f"a limit of {limit} records", case="limit-below-zero")
-    reading = _Reading(view, selection, on_damage, policy(on_missing))
+    reading = _Reading(view, selection, on_damage, missing_handler(on_missing))
     found = reading.batches(follow=follow, cancel=cancel or threading.Event(), on_wait=on_wait)
     return found if limit is None else _limited(found, limit)
 
@@ -88,7 +95,7 @@ def read_span(
         NotFound: RECLAIM has removed some of them since, and none may be missing.
         Damaged: something cannot be read, and there is no ``on_damage`` to report it to.
     """
-    reading = _Reading(view, Selection(routes, first, last=last), on_damage, policy(on_missing))
+    reading = _Reading(view, Selection(routes, first, last=last), on_damage, missing_handler(on_missing))
     return reading.batches(follow=False, cancel=threading.Event(), renewed=False)
 
 
@@ -141,7 +148,7 @@ def read_onward(
     selection = select(view, route, start, stop, group)
     if since_ns is not None:
         selection = replace(selection, from_ns=max(selection.from_ns, since_ns))
-    return _Reading(view, selection, on_damage, policy(on_missing)).onward(resume_at)
+    return _Reading(view, selection, on_damage, missing_handler(on_missing)).onward(resume_at)
 
 
 class Arrivals(NamedTuple):
@@ -209,7 +216,7 @@ class _Reading:
         self._on_missing = on_missing
         self._absent = absent
         self._history = History(view.root)
-        self._mark = self._history.mark()
+        self._mark = self._history.version()
         self._joiner = Joiner()
         self._complete = False
         self._stepped: tuple[View, int] | None = None  # the position of the last clock step, in a view
@@ -325,7 +332,7 @@ class _Reading:
 
     def _begin_again(self, due: int) -> None:
         """Continue with record ``due`` in a new walk, which reads the begun records again, and no others before it."""
-        remade = due, self._history.mark()
+        remade = due, self._history.version()
         if remade != self._remade:  # otherwise the segments overlap, and it has led here again
             self._remade = remade
             self._begun = {each.route: each.sequence for each in self._joiner.drop()}
@@ -341,7 +348,7 @@ class _Reading:
         Args:
             route: only records of this route; None: of all.
         """
-        if not self._joiner.waits or not (begun := self._joiner.begun(route)) or self._history.mark() == self._mark:
+        if not self._joiner.waits or not (begun := self._joiner.begun(route)) or self._history.version() == self._mark:
             return
         for each in begun:
             reason = self._why_given_up(each.sequence)
@@ -431,10 +438,12 @@ class _Reading:
             explained = Spans()
             missing_records = [self._missing(self._deleted(first, last, explained), first, last, "")]
             for loss in self._history.losses(first, last):
-                explained.add(loss.held.first, loss.held.last)
+                explained.add(loss.extent.first, loss.extent.last)
                 # A repair has removed the beginning of every record that has lost a piece.
-                torn = self._joiner.drop(loss.held.routes or ())
-                missing_records.append(self._missing([loss.begun, *map(_as_reclaimed, torn)], first, last, loss.reason))
+                torn = self._joiner.drop(loss.extent.routes or ())
+                missing_records.append(
+                    self._missing([loss.begun_extent, *map(_as_reclaimed, torn)], first, last, loss.reason)
+                )
         except Damaged as error:  # of the ledger
             if error is unmounted:  # no loss that a consumer may pass over
                 raise
@@ -453,7 +462,7 @@ class _Reading:
 
         Such records are dropped. All sequences of the segments are added to ``explained``.
         """
-        for segment in self._history.gone(first, last):
+        for segment in self._history.reclaimed_segments(first, last):
             explained.add(segment.first, segment.last)
             torn = self._joiner.drop(segment.routes)
             yield _without_pieces(segment, torn)
@@ -487,7 +496,7 @@ class _Reading:
             return
         if losses:  # these records were never in this log
             for loss in losses:
-                self._report_gone([loss.begun], first, last, loss.reason)
+                self._report_gone([loss.begun_extent], first, last, loss.reason)
             return
         torn = self._joiner.drop(routes)
         if torn and routes is None:
@@ -518,7 +527,7 @@ class _Reading:
             sealed = self._history.sealed(base)
             if not self._joiner.waits or (sealed is not None and sealed.get("raw_bytes") == deleted.position):
                 return
-            gone = next(self._history.gone(base, base), None)
+            gone = next(self._history.reclaimed_segments(base, base), None)
         except Damaged as error:  # of the ledger
             self._joiner.drop()
             self._report(error)
@@ -543,8 +552,8 @@ class _Reading:
             lost: why it is gone; "": it was reclaimed.
         """
         selection = self._selection
-        wanted = Wanted(self._floor, selection.routes, first, last, selection.from_ns, selection.until_ns)
-        counted = count(gone, wanted)
+        wanted = RequestedRecords(self._floor, selection.routes, first, last, selection.from_ns, selection.until_ns)
+        counted = count_missing(gone, wanted)
         if not counted.records:
             return None
         ours = (counted.routes or selection.floors.keys()) & (selection.floors.keys() - selection.fresh)
@@ -559,7 +568,7 @@ class _Reading:
             frozenset(ours) or counted.routes,
             asked=bool(ours) or not (selection.earliest or selection.floors),
             group=selection.group if ours else None,
-            archive=self._history.archive_of(route, first, last),
+            archive=self._history.archive_location(route, first, last),
             last_of_route=counted.last_of_route,
             lost=lost,
         )

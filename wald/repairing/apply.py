@@ -57,7 +57,7 @@ from wald.format.names import LEDGERS, SEQUENCE_MAX, Kind
 from wald.format.sealed_index import RouteEntry, SealedIndex
 from wald.repairing.plan import Act, ActionKind, Plan, plan, records_lost, routes_lost
 from wald.repairing.rewrite import Made, Source, remake
-from wald.repairing.survey import LogSurvey, LostIdentity, SegmentFacts, dropped_lasts, examine, lost_identity
+from wald.repairing.survey import LogSurvey, LostIdentity, SegmentFacts, examine, last_dropped, lost_identity
 from wald.retention.history import History
 from wald.segments.index_builder import remove_index
 from wald.segments.raw_scan import RawFile, SegmentEnd
@@ -370,7 +370,7 @@ class Repair:
         twin = act.facts.twin
         if twin is not None:
             self.keep(twin)
-        older, dropped = self._older(old), facts.history.dropped_lasts
+        older, dropped = self._older(old), facts.history.last_dropped
         before = state_before(self.root, old, older, facts.log_id, [], dropped)
         made = remake(self.root, self.disk, _source(act, act.facts, facts, History(self.root)), before)
         self._record(
@@ -430,7 +430,7 @@ class Repair:
 
     def _is_named(self, kept: str, base: int) -> bool:
         """Whether the ledger says of records of a segment that what is left of them is in ``kept``."""
-        return any(loss.kept == kept for loss in History(self.root).losses(base, SEQUENCE_MAX))
+        return any(loss.saved_file == kept for loss in History(self.root).losses(base, SEQUENCE_MAX))
 
     def _forget(self, kept: Path) -> None:
         """Remove the old file of a segment that was made again without a loss."""
@@ -524,7 +524,7 @@ def _source(act: Act, found: SegmentFacts, facts: LogSurvey, history: History) -
         broken,
         whole=survey is not None and not survey.reason and not any(found.holds(each) for each in act.broken),
         cut=found.cut,
-        dropped=dropped_lasts(found.segment, history),
+        dropped=last_dropped(found.segment, history),
     )
 
 

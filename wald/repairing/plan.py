@@ -49,7 +49,7 @@ def records_lost(spans: Sequence[Span], found: SegmentFacts | None, history: His
     try:
         sealed = history.sealed(spans[0][0]) if spans else None
         relieved = found is not None and found.survey is not None and found.survey.relieved
-        left = history.left(sealed["base"], relieved=relieved) if sealed is not None else None
+        left = history.remaining_routes(sealed["base"], is_shrunk=relieved) if sealed is not None else None
     except Damaged:
         return total
     if sealed is None or left is None or spans[-1][1] > sealed["last"]:
@@ -103,7 +103,7 @@ def _by_ledger(span: Span, history: History) -> list[RouteEntry] | None:
     while at <= span[1]:
         try:
             sealed = history.sealed(at)
-            held, left = history.held(at), history.left(at)
+            held, left = history.sealed_routes(at), history.remaining_routes(at)
         except Damaged:
             return None
         if sealed is None or held is None or left is None or sealed["base"] != at or sealed["last"] > span[1]:

@@ -415,11 +415,11 @@ class _Examination:
     def _damaged(self, found: SegmentFacts, number: int, digests: frozenset[str]) -> SegmentFacts:
         segment = found.segment
         older = Listing(self.listing.segments[:number])
-        before = state_after(older, self.log_id, [], self.history.dropped_lasts).open_records
+        before = state_after(older, self.log_id, [], self.history.last_dropped).open_records
         # Of one of which nothing can be read all records are broken that had begun in front of it.
         met = Survey(broken={at: route for route, at in before.items()}, reason=found.problem)
         with suppress(Damaged, OSError):
-            lasts = dropped_lasts(segment, self.history)
+            lasts = last_dropped(segment, self.history)
             end = self._end(number)
             met = survey(segment, self.log_id, before, dropped=lasts, durable=found.durable, end=end, cut=found.cut)
         stray = self.head is not None and segment.base_sequence > self.head.segment and not (met.spans or met.pieces)
@@ -467,7 +467,7 @@ class _Examination:
             return found
         if found.survey is not None:
             return replace(found, open_records=found.survey.open_records)
-        state = state_after(Listing((found.segment,)), self.log_id, [], self.history.dropped_lasts)
+        state = state_after(Listing((found.segment,)), self.log_id, [], self.history.last_dropped)
         return replace(found, open_records=state.open_records)
 
 
@@ -488,12 +488,12 @@ def _dropped(segment: Segment) -> tuple[Span, ...] | None:
         return None
 
 
-def dropped_lasts(segment: Segment, history: History) -> Mapping[str, int] | None:
+def last_dropped(segment: Segment, history: History) -> Mapping[str, int] | None:
     """The last sequence that relief dropped of each route; None if neither the index nor the ledger has it."""
     with suppress(Damaged, OSError), SealedFile(segment.path) as sealed:
         if sealed.index.shrunk is not None and sealed.index.shrunk.is_complete:
             return sealed.index.shrunk.lasts
-    return history.dropped_lasts(segment.base_sequence)
+    return history.last_dropped(segment.base_sequence)
 
 
 def _leftovers(root: Root) -> Iterator[Path]:

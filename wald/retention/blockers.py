@@ -323,7 +323,7 @@ def with_lost(index: SealedIndex, segment: Segment, end: int | None, history: Hi
     if not index.damage and end is not None and _end(index, end, history) == index.next_sequence:
         return index
     try:
-        held = history.held(segment.base_sequence)
+        held = history.sealed_routes(segment.base_sequence)
         sealed = history.sealed(segment.base_sequence)
     except Damaged as unknown:
         raise Damaged(

@@ -1,9 +1,7 @@
-"""Records that a reader asked for and that were reclaimed.
+"""Requested records that were reclaimed or lost: their number, and the error or callback for them.
 
-Records that were asked for and are reclaimed, or lost: how many, whether that is an error, and how to come by them.
-
-A ledger's line about a reclaimed segment gives the sequences of each route in it, and its times. Where it does not,
-the segment may have held what is wanted.
+The line of a reclaimed segment in the ledger gives its times, and the sequences of each route. If it does not, the
+segment counts as one that may have held the requested records.
 """
 
 from __future__ import annotations
@@ -17,18 +15,11 @@ from wald.errors import InvalidInput, NotFound
 from wald.format.sealed_index import RouteEntry
 
 POLICIES = ("error", "skip")
-
-
-def lasts_of(held: Iterable[RouteEntry]) -> dict[str, int]:
-    """Return the last sequence of each route."""
-    lasts: dict[str, int] = {}
-    for each in held:
-        lasts[each.route] = max(each.last, lasts.get(each.route, 0))
-    return lasts
+_MIN_NS, _MAX_NS = -(1 << 63), (1 << 63) - 1
 
 
 class ReclaimedSegment(NamedTuple):
-    """A reclaimed segment by the ledgers; None where they do not give its routes or its times."""
+    """A reclaimed segment by the ledgers; None for routes or times that they do not give."""
 
     first: int
     last: int
@@ -39,19 +30,19 @@ class ReclaimedSegment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Wanted records that are not there any more.
+    """Requested records that no longer exist.
 
     Attributes:
-        root: of the log.
-        first, last: between which sequences they were.
-        records: how many; at most so many where not ``exact``.
-        route: the route that was read; None: all.
-        routes: those with records among them, as far as is known.
-        last_of_route: the last record of each of them, no later than it can be.
-        asked: whether these records were asked for: by a sequence, by a time, or by a cursor in front of them.
-        group: the group of that cursor; None: no cursor.
-        archive: where bundles of them are; None if the ledger knows of none.
-        lost: why they are lost, when they were given up, and where their bytes are; "": they were reclaimed.
+        root: root directory of the log.
+        first, last: range of their sequences.
+        records: number of records; an upper limit unless ``exact``.
+        route: the route that was read; None for all.
+        routes: routes that had some of the records, as far as known.
+        last_of_route: upper limit of the last sequence of each route.
+        asked: True if these records were requested: by a sequence, a time, or a cursor in front of them.
+        group: the group of that cursor; None without a cursor.
+        archive: location of bundles with the records; None if the ledger lists none.
+        lost: why they were given up and where their bytes are; "" if they were reclaimed.
     """
 
     root: Path
@@ -68,7 +59,7 @@ class Missing:
     lost: str = ""
 
     def message(self) -> str:
-        """What is missing, as a sentence."""
+        """Return a sentence about the missing records."""
         span = f"record {self.first}" if self.first == self.last else f"records {self.first} to {self.last}"
         count = f"{'' if self.exact else 'up to '}{self.records} {'record' if self.records == 1 else 'records'}"
         of = "" if self.route is None else f" of route {self.route}"
@@ -78,12 +69,12 @@ class Missing:
         return f"{self.root / 'segments'}: RECLAIM has removed {span}: {count}{of} {are} missing"
 
     def error(self, *, stop: str | None = None, form: str = "", command: tuple[str, str] | None = None) -> NotFound:
-        """Return the error, with a hint for where archives have them, and how to continue with the others.
+        """Return the error, with hints to the archives and to the records after these.
 
         Args:
-            stop: the end as the reader gave it, a sequence or a time.
-            form: of the output, as an option to be given again.
-            command: the reader's command without ``wald`` and its root: before and after the range; None: ``read``.
+            stop: the end of the range as the user gave it, a sequence or a time.
+            form: option with the output format, for the hint.
+            command: the user's command without ``wald`` and root, before and after the range; None for ``read``.
         """
         route = self.route or next(iter(sorted(self.routes)), "ROUTE")
         return NotFound(
@@ -102,8 +93,29 @@ class Missing:
         )
 
 
-def unless_lost(missing: Missing) -> None:
-    """Pass over what a repair has given up, as an operator has accepted that.
+OnMissing = Literal["error", "skip"] | Callable[[Missing], None] | None
+
+
+def missing_handler(on_missing: OnMissing) -> Callable[[Missing], None]:
+    """Return the function that handles missing records; for None, one that raises only if they were requested.
+
+    Raises:
+        InvalidInput: unknown policy.
+    """
+    if callable(on_missing):
+        return on_missing
+    if on_missing is not None and on_missing not in POLICIES:
+        raise InvalidInput(f"invalid on_missing: {on_missing!r}", case="on-missing-unknown")
+
+    def handle(missing: Missing) -> None:
+        if on_missing == "error" or (on_missing is None and missing.asked):
+            raise missing.error()
+
+    return handle
+
+
+def skip_lost(missing: Missing) -> None:
+    """Skip records that an operator gave up with a repair; for ``on_missing``.
 
     Raises:
         NotFound: the records were reclaimed.
@@ -112,35 +124,14 @@ def unless_lost(missing: Missing) -> None:
         raise missing.error()
 
 
-OnMissing = Literal["error", "skip"] | Callable[[Missing], None] | None
-
-
-def policy(on_missing: OnMissing) -> Callable[[Missing], None]:
-    """What to do about missing records, as a function; None: an error if they were asked for.
-
-    Raises:
-        InvalidInput: there is no such policy.
-    """
-    if callable(on_missing):
-        return on_missing
-    if on_missing is not None and on_missing not in POLICIES:
-        raise InvalidInput(f"invalid on_missing: {on_missing!r}", case="on-missing-unknown")
-
-    def judge(missing: Missing) -> None:
-        if on_missing == "error" or (on_missing is None and missing.asked):
-            raise missing.error()
-
-    return judge
-
-
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What of reclaimed segments was wanted.
+class RequestedRecords:
+    """A request that reclaimed segments are compared with.
 
     Attributes:
-        floor: the first sequence wanted of a route.
-        routes: None: all.
-        first: the first of any route; ``last``: of all.
+        floor: returns the first requested sequence of a route.
+        routes: None for all.
+        first, last: range of the sequences of all routes.
         from_ns, until_ns: append times, from ≤ t < until.
     """
 
@@ -148,16 +139,16 @@ class Wanted:
     routes: frozenset[str] | None
     first: int
     last: int
-    from_ns: int = -(1 << 63)
-    until_ns: int = (1 << 63) - 1
+    from_ns: int = _MIN_NS
+    until_ns: int = _MAX_NS
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
-    """How many records were wanted, of which routes, in which range; at most so many where not ``exact``.
+class MissingCount:
+    """Number and range of requested records that are missing; an upper limit unless ``exact``.
 
     Attributes:
-        last_of_route: of each route, the last.
+        last_of_route: the last one of each route.
     """
 
     first: int = 0
@@ -168,47 +159,51 @@ class Count:
     last_of_route: dict[str, int] = field(default_factory=dict)
 
 
-def count(gone: Iterable[ReclaimedSegment], wanted: Wanted) -> Count:
-    """What of ``gone`` was wanted."""
-    total = Count()
-    for segment in gone:
-        if segment.latest_ns is not None and segment.latest_ns < wanted.from_ns:
+def count_missing(segments: Iterable[ReclaimedSegment], request: RequestedRecords) -> MissingCount:
+    """Count the requested records in reclaimed segments."""
+    total = MissingCount()
+    all_times = request.from_ns == _MIN_NS and request.until_ns == _MAX_NS
+    for segment in segments:
+        earliest_ns, latest_ns = segment.earliest_ns, segment.latest_ns
+        if latest_ns is not None and latest_ns < request.from_ns:
             continue
-        if segment.earliest_ns is not None and segment.earliest_ns >= wanted.until_ns:
+        if earliest_ns is not None and earliest_ns >= request.until_ns:
             continue
-        within = (
-            segment.earliest_ns is not None
-            and segment.latest_ns is not None
-            and wanted.from_ns <= segment.earliest_ns
-            and segment.latest_ns < wanted.until_ns
+        within = all_times or (
+            earliest_ns is not None
+            and latest_ns is not None
+            and request.from_ns <= earliest_ns
+            and latest_ns < request.until_ns
         )
-        for held in _held(segment, wanted):
-            first, last = max(held.first, wanted.floor(held.route)), min(held.last, wanted.last)
+        for entry in _requested_routes(segment, request):
+            first, last = max(entry.first, request.floor(entry.route)), min(entry.last, request.last)
             if first > last:
                 continue
-            exact = (first, last) == (held.first, held.last) and held.count > 0 and (within or _timeless(wanted))
-            records = min(held.count or last - first + 1, last - first + 1)
             total = replace(
                 total,
-                # A record of which it had only pieces began before the segment.
-                first=min(total.first or wanted.last, max(segment.first, wanted.first), first),
-                last=max(total.last, min(segment.last, wanted.last)),
-                records=total.records + records,
-                exact=total.exact and exact,
-                routes=total.routes | ({held.route} if held.route else set()),
-                last_of_route=total.last_of_route | {held.route: max(last, total.last_of_route.get(held.route, 0))},
+                # A record of which the segment had only later pieces began before it.
+                first=min(total.first or request.last, max(segment.first, request.first), first),
+                last=max(total.last, min(segment.last, request.last)),
+                records=total.records + min(entry.count or last - first + 1, last - first + 1),
+                exact=total.exact and within and entry.count > 0 and (first, last) == (entry.first, entry.last),
+                routes=total.routes | ({entry.route} if entry.route else set()),
+                last_of_route=total.last_of_route | {entry.route: max(last, total.last_of_route.get(entry.route, 0))},
             )
     return total
 
 
-def _held(segment: ReclaimedSegment, wanted: Wanted) -> Iterable[RouteEntry]:
-    """What it held of the wanted routes; where that is not known, maybe all of it."""
+def _requested_routes(segment: ReclaimedSegment, request: RequestedRecords) -> Iterable[RouteEntry]:
+    """Return the requested routes of a segment; if unknown, an entry for all of its records."""
     if segment.routes is not None:
-        return [held for held in segment.routes if wanted.routes is None or held.route in wanted.routes]
-    if wanted.routes is None:
-        return [RouteEntry("", 0, max(segment.first, wanted.first), segment.last)]
-    return [RouteEntry(route, 0, segment.first, segment.last) for route in sorted(wanted.routes)[:1]]
+        return [entry for entry in segment.routes if request.routes is None or entry.route in request.routes]
+    if request.routes is None:
+        return [RouteEntry("", 0, max(segment.first, request.first), segment.last)]
+    return [RouteEntry(route, 0, segment.first, segment.last) for route in sorted(request.routes)[:1]]
 
 
-def _timeless(wanted: Wanted) -> bool:
-    return wanted.from_ns == -(1 << 63) and wanted.until_ns == (1 << 63) - 1
+def last_by_route(entries: Iterable[RouteEntry]) -> dict[str, int]:
+    """Return the last sequence of each route."""
+    lasts: dict[str, int] = {}
+    for each in entries:
+        lasts[each.route] = max(each.last, lasts.get(each.route, 0))
+    return lasts

@@ -23,9 +23,9 @@ from wald.hints import command_line
 from wald.log import Log
 from wald.reading.assembler import Batch
 from wald.reading.selection import select
-from wald.retention.cursor_moves import beginning
+from wald.retention.cursor_moves import start_position
 from wald.retention.cursors import CursorState
-from wald.retention.missing import Missing, unless_lost
+from wald.retention.missing import Missing, skip_lost
 from wald.work.arguments import Order, rules_of
 from wald.work.calls import Calls
 from wald.work.commands import require_none
@@ -342,14 +342,14 @@ class WorkGroup:
         """Up to where the group has processed the route, by its cursor; a new group gets one."""
         if self.log.cursor(self.route, self.group).state is CursorState.ABSENT:
             discard(self.log.root, disk, self.route, self.group)  # of a group of this name that was removed
-            begins = beginning(self.log.view(), self.route, self.group)
+            begins = start_position(self.log.view(), self.route, self.group)
             self.log.set_cursor(self.route, begins.sequence - 1, self.group)
         return select(self.log.view(), self.route, "cursor", None, self.group).floor(self.route) - 1
 
     def _unfinished(self, first: int, last: int) -> Iterator[Batch]:
         """The records of a range that the group may not have done."""
         first = max(first, self.floor + 1)
-        found = self.log.batches(self.route, first, last, on_missing=unless_lost)
+        found = self.log.batches(self.route, first, last, on_missing=skip_lost)
         return found if first <= last else iter(())
 
     def _carry_out(self, asked: Mapping[str, Any]) -> int:
@@ -365,7 +365,7 @@ class WorkGroup:
         """Give an order by key to the records that the journal knows, which says nothing of keys."""
         window = deliveries.window
         if deliveries.by_key and window.open:
-            for batch in self.log.batches(self.route, window.floor + 1, window.end - 1, on_missing=unless_lost):
+            for batch in self.log.batches(self.route, window.floor + 1, window.end - 1, on_missing=skip_lost):
                 keys = batch.rows().keys or [None] * batch.count
                 deliveries.sort(Run(batch.first_sequence, batch.last_sequence), keys)
 

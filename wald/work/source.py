@@ -12,7 +12,7 @@ from wald.hints import command_line
 from wald.log import Log
 from wald.reading.assembler import Rows
 from wald.retention.history import History
-from wald.retention.missing import Missing, unless_lost
+from wald.retention.missing import Missing, skip_lost
 from wald.work.kept import Decoded, Kept
 from wald.work.window import Run
 
@@ -112,7 +112,7 @@ class Source:
         # As a whole: the next ones are often asked for next.
         batch = next(self._log.batches(self._route, first, on_missing=lost.append), None)
         for missing in lost:
-            unless_lost(missing)
+            skip_lost(missing)
         if not lost and (batch is None or batch.first_sequence > first):
             lost += self._passed_over(first)
         for missing in lost:
@@ -171,7 +171,7 @@ class Source:
             self._arrive()
 
     def _pass_over(self, missing: Missing) -> None:
-        unless_lost(missing)
+        skip_lost(missing)
         self._lost(missing)
         self._add(Decoded(Run(missing.first, missing.last), None, 0))
 

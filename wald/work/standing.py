@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from wald.files.cursor_directory import is_companion
 from wald.format.names import WORK_SUFFIX
 from wald.log import Log
-from wald.retention.missing import unless_lost
+from wald.retention.missing import skip_lost
 from wald.work.journal import read_whole
 from wald.work.replay import Replayed
 
@@ -44,7 +44,7 @@ def standing(log: Log, route: str, group: str) -> Standing:
     window = found.deliveries.window
     done = 0
     if window.open:  # what is not open may be of other routes; the log says which
-        for batch in log.batches(route, window.floor + 1, window.end - 1, on_missing=unless_lost):
+        for batch in log.batches(route, window.floor + 1, window.end - 1, on_missing=skip_lost):
             sequences = range(batch.first_sequence, batch.last_sequence + 1)
             done += sum(window.floor < each < window.end and not window.is_open(each) for each in sequences)
     return Standing(window.floor, done, len(found.dead))

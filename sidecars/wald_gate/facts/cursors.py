@@ -8,7 +8,7 @@ import os
 from starlette.responses import Response
 
 from wald.errors import Damaged, Refused
-from wald.retention.cursor_moves import beginning
+from wald.retention.cursor_moves import start_position
 from wald.retention.cursors import Cursor, CursorState, require_no_remains
 from wald_gate import shapes
 from wald_gate.call import Call
@@ -65,7 +65,7 @@ def _sequence(call: Call, wanted: int | str, head: int) -> int:
     """Up to where a group has processed its route, in a number."""
     if isinstance(wanted, int):
         return wanted
-    return head if wanted == "end" else beginning(call.state.log.view(), call.route, call.group).sequence - 1
+    return head if wanted == "end" else start_position(call.state.log.view(), call.route, call.group).sequence - 1
 
 
 def _way(call: Call, wanted: shapes.CursorPosition, sequence: int, head: int) -> str:

@@ -113,7 +113,7 @@ class Bundled:
         self.newest = Archived(frozenset(self._whole), frozenset(self._partly), gone, gone_partly)
 
     def _read_on(self) -> None:
-        runs = self._history.bundled()
+        runs = self._history.archived_spans()
         if runs is not self._runs:  # other lines stand in the ledger
             self._runs = runs
             self._whole.clear()
@@ -125,7 +125,7 @@ class Bundled:
         for first, last in reversed(gaps):
             for run in list(self._judged.outside(first, last)):
                 left = _AT_MOST - len(found)
-                some = list(islice(self._history.gone(*run), left))
+                some = list(islice(self._history.reclaimed_segments(*run), left))
                 found += some
                 if len(some) < left:
                     read.append(run)

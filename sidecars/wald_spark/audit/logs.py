@@ -87,12 +87,12 @@ class LogAudit:
             for line in history.deletions():
                 sealed = None
                 with suppress(Damaged):
-                    sealed = history.made_by(line["base"], line.get("sha256"))
+                    sealed = history.line_for_digest(line["base"], line.get("sha256"))
                 yield overlaps.check(line, audit_deletion(line, sealed, exists=line["base"] in there))
-            for line in history.all_reliefs():
+            for line in history.all_shrinks():
                 before = None
                 with suppress(Damaged):
-                    before = history.made_by(line["base"], line.get("was_sha256"))
+                    before = history.line_for_digest(line["base"], line.get("was_sha256"))
                 yield audit_shrink(line, before)
 
 

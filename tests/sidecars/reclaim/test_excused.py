@@ -90,7 +90,7 @@ def test_each_deletion_has_the_routes_that_its_segment_held(built: Built) -> Non
             {"route": name, "count": count, "first": first, "last": last, "cursors": {"processed": built.last}}
             for name, count, first, last, _ in routes
         ]
-    assert {each.first: len(each.routes or ()) for each in history.gone(1, built.last)} == {
+    assert {each.first: len(each.routes or ()) for each in history.reclaimed_segments(1, built.last)} == {
         base: len(routes) for base, routes in before.items()
     }
     assert f"cursors: r01/processed at {built.last}" in built.log.where(3).message
@@ -106,7 +106,7 @@ def test_without_the_sealers_ledger_the_shared_line_still_proves_each_deletion(b
         ruling = audit_deletion(entry, None)
         assert ruling.errors == ()
         assert all(entry["base"] <= each["first"] <= each["last"] <= entry["last"] for each in entry["routes"])
-    routes = next(history.gone(1, 1)).routes
+    routes = next(history.reclaimed_segments(1, 1)).routes
     assert routes is not None
     assert {each.route: (each.count > 0, each.last) for each in routes}["r00"] == (False, 2 * HALF)
 

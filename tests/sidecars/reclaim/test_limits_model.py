@@ -346,8 +346,10 @@ class Histories(RuleBasedStateMachine):
         assert {base: line.get("lost", {}) for base, line in lines.items() if base in model.lost} == model.lost
         history = History(root)
         deleted = [line for line in history.deletions() if line["base"] in model.lost]
-        rulings = [audit_deletion(line, history.made_by(line["base"], line["sha256"])) for line in deleted]
-        rulings += [audit_shrink(line, history.made_by(line["base"], line["was_sha256"])) for line in reliefs(root)]
+        rulings = [audit_deletion(line, history.line_for_digest(line["base"], line["sha256"])) for line in deleted]
+        rulings += [
+            audit_shrink(line, history.line_for_digest(line["base"], line["was_sha256"])) for line in reliefs(root)
+        ]
         assert [ruling.errors for ruling in rulings if ruling.errors] == []
         assert sum(ruling.lost for ruling in rulings) == sum(sum(lost.values()) for lost in model.lost.values())
 

@@ -76,8 +76,12 @@ def relieved_lines(built: Built) -> list[dict[str, Any]]:
 def illegal(built: Built) -> list[str]:
     """What the ledger cannot prove to have been legal."""
     history = History(built.root)
-    rulings = [audit_shrink(line, history.made_by(line["base"], line["was_sha256"])) for line in history.all_reliefs()]
-    rulings += [audit_deletion(line, history.made_by(line["base"], line.get("sha256"))) for line in history.deletions()]
+    rulings = [
+        audit_shrink(line, history.line_for_digest(line["base"], line["was_sha256"])) for line in history.all_shrinks()
+    ]
+    rulings += [
+        audit_deletion(line, history.line_for_digest(line["base"], line.get("sha256"))) for line in history.deletions()
+    ]
     return [each for ruling in rulings for each in ruling.errors]
 
 
@@ -351,7 +355,7 @@ def test_the_history_proves_that_a_relief_was_legal(built: Built) -> None:
 def test_a_relief_that_drops_what_a_group_has_not_read_is_not_legal(built: Built) -> None:
     reclaim(built, compact_pinned=True)
     line = relieved_lines(built)[0]
-    sealed = History(built.root).made_by(1, line["was_sha256"])
+    sealed = History(built.root).line_for_digest(1, line["was_sha256"])
 
     behind = line | {"dropped": [line["dropped"][0] | {"cursors": {"processed": 9}}]}
     assert audit_shrink(line, sealed).errors == ()
