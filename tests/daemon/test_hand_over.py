@@ -218,7 +218,7 @@ def test_a_fifo_of_no_route_is_reported_and_given_back(start: Start, tmp_path: P
         manager.hear("READY=1")
     os.close(given)
 
-    assert f"{tmp_path / 'other'}: handed over by systemd as 'other', and no route's FIFO: closed" in daemon.log
+    assert f"{tmp_path / 'other'}: closed: systemd handed it over as 'other'" in daemon.log
     with pytest.raises(OSError) as none_reads:  # noqa: PT011  (the number is what is judged)
         os.open(tmp_path / "other", os.O_WRONLY | os.O_NONBLOCK)
     assert none_reads.value.errno == errno.ENXIO

@@ -1,18 +1,17 @@
 """The daemon: one loop that collects input, makes it durable, and then acknowledges it.
 
-background    background thread that seals segments
+background    background thread that seals cut segments and allocates the file for the next cut
 backpressure  reasons why a request must wait
 commands      commands of the socket (every request but PUB), and the table of routes
-committer     commit rounds: collect, write, sync, publish, reply
+committer     commit rounds: collect, write, sync, publish the head, release the sources, reply
 connection    state machine of one connection, without input or output
 connections   open connections of the socket, and the order in which they are served
-fifos         fIFO paths that the daemon opens, replaces and restores
-intake        pipes of all routes, read in order
+fifos         FIFO paths that the daemon opens, restores and reports
+intake        pipes of all routes, read in rotation
 listening     listening unix socket, and limits on connections
 loop          main loop of the daemon
-metrics       metrics and health endpoint of the daemon
-pipes         reading of lines from pipes without losing bytes in a crash
+metrics       metrics and health of the daemon
+pipes         reading of lines from pipes without losing or doubling bytes in a crash
 quotas        quotas on the unread bytes of a route
-startup       start of the daemon: checks, recovery, sources
-transfers     record of bytes in transfer from a pipe to the log
+startup       start of the daemon: checks, lock, recovery, sources
 """

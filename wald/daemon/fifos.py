@@ -1,8 +1,6 @@
-"""FIFO paths that the daemon opens, replaces and restores.
+"""FIFO paths that the daemon opens, restores and reports.
 
-The paths of the routes' FIFOs: opening what stands there, restoring what was removed, reporting what is wrong.
-
-A FIFO that cannot be read is reported and tried again, and does not keep the daemon from reading the others.
+A FIFO that cannot be read is reported and retried; the others are read in the meantime.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from wald.daemon.pipes import Relay, file_of, open_fifo, open_stdin
+from wald.daemon.pipes import Relay, file_id, open_fifo, open_stdin
 from wald.errors import InvalidInput, WaldError
 from wald.files.fifos import found_files, found_words, has_fifo, is_displaced, make_fifo, same_fifo_words
 from wald.files.layout import Root
@@ -26,12 +24,12 @@ from wald.systemd import Systemd
 
 @dataclass(frozen=True, slots=True)
 class OpenPipe:
-    """A pipe that is open and has no slot yet.
+    """An open pipe without a slot.
 
     Attributes:
         held: another process kept it open while no daemon ran.
-        handed_over: systemd has it already.
-        replaced: another FIFO stands at the path of the route's by now.
+        handed_over: systemd already stores it.
+        replaced: another FIFO is at the route's path by now.
     """
 
     route: str
@@ -44,16 +42,11 @@ class OpenPipe:
 
     @property
     def file(self) -> tuple[int, int]:
-        """Its device and inode."""
-        return file_of(os.fstat(self.descriptor))
+        return file_id(os.fstat(self.descriptor))
 
 
 def adopt_stdin(root: Root, config: Config, route: str) -> OpenPipe:
-    """Stdin as the pipe of ``route``; nothing is read or written yet.
-
-    Raises:
-        InvalidInput: stdin cannot be read, or the route has a FIFO, or the settings want one.
-    """
+    """Return stdin as the pipe of ``route``; nothing is read or written yet."""
     if has_fifo(root, route) or (route in config.routes and config.routes[route].fifo):
         raise InvalidInput(
             f"{root.fifo(route)}: the route has a FIFO, and lines from stdin would be mixed with its lines",
@@ -64,39 +57,44 @@ def adopt_stdin(root: Root, config: Config, route: str) -> OpenPipe:
     return OpenPipe(route, descriptor, held, is_stdin=True, relay=relay)
 
 
+def reject_stdin_route(route: str, stdin_route: str) -> None:
+    if route == stdin_route:
+        raise InvalidInput(f"route {route}: stdin feeds it, so its FIFO is not read", case="stdin-feeds-route")
+
+
 class Fifos:
-    """What stands at the paths of the routes' FIFOs.
+    """The paths of the routes' FIFOs.
 
     Attributes:
-        unread: route → why its FIFO is not read.
-        replaced: how many FIFOs were found to be gone or something else.
+        unread: the reason for each route whose FIFO is not read.
+        replaced: number of FIFOs found missing or replaced by something else.
     """
 
     def __init__(self, root: Root, systemd: Systemd) -> None:
         self._root = root
         self._systemd = systemd
-        self._place = functools.cache(lambda route: os.fspath(root.fifo(route)))
-        self._displaced: dict[Path, str] = {}  # what stood in place of a FIFO, and was kept
-        self._reported: dict[str, str] = {}  # the troubles that were reported
+        self._path_of = functools.cache(lambda route: os.fspath(root.fifo(route)))
+        self._displaced: dict[Path, str] = {}  # files that were moved aside for a FIFO
+        self._reported: dict[str, str] = {}
         self.unread: dict[str, str] = {}
         self.replaced = 0
 
     @property
-    def troubles(self) -> dict[str, str]:
-        """Messages about FIFOs that are not read and files that were written in place of one, by path."""
+    def problems(self) -> dict[str, str]:
+        """Messages about unread FIFOs and files written in place of one, by path."""
         unread = {str(self._root.fifo(route)): message for route, message in self.unread.items()}
         return unread | {str(path): message for path, message in self._displaced.items()}
 
-    def new_troubles(self) -> list[str]:
-        """The troubles that have come since the last call."""
+    def new_problems(self) -> list[str]:
+        """Return the problems that are new since the last call."""
         for path in [path for path in self._displaced if not os.path.lexists(path)]:
             del self._displaced[path]
-        known, self._reported = self._reported, self.troubles
-        return [message for path, message in self._reported.items() if known.get(path) != message]
+        reported, self._reported = self._reported, self.problems
+        return [message for path, message in self._reported.items() if reported.get(path) != message]
 
     @contextlib.contextmanager
     def reporting(self, route: str) -> Iterator[None]:
-        """If something is wrong with the FIFO of a route, report it and go on with the others."""
+        """Record an error of one route's FIFO, and continue with the others."""
         try:
             yield
         except WaldError as error:
@@ -105,34 +103,26 @@ class Fifos:
             self.unread[route] = f"{error.filename or self._root.fifo(route)}: {error.strerror or error}"
 
     def open_all(self, stdin: OpenPipe | None) -> list[OpenPipe]:
-        """At a start: stdin, and the FIFO of every route."""
+        """Open the FIFO of every route; return them after ``stdin``."""
         opened = [] if stdin is None else [stdin]
         files = {each.file: each.route for each in opened}
         for route in self._root.route_names():
             with self.reporting(route):
                 self.note_displaced(route)
-                kept = self._systemd.kept(route)  # if nothing is at the path any more, others have removed it
-                if kept is not None or has_fifo(self._root, route) or is_displaced(self._root, route):
+                stored = self._systemd.kept(route)  # its FIFO was removed if nothing is at the path
+                if stored is not None or has_fifo(self._root, route) or is_displaced(self._root, route):
                     if stdin is not None:
                         reject_stdin_route(route, stdin.route)
-                    self.restore(route, kept)
+                    self.restore(route, stored)
                     opened.append(self.open(route, files))
                     files[opened[-1].file] = route
-        self.unread = {route: why for route, why in self.unread.items() if not self.is_retired(route)}
+        self.unread = {route: reason for route, reason in self.unread.items() if not self.is_retired(route)}
         return opened
 
     def open(self, route: str, others: Mapping[tuple[int, int], str]) -> OpenPipe:
-        """Open the FIFO of a route.
-
-        Args:
-            others: the route of each file that is open.
-
-        Raises:
-            InvalidInput: it is another route's as well.
-            OSError: it cannot be opened.
-        """
+        """Open the FIFO of a route; InvalidInput if ``others``, the open files, has it for another route."""
         path = self._root.fifo(route)
-        file = file_of(os.stat(path))
+        file = file_id(os.stat(path))
         other = others.get(file, route)
         if other != route:
             raise InvalidInput(
@@ -141,48 +131,42 @@ class Fifos:
                 root=self._root.path,
                 route=route,
             )
-        given = self._systemd.take(file)
-        if given is not None:
-            return OpenPipe(route, given, held=True, handed_over=True)
+        inherited = self._systemd.take(file)
+        if inherited is not None:
+            return OpenPipe(route, inherited, held=True, handed_over=True)
         return OpenPipe(route, *open_fifo(path))
 
     def open_replaced(self) -> tuple[list[OpenPipe], list[str]]:
-        """At a start: what systemd handed over besides the FIFOs at their paths.
-
-        Returns:
-            the FIFOs of routes that others have replaced while no daemon ran, and messages about what was closed.
-        """
+        """Return the inherited FIFOs that were replaced while no daemon ran; close the rest, with messages."""
         routes = self._root.route_names()
         replaced, closed = [], []
-        for given in self._systemd.take_rest():
-            if given.name in routes and stat.S_ISFIFO(os.fstat(given.descriptor).st_mode):
-                replaced.append(OpenPipe(given.name, given.descriptor, held=True, handed_over=True, replaced=True))
+        for inherited in self._systemd.take_rest():
+            name, descriptor = inherited.name, inherited.descriptor
+            if name in routes and stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+                replaced.append(OpenPipe(name, descriptor, held=True, handed_over=True, replaced=True))
             else:
-                path = os.readlink(f"/proc/self/fd/{given.descriptor}")
-                closed.append(f"{path}: handed over by systemd as {given.name!r}, and no route's FIFO: closed")
-                os.close(given.descriptor)
-                self._systemd.forget(given.name)
+                path = os.readlink(f"/proc/self/fd/{descriptor}")
+                closed.append(f"{path}: closed: systemd handed it over as {name!r}, and it is not the FIFO of a route")
+                os.close(descriptor)
+                self._systemd.forget(name)
         return replaced, closed
 
     def is_at_path(self, route: str, file: tuple[int, int]) -> bool:
-        """Whether ``file`` is what stands at the path of the route's FIFO."""
         try:
-            return file_of(os.stat(self._place(route))) == file
+            return file_id(os.stat(self._path_of(route))) == file
         except OSError:
             return False
 
     def is_missing(self, route: str) -> bool:
-        """Whether nothing stands at the path of the route's FIFO."""
-        return not os.path.lexists(self._place(route))
+        return not os.path.lexists(self._path_of(route))
 
     def is_retired(self, route: str) -> bool:
         return self._root.retired(route).exists()
 
     def restore(self, route: str, descriptor: int | None) -> list[str]:
-        """Make the FIFO of a route anew if it is gone, or keep aside what stands in its place; reports what was done.
+        """Create a route's FIFO again if it was removed or replaced, and keep the replacement aside.
 
-        Args:
-            descriptor: of the FIFO that was there; None: none is open.
+        ``descriptor`` is that of the previous FIFO, or None. Return messages.
         """
         if has_fifo(self._root, route) or (descriptor is None and not is_displaced(self._root, route)):
             return []
@@ -192,22 +176,12 @@ class Fifos:
         found = make_fifo(self._root, route, mode)
         self.replaced += 1
         self.note_displaced(route)
-        return [f"{self._root.fifo(route)}: {'replaced' if found else 'removed'}; made anew, with the mode it had"]
+        return [f"{self._root.fifo(route)}: {'replaced' if found else 'removed'}; created again with its mode"]
 
     def note_displaced(self, route: str) -> None:
-        """Note the files that stood in place of the route's FIFO and were kept, to report them."""
         for path in found_files(self._root, route):
             self._displaced.setdefault(path, found_words(self._root, path, route))
 
-    def followed(self, route: str) -> str:
-        """The message that another FIFO of the route is read."""
-        return f"{self._root.fifo(route)}: another FIFO than before; it is read from now on"
-
-
-def reject_stdin_route(route: str, stdin_route: str) -> None:
-    """
-    Raises:
-        InvalidInput: stdin feeds the route.
-    """
-    if route == stdin_route:
-        raise InvalidInput(f"route {route}: stdin feeds it, so its FIFO is not read", case="stdin-feeds-route")
+    def following(self, route: str) -> str:
+        """Return the message that the daemon reads another FIFO."""
+        return f"{self._root.fifo(route)}: another FIFO than before: reading it now"

@@ -1,13 +1,10 @@
-"""Pipes of all routes, read in order.
+"""Pipes of all routes, read in rotation.
 
-All pipes of the daemon: opened at the start, given a slot each, drained in turn.
+A start first finishes the transfers of the previous run, each in the slot that recorded it; only then does every pipe
+get a slot of this run. So a start can be killed too. The transfer of a pipe that cannot be opened yet keeps its slot.
 
-At a start the transfers that the last life recorded are finished first, pipe by pipe, in the slots in which they were
-recorded; only then does every pipe get a slot of this life. So this start may be killed as well. The transfer of a pipe
-that is opened later keeps its slot until then.
-
-Every second the path of each FIFO is checked. One that was removed, or replaced by a file, is restored. The pipe that
-was open is read to its end, because its writers still have it.
+A FIFO that was removed, or replaced by a file, is created again. The old pipe is read to its end, because its writers
+still have it open.
 """
 
 from __future__ import annotations
@@ -19,8 +16,16 @@ from collections.abc import Container, Iterator, Sequence
 
 from wald.daemon.committer import Arena, CommitRound
 from wald.daemon.fifos import Fifos, OpenPipe, reject_stdin_route
-from wald.daemon.pipes import PAUSE_MAX_SECONDS, Pipe, Scratch, end_of_record, held_bytes
-from wald.daemon.transfers import Transfers, Unfinished, unfinished_transfers
+from wald.daemon.pipes import (
+    PAUSE_MAX_SECONDS,
+    Pipe,
+    Scratch,
+    Transfers,
+    UnfinishedTransfer,
+    end_of_record,
+    held_bytes,
+    unfinished_transfers,
+)
 from wald.errors import InvalidInput
 from wald.files.disk import Disk
 from wald.files.layout import Root
@@ -30,28 +35,20 @@ from wald.systemd import Systemd
 from wald.writing.writer import Draft, Route
 
 PIPES_MAX = 1024  # slots in the transfers file; the first is stdin's
+SOCKETS_BYTES = 1 << 20  # of each round's arena, reserved for sockets
 _STDIN_SLOT = 0
-_PAUSE_SECONDS = 0.001  # before the next check of an unfinished line; then twice as long, and so on
+_PAUSE_SECONDS = 0.001  # before the next check of an unfinished line; doubled each time
 _PATHS_SECONDS = 1.0  # between checks of the paths of the FIFOs
-SOCKETS_BYTES = 1 << 20  # of a turn that pipes leave to the sockets, however much they hold
 
 
 class Intake:
-    """The pipes. A route has one, and beside it those that had its place before, until their writers have left.
+    """The pipes: the current one of each route, and earlier ones until their writers have left.
 
     Attributes:
-        fifos: the paths of the FIFOs.
-        over_quota: the routes that are over their quota; a pipe of one is read only to the end of its record.
+        over_quota: routes over their quota; their pipes are read only to the end of the current record.
     """
 
-    def __init__(
-        self,
-        root: Root,
-        disk: Disk,
-        poller: select.epoll,
-        systemd: Systemd,
-        config: Config,
-    ) -> None:
+    def __init__(self, root: Root, disk: Disk, poller: select.epoll, systemd: Systemd, config: Config) -> None:
         self.fifos = Fifos(root, systemd)
         self.over_quota: Container[str] = ()
         self._root = root
@@ -61,18 +58,18 @@ class Intake:
         self._scratch = Scratch()
         self._transfers = Transfers(root.transfers, PIPES_MAX, disk)
         self._pipes: dict[int, Pipe] = {}
-        # What a turn or a second asks of all pipes it asks of these: there may be a thousand, of which one is busy.
-        self._current: dict[str, Pipe] = {}  # by route, the one that was last found at the path of its FIFO
-        self._awake: dict[Pipe, None] = {}  # ready, or waiting for the rest of a line; the next one stands first
-        self._inside: set[Pipe] = set()  # a record
-        self._outgoing: set[Pipe] = set()  # whose place another has by now
-        self._leaving: list[Pipe] = []
-        self._ending: list[Pipe] = []  # at a stop: their records end, and reading continues
+        # Rounds and path checks iterate over these: of a thousand pipes, one may be busy.
+        self._current: dict[str, Pipe] = {}  # by route, last found at the path of its FIFO
+        self._awake: dict[Pipe, None] = {}  # ready, or waiting for the rest of a line; the next one comes first
+        self._inside: set[Pipe] = set()  # inside a record
+        self._replaced: set[Pipe] = set()  # no longer at the path of their FIFO
+        self._closing: list[Pipe] = []
+        self._ending: list[Pipe] = []  # at a stop: their record ends, and reading continues
         self._stdin_route = ""
         self._pause = _PAUSE_SECONDS
         self._check_lines_at = self._check_paths_at = 0.0
         self._free_slots: list[int] = []
-        self._unfinished: dict[int, Unfinished] = {}  # by the inode of the pipe
+        self._unfinished: dict[int, UnfinishedTransfer] = {}  # by the inode of the pipe
 
     def __contains__(self, descriptor: int) -> bool:
         return descriptor in self._pipes
@@ -82,61 +79,42 @@ class Intake:
 
     @property
     def ready(self) -> bool:
-        """Whether a pipe may hold something that was not read, or is to be closed."""
-        return bool(self._leaving) or any(pipe.ready and not self._has_to_wait(pipe) for pipe in self._awake)
+        """True if a pipe may hold unread bytes, or must be closed."""
+        return bool(self._closing) or any(pipe.ready and not self._must_wait(pipe) for pipe in self._awake)
 
     @property
     def has_input(self) -> bool:
-        """Whether a pipe does hold something that was not read."""
         return any(pipe.has_input for pipe in self._awake)
 
     @property
     def is_stalled(self) -> bool:
-        """Whether a pipe holds something that could be taken; of a sound daemon that is so for moments only."""
-        return any(pipe.is_overlooked and not self._has_to_wait(pipe) for pipe in self._pipes.values())
+        """True if a pipe holds bytes that could be read, which in a healthy daemon lasts only moments."""
+        return any(pipe.is_overlooked and not self._must_wait(pipe) for pipe in self._pipes.values())
 
     @property
     def busy(self) -> frozenset[str]:
-        """The routes that are inside a long line."""
+        """Routes that are inside a long line."""
         return frozenset(pipe.route.name for pipe in self._inside)
 
     @property
     def unfinished_lines(self) -> dict[str, int]:
-        """The routes whose pipes hold a line without its end, with its bytes, those that are in the log included."""
+        """Bytes of the unfinished line of each route that has one, in the log and in the pipe."""
         found = ((pipe.route.name, pipe.unfinished_bytes) for pipe in self._pipes.values())
         return {route: length for route, length in found if length}
 
     @property
     def stdin_ended(self) -> bool:
-        """Whether stdin was read, to its end."""
+        """True if stdin was read to its end."""
         pipe = self._current.get(self._stdin_route)
         return pipe is not None and pipe.ended
-
-    def lost(self, *, failed: bool) -> list[str]:
-        """Return, after a stop, the routes whose pipes have bytes that no later start finds.
-
-        Args:
-            failed: whether the disk refused records; if not, another process may read stdin later.
-        """
-        return [
-            pipe.route.name
-            for pipe in self._pipes.values()
-            if (pipe.hung_up or pipe in self._outgoing or (failed and pipe.route.name == self._stdin_route))
-            and held_bytes(pipe.descriptor)
-        ]
 
     def open(
         self, stdin: OpenPipe | None, open_records: dict[str, int], *, log_id: bytes
     ) -> tuple[list[str], list[Draft]]:
-        """Watch stdin, and open every route's FIFO.
+        """Watch stdin, and open the FIFO of every route.
 
-        Args:
-            stdin: what :func:`take_stdin` gave; None: it is not read.
-            open_records: route → sequence of the record that recovery found unfinished.
-
-        Returns:
-            messages about what systemd handed over and about the last life's transfers, and the drafts that end records
-            whose rest is lost.
+        ``open_records`` has the sequence of each route's unfinished record. Return messages, and drafts that end those
+        records whose rest is lost.
         """
         self._stdin_route = stdin.route if stdin else ""
         opened = self.fifos.open_all(stdin)
@@ -151,31 +129,40 @@ class Intake:
                 self._systemd.forget(each.route)
             else:
                 with self.fifos.reporting(each.route):
-                    goes_on = each.held and each.replaced == any(each.route == other.route for other in replaced)
-                    self._add(each, open_records.get(each.route, 0) if goes_on else 0)
+                    continues = each.held and each.replaced == any(each.route == other.route for other in replaced)
+                    self._add(each, open_records.get(each.route, 0) if continues else 0)
                     if each.replaced:
-                        self._make_way(self._current[each.route])
-        going_on = self.busy
-        lost = [end_of_record(Route.named(name), open_records[name]) for name in open_records if name not in going_on]
+                        self._demote(self._current[each.route])
+        continued = self.busy
+        lost = [end_of_record(Route.named(name), open_records[name]) for name in open_records if name not in continued]
         return finished, lost
 
     def add(self, route: str) -> None:
-        """Open the FIFO of a route that was made while the daemon runs; one in its place before is read to its end.
-
-        Raises:
-            InvalidInput: there are too many FIFOs, it is another route's as well, or stdin feeds the route.
-            OSError: it cannot be opened.
-        """
+        """Open the FIFO of a route that was added while the daemon runs; a previous one is read to its end."""
         reject_stdin_route(route, self._stdin_route)
         self.fifos.note_displaced(route)
         self._follow(route)
 
+    def drop(self, route: str) -> None:
+        """Stop reading the FIFO of a route; the next round ends its record and closes it. Stdin stays open."""
+        self.fifos.unread.pop(route, None)
+        for pipe in list(self._pipes.values()):
+            if pipe.route.name == route != self._stdin_route:
+                self._close_next_round(pipe)
+                self._systemd.forget(route)
+
+    def due(self) -> float | None:
+        """Return when :meth:`check_lines` or :meth:`check_paths` is due."""
+        if any(pipe.waits and not pipe.ready for pipe in self._awake):
+            return self._check_lines_at
+        return self._check_paths_at if self._pipes or self.fifos.unread else None
+
     def check_paths(self, now: float) -> list[str]:
-        """About once a second: make sure that every FIFO is the one that is read; returns messages about changes."""
+        """About once a second, make sure that the FIFO at each path is the one being read; return messages."""
         if now < self._check_paths_at:
             return []
         self._check_paths_at = now + _PATHS_SECONDS
-        fifos, done = self.fifos, []
+        fifos, messages = self.fifos, []
         for route in self._current.keys() | fifos.unread.keys():
             pipe = self._current.get(route)
             in_order = pipe is not None and route not in fifos.unread and fifos.is_at_path(route, pipe.file)
@@ -185,29 +172,15 @@ class Intake:
                 del fifos.unread[route]
                 continue
             with fifos.reporting(route):
-                done += fifos.restore(route, pipe.descriptor if pipe else None)
-                done += self._follow(route)
-        return done + fifos.new_troubles()
-
-    def drop(self, route: str) -> None:
-        """Stop reading the FIFO of a route: the next turn ends its record and closes it. Stdin is read on."""
-        self.fifos.unread.pop(route, None)
-        for pipe in list(self._pipes.values()):
-            if pipe.route.name == route != self._stdin_route:
-                self._let_go(pipe)
-                self._systemd.forget(route)
-
-    def due(self) -> float | None:
-        """When :meth:`check_lines` or :meth:`check_paths` is due, on the monotonic clock."""
-        if any(pipe.waits and not pipe.ready for pipe in self._awake):
-            return self._check_lines_at
-        return self._check_paths_at if self._pipes or self.fifos.unread else None
+                messages += fifos.restore(route, pipe.descriptor if pipe else None)
+                messages += self._follow(route)
+        return messages + fifos.new_problems()
 
     def check_lines(self, now: float) -> None:
-        """Check the unfinished lines, ever more rarely.
+        """Check the unfinished lines, at growing intervals.
 
-        The kernel reports the end of each write to a pipe. But if the pipe is not empty, it does not report a write
-        that fills the pipe and waits for the daemon to read.
+        The kernel reports each write to a pipe when it ends. It does not report a write that fills a pipe that was not
+        empty, and then waits for the daemon.
         """
         if now >= self._check_lines_at:
             for pipe in self._awake:
@@ -216,33 +189,32 @@ class Intake:
             self._check_lines_at = now + self._pause
 
     def notice(self, descriptor: int, events: int, now: float) -> None:
-        """The poller reported ``events`` of a pipe."""
+        """Handle the poller's ``events`` of a pipe."""
         self._pause = _PAUSE_SECONDS
-        # A busy pipe must not put off the check of another.
+        # A busy pipe must not delay the check of another.
         self._check_lines_at = min(self._check_lines_at, now + self._pause)
         pipe = self._pipes[descriptor]
         pipe.ready = True
         self._awake[pipe] = None
         pipe.hung_up = pipe.hung_up or bool(events & select.EPOLLHUP)
 
-    def collect(self, turn: CommitRound, arena: Arena) -> None:
-        """Hand what the ready pipes hold to ``turn``; a pipe for which there was no room comes first in the next."""
-        self._close_leaving(turn)
+    def collect(self, commit_round: CommitRound, arena: Arena) -> None:
+        """Add the contents of the ready pipes to the round; a pipe without room comes first in the next one."""
+        self._close_pipes(commit_round)
         for pipe in list(self._awake):
             if arena.free < pipe.chunk_bytes + SOCKETS_BYTES:
                 return
-            if pipe.ready and not pipe.ended and not self._has_to_wait(pipe, turn.open_routes):
+            if pipe.ready and not pipe.ended and not self._must_wait(pipe, commit_round.open_routes):
                 draft = pipe.collect(arena)
                 if draft is not None:
-                    turn.add(draft)
+                    commit_round.add(draft)
                     self._awake[pipe] = self._awake.pop(pipe)
-            if pipe.ended and pipe in self._outgoing:
-                self._let_go(pipe)
+            if pipe.ended and pipe in self._replaced:
+                self._close_next_round(pipe)
             elif not (pipe.ready or pipe.waits):
                 del self._awake[pipe]
 
     def before_write(self, drafts: Sequence[Draft], segment: int) -> None:
-        """As :class:`wald.daemon.committer.Sources`."""
         from_pipes = [(draft.source, draft) for draft in drafts if isinstance(draft.source, Pipe)]
         if from_pipes:
             self._transfers.restore()
@@ -250,102 +222,109 @@ class Intake:
             pipe.before_write(draft, segment)
 
     def after_sync(self, drafts: Sequence[Draft]) -> list[str]:
-        """As :class:`wald.daemon.committer.Sources`."""
-        wrong = []
+        messages = []
         for draft in drafts:
             if isinstance(pipe := draft.source, Pipe):
-                wrong.append(pipe.after_sync(draft))
+                messages.append(pipe.after_sync(draft))
                 (self._inside.add if pipe.inside_record else self._inside.discard)(pipe)
-        return [message for message in wrong if message]
+        return [message for message in messages if message]
 
     def release_writing_ends(self) -> None:
-        """At a stop: let the FIFOs show whether another process can still write to them."""
+        """At a stop, let the FIFOs show whether another process can still write to them."""
         for pipe in list(self._pipes.values()):
             self._poller.unregister(pipe.descriptor)
             self._release_writing_end(pipe)
 
     def drain_at_shutdown(self) -> bool:
-        """Return True if, at a stop, any pipe still has bytes to read.
+        """Return True if any pipe still has bytes to commit.
 
         An open record ends if its pipe is no longer at its path, or if another pipe of the route waits for that end.
         """
         for pipe in self._pipes.values():
-            pipe.check_last(displaced=pipe in self._outgoing)
+            pipe.drain_at_shutdown(displaced=pipe in self._replaced)
             if pipe.ready:
                 self._awake[pipe] = None
         if self.ready:
             return True
         waiting = {pipe.route.name for pipe in self._awake if pipe.has_input}
-        self._ending = [pipe for pipe in self._inside if pipe in self._outgoing or pipe.route.name in waiting]
+        self._ending = [pipe for pipe in self._inside if pipe in self._replaced or pipe.route.name in waiting]
         return bool(self._ending)
 
+    def lost(self, *, failed: bool) -> list[str]:
+        """Return, after a stop, the routes whose pipes hold bytes that no later start finds.
+
+        Unless the disk ``failed``, another process may still read stdin.
+        """
+        return [
+            pipe.route.name
+            for pipe in self._pipes.values()
+            if (pipe.hung_up or pipe in self._replaced or (failed and pipe.route.name == self._stdin_route))
+            and held_bytes(pipe.descriptor)
+        ]
+
     def close(self) -> None:
-        for pipe in (*self._pipes.values(), *self._leaving):
+        for pipe in (*self._pipes.values(), *self._closing):
             pipe.close()
         self._pipes.clear()
-        self._leaving.clear()
+        self._closing.clear()
         self._scratch.close()
         self._transfers.close()
 
     def _follow(self, route: str) -> list[str]:
-        """Read the FIFO that is now at the path of a route's; one that was there before is read to its end.
-
-        Raises:
-            InvalidInput, OSError: it cannot be read.
-        """
+        """Make the FIFO at a route's path the current one, and read a previous one to its end."""
         old, fifos = self._current.get(route), self.fifos
         if old is not None and fifos.is_at_path(route, old.file):
             fifos.unread.pop(route, None)
             return []
-        back = next((pipe for pipe in self._outgoing if fifos.is_at_path(route, pipe.file)), None)
+        back = next((pipe for pipe in self._replaced if fifos.is_at_path(route, pipe.file)), None)
         if back is not None and back.route.name == route:
-            self._take_back(back)
+            self._promote(back)
             fifos.unread.pop(route, None)
-            return [fifos.followed(route)]
+            return [fifos.following(route)]
         opened = fifos.open(route, {pipe.file: pipe.route.name for pipe in self._pipes.values()})
-        done = [self._finish_transfer(opened)]
+        messages = [self._finish_transfer(opened)]
         if old is not None:
-            self._make_way(old)
+            self._demote(old)
         self._add(opened, 0)
-        waited = fifos.unread.pop(route, None) is not None
-        if old is not None or waited:
-            done.append(fifos.followed(route))
-        return [message for message in done if message]
+        was_unread = fifos.unread.pop(route, None) is not None
+        if old is not None or was_unread:
+            messages.append(fifos.following(route))
+        return [message for message in messages if message]
 
-    def _make_way(self, pipe: Pipe) -> None:
-        """Read a pipe that is not at its path any more only until its writers have left."""
+    def _demote(self, pipe: Pipe) -> None:
+        """Read a pipe that is no longer at its path until its writers have left."""
         self._systemd.forget(pipe.route.name)
         self._poller.unregister(pipe.descriptor)
         self._release_writing_end(pipe)
         self._poller.register(pipe.descriptor, select.EPOLLIN | select.EPOLLET)
-        self._outgoing.add(pipe)
+        self._replaced.add(pipe)
         del self._current[pipe.route.name]
 
-    def _take_back(self, pipe: Pipe) -> None:
-        """Read a pipe for good that is at its path again; a second one on its FIFO would read everything twice."""
+    def _promote(self, pipe: Pipe) -> None:
+        """Make a pipe current that is at its path again; a second one on its FIFO would read everything twice."""
         before = pipe.hold_writing_end()
         self._poller.unregister(before)
         del self._pipes[before]
         os.close(before)
         route = pipe.route.name
         if route in self._current:
-            self._make_way(self._current[route])
+            self._demote(self._current[route])
         self._systemd.keep(route, pipe.descriptor)
-        self._outgoing.discard(pipe)
+        self._replaced.discard(pipe)
         self._pipes[pipe.descriptor] = self._current[route] = pipe
         self._awake[pipe] = None
         self._poller.register(pipe.descriptor, select.EPOLLIN | select.EPOLLET)
 
-    def _let_go(self, pipe: Pipe) -> None:
-        """Have the next turn end a pipe's record and close it: it may have a batch in this one."""
-        with contextlib.suppress(FileNotFoundError):  # at a stop it is watched no more
+    def _close_next_round(self, pipe: Pipe) -> None:
+        """Let the next round end a pipe's record and close it: this round may have a batch of it."""
+        with contextlib.suppress(FileNotFoundError):  # at a stop it is no longer watched
             self._poller.unregister(pipe.descriptor)
         del self._pipes[pipe.descriptor]
         if self._current.get(pipe.route.name) is pipe:
             del self._current[pipe.route.name]
         self._awake.pop(pipe, None)
-        self._outgoing.discard(pipe)
-        self._leaving.append(pipe)
+        self._replaced.discard(pipe)
+        self._closing.append(pipe)
 
     def _release_writing_end(self, pipe: Pipe) -> None:
         del self._pipes[pipe.descriptor]
@@ -353,40 +332,39 @@ class Intake:
         self._pipes[pipe.descriptor] = pipe
         self._awake[pipe] = None
 
-    def _has_to_wait(self, pipe: Pipe, open_routes: frozenset[str] = frozenset()) -> bool:
-        """Whether the route is over its quota, or another pipe of it is inside a long line."""
+    def _must_wait(self, pipe: Pipe, open_routes: frozenset[str] = frozenset()) -> bool:
+        """Return True if the route is over its quota, or another pipe of the route is inside a long line."""
         if pipe.route.name in self.over_quota and not pipe.inside_record:
             return True
-        return bool(self._outgoing) and (
+        return bool(self._replaced) and (
             pipe.route.name in open_routes
             or any(other is not pipe and other.route.name == pipe.route.name for other in self._inside)
         )
 
-    def _close_leaving(self, turn: CommitRound) -> None:
-        """End the records of the pipes that are no longer read; close those whose record has ended."""
+    def _close_pipes(self, commit_round: CommitRound) -> None:
+        """End the records of pipes that are no longer read; close those whose record has ended."""
         for pipe in self._ending:
             closing = pipe.close_record()
             if closing is not None:
-                turn.add(closing)
+                commit_round.add(closing)
         self._ending = []
-        for pipe in list(self._leaving):
+        for pipe in list(self._closing):
             closing = pipe.close_record()
             if closing is not None:
-                turn.add(closing)
+                commit_round.add(closing)
             else:
-                self._leaving.remove(pipe)
+                self._closing.remove(pipe)
                 pipe.close()
                 self._free(pipe.slot)
 
     def _add(self, opened: OpenPipe, open_sequence: int) -> None:
-        """Watch a pipe."""
         if not (opened.is_stdin or self._free_slots):
             os.close(opened.descriptor)
             raise InvalidInput(f"route {opened.route}: more than {PIPES_MAX - 1} FIFOs", case="too-many-fifos")
         if not (opened.is_stdin or opened.handed_over):
             self._systemd.keep(opened.route, opened.descriptor)
-        number = _STDIN_SLOT if opened.is_stdin else self._free_slots.pop()
-        pipe = self._make(opened, number, open_sequence)
+        slot = _STDIN_SLOT if opened.is_stdin else self._free_slots.pop()
+        pipe = self._new_pipe(opened, slot, open_sequence)
         self._pipes[opened.descriptor] = self._current[opened.route] = pipe
         self._awake[pipe] = None
         if pipe.inside_record:
@@ -394,7 +372,7 @@ class Intake:
         self._poller.register(opened.descriptor, select.EPOLLIN | select.EPOLLET)
 
     def _clear_slots(self) -> None:
-        """Empty the slots of the last life; those of pipes that could not be opened are finished later."""
+        """Empty the slots of the previous run, except those of pipes that could not be opened yet."""
         self._unfinished = {inode: each for inode, each in self._unfinished.items() if each.slot != _STDIN_SLOT}
         kept = {each.slot for each in self._unfinished.values()}
         self._free_slots = [slot for slot in range(PIPES_MAX - 1, _STDIN_SLOT, -1) if slot not in kept]
@@ -402,21 +380,21 @@ class Intake:
             self._transfers.clear(slot)
 
     def _finish_transfer(self, opened: OpenPipe) -> str:
-        """Finish the transfer of an earlier life from this very pipe; returns a message about what was done."""
+        """Finish this pipe's transfer of the previous run; return a message."""
         _, inode = opened.file
         unfinished = self._unfinished.pop(inode, None)
         if unfinished is None:
             return ""
-        done = self._make(opened, unfinished.slot, 0).finish_transfer(unfinished.payload) if opened.held else ""
+        done = self._new_pipe(opened, unfinished.slot, 0).finish_transfer(unfinished.payload) if opened.held else ""
         self._free(unfinished.slot)
         return f"{opened.route}: {done}" if done else ""
 
     def _free(self, slot: int) -> None:
-        with contextlib.suppress(OSError):  # shortened, on a full disk: then the slot records nothing either
+        with contextlib.suppress(OSError):  # a file shortened on a full disk: then the slot records nothing either
             self._transfers.clear(slot)
         self._free_slots.append(slot)
 
-    def _make(self, opened: OpenPipe, slot: int, open_sequence: int) -> Pipe:
+    def _new_pipe(self, opened: OpenPipe, slot: int, open_sequence: int) -> Pipe:
         return Pipe(
             Route.named(opened.route),
             opened.descriptor,

@@ -279,7 +279,7 @@ class MainLoop:
         self._check_reload()
         self._sweep(now)
         self._check_paths(now)
-        self._metrics.fifo_troubles = len(self._intake.fifos.troubles)
+        self._metrics.fifo_troubles = len(self._intake.fifos.problems)
         self._metrics.fifos_replaced = self._intake.fifos.replaced
         if self._writer.base_sequence != self._sealer_woken_for:
             self._sealer_woken_for = self._writer.base_sequence

@@ -1,145 +1,129 @@
-"""Reading of lines from pipes without losing bytes in a crash.
+"""Reading of lines from pipes without losing or doubling bytes in a crash.
 
-System calls on pipes: opening and enlarging them, and reading what they hold before it is consumed.
+``tee(2)`` copies the contents of a pipe into a scratch pipe without consuming them. Whole lines of the copy are
+committed; then one ``readv(2)`` consumes exactly those bytes. So a kill loses nothing while another process holds the
+pipe open.
 
-FIFOs and stdin: bytes are read while they stay in their pipe, made durable, and only then taken out of it.
+Nor does a kill store bytes twice. Before the write, a slot of the transfers file records the batch; in one
+uninterruptible step, ``readv`` consumes the bytes and puts the first of them into the slot's mark, a mapped page. The
+next start compares. Python code never touches that page: if the file was shortened, the system call fails with EFAULT,
+where an access from Python would be a SIGBUS.
 
-``tee(2)`` copies what a pipe holds into a scratch pipe without consuming it; whole lines of that are committed; then
-one ``readv(2)`` consumes exactly those bytes. So there is no partial-line buffer, nothing to save at a stop, and a kill
-loses nothing as long as another process holds the pipe open. Nor does a kill store anything twice: before the write a
-slot of the transfers file records which batch the bytes go to, and the ``readv`` puts their first byte into that slot
-(a mapped page, so it outlives the process) in the same uninterruptible step in which they leave the pipe. The next
-start compares.
-
-A line longer than a chunk is taken in pieces: batches that CONTINUE one record.
+A line longer than a chunk becomes several batches that CONTINUE one record.
 """
 
 from __future__ import annotations
 
 import array
+import contextlib
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import select
 import stat
 import termios
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from stringzilla import count as count_bytes
 
 from wald.daemon.committer import Arena
-from wald.daemon.transfers import Transfers
-from wald.errors import InvalidInput
-from wald.format.batch import Flag
+from wald.errors import Damaged, InvalidInput
+from wald.files.disk import Disk
+from wald.files.layout import Root
+from wald.files.safe_open import InPlaceFile
+from wald.format.batch import Flag, StoredBatch
 from wald.format.log_state import FIFO_PEER, UNKNOWN_PEER
-from wald.format.transfers import Transfer
+from wald.format.transfers import MARK_OFFSET, SLOT_BYTES, Transfer, decode_transfer, encode_transfer
+from wald.segments.view import read_view
 from wald.writing.writer import Draft, Route
 
-_TRASH_BYTES = 16 << 10  # consumed bytes go over and over into this, so it stays in the first-level cache
+PAUSE_MAX_SECONDS = 1.0  # between checks of an unfinished line
+_TRASH_BYTES = 16 << 10  # consumed bytes overwrite each other here, in the first-level cache
 _SPLICE_NONBLOCK = 2
 _PIPE_SIZES = tuple(1 << shift for shift in range(20, 15, -1))  # 1 MiB is the usual limit for the unprivileged
 _NEW_PIPE_MAX_BYTES = 64 << 10
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_tee = _libc.tee
+_tee = ctypes.CDLL(None, use_errno=True).tee
 _tee.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.c_uint)
 _tee.restype = ctypes.c_ssize_t
 
 
-def tee(source: int, target: int, length: int) -> int | None:
-    """Copy up to ``length`` bytes that ``source`` holds into ``target``.
+class Transfers:
+    """The transfers file: ``count`` slots, one for each pipe; created if missing."""
 
-    Returns:
-        how many; None: it holds nothing now; 0: it holds nothing, and no process has it open for writing.
-    """
-    copied: int = _tee(source, target, length, _SPLICE_NONBLOCK)
-    if copied >= 0:
-        return copied
-    code = ctypes.get_errno()
-    if code in (errno.EAGAIN, errno.EINTR):
-        return None
-    raise OSError(code, os.strerror(code))
+    def __init__(self, path: Path, count: int, disk: Disk) -> None:
+        self.count = count
+        self._file = InPlaceFile(path, count * SLOT_BYTES, disk)
+        self._map = self._mapped()
 
+    def pending(self, slot: int) -> Transfer | None:
+        """Return the transfer recorded in a slot if its bytes have not left their pipe."""
+        recorded = decode_transfer(os.pread(self._file.descriptor, SLOT_BYTES, slot * SLOT_BYTES))
+        return None if recorded is None or recorded[1] else recorded[0]
 
-def enlarge(descriptor: int) -> int:
-    """Make a pipe as large as the system allows; returns its size in bytes."""
-    present = fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
-    for length in _PIPE_SIZES:
-        if length <= present:
-            break
-        try:
-            return fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, length)
-        except PermissionError:  # this user's pipes have used up their share of memory
-            continue
-    return present
+    def restore(self) -> None:
+        if self._file.restore():
+            self._map.close()
+            self._map = self._mapped()
 
+    def write(self, slot: int, transfer: Transfer) -> None:
+        self._file.write(encode_transfer(transfer), slot * SLOT_BYTES)
 
-def was_enlarged(descriptor: int) -> bool:
-    """Whether a pipe seems to be one that the last life of the daemon read; enlarges it.
+    def mark(self, slot: int) -> memoryview:
+        """Return the byte for the kernel to write; release it before :meth:`restore`."""
+        start = slot * SLOT_BYTES + MARK_OFFSET
+        return memoryview(self._map)[start : start + 1]
 
-    A pipe lives as long as a process holds it open, and keeps the size that it was given. A FIFO that no process held,
-    and any other stdin, begins with the system's size. The size proves nothing where pipes could not be enlarged, then
-    or now. A pipe that could not be enlarged then, and can be now, is taken for a new one: an unfinished record ends,
-    and what a kill left both in the log and in the pipe is there twice. A pipe that cannot be enlarged now is taken for
-    the old one: a new line may continue an unfinished record.
-    """
-    before = fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
-    return not before <= _NEW_PIPE_MAX_BYTES < enlarge(descriptor)
+    def clear(self, slot: int) -> None:
+        self._file.write(bytes(SLOT_BYTES), slot * SLOT_BYTES)
+
+    def close(self) -> None:
+        self._map.close()
+        self._file.close()
+
+    def _mapped(self) -> mmap.mmap:
+        return mmap.mmap(self._file.descriptor, self.count * SLOT_BYTES)
 
 
-def held_bytes(descriptor: int) -> int:
-    """How many bytes a pipe holds."""
-    length = array.array("i", [0])
-    fcntl.ioctl(descriptor, termios.FIONREAD, length)
-    return length[0]
+@dataclass(frozen=True, slots=True)
+class UnfinishedTransfer:
+    """A slot of the previous run, and the payload that the log has at the recorded place."""
 
-
-def can_be_full(descriptor: int, held: int) -> bool:
-    """Whether a pipe that holds so many bytes may be full: splice(2) fills a page with as little as a byte."""
-    return held >= fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ) // _PAGE_BYTES
-
-
-def poll_events(descriptor: int, events: int) -> int:
-    """Which of ``events`` hold for a descriptor now, besides errors and hang-ups."""
-    poller = select.poll()
-    poller.register(descriptor, events)
-    ready = poller.poll(0)
-    return ready[0][1] if ready else 0
-
-
-def file_of(status: os.stat_result) -> tuple[int, int]:
-    """What identifies a file: its device and inode."""
-    return status.st_dev, status.st_ino
+    slot: int
+    payload: bytes
 
 
 class Scratch:
-    """The pipe into which other pipes are copied to be read, and the buffer that consumed bytes go to."""
+    """The pipe that other pipes are copied into, and the buffer for consumed bytes."""
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.capacity = enlarge(self._writer)
+        self.capacity = _enlarge(self._writer)
         self._trash = memoryview(bytearray(_TRASH_BYTES))
 
     def peek(self, source: int, into: memoryview) -> int | None:
-        """Copy what ``source`` holds to ``into``, up to its length; returns what :func:`tee` does."""
-        length = tee(source, self._writer, len(into))
+        """Copy the contents of ``source``; return their length, None if it is empty, 0 if it also has no writer."""
+        length: int = _tee(source, self._writer, len(into), _SPLICE_NONBLOCK)
+        if length < 0:
+            code = ctypes.get_errno()
+            if code in (errno.EAGAIN, errno.EINTR):
+                return None
+            raise OSError(code, os.strerror(code))
         done = 0
-        while length and done < length:
+        while done < length:
             done += os.readv(self._reader, [into[done:length]])
         return length
 
     def consume(self, source: int, length: int, mark: memoryview) -> int:
-        """Take ``length`` bytes, all of which are there, out of ``source``; the first lands in ``mark``.
-
-        Returns:
-            how many were taken; fewer only if another process reads the pipe.
-        """
+        """Consume ``length`` bytes, the first into ``mark``; return fewer only if another process reads the pipe."""
         whole, rest = divmod(length - 1, _TRASH_BYTES)
-        # If the transfers file was shortened, the mark is gone, and so is what it would be compared with.
+        # Without a mark, in a shortened transfers file, the next start has nothing to compare.
         for first in (mark, self._trash[:1]):
             try:
                 return os.readv(source, [first, *[self._trash] * whole, self._trash[:rest]])
@@ -156,16 +140,15 @@ class Scratch:
 
 
 class Relay:
-    """A pipe of the daemon's own in front of a stdin that is a file, so that there is one way of reading."""
+    """A pipe in front of a stdin that is a file."""
 
     def __init__(self, source: int) -> None:
         self._source = source
         self.reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        enlarge(self._writer)
+        _enlarge(self._writer)
         self._open = True
 
     def refill(self) -> None:
-        """Fill the pipe up from the file; close its writing end at the file's end."""
         while self._open:
             try:
                 if os.splice(self._source, self._writer, 1 << 20, flags=_SPLICE_NONBLOCK) == 0:
@@ -179,64 +162,8 @@ class Relay:
             self._open = False
 
 
-def open_fifo(path: Path) -> tuple[int, bool]:
-    """Open a FIFO for reading and writing, so that it does not end when a writer leaves.
-
-    If the FIFO can be opened for writing only, another process has it open for reading. If not, there may be a producer
-    that has been writing to the old pipe all along, or one that has just made a new pipe and waits for the daemon;
-    :func:`was_enlarged` tells these apart.
-
-    Returns:
-        the descriptor, and whether another process held the pipe: its content and an unfinished line can have survived.
-    """
-    try:
-        writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno != errno.ENXIO:
-            raise
-        writer = None
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-    finally:
-        if writer is not None:
-            os.close(writer)
-    return descriptor, was_enlarged(descriptor) or writer is not None
-
-
-def open_stdin(stdin: TextIO | None, root: Path, route: str) -> tuple[int, bool, Relay | None]:
-    """The pipe behind stdin, with a relay in front of it if stdin is a file.
-
-    Returns:
-        the descriptor, whether the pipe can have outlived the last life of the daemon, and the relay.
-
-    Raises:
-        InvalidInput: stdin is neither a pipe nor a file.
-    """
-    descriptor = -1 if stdin is None else stdin.fileno()  # None: it was closed
-    mode = 0 if stdin is None else os.fstat(descriptor).st_mode
-    if stat.S_ISFIFO(mode):
-        return os.dup(descriptor), was_enlarged(descriptor), None
-    if stat.S_ISREG(mode):
-        relay = Relay(descriptor)
-        return relay.reader, False, relay
-    raise InvalidInput("stdin is neither a pipe nor a file", case="stdin-is-no-pipe", root=root, route=route)
-
-
-PAUSE_MAX_SECONDS = 1.0  # between checks of an unfinished line
-
-
 class Pipe:
-    """One pipe that feeds one route.
-
-    Attributes:
-        peer: what its batches say of who sent them.
-        file: its device and inode.
-        slot: the number of its slot in the transfers file.
-        ready: whether it may hold something that was not read.
-        waits: whether it holds an unfinished line that was read.
-        hung_up: whether no process can write to it any more.
-        ended: hung up, and everything is in the log.
-    """
+    """One pipe that feeds one route."""
 
     def __init__(
         self,
@@ -255,50 +182,48 @@ class Pipe:
         self.route = route
         self.peer = peer
         self.descriptor = descriptor
-        self.file = file_of(os.fstat(descriptor))
+        self.file = file_id(os.fstat(descriptor))
         self.slot = slot
-        self.ready = True
-        self.waits = False
-        self.hung_up = False
-        self.ended = False
+        self.ready = True  # it may hold unread bytes
+        self.waits = False  # it holds an unfinished line that was read
+        self.hung_up = False  # no process can write to it any more
+        self.ended = False  # hung up, and everything is in the log
         self._scratch = scratch
         self._transfers = transfers
         self._record_max_bytes = record_max_bytes
         self._open_sequence = open_sequence
         self._open_bytes = 0
-        self._seen_bytes = 0
-        self._seen_at = 0.0  # on the monotonic clock
+        self._seen_bytes = 0  # of the unfinished line, when it was last read
+        self._seen_at = 0.0
         self._stalled = False
-        self._left_bytes = 0  # at a stop: what is still taken if another process can go on writing
+        self._drain_bytes = 0  # still read at a stop if another process keeps writing
         self._holds_both_ends = holds_both_ends
         self._relay = relay
-        # Half of what it holds: while one half is being written, producers fill the other.
-        self.chunk_bytes = min(enlarge(descriptor), scratch.capacity) // 2
+        # Half of the capacity: producers fill one half while the other is written to disk.
+        self.chunk_bytes = min(_enlarge(descriptor), scratch.capacity) // 2
 
     @property
     def inside_record(self) -> bool:
-        """Whether a record of this pipe has begun and not ended: nothing else may be written to its route."""
+        """True while a record of this pipe is unfinished: no other source may write to its route."""
         return self._open_sequence != 0
 
     @property
     def has_input(self) -> bool:
-        """Whether it holds something that was not read; a file behind stdin is assumed to."""
         return self.ready and (self._relay is not None or held_bytes(self.descriptor) > 0)
 
     @property
     def is_overlooked(self) -> bool:
-        """Whether it holds something, and no unfinished line is what the daemon waits for."""
+        """True if it holds bytes other than an unfinished line."""
         return not (self.waits or self.ended) and held_bytes(self.descriptor) > 0
 
     @property
     def unfinished_bytes(self) -> int:
-        """Of the line whose end has not come, in the log and in the pipe; 0 if there is none."""
         return self._open_bytes + (held_bytes(self.descriptor) if self.waits else 0)
 
     def collect(self, arena: Arena) -> Draft | None:
-        """What can be committed now, still in the pipe; None if that is nothing, or the turn has no room left."""
+        """Copy what can be committed now; None if there is nothing, or if the arena is full."""
         if arena.free < self.chunk_bytes:
-            return None  # still ready: its turn is the next one
+            return None  # it stays ready for the next round
         self.waits = False
         if self._relay is not None:
             self._relay.refill()
@@ -309,17 +234,17 @@ class Pipe:
             self.ready = False
             return None if length is None else self._end()
         end = arena.buffer.rfind(b"\n", start, start + length) + 1
-        taken, flags = (end - start, Flag.NONE) if end else self._unfinished_line(length, full=length == len(into))
-        if not taken:
+        size, flags = (end - start, Flag.NONE) if end else self._unfinished_line(length, full=length == len(into))
+        if not size:
             return None
         self._stalled = False
         self._seen_bytes = 0
-        self._left_bytes -= taken
-        arena.used = start + taken
-        return self._draft(arena.view[start : start + taken], flags)
+        self._drain_bytes -= size
+        arena.used = start + size
+        return self._draft(arena.view[start : start + size], flags)
 
     def check(self, now: float) -> None:
-        """Be ready if more has come to an unfinished line, or if nothing has for long and writers may be blocked."""
+        """Become ready if an unfinished line has grown, or has not for a while and writers may be blocked."""
         if not self.waits:
             return
         held = held_bytes(self.descriptor)
@@ -328,39 +253,32 @@ class Pipe:
         elif (
             now - self._seen_at >= PAUSE_MAX_SECONDS
             and not self._holds_both_ends
-            and can_be_full(self.descriptor, held)
+            # splice(2) fills a page with a single byte
+            and held >= fcntl.fcntl(self.descriptor, fcntl.F_GETPIPE_SZ) // _PAGE_BYTES
         ):
             self.ready = self._stalled = True
 
     def before_write(self, draft: Draft, segment: int) -> None:
-        """Record the place in the log for which the bytes that are still in the pipe are meant."""
         if draft.payload:
             first = draft.payload[0][0]
             transfer = Transfer(self.route.name, self.file[1], draft.payload_bytes, segment, draft.position, first)
             self._transfers.write(self.slot, transfer)
 
     def after_sync(self, draft: Draft) -> str:
-        """Take the bytes, which are in the log, out of the pipe; returns what went wrong, "" if nothing did."""
-        taken = self._consume(draft.payload_bytes) if draft.payload else 0
+        """Consume the durable bytes; return a message if another process has read some of them."""
+        consumed = self._consume(draft.payload_bytes) if draft.payload else 0
         if draft.flags & Flag.CONTINUED:
             self._open_sequence = draft.last_sequence if draft.count else draft.continues
             self._open_bytes += draft.payload_bytes
         else:
             self._open_sequence = self._open_bytes = 0
-        if taken == draft.payload_bytes:
+        if consumed == draft.payload_bytes:
             return ""
-        numbers = f"{draft.payload_bytes} bytes were read, {taken} of them were left"
+        numbers = f"{draft.payload_bytes} bytes were committed, and only {consumed} of them were still there"
         return f"{self.route.name}: another process reads the pipe: {numbers}"
 
     def finish_transfer(self, payload: bytes) -> str:
-        """Finish the transfer of an earlier life that the slot records.
-
-        Args:
-            payload: what the log holds at the recorded place.
-
-        Returns:
-            What was done, as a message; "" if there was nothing to do.
-        """
+        """Finish the transfer in the slot from the payload in the log; return a message."""
         transfer = self._transfers.pending(self.slot)
         if transfer is None:
             return ""
@@ -368,15 +286,15 @@ class Pipe:
         if len(payload) != count:
             return f"{count} bytes were to be written, {len(payload)} are in the log: left in the pipe"
         front = bytearray(count)
-        # The scratch pipe may have become smaller than it was, so this may see only the beginning.
+        # The scratch pipe may be smaller than it was, and then this is only the beginning.
         length = self._scratch.peek(self.descriptor, memoryview(front)) or 0
         if length == 0 or front[:length] != payload[:length] or held_bytes(self.descriptor) < count:
-            return f"{count} bytes are in the log and the pipe was made anew: nothing to take"
+            return f"{count} bytes are in the log and not in the pipe, which is a new one: nothing to consume"
         self._consume(count)
-        return f"{count} bytes that are in the log were taken out of the pipe"
+        return f"consumed {count} bytes that were already in the log"
 
     def close_record(self) -> Draft | None:
-        """End a record whose rest can never come."""
+        """End a record whose rest cannot arrive any more."""
         return end_of_record(self.route, self._open_sequence, self) if self._open_sequence else None
 
     def close(self) -> None:
@@ -385,34 +303,33 @@ class Pipe:
             self._relay.close()
 
     def release_writing_end(self) -> None:
-        """At a stop: hold only the reading end, so that it shows whether another process can still write; be ready."""
+        """At a stop, hold only the reading end, which shows whether another process can write; become ready."""
         if self._holds_both_ends:
             reader = os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.close(self.descriptor)
             self.descriptor = reader
             self._holds_both_ends = False
         self.ready = True
-        self._left_bytes = 2 * self.chunk_bytes
+        self._drain_bytes = 2 * self.chunk_bytes
 
     def hold_writing_end(self) -> int:
-        """Hold both ends again, and be ready; returns the descriptor that it had, which is still open."""
+        """Hold both ends again, and become ready; return the previous descriptor, which is still open."""
         before = self.descriptor
         self.descriptor = os.open(f"/proc/self/fd/{before}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._holds_both_ends = self.ready = True
         self.hung_up = self.ended = False
         return before
 
-    def check_last(self, *, displaced: bool) -> None:
-        """At a stop, stay ready until the pipe is empty or, if a process can still write, one capacity of it was read.
+    def drain_at_shutdown(self, *, displaced: bool) -> None:
+        """Stay ready until the pipe is empty or, if a process can still write, one capacity of it was read.
 
-        Args:
-            displaced: the pipe is no longer at its path. No later start finds it, so unfinished lines are read too.
+        No later start finds a ``displaced`` pipe, which is no longer at its path, so its unfinished line is read too.
         """
-        self.hung_up = bool(poll_events(self.descriptor, select.POLLIN) & select.POLLHUP)
+        self.hung_up = bool(_poll_events(self.descriptor, select.POLLIN) & select.POLLHUP)
         self._stalled = self._stalled or displaced
         if self.hung_up:
             self.ready = True
-        if self.ended or (not self.hung_up and self._left_bytes <= 0):
+        if self.ended or (not self.hung_up and self._drain_bytes <= 0):
             self.ready = False
 
     def _consume(self, length: int) -> int:
@@ -420,7 +337,7 @@ class Pipe:
             return self._scratch.consume(self.descriptor, length, mark)
 
     def _end(self) -> Draft | None:
-        """It is empty and no process can write to it: what ends its record, if one is open."""
+        """Return the end of the open record of a pipe that is empty and has no writer."""
         self.hung_up = True
         closing = self.close_record()
         self.ready = closing is not None
@@ -428,23 +345,21 @@ class Pipe:
         return closing
 
     def _unfinished_line(self, length: int, *, full: bool) -> tuple[int, Flag]:
-        """How much to take of a line whose end has not come, and as what; nothing while it may still come."""
+        """Return the length to commit of an unfinished line, and its flag; 0 while its end may still arrive."""
         if full or self.inside_record or self._stalled or self._is_full():
-            return length, self._piece(length)
+            # At the limit the record ends, and the rest of the line becomes another record.
+            is_continued = self._open_bytes + length < self._record_max_bytes
+            return length, Flag.CONTINUED if is_continued else Flag.UNTERMINATED
         if self.hung_up:
             return length, Flag.UNTERMINATED
         self.ready, self.waits = False, True
-        if length != self._seen_bytes:  # writers that find no room wake the daemon as well
+        if length != self._seen_bytes:  # blocked writers wake the daemon as well
             self._seen_bytes, self._seen_at = length, time.monotonic()
         return 0, Flag.NONE
 
-    def _piece(self, length: int) -> Flag:
-        """A piece of a long line; at the limit the record ends, and the line goes on as another."""
-        return Flag.CONTINUED if self._open_bytes + length < self._record_max_bytes else Flag.UNTERMINATED
-
     def _is_full(self) -> bool:
-        """Whether writers are blocked although no newline has come (only a descriptor open for writing can tell)."""
-        return self._holds_both_ends and not poll_events(self.descriptor, select.POLLOUT) & select.POLLOUT
+        """Return True if writers are blocked, which only a descriptor open for writing shows."""
+        return self._holds_both_ends and not _poll_events(self.descriptor, select.POLLOUT) & select.POLLOUT
 
     def _draft(self, payload: memoryview, flags: Flag) -> Draft:
         begins = int(count_bytes(payload, b"\n")) if payload else 0
@@ -466,7 +381,112 @@ class Pipe:
 
 
 def end_of_record(route: Route, sequence: int, source: Pipe | None = None) -> Draft:
-    """The draft that ends the record numbered ``sequence`` without a newline."""
+    """Return the end of record ``sequence``, without a newline."""
     flags = Flag.CONTINUES | Flag.UNTERMINATED
     peer = source.peer if source is not None else UNKNOWN_PEER
     return Draft(route, [], 0, 0, flags=flags, continues=sequence, source=source, peer=peer)
+
+
+def unfinished_transfers(root: Root, transfers: Transfers, *, log_id: bytes) -> dict[int, UnfinishedTransfer]:
+    """Return the transfers whose batch was written and whose bytes were not consumed, by the inode of their pipe.
+
+    Call this before anything is written, while the log still has the recorded places. Their segment may be sealed.
+    """
+    found = {}
+    for slot in range(transfers.count):
+        transfer = transfers.pending(slot)
+        if transfer is not None and (payload := _stored_payload(root, transfer, log_id)) is not None:
+            found[transfer.inode] = UnfinishedTransfer(slot, payload)
+    return found
+
+
+def open_fifo(path: Path) -> tuple[int, bool]:
+    """Open a FIFO for reading and writing, so that it does not end when a writer leaves.
+
+    If it can be opened for writing only, another process reads it. If not, a producer may have written to the old pipe
+    all along, or may have created a new one and waits for the daemon; :func:`_was_enlarged` distinguishes these.
+
+    Returns:
+        the descriptor, and True if another process held the pipe, so that its contents can have survived.
+    """
+    try:
+        writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        writer = None
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    finally:
+        if writer is not None:
+            os.close(writer)
+    return descriptor, _was_enlarged(descriptor) or writer is not None
+
+
+def open_stdin(stdin: TextIO | None, root: Path, route: str) -> tuple[int, bool, Relay | None]:
+    """Return the pipe behind stdin, True if it can have outlived the previous run, and the relay for a file."""
+    descriptor = -1 if stdin is None else stdin.fileno()  # None: it was closed
+    mode = 0 if stdin is None else os.fstat(descriptor).st_mode
+    if stat.S_ISFIFO(mode):
+        return os.dup(descriptor), _was_enlarged(descriptor), None
+    if stat.S_ISREG(mode):
+        relay = Relay(descriptor)
+        return relay.reader, False, relay
+    raise InvalidInput("stdin is neither a pipe nor a file", case="stdin-is-no-pipe", root=root, route=route)
+
+
+def held_bytes(descriptor: int) -> int:
+    length = array.array("i", [0])
+    fcntl.ioctl(descriptor, termios.FIONREAD, length)
+    return length[0]
+
+
+def file_id(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _stored_payload(root: Root, transfer: Transfer, log_id: bytes) -> bytes | None:
+    """Return the payload at the recorded place; None if that batch was not written, or is gone."""
+    with contextlib.suppress(Damaged):
+        view = read_view(root, log_id).including_released()
+        for segment in view.segments:
+            if segment.base_sequence == transfer.segment:
+                with contextlib.closing(view.open(segment)) as opened:
+                    batch = next(opened.batches(transfer.position, None), None)
+                    place = transfer.position, transfer.route
+                    if isinstance(batch, StoredBatch) and (batch.position, batch.route) == place:
+                        return bytes(batch.payload)
+    return None
+
+
+def _was_enlarged(descriptor: int) -> bool:
+    """Return True if the previous run seems to have read this pipe; enlarge it.
+
+    A pipe keeps its size while a process holds it open; a new one has the system's size. This proves nothing if pipes
+    could not be enlarged then, or cannot be now. If only then, the pipe counts as new: an unfinished record ends, and
+    bytes that a kill left both in the log and in the pipe are stored twice. If now, it counts as the old one: a new
+    line may continue an unfinished record.
+    """
+    before = fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
+    return not before <= _NEW_PIPE_MAX_BYTES < _enlarge(descriptor)
+
+
+def _enlarge(descriptor: int) -> int:
+    """Make a pipe as large as the system allows; return its size in bytes."""
+    present = fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
+    for length in _PIPE_SIZES:
+        if length <= present:
+            break
+        try:
+            return fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, length)
+        except PermissionError:  # this user's pipes have used up their share of memory
+            continue
+    return present
+
+
+def _poll_events(descriptor: int, events: int) -> int:
+    """Return the ``events`` that are true now, errors and hang-ups included."""
+    poller = select.poll()
+    poller.register(descriptor, events)
+    ready = poller.poll(0)
+    return ready[0][1] if ready else 0

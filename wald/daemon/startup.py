@@ -329,7 +329,7 @@ class Parts:
             "needed_bytes": metrics.needed_bytes,
             "free_space_min": sizes.reserve_bytes,
             "segment_max_bytes": sizes.segment_bytes,
-            "fifo_troubles": self.intake.fifos.troubles,
+            "fifo_troubles": self.intake.fifos.problems,
             "unfinished_lines": self.intake.unfinished_lines,
             "busy": sorted(self.intake.busy),
             "over_quota": [over.to_json() for over in self.quotas.over.values()],
