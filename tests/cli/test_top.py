@@ -94,10 +94,10 @@ class Terminal:
         return modes == self.modes and _BACK in left and left.rfind(b"\x1b[?25h") > left.rfind(b"\x1b[?25l")
 
 
-@pytest.fixture
-def many(tmp_path: Path) -> Path:
-    """A log of a thousand routes, one of which holds something back."""
-    built = Built(tmp_path / "many")
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log of a thousand routes, one of which holds something back; a test leaves it as it was."""
+    built = Built(tmp_path_factory.mktemp("many") / "log")
     for number in range(1000):
         add_route(built.root, built.disk, f"route-{number:04}")
     built.lines("route-0500", [b"x"] * 3)
@@ -219,8 +219,10 @@ def test_a_bar_that_the_encoding_does_not_have_is_no_error(many: Path) -> None:
 
 
 def test_once_tells_what_is_wrong_and_goes_on(many: Path) -> None:
+    head = (many / "head").read_bytes()
     (many / "head").write_bytes(b"nonsense" * 20)
     reported = output_of("top", "--once", "--interval", "100ms", "--root", many).decode().splitlines()
+    (many / "head").write_bytes(head)
 
     assert reported[0] == f"{many / 'head'}: offset 0: not a head line"
     assert reported[1] == "head      -"
