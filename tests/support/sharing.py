@@ -24,7 +24,18 @@ class ByFixtures(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return file if shares(_TESTS.parent / file) else nodeid
+        return file if _is_shared(file) else nodeid
+
+    def _pending_of(self, workload: dict[str, dict[str, bool]]) -> int:
+        """Forget what is complete: this is asked after each test, of all that a worker was ever given."""
+        for scope in [scope for scope, unit in workload.items() if all(unit.values())]:
+            del workload[scope]
+        return sum(list(unit.values()).count(False) for unit in workload.values())
+
+
+@cache
+def _is_shared(file: str) -> bool:
+    return shares(_TESTS.parent / file)
 
 
 Node = TypeVar("Node")
