@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from logs import Built
-from running import Daemon
+from running import TIMEOUT_SECONDS, Daemon
 
 import wald
 from wald import aio
@@ -84,10 +84,13 @@ def test_what_is_unanswered_can_be_asked_while_a_flush_waits(daemon: Daemon) -> 
             await producer.send("a", ["one", "two"])
             flush = asyncio.create_task(producer.flush())
             await asyncio.sleep(0.1)
-            waker = threading.Timer(2, os.kill, (daemon.process.pid, signal.SIGCONT))
+            # Otherwise, to ask would wait for the flush, and that for the daemon.
+            waker = threading.Timer(TIMEOUT_SECONDS, os.kill, (daemon.process.pid, signal.SIGCONT))
             waker.start()
             assert producer.unanswered == 2
             assert waker.is_alive()
+            waker.cancel()
+            os.kill(daemon.process.pid, signal.SIGCONT)
             assert await flush == [Durable(1, 2)]
             assert producer.unanswered == 0
 
