@@ -18,7 +18,6 @@ import pkgutil
 import re
 import runpy
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -39,6 +38,7 @@ _USER = re.compile(r"\S*/setpriv --reuid=(\d+) --regid=(\d+) (?:--clear-groups|-
 _PR_SET_DUMPABLE = 4  # prctl(2)
 _MESSAGE_BYTES = 1 << 17
 _NUMBER_BYTES = 8
+_DESCRIPTORS_MAX = 1 << 20
 _NOT_GIVEN = -1  # as subprocess has it
 _template: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []  # started when it is first asked
 
@@ -175,34 +175,46 @@ def _asking() -> socket.socket:
 
 
 def _serve(asking: socket.socket) -> None:
-    """Fork whatever is asked for, until nobody can ask any more."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody has to wait for those that wait
+    """Fork each program that a process asks for, and report its pid and its exit status, until no process can ask."""
     gc.freeze()  # what is never looked at is never copied
+    events = select.poll()
+    events.register(asking, select.POLLIN)
+    running: dict[int, tuple[int, int]] = {}  # pidfd → pid, and where its exit status is awaited
     while True:
-        message, descriptors, _, _ = socket.recv_fds(asking, _MESSAGE_BYTES, 8)
-        if not message:
-            return
-        if os.fork() == 0:
-            asking.close()
-            _become(message, descriptors)
-            return
-        for descriptor in descriptors:
-            os.close(descriptor)
+        for event, _ in events.poll():
+            if event in running:
+                events.unregister(event)
+                pid, reporting = running.pop(event)
+                _report(reporting, os.waitpid(pid, 0)[1])
+                os.close(reporting)
+                os.close(event)
+                continue
+            message, descriptors, _, _ = socket.recv_fds(asking, _MESSAGE_BYTES, 8)
+            if not message:
+                return
+            reporting, *standard = descriptors
+            pid = os.fork()
+            if pid == 0:
+                _become(message, standard)
+                return
+            for descriptor in standard:
+                os.close(descriptor)
+            _report(reporting, pid)
+            handle = os.pidfd_open(pid)
+            running[handle] = (pid, reporting)
+            events.register(handle, select.POLLIN)
 
 
-def _become(message: bytes, descriptors: list[int]) -> None:
-    """Be the program, in a child of a process that waits for it and tells its exit status."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    telling, *standard = descriptors
-    if pid := os.fork():
-        for descriptor in (0, 1, 2, *standard):
-            os.close(descriptor)
-        os.write(telling, pid.to_bytes(_NUMBER_BYTES, "little"))
-        os.write(telling, os.waitpid(pid, 0)[1].to_bytes(_NUMBER_BYTES, "little"))
-        os._exit(0)
+def _report(reporting: int, number: int) -> None:
+    with suppress(BrokenPipeError):  # the test has ended
+        os.write(reporting, number.to_bytes(_NUMBER_BYTES, "little"))
+
+
+def _become(message: bytes, standard: list[int]) -> None:
+    """Be the program, with its standard streams and without the descriptors of others."""
     for number, descriptor in enumerate(standard):
         os.dup2(descriptor, number)
-    os.closerange(3, max(descriptors) + 1)
+    os.closerange(3, _DESCRIPTORS_MAX)
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     asked = json.loads(message)
