@@ -1,10 +1,9 @@
 """Detection of a replaced or rolled-back log at a path.
 
-The positions that a long-running process has in memory mean nothing if another log, or an older copy of the same log,
-is moved to its path, even if id, epoch and head now look right. Each start of the daemon therefore writes a random
-``life`` and the sequence at which it begins into its report ``recovery/<epoch>.json``: before that start, no process
-can have seen a record with that sequence or a later one. A job that keeps its positions on disk keeps epoch and life
-with them, so that its next run can compare them.
+Positions in memory mean nothing if another log, or an older copy of the same log, is moved to its path, even if id,
+epoch and head look right. Each start of the daemon therefore writes a random ``life`` and the sequence at which it
+begins into ``recovery/<epoch>.json``. No process can have seen that sequence, or a later one, before that start. A job
+that stores positions stores epoch and life with them.
 """
 
 from __future__ import annotations
@@ -32,14 +31,7 @@ _Mark = tuple[int, int, int] | None
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The place in a log up to which it was read.
-
-    Attributes:
-        sequence: last record read.
-        epoch: epoch of the daemon at that time; 0 if unknown.
-        life: id of the start of that epoch; "" if unknown.
-        segment, position: end of the bytes read; 0 if unknown.
-    """
+    """The last record read, epoch and life at that time, and the end of the bytes read; 0 and "" if unknown."""
 
     sequence: int
     epoch: int
@@ -49,17 +41,11 @@ class Seen:
 
 
 def seen_at(root: Root, head: Head) -> Seen:
-    """Return the place to which ``head``, which was just read, points."""
     return Seen(head.sequence, head.epoch, _life(read_object(root.report(head.epoch))), head.segment, head.position)
 
 
 class Continuity:
-    """History of the log ``log_id`` at ``root``, as one process has seen it; threads may share it.
-
-    Args:
-        seen: place that another process has seen.
-        hint: replaces the usual hint for an older copy.
-    """
+    """History of a log as one process, or an earlier one that left ``seen``, has seen it; threads may share it."""
 
     def __init__(self, root: Root, log_id: bytes, seen: Seen | None = None, *, hint: str = "") -> None:
         self._root = root
@@ -72,19 +58,15 @@ class Continuity:
 
     @property
     def seen(self) -> Seen | None:
-        """The last place seen; None before the first head."""
         return self._seen
 
     def require(self) -> None:
-        """Call :meth:`check` with the current head."""
         self.check(readable_head(self._root))
 
     def check(self, head: Head | None) -> None:
         """Compare the log with earlier observations, and remember ``head``, which was just read.
 
-        Raises:
-            Gone: no log is at the path now.
-            Replaced: another log, or an older copy, is at the path. Every later call raises it, too.
+        Raises Gone if no log is there now, or Replaced, now and later, if it is another log or an older copy.
         """
         with self._lock:
             if self._replaced is None:
@@ -137,7 +119,6 @@ class Continuity:
             )
 
     def _rollback(self, seen: Seen, head: Head) -> str:
-        """Return the evidence that the log is an older copy; "" without any."""
         if (head.epoch, head.sequence) < (seen.epoch, seen.sequence) or head.sequence < seen.sequence:
             return f"the log ends at record {head.sequence} of epoch {head.epoch}"
         if not seen.epoch:
@@ -152,7 +133,7 @@ class Continuity:
         return ""
 
     def _current_marks(self, epoch: int) -> tuple[_Mark, _Mark]:
-        """Return marks that change if the identity or the report of an epoch is replaced; None for a missing file."""
+        """Return marks that change if the identity or the report of an epoch is replaced."""
         return _mark(self._root.identity), _mark(self._root.report(epoch))
 
 
@@ -169,7 +150,7 @@ def _life(report: Mapping[str, Any] | None) -> str:
 
 
 def _begins_before(report: Mapping[str, Any], seen: Seen, root: Root) -> bool:
-    """Return True if the start of a report found fewer records, or pieces of records, than ``seen``."""
+    """Return True if a start found fewer records, or pieces of records, than ``seen``."""
     begins, scanned = report.get("next_sequence"), report.get("scanned_bytes")
     if isinstance(begins, int) and begins <= seen.sequence:
         return True

@@ -21,10 +21,10 @@ class Bound:
     """The end of the readable bytes of a log.
 
     Attributes:
-        segment: base sequence of the last readable segment; every older one is readable to its end.
+        segment: base sequence of the last readable segment.
         position: end of the readable bytes in that segment.
         sequence: last readable record; None if only reading shows it.
-        lost: True if the head is unreadable, so that records after the bound may be durable.
+        lost: True if the head is unreadable, so that later records may be durable.
     """
 
     segment: int
@@ -42,11 +42,7 @@ EVERYTHING = Bound(1 << 63, 1 << 63, None)
 
 
 def read_head(root: Root) -> Head | None:
-    """Return the durable head; None if there is no head file, or an empty one.
-
-    Raises:
-        Damaged: the file contains something else.
-    """
+    """Return the durable head; None if the file is missing or empty. Raise Damaged if it contains something else."""
     try:
         descriptor = open_regular(root.head)
     except FileNotFoundError:
@@ -65,7 +61,7 @@ def read_head(root: Root) -> Head | None:
 
 
 def readable_head(root: Root) -> Head | None:
-    """Return the durable head; None also for a damaged one, because segments show nearly as much."""
+    """Return the durable head; None even if it is damaged, because segments show nearly as much."""
     try:
         return read_head(root)
     except Damaged:
@@ -82,7 +78,6 @@ def seconds_ahead(append_time_ns: int, now_ns: int) -> float:
 
 
 def lost_head(root: Root, bound: Bound) -> Damaged:
-    """Return the error for records after a bound without a head."""
     behind = "" if bound.sequence is None else f" behind record {bound.sequence}"
     return Damaged(
         f"{root.head}: there is no readable head, so it is unknown which records{behind} are durable",

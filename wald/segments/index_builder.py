@@ -1,10 +1,8 @@
 """Index of a segment, built from its batches, and sparse index files.
 
-:class:`SegmentIndexBuilder` adds up the batches of any segment: one that is sealed, raw, salvaged or shrunk.
-
 A sparse index saves a reader from scanning a raw segment from its start. It is only a hint: it is not synced and may be
-missing, short, stale or damaged. A reader therefore checks the batch it lands on, may find entries behind the durable
-end of the log, and scans the segment if the index does not help.
+missing, short, stale or damaged. A reader checks the batch it lands on, may find entries behind the durable end of the
+log, and scans the segment if the index does not help.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ _CONTINUES, _DROPPED = int(Flag.CONTINUES), int(Flag.DROPPED)  # enums are slow
 
 
 class BatchSpan(NamedTuple):
-    """Sequences, append times and routes of the batches of one frame: the last fields of a :class:`Frame`."""
+    """The last fields of a :class:`Frame`."""
 
     first_sequence: int
     next_sequence: int
@@ -57,7 +55,7 @@ class BatchSpan(NamedTuple):
 
 @dataclass(slots=True)
 class _Tally:
-    """Counters for a :class:`wald.format.sealed_index.RouteEntry`."""
+    """Counters for a :class:`RouteEntry`."""
 
     id: int
     first: int
@@ -67,12 +65,7 @@ class _Tally:
 
 
 class SegmentIndexBuilder:
-    """Batch table, routes, peers and next sequence of the batches added so far.
-
-    Attributes:
-        dropped: runs of records (first, last) replaced by DROPPED batches.
-        last_position: position of the last batch; 0 without one.
-    """
+    """Batch table, routes, peers, dropped records and next sequence of the batches added so far."""
 
     def __init__(self, base_sequence: int, salt: int) -> None:
         self._base_sequence = self.next_sequence = base_sequence
@@ -87,12 +80,9 @@ class SegmentIndexBuilder:
         self._tallies: dict[bytes, _Tally] = {}
 
     def add_window(self, window: bytes, origin: int) -> int:
-        """Add the whole batches at the start of ``window``, and return where they end in it.
+        """Add the whole batches at the start of the bytes at position ``origin``, and return where they end in them.
 
         Several times as fast as :meth:`RawFile.scan`, which handles everything else.
-
-        Args:
-            origin: position of the window in the segment; at 0 it begins with the segment header.
         """
         begin = end = 0 if origin else FIRST_BATCH
         for at, behind, fields in whole_batches(window, begin, position=origin, salt=self._salt):
@@ -111,7 +101,7 @@ class SegmentIndexBuilder:
         return end
 
     def add(self, position: int, header: BatchHeader, route: str, payload: bytes | memoryview = b"") -> None:
-        """Add a whole batch; ``payload`` is needed for control batches only."""
+        """Add a whole batch; only a control batch needs ``payload``."""
         self.last_position = position
         if header.is_dropped:
             self._drop(header.base_sequence, header.count, header.append_time_ns)
@@ -145,7 +135,7 @@ class SegmentIndexBuilder:
         return BatchSpan(first, self.next_sequence, min(times), max(times), routes)
 
     def sort_routes(self, frames: list[Frame]) -> list[Frame]:
-        """Number the routes by name, so that segments with equal routes share a table; renumber ``frames``, too."""
+        """Number the routes by name, also in ``frames``, so that segments with equal routes share a table."""
         ordered = dict(sorted(self._tallies.items()))
         if list(ordered) == list(self._tallies):
             return frames
@@ -158,7 +148,6 @@ class SegmentIndexBuilder:
         return [replace(frame, routes=tuple(sorted(map(renumber, frame.routes)))) for frame in frames]
 
     def routes(self) -> list[RouteEntry]:
-        """Return the table of routes, in the order of their ids."""
         return [
             RouteEntry(name.decode("ascii", "replace"), tally.count, tally.first, tally.last, tally.payload_bytes)
             for name, tally in self._tallies.items()
@@ -171,7 +160,7 @@ class SegmentIndexBuilder:
     def index(
         self, *, log_id: bytes, epoch: int, raw_bytes: int, damage: list[tuple[int, int]], sha256: bytes
     ) -> SealedIndex:
-        """Return an index of all batches, in one frame; ``sha256`` of the raw bytes is empty if unknown."""
+        """Return an index of all batches, in one frame; ``sha256`` is empty if unknown."""
         span = self.end_frame()
         return SealedIndex(
             log_id=log_id,
@@ -239,10 +228,9 @@ class SegmentIndexBuilder:
 
 
 class SparseIndexWriter:
-    """Writer of the sparse index of a growing segment; the first error ends the index, which stays short.
+    """Writer of the sparse index of a growing segment.
 
-    Args:
-        path: an old index there is emptied; any other file is kept, and no index is written.
+    It overwrites an old index, but no other file. The first error ends the index, which stays short.
     """
 
     def __init__(self, path: Path, header: SegmentHeader) -> None:
@@ -276,7 +264,7 @@ class SparseIndexWriter:
 
 
 def remove_index(path: Path, disk: Disk) -> None:
-    """Remove the index at ``path``, if there is one; a segment under that name is kept."""
+    """Remove the index at ``path``, but not another file of that name."""
     with suppress(FileNotFoundError):
         if not _is_another_file(path):
             disk.unlink(path)
@@ -293,19 +281,16 @@ def _is_another_file(path: Path) -> bool:
 
 
 def find_index(directory: Path, log_id: bytes | None, base_sequence: int) -> SparseIndex:
-    """Return the sparse index of a segment in ``directory``; without one, only the salt that the next segment records.
+    """Return the sparse index of a segment (of any log if ``log_id`` is None), or only the salt if it has none.
 
     A cut records the salt at the start of the next segment, where it survives the loss of the header's sector.
-
-    Args:
-        log_id: None accepts the index of any log.
     """
     path = directory / segment_name(base_sequence, Kind.INDEX)
     return read_index(path, log_id, base_sequence) or SparseIndex(salt=salt_recorded_after(directory, base_sequence))
 
 
 def salt_recorded_after(directory: Path, base_sequence: int) -> int | None:
-    """Return the salt that the next segment in ``directory`` records; None if there is none, or it is unreadable."""
+    """Return the salt of a segment that the next segment in ``directory`` records."""
     bases: dict[int, list[Path]] = {}
     with suppress(OSError):
         for name in os.listdir(directory):
@@ -322,7 +307,6 @@ def salt_recorded_after(directory: Path, base_sequence: int) -> int | None:
 
 
 def _previous_salt(read: Callable[[int], bytes]) -> int | None:
-    """Return the salt of the previous segment, by the first batch of the segment that ``read`` returns bytes of."""
     place = seed(decode_segment_header(read(SEGMENT_HEADER.size)).salt, FIRST_BATCH)
     header = decode_header(read(HEADER.size), 0, place)
     if header is None or not header.is_state:
@@ -335,7 +319,6 @@ def _previous_salt(read: Callable[[int], bytes]) -> int | None:
 
 
 def read_index(path: Path, log_id: bytes | None, base_sequence: int) -> SparseIndex | None:
-    """Return the index at ``path``; None if it is missing, or that of another segment."""
     try:
         data = read_regular(path)
     except (OSError, Damaged):

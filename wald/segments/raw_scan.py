@@ -1,13 +1,11 @@
 """Scan of a raw segment in constant memory, and resynchronisation after damage.
 
-A scan finds whole batches, damaged bytes with whole batches behind them, and the end: zeros, the end of the file, or
-the remains of a crash. It checksums each byte of a batch once, however much damage there is.
+A scan checksums each byte of a batch once, however much damage there is.
 
 A payload may contain whole batches with valid checksums, because every program that can read the segment can learn its
-salt. Checksums alone therefore do not show where a batch begins behind damage. :class:`Resync` starts at an anchor: a
-position given by the sparse index, by the head, or by the end of the data. From there it follows the trailers backwards
-to the damage. If trailers are damaged, too, it searches the bytes between for headers, and accepts only a chain of
-headers that ends exactly where the trailers led.
+salt. :class:`Resync` therefore starts at an anchor: a position given by the sparse index, by the head, or by the end of
+the data. From there it follows the trailers backwards to the damage. If trailers are damaged, too, it searches the
+bytes between for headers, and accepts only a chain of headers that ends exactly where the trailers led.
 """
 
 from __future__ import annotations
@@ -76,11 +74,7 @@ class DamagedBytes:
 
 @dataclass(frozen=True, slots=True)
 class SegmentEnd:
-    """The end of the whole batches.
-
-    Attributes:
-        garbage_bytes: bytes from ``offset`` to the last one that is not zero.
-    """
+    """The end of the whole batches; ``garbage_bytes`` up to the last one that is not zero follow it."""
 
     offset: int
     outcome: ParseOutcome
@@ -92,12 +86,9 @@ Scan = Iterator[ScannedBatch | DamagedBytes | SegmentEnd]
 
 
 class RawFile:
-    """Bytes and batches of an open raw segment; the caller owns the descriptor.
+    """Bytes and batches of an open raw segment up to ``limit``; the caller owns the descriptor.
 
-    Args:
-        limit: end of the bytes to read.
-        durable: position at which the head says that a batch ends; 0 if unknown.
-        index: returns the sparse index; called only if there is damage.
+    Only damage needs ``index``, and ``durable``, a position at which the head says that a batch ends (0 if unknown).
     """
 
     def __init__(
@@ -117,15 +108,11 @@ class RawFile:
         self._window_offset = 0
 
     def header(self) -> SegmentHeader:
-        """
-        Raises:
-            BadHeader: the first 64 bytes are not a segment header.
-        """
         return decode_segment_header(self.read(0, SEGMENT_HEADER.size))
 
     @cached_property
     def salt(self) -> int:
-        """The segment's salt; a random one, which fits no batch, if both header and sparse index are lost."""
+        """The salt; a random one, which fits no batch, if header and sparse index are lost."""
         try:
             return self.header().salt
         except BadHeader:
@@ -153,7 +140,7 @@ class RawFile:
         return self.payload(batch) if batch.header.is_control else b""
 
     def scan(self, *, start: int = FIRST_BATCH) -> Scan:
-        """Yield every batch from ``start``, and the damaged bytes between them; the last item is the end."""
+        """Yield every batch from ``start``, the damage between them, and the end."""
         offset = start
         next_sequence = 0
         damage: tuple[int, Parsed] | None = None  # damage whose end is unknown so far
@@ -179,7 +166,7 @@ class RawFile:
             offset = behind
 
     def _parse(self, offset: int) -> tuple[Parsed, str]:
-        """Parse a batch as :func:`wald.format.batch.parse` does, but read it in windows; return its route, too."""
+        """Parse a batch as :func:`wald.format.batch.parse` does, but in windows; return its route, too."""
         opening = self._peek(offset, HEADER.size)
         place = seed(self.salt, offset)
         found = parse_header(opening, max(0, self.limit - offset), place)
@@ -203,8 +190,7 @@ class RawFile:
     def _resume(self, offset: int, header: BatchHeader | None) -> int | None:
         """Return where to continue behind damage at ``offset``; None at the end.
 
-        Args:
-            header: of the damaged batch, if intact: it gives the length, so that no payload is read.
+        An intact ``header`` there gives the length, so that no payload is read.
         """
         if header is not None:
             behind = offset + header.total_bytes
@@ -239,7 +225,7 @@ class RawFile:
         return self._window[inside : inside + length]
 
     def _ahead(self, offset: int, length: int) -> memoryview:
-        """Return up to ``length`` bytes at ``offset``, as many as the window has; none only at the limit."""
+        """Return as many of ``length`` bytes at ``offset`` as the window has; none only at the limit."""
         inside = offset - self._window_offset
         if not 0 <= inside < len(self._window):
             self._move(offset)
@@ -247,8 +233,7 @@ class RawFile:
         return self._window[inside : inside + length]
 
     def _move(self, offset: int) -> None:
-        """Fill the window with the bytes at ``offset``; reusing its memory is faster than allocating."""
-        if self._memory is None:
+        if self._memory is None:  # reusing it is faster than allocating
             self._memory = memoryview(bytearray(WINDOW_BYTES))
         length, filled = max(0, min(WINDOW_BYTES, self.limit - offset)), 0
         while filled < length:
@@ -265,10 +250,8 @@ _BACKWARDS_BYTES = 64 << 10  # window for reading trailers backwards
 class Resync:
     """Search for the first batch behind damage.
 
-    Args:
-        read: returns bytes of the segment by offset and length; fewer only at its end.
-        ends: positions at which batches end unless they are damaged: the head, the end of the data.
-        index: the sparse index, if any; its entries count only where they agree with the segment.
+    ``read`` returns bytes by offset and length. Unless they are damaged, batches end at the positions ``ends``. Entries
+    of ``index`` count only where they agree with the segment.
     """
 
     def __init__(
@@ -280,7 +263,7 @@ class Resync:
         self._anchors = sorted({*self._confirmed(index or SparseIndex()), *filter(self._begin, ends)})
 
     def behind(self, position: int) -> int | None:
-        """Return the first position behind damage at ``position`` at which a batch ended; None if unknown."""
+        """Return the first position behind damage at which a batch ended; None if unknown."""
         number = bisect_right(self._anchors, position)
         if number == len(self._anchors):
             return None
@@ -295,7 +278,7 @@ class Resync:
         return self._chain(position, end)
 
     def _begin(self, end: int) -> int | None:
-        """Return where the batch begins that ends at ``end``; None if its trailer is damaged."""
+        """Return the start of the batch that ends at ``end``; None if its trailer is damaged."""
         offset = end - TRAILER.size
         inside = offset - self._window_offset
         if not 0 <= inside <= len(self._window) - TRAILER.size:
@@ -305,14 +288,13 @@ class Resync:
         return batch_begin(self._window[max(0, inside) : inside + TRAILER.size], end, self._salt)
 
     def _confirmed(self, index: SparseIndex) -> Iterator[int]:
-        """Yield the positions in the index at which the segment has the header of that batch."""
         for sequence, position, time_ns in zip(index.sequences, index.positions, index.times_ns, strict=True):
             header = decode_header(self._read(position, HEADER.size), 0, seed(self._salt, position))
             if header is not None and (header.base_sequence, header.append_time_ns) == (sequence, time_ns):
                 yield position
 
     def _chain(self, position: int, end: int) -> int:
-        """Return the first header behind ``position`` that starts a chain to exactly ``end``; ``end`` without one."""
+        """Return the first header that starts a chain to exactly ``end``; ``end`` without one."""
         dead_ends: set[int] = set()
         for candidate in self._headers(position + ALIGNMENT, end):
             at, passed = candidate, set[int]()
@@ -328,7 +310,7 @@ class Resync:
         return end
 
     def _headers(self, start: int, end: int) -> Iterator[int]:
-        """Yield the position of every valid header whose batch would fit between ``start`` and ``end``."""
+        """Yield the position of every valid header whose batch would fit."""
         offset = padded(start)
         while offset + HEADER.size <= end:
             window = self._read(offset, min(1 << 20, end - offset))

@@ -1,9 +1,8 @@
 """Batches of one segment in order, in raw or sealed form.
 
-Positions are offsets in the raw form of a segment, also in its sealed form, so that sealing does not move a reader. Raw
-batches are checked against their checksums. Batches of a sealed segment are not checked again: the sealer did that, and
-decompression checks the checksum of each frame. A frame that fails this check still gives the batches in front of the
-damage, each checked.
+Positions in every form are offsets in the raw form, so that sealing does not move a reader. Raw batches are checked
+against their checksums. The sealer has checked those of a sealed segment, and decompression checks each frame. A frame
+that fails gives the batches in front of the damage, each checked.
 """
 
 from __future__ import annotations
@@ -75,13 +74,7 @@ def as_item(batch: StoredBatch) -> StoredBatch | DroppedBatches:
 class OpenSegment(ABC):
     """An open segment in any form.
 
-    Attributes:
-        tail: set by :meth:`batches` of a raw or a salvaged segment: where and how its batches ended.
-
-    Raises:
-        FileNotFoundError: it was sealed or reclaimed in the meantime.
-        Misplaced: the file is another segment than its name says.
-        Damaged: nothing in it can be read.
+    :meth:`batches` of a raw or a salvaged segment sets ``tail``: where and how its batches ended.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -105,36 +98,31 @@ class OpenSegment(ABC):
         routes: frozenset[str] | None = None,
         passable: Passable | None = None,
     ) -> Iterator[SegmentItem]:
-        """Yield every batch from ``position``, with the damage between them.
+        """Yield every batch from ``position`` to ``limit`` (None for its own end), with the damage between them.
 
-        Args:
-            limit: end of the readable bytes; None for the end of the batches.
-            routes: of a sealed segment, do not decompress frames without any of these routes.
-            passable: of a sealed segment, skip the decompressed and verified frames for which it returns True. Then no
-                frame is decompressed ahead, because a search has other work for each processor.
+        A sealed segment skips frames without any of ``routes``, and decompressed frames for which ``passable`` returns
+        True. With ``passable``, it decompresses no frame ahead, because a search has other work for each processor.
         """
 
     @abstractmethod
     def file_offset(self, position: int) -> int:
-        """Return the offset in the file of the bytes, or of the frame, at a position."""
+        """Return the offset in the file of the byte or frame at a position."""
 
     @abstractmethod
     def position_of_sequence(self, sequence: int, limit: int | None) -> int:
-        """Return a position from which reading finds the record ``sequence``, if it begins in this segment."""
+        """Return a position from which reading finds record ``sequence``, if it begins here."""
 
     @abstractmethod
     def position_of_time(self, time_ns: int, limit: int | None) -> int:
-        """Return a position from which reading finds every record appended at ``time_ns`` or later."""
+        """Return a position from which reading finds all records of ``time_ns`` or later."""
 
     def first_time_ns(self, limit: int | None) -> int | None:
-        """Return the append time of the first batch of records; None without one."""
         for found in self.batches(FIRST_BATCH, limit):
             if isinstance(found, StoredBatch) and not found.header.is_control:
                 return found.header.append_time_ns
         return None
 
     def peer(self, number: int) -> Peer | None:
-        """Return the peer with this number in the segment; None if it is unknown or unreadable."""
         found = next(self.batches(peer_position(number), None), None)
         if isinstance(found, StoredBatch) and found.header.is_control and found.header.peer == number:
             with suppress(BadPeer):
@@ -142,10 +130,9 @@ class OpenSegment(ABC):
         return None
 
     def replaced(self, *, removed: bool) -> bool:  # noqa: ARG002
-        """Return True if the path now names another file: the writer continues in a copy after a failed write.
+        """Return True if the path now names another file, ``removed`` if it names none.
 
-        Args:
-            removed: the result if the path names no file.
+        The writer continues in a copy after a failed write.
         """
         return False
 
@@ -225,7 +212,7 @@ class RawSegment(OpenSegment):
             window_bytes = WINDOW_BYTES
 
     def _header(self) -> SegmentHeader | None:
-        """Return the header, or its equivalent from the first batch: only ``wald verify`` reports a damaged header."""
+        """Return the header, or its equivalent from the first batch."""
         try:
             return RawFile(self._descriptor).header()
         except BadHeader:
@@ -242,7 +229,7 @@ class RawSegment(OpenSegment):
         return RawFile(self._descriptor, index=lambda: self._index(None))
 
     def _index(self, limit: int | None) -> SparseIndex:
-        """Return the sparse index without entries behind ``limit``: it may be ahead of the durable end."""
+        """Return the sparse index up to ``limit``: it may be ahead of the durable end."""
         index = find_index(self.path.parent, self._log_id, self.base_sequence)
         if limit is not None:
             readable = bisect_left(index.positions, limit)
@@ -252,7 +239,7 @@ class RawSegment(OpenSegment):
 
 
 class SealedSegment(OpenSegment):
-    """An open sealed segment; a damaged frame is a gap behind which the next frames stay readable."""
+    """An open sealed segment."""
 
     def __init__(self, segment: Segment, log_id: bytes) -> None:
         super().__init__(segment)
@@ -333,7 +320,6 @@ class SealedSegment(OpenSegment):
             yield SkippedBatches(index.raw_bytes, index.next_sequence, index.next_sequence)
 
     def _is_needed(self, frame: Frame, wanted: set[int] | None) -> bool:
-        """Return True if a reader of the routes ``wanted`` (None for all) must decompress a frame."""
         if self.index.shrunk is None:
             return wanted is None or not wanted.isdisjoint(frame.routes)
         return bool(frame.routes) or frame.raw_offset == 0  # only its batches show the dropped records between them
@@ -373,19 +359,11 @@ class SealedSegment(OpenSegment):
 
 
 class Misplaced(Damaged):
-    """A file with the name of a segment that is another segment, of this log or of another."""
+    """A file is another segment than its name says, of this log or of another."""
 
 
 def identify(path: Path) -> tuple[Kind, SegmentHeader | SealedIndex | None] | None:
-    """Return the form (RAW or SEALED) of the segment in a file of any name, and its header or index if readable.
-
-    Return None if the file does not begin like a segment.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        Damaged: it is not a regular file.
-        OSError: it cannot be read.
-    """
+    """Return form (RAW or SEALED) and header or index, if readable, of the segment in a file; None for another file."""
     with open_file(path) as file:
         start = file.read(SEGMENT_HEADER.size)
         if start.startswith(SEGMENT_MAGIC):
@@ -403,13 +381,7 @@ def identify(path: Path) -> tuple[Kind, SegmentHeader | SealedIndex | None] | No
 
 
 def require_named(segment: Segment, log_id: bytes) -> None:
-    """Check that a file is the segment that its name promises; a file that identifies no segment passes.
-
-    Raises:
-        Misplaced: it is another segment, or another form of the segment.
-        FileNotFoundError: the file does not exist.
-        OSError: it cannot be read.
-    """
+    """Raise Misplaced if a file does not match its name; one that identifies no segment passes."""
     try:
         found = identify(segment.path)
     except Damaged:
@@ -424,11 +396,7 @@ def require_named(segment: Segment, log_id: bytes) -> None:
 
 
 def check_name(segment: Segment, log_id: bytes, found: SegmentHeader | SealedIndex | None) -> None:
-    """Compare the name of a segment with its header or index, if known; a copy is never read in its place.
-
-    Raises:
-        Misplaced: it belongs to another log, or is another segment of this one.
-    """
+    """Raise Misplaced if the header or index of a file, if known, does not match its name."""
     if found is None or (found.log_id, found.base_sequence) == (log_id, segment.base_sequence):
         return
     if found.log_id != log_id:

@@ -1,8 +1,8 @@
 """Batches of a sealed segment whose index or seek table is damaged.
 
-The index is derived, so its loss loses no record: the frames are read from the front. The headers of a frame show where
-the next one begins; if they are damaged, the seek table does. Every batch is checked against its checksums, and a
-damaged or truncated frame gives the batches in front of the damage. Memory: one frame.
+The index is derived, so its loss loses no record: the frames are read from the front, one at a time. The headers of a
+frame show where the next one begins; if they are damaged, the seek table does. Every batch is checked against its
+checksums, and a damaged or truncated frame gives the batches in front of the damage.
 """
 
 from __future__ import annotations
@@ -41,14 +41,7 @@ _STORED_MAX_BYTES = 2 * FRAME_BYTES  # of a frame of several batches
 
 
 class SalvagedSegment(OpenSegment):
-    """A sealed segment that is read without its index.
-
-    Args:
-        error: why the index cannot be used; raised if no frame is readable.
-
-    Attributes:
-        header: of the segment; None if it is lost.
-    """
+    """A sealed segment without a usable index, because of ``error``, which is raised if no frame is readable."""
 
     def __init__(self, segment: Segment, log_id: bytes, error: Damaged) -> None:
         super().__init__(segment)
@@ -93,7 +86,7 @@ class SalvagedSegment(OpenSegment):
         return (as_item(found) if isinstance(found, StoredBatch) else found for found in self.stored(position, limit))
 
     def stored(self, position: int, limit: int | None) -> Iterator[StoredBatch | DamagedBytes]:
-        """Yield what :meth:`batches` does, but DROPPED batches as they are stored."""
+        """Yield the items of :meth:`batches`, with DROPPED batches in stored form."""
         self.tail = None
         offset = begin = 0
         expected = self.base_sequence
@@ -127,7 +120,7 @@ class SalvagedSegment(OpenSegment):
             offset, begin = offset + span.stored_bytes, begin + span.raw_bytes
 
     def _span(self, offset: int, begin: int) -> tuple[FrameLengths, str]:
-        """Return the lengths of the frame at ``offset``, 0 if unknown, and what is wrong with its headers or ""."""
+        """Return the lengths of the frame at ``offset``, 0 if unknown, and why its headers are unusable, or ""."""
         listed = self._listed(offset)
         try:
             own = read_frame_lengths(self._read, offset)
@@ -155,7 +148,7 @@ class SalvagedSegment(OpenSegment):
         return header
 
     def _content(self, offset: int, begin: int, span: FrameLengths) -> tuple[bytes, str]:
-        """Return the raw bytes of a frame, as far as it decompresses, and what is wrong with it or ""."""
+        """Return the raw bytes of a frame, as far as it decompresses, and a reason if not all do, or ""."""
         wanted = span.raw_bytes or FRAME_BYTES
         stored_bytes = max(0, min(span.stored_bytes, self._file_bytes - offset))
         if wanted > FRAME_BYTES and self._first_batch_bytes(offset, begin) != wanted:
@@ -165,7 +158,7 @@ class SalvagedSegment(OpenSegment):
         return decompress_start(self._read(offset, stored_bytes), wanted)
 
     def _first_batch_bytes(self, offset: int, begin: int) -> int:
-        """Return the length of the first batch in a frame: a claim of the frame alone allocates no memory."""
+        """Return the length of the first batch in a frame, because the claim of a frame must not allocate memory."""
         opening = self._opening(offset)
         if len(opening) < HEADER.size:
             return 0
@@ -173,7 +166,6 @@ class SalvagedSegment(OpenSegment):
         return header.total_bytes if header is not None else 0
 
     def _opening(self, offset: int) -> bytes:
-        """Return the first 64 raw bytes of a frame: the header of a batch or of the segment."""
         try:
             with zstandard.ZstdDecompressor().stream_reader(self._read(offset, _STORED_MAX_BYTES)) as stream:
                 return stream.read(HEADER.size)
@@ -181,7 +173,7 @@ class SalvagedSegment(OpenSegment):
             return b""
 
     def _seek_table(self) -> list[tuple[int, int]]:
-        """Return (offset, raw bytes) of every frame, and the end of the last one; [] if the seek table is damaged."""
+        """Return (offset, raw bytes) of every frame, and the end; [] if the seek table is damaged."""
         size = self._file_bytes
         try:
             length = seek_table_bytes(self._read(max(0, size - SEEK_FOOTER.size), SEEK_FOOTER.size))
@@ -195,7 +187,6 @@ class SalvagedSegment(OpenSegment):
         return list(zip(offsets, [*(raw for _, raw in frames), 0], strict=True))
 
     def _listed(self, offset: int) -> FrameLengths | None:
-        """Return the frame at ``offset`` by the seek table; None if it lists none there."""
         number = bisect_right(self._table, offset, key=lambda entry: entry[0]) - 1
         if number < 0 or number + 1 >= len(self._table) or self._table[number][0] != offset:
             return None
@@ -207,10 +198,7 @@ class SalvagedSegment(OpenSegment):
 
 
 def index_salvaged(segment: Segment, log_id: bytes, error: Damaged) -> SealedIndex:
-    """Return an index equivalent to the lost one, from the frames; with a digest if no frame is damaged.
-
-    Args and exceptions are those of :class:`SalvagedSegment`.
-    """
+    """Return an index equivalent to the lost one, from the frames; with a digest if no frame is damaged."""
     builder = SegmentIndexBuilder(segment.base_sequence, 0)
     damage: list[tuple[int, int]] = []
     digest, frame, digested, end = hashlib.sha256(), b"", 0, 0

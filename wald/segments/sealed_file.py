@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import zstandard
@@ -49,7 +48,7 @@ _BLOCK_BYTES = 128 << 10  # of zstd: blocks in front of a damaged one decompress
 
 
 def decompress_start(stored: bytes, wanted: int) -> tuple[bytes, str]:
-    """Return the first ``wanted`` bytes of a frame, as far as it decompresses, and what is wrong with it or ""."""
+    """Return the first ``wanted`` bytes of a frame, as far as it decompresses, and a reason if not all do, or ""."""
     parts, got = [], 0
     try:
         with zstandard.ZstdDecompressor().stream_reader(stored) as stream:
@@ -64,11 +63,7 @@ def decompress_start(stored: bytes, wanted: int) -> tuple[bytes, str]:
 
 
 class FrameWriter:
-    """Writer of the frames, index and seek table of one sealed segment.
-
-    Attributes:
-        frames: those written so far, with ``raw_bytes`` raw bytes whose digest is ``sha256``.
-    """
+    """Writer of the frames, index and seek table of one sealed segment."""
 
     def __init__(self, target: int, disk: Disk, level: int) -> None:
         self.frames: list[Frame] = []
@@ -80,7 +75,6 @@ class FrameWriter:
         self._compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
 
     def add(self, data: Buffer, span: BatchSpan) -> None:
-        """Add the next bytes as one frame."""
         stored = self._compressor.compress(data)
         self.sha256.update(data)
         self._disk.write(self._target, [stored], self._stored_bytes)
@@ -103,18 +97,13 @@ class FrameWriter:
         self.raw_bytes += raw_bytes
 
     def finish(self, index_frame: bytes) -> int:
-        """Write the index and the seek table; return the file's length."""
         sizes = [(frame.compressed_bytes, frame.raw_bytes) for frame in self.frames]
         seek_table = encode_seek_table([*sizes, (len(index_frame), 0)])
         return self._stored_bytes + self._disk.write(self._target, [index_frame, seek_table], self._stored_bytes)
 
 
 class ReadAhead:
-    """Decompression of the next frame while the caller uses the current one.
-
-    Args:
-        frame: returns the raw bytes of a frame by its number; one other thread calls it after the first frame.
-    """
+    """Decompression of the next frame, in another thread, while the caller uses the current one."""
 
     def __init__(self, frame: Callable[[int], bytes]) -> None:
         self._frame = frame
@@ -122,7 +111,7 @@ class ReadAhead:
         self._ahead: tuple[int, Future[bytes]] | None = None
 
     def load(self, number: int, following: int | None) -> bytes:
-        """Return one frame; from the second one on, also start to decompress ``following``, the next one wanted."""
+        """Return one frame; after the first call, also start on ``following``, the next one wanted."""
         if self._pool is None:
             data = self._frame(number)
             if following is not None:
@@ -138,14 +127,13 @@ class ReadAhead:
         return loading.result()
 
     def close(self) -> None:
-        """End the thread, and wait for it."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Compressed:
-    """Result of :func:`compress_segment`: index, length of the file, and the damaged ranges."""
+    """Result of :func:`compress_segment`."""
 
     index: SealedIndex
     stored_bytes: int
@@ -161,20 +149,11 @@ def compress_segment(
     level: int = LEVEL,
     frame_bytes: int = FRAME_BYTES,
 ) -> Compressed:
-    """Write the sealed form of a complete raw segment; the caller syncs and closes both descriptors.
+    """Write the sealed form of a complete raw segment to an empty file; the caller syncs it.
 
-    Takes a few MiB of memory, and about 60 bytes per batch.
-
-    Args:
-        source: descriptor of the raw segment, which ends where only zeros follow its last batch. Other bytes there are
-            damage, and are kept up to the end of the file.
-        target: descriptor of an empty file.
-        index_path: path of the sparse index, which helps to find batches behind damage.
-        frame_bytes: maximum raw length of a frame of several batches; at least that of a segment header.
-
-    Raises:
-        BadHeader: the source does not begin with a segment header.
-        OSError: reading or writing failed.
+    Takes a few MiB of memory, and about 60 bytes per batch. Bytes other than zeros behind the last batch are damage,
+    and are kept. The sparse index at ``index_path`` helps to find batches behind damage. ``frame_bytes`` limits a frame
+    of several batches.
     """
 
     def sparse_index() -> SparseIndex | None:
@@ -185,23 +164,16 @@ def compress_segment(
     builder = SegmentIndexBuilder(header.base_sequence, header.salt)
     writer = FrameWriter(target, disk, level)
     gaps: list[DamagedBytes] = []
-    while True:
-        offset = writer.raw_bytes
-        window = raw.read(offset, frame_bytes)
-        if whole := builder.add_window(window, offset):
-            writer.add(memoryview(window)[:whole], builder.end_frame())
-            continue
-        found = _item_at(raw, offset, builder)
-        if found is None:
-            break
-        if isinstance(found, ScannedBatch):
-            builder.add(found.offset, found.header, found.route, raw.control_payload(found))
-            writer.add_long(raw, found.header.total_bytes, builder.end_frame())
-            continue
-        gaps.append(found)
-        end = offset + found.length
-        for start in range(offset, end, frame_bytes):
-            writer.add(raw.read(start, min(frame_bytes, end - start)), builder.end_frame())
+    for part, length in _parts(raw, builder, frame_bytes):
+        if isinstance(part, ScannedBatch):
+            writer.add_long(raw, length, builder.end_frame())
+        elif isinstance(part, DamagedBytes):
+            gaps.append(part)
+            end = part.offset + length
+            for start in range(part.offset, end, frame_bytes):
+                writer.add(raw.read(start, min(frame_bytes, end - start)), builder.end_frame())
+        else:
+            writer.add(part, builder.end_frame())
     index = SealedIndex(
         log_id=header.log_id,
         base_sequence=header.base_sequence,
@@ -220,56 +192,54 @@ def compress_segment(
 
 
 def index_raw(source: int) -> SealedIndex:
-    """Return the index that the sealed form of a complete raw segment would have, in one frame and without a digest.
-
-    Raises:
-        BadHeader: the source does not begin with a segment header.
-        OSError: reading failed.
-    """
+    """Return the index that the sealed form of a complete raw segment would have, in one frame and without a digest."""
     raw = RawFile(source)
     header = raw.header()
     builder = SegmentIndexBuilder(header.base_sequence, header.salt)
     damage: list[tuple[int, int]] = []
+    raw_bytes = 0
+    for part, length in _parts(raw, builder, FRAME_BYTES):
+        if isinstance(part, DamagedBytes):
+            damage.append((part.offset, length))
+        raw_bytes += length
+    return builder.index(log_id=header.log_id, epoch=header.epoch, raw_bytes=raw_bytes, damage=damage, sha256=b"")
+
+
+def _parts(
+    raw: RawFile, builder: SegmentIndexBuilder, window_bytes: int
+) -> Iterator[tuple[memoryview | ScannedBatch | DamagedBytes, int]]:
+    """Yield windows of whole batches, longer batches, and damage, with their lengths."""
     offset = 0
     while True:
-        if whole := builder.add_window(raw.read(offset, FRAME_BYTES), offset):
+        window = raw.read(offset, window_bytes)
+        if whole := builder.add_window(window, offset):
+            yield memoryview(window)[:whole], whole
             offset += whole
             continue
-        found = _item_at(raw, offset, builder)
-        if found is None:
-            break
+        if offset >= raw.limit:
+            return
+        # The scan starts at the batch before, because the sequences that it accepts depend on it.
+        scan = raw.scan(start=builder.last_position or FIRST_BATCH)
+        found = next(found for found in scan if found.offset >= offset or isinstance(found, SegmentEnd))
         if isinstance(found, ScannedBatch):
-            builder.add(found.offset, found.header, found.route)
-            offset += found.header.total_bytes
+            builder.add(found.offset, found.header, found.route, raw.control_payload(found))
+            length = found.header.total_bytes
+        elif isinstance(found, SegmentEnd):
+            if not found.garbage_bytes:
+                return
+            length = raw.limit - offset
+            found = DamagedBytes(offset, length, found.reason)
         else:
-            damage.append((found.offset, found.length))
-            offset += found.length
-    return builder.index(log_id=header.log_id, epoch=header.epoch, raw_bytes=offset, damage=damage, sha256=b"")
-
-
-def _item_at(raw: RawFile, offset: int, builder: SegmentIndexBuilder) -> ScannedBatch | DamagedBytes | None:
-    """Return the batch or the damage at ``offset``; None at the end of the segment."""
-    if offset >= raw.limit:
-        return None
-    # The scan starts at the batch before, because the sequences that it accepts depend on it.
-    scan = raw.scan(start=builder.last_position or FIRST_BATCH)
-    found = next(found for found in scan if found.offset >= offset or isinstance(found, SegmentEnd))
-    if isinstance(found, SegmentEnd):
-        return DamagedBytes(offset, raw.limit - offset, found.reason) if found.garbage_bytes else None
-    return found
+            length = found.length
+        yield found, length
+        offset += length
 
 
 class SealedFile:
     """An open sealed segment; for one thread at a time, except :meth:`readable_start`.
 
     Opening checks that the file is complete and that its index and its seek table agree; reading checks each frame.
-
-    Attributes:
-        stored_bytes: length of the file.
-
-    Raises:
-        Damaged: truncated, changed, or not a sealed segment; the message names path and offset.
-        OSError: it cannot be opened.
+    Every method raises Damaged if the bytes are not those that were sealed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -284,11 +254,7 @@ class SealedFile:
             raise
 
     def frame(self, number: int) -> bytes:
-        """Return the raw bytes of one frame.
-
-        Raises:
-            Damaged: the frame has changed.
-        """
+        """Return the raw bytes of one frame."""
         frame = self.index.frames[number]
         stored = self._read(frame.offset, frame.compressed_bytes)
         try:
@@ -296,18 +262,17 @@ class SealedFile:
             if zstandard.frame_content_size(stored) != frame.raw_bytes:
                 raise self._damaged(frame.offset, f"frame {number} does not claim {frame.raw_bytes} bytes")
             if frame.raw_bytes > FRAME_BYTES and not self._is_one_batch(stored, frame.raw_bytes):
-                raise self._damaged(frame.offset, f"frame {number} claims {frame.raw_bytes} bytes, but is no batch")
+                raise self._damaged(frame.offset, f"frame {number} claims {frame.raw_bytes} bytes, but is not a batch")
             return self._decompressor.decompress(stored, max_output_size=frame.raw_bytes, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise self._damaged(frame.offset, f"frame {number} does not decompress ({error})") from error
 
     def batches(self, number: int, data: bytes) -> Batches:
-        """Return the batches in ``data``, the raw bytes of a frame or the first of them."""
         begin = 0 if number else FIRST_BATCH
         return Batches(data, begin, position=self.index.frames[number].raw_offset, salt=self.index.salt)
 
     def readable_start(self, number: int) -> bytes:
-        """Return the raw bytes of a damaged frame in front of the damage; only checksums of batches validate them.
+        """Return the raw bytes of a damaged frame in front of the damage, which only checksums of batches validate.
 
         Another thread may be in :meth:`frame` at the same time, reading ahead.
         """
@@ -323,7 +288,7 @@ class SealedFile:
 
     @staticmethod
     def _is_one_batch(stored: bytes, raw_bytes: int) -> bool:
-        """Return True if a frame begins like a batch of about this length; only a batch may have a longer frame."""
+        """Return True if a frame longer than ``FRAME_BYTES`` begins like a batch of about this length."""
         with zstandard.ZstdDecompressor().stream_reader(stored) as stream:  # the file's may be in use by a thread
             opening = stream.read(HEADER.size)
         if len(opening) < HEADER.size:
@@ -334,11 +299,7 @@ class SealedFile:
         )
 
     def sha256(self) -> bytes:
-        """Return the digest of all raw bytes, in constant memory.
-
-        Raises:
-            Damaged: a frame has changed.
-        """
+        """Return the digest of all raw bytes, in constant memory."""
         digest = hashlib.sha256()
         for number in range(len(self.index.frames)):
             for part in self._parts(number):
@@ -387,9 +348,7 @@ class SealedFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _read_index(self) -> SealedIndex:
@@ -416,8 +375,4 @@ class SealedFile:
         return os.pread(self._descriptor, length, offset)
 
     def _damaged(self, offset: int, reason: str) -> Damaged:
-        return Damaged(
-            f"{self.path}: offset {offset}: {reason}",
-            case="sealed-segment-damaged",
-            path=self.path,
-        )
+        return Damaged(f"{self.path}: offset {offset}: {reason}", case="sealed-segment-damaged", path=self.path)

@@ -19,13 +19,11 @@ from wald.segments.view import View, read_view
 
 
 def end_sequence(root: Root, log_id: bytes) -> int:
-    """Return the sequence of the next record of the durable log."""
     head = readable_head(root)  # cheaper than a listing of all segments
     return head.sequence + 1 if head else end_of(read_view(root, log_id))
 
 
 def end_of(view: View) -> int:
-    """Return the sequence of the first record behind ``view``."""
     if view.bound.sequence is not None:
         return view.bound.sequence + 1
     if not view.segments:
@@ -43,9 +41,9 @@ def sequence_at(view: View, time_ns: int) -> int:
 
 
 def sequence_since(view: View, time_ns: int) -> int:
-    """Return the sequence after the last record older than ``time_ns``; missing records after it may be of that time.
+    """Return the sequence after the last older record; missing records after it may be of that time.
 
-    Append times restart after a clock step: the answer is in the first range of times that may have such records.
+    Append times restart after a clock step: the result is in the first range of times that may have such records.
     """
     return _first(view, time_ns)[0]
 
@@ -71,7 +69,7 @@ def _first(view: View, time_ns: int) -> tuple[int, int]:
 
 
 def _search(view: View, time_ns: int, first: int, behind: int | None) -> tuple[int, int]:
-    """Return the results of :func:`_first` for one range of times, up to the end of the log if ``behind`` is None."""
+    """Return the results of :func:`_first` for one range of times."""
     readable = _readable(view, first, behind)
     later = bisect_left(
         range(len(readable)), True, key=lambda number: not _begins_earlier(view, readable[: number + 1], time_ns)
@@ -92,13 +90,11 @@ def _search(view: View, time_ns: int, first: int, behind: int | None) -> tuple[i
 
 
 def _readable(view: View, first: int, behind: int | None) -> list[Segment]:
-    """Return the segments in a range of times, as far as the log is durable."""
     end = behind or 1 << 64
     return [s for s in view.segments if first <= s.base_sequence < end and s.base_sequence <= view.bound.segment]
 
 
 def _begins_earlier(view: View, segments: list[Segment], time_ns: int) -> bool:
-    """Return True if the first batch of the last readable one of ``segments`` is older than ``time_ns``."""
     for segment in reversed(segments):
         try:
             opened = view.open(segment)

@@ -1,8 +1,8 @@
 """Rewriting of a sealed segment without records that no group needs.
 
-A batch of zeros of the same length, with the flag DROPPED, replaces the dropped batches. Every batch that is kept thus
-keeps its position and its bytes, ``zstd -dc`` still makes a raw segment of the file, and a reader of the frames alone
-learns which sequences were dropped. Zeros compress to almost nothing.
+A batch of zeros of the same length, with the flag DROPPED, replaces the dropped batches. The other batches thus keep
+their positions and bytes, ``zstd -dc`` still makes a raw segment of the file, and a reader of the frames alone learns
+which sequences were dropped.
 
 Memory: a few MiB, or a few times the longest batch, and about 60 bytes per batch.
 """
@@ -39,13 +39,7 @@ Keeps = Callable[[BatchHeader, str], bool]
 
 @dataclass(frozen=True, slots=True)
 class Shrinkage:
-    """Result of :func:`shrink_segment`.
-
-    Attributes:
-        dropped: the batches dropped now, by route; ``index.shrunk`` includes those dropped before.
-        stored_bytes: length of the new file.
-        spans: the records dropped now, by route.
-    """
+    """Result of :func:`shrink_segment`; only ``index.shrunk`` includes records dropped before."""
 
     index: SealedIndex
     dropped: list[RouteEntry]
@@ -54,15 +48,7 @@ class Shrinkage:
 
 
 def shrink_segment(source: SealedFile, target: int, disk: Disk, keeps: Keeps) -> Shrinkage:
-    """Write the batches of a sealed segment that ``keeps`` selects; the caller syncs and closes ``target``.
-
-    Args:
-        target: descriptor of an empty file.
-
-    Raises:
-        Damaged: the source is damaged, and must not be replaced.
-        OSError: reading or writing failed.
-    """
+    """Write the batches of a sealed segment that ``keeps`` selects to an empty file; the caller syncs it."""
     old = source.index
     writer = _Writer(FrameWriter(target, disk, LEVEL), SegmentIndexBuilder(old.base_sequence, old.salt), old.salt)
     lost = SegmentIndexBuilder(old.base_sequence, old.salt)
@@ -91,24 +77,16 @@ def shrink_segment(source: SealedFile, target: int, disk: Disk, keeps: Keeps) ->
 
 
 def check_shrunk(source: SealedFile, made: SealedFile, shrinkage: Shrinkage, keeps: Keeps) -> None:
-    """Read a shrunk segment back, and compare every batch with its source.
-
-    Raises:
-        Damaged: a needed batch is missing or differs, or the source has changed.
-    """
+    """Read a shrunk segment back; raise Damaged if a needed batch is missing or differs, or the source has changed."""
     if source.sha256() != source.index.sha256:
         raise _damaged(source.path, "it differs from its index")
     if made.index != shrinkage.index or made.sha256() != shrinkage.index.sha256:
-        raise _damaged(made.path, "it does not read back as it was written")
+        raise _damaged(made.path, "it reads back differently")
     compare_shrunk(source, made, keeps)
 
 
 def compare_shrunk(source: SealedFile, made: SealedFile, keeps: Keeps) -> None:
-    """Check that ``made`` has every needed batch of ``source``, another form of the segment.
-
-    Raises:
-        Damaged: a needed batch is missing or differs, they are forms of different segments, or one is unreadable.
-    """
+    """Raise Damaged unless ``made`` has every needed batch of ``source``, another form of the same segment."""
     if _segment_of(source.index) != _segment_of(made.index):
         raise _damaged(made.path, f"it is not a form of the segment in {source.path}")
     for old, new in _aligned(source, made):
@@ -118,7 +96,7 @@ def compare_shrunk(source: SealedFile, made: SealedFile, keeps: Keeps) -> None:
 
 
 def dropped_batch(length: int, base: int, following: int, append_time_ns: int, epoch: int) -> tuple[BatchHeader, bytes]:
-    """Return header and payload of the batch of zeros of ``length`` bytes for the records base ≤ s < following."""
+    """Return header and payload of a batch of ``length`` bytes that replaces the records base ≤ s < following."""
     payload = bytes(length - FRAMING_BYTES)
     header = BatchHeader(
         body_checksum=checksum_body(b"", [payload], len(payload)),
@@ -137,7 +115,6 @@ def dropped_batch(length: int, base: int, following: int, append_time_ns: int, e
 
 
 def _segment_of(index: SealedIndex) -> tuple[bytes, int, int, int, int]:
-    """Return the index fields that identify a segment in all its forms."""
     return index.log_id, index.base_sequence, index.salt, index.next_sequence, index.raw_bytes
 
 
@@ -180,7 +157,6 @@ class _Writer:
         self._gap: tuple[StoredBatch, StoredBatch] | None = None  # first and last of the current run of dropped batches
 
     def add_header(self, header: bytes) -> None:
-        """Begin the first frame with the header of the segment."""
         self._parts, self._parts_bytes = [header], len(header)
 
     def keep(self, batch: StoredBatch) -> None:
@@ -193,7 +169,6 @@ class _Writer:
         self._gap = self._gap[0] if self._gap else batch, batch
 
     def finish(self) -> None:
-        """Write the last frame."""
         self._fill()
         self._end_frame()
 
@@ -217,7 +192,6 @@ class _Writer:
 
 
 def _zeros(first: StoredBatch, last: StoredBatch, salt: int) -> StoredBatch:
-    """Return the batch of zeros that replaces all batches from ``first`` to ``last``."""
     length = last.end - first.position
     span = first.header.base_sequence, last.header.end_sequence
     header, payload = dropped_batch(length, *span, last.header.append_time_ns, last.header.epoch)
@@ -226,17 +200,12 @@ def _zeros(first: StoredBatch, last: StoredBatch, salt: int) -> StoredBatch:
 
 
 def _batches(file: SealedFile) -> Iterator[StoredBatch]:
-    """Yield every batch of a sealed segment.
-
-    Raises:
-        Damaged: other bytes are between them.
-    """
     for number in range(len(file.index.frames)):
         data = file.frame(number)
         batches = file.batches(number, data)
         yield from batches
         if batches.end < len(data):
-            raise _damaged(file.path, f"at {batches.end} of frame {number} there is no batch")
+            raise _damaged(file.path, f"frame {number} has no batch at {batches.end}")
 
 
 def _bytes_of(batch: StoredBatch) -> memoryview:

@@ -1,8 +1,7 @@
 """Snapshot of a log: its head and its segments.
 
 Everything that reads a log uses a :class:`View`; nothing else lists the directory to read. Sealing and reclaim rename
-files while others read them. :meth:`View.follow` handles that in one place: it tries every name that a segment can
-have, and raises :class:`SegmentGone` if no file has one of them.
+files while others read them: :meth:`View.follow` tries every name that a segment can have.
 """
 
 from __future__ import annotations
@@ -62,19 +61,17 @@ class State(Enum):
 
 
 class SegmentGone(Damaged):
-    """A listed segment has no file any more: it was reclaimed, or moved away."""
+    """A listed segment was reclaimed, or moved away."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The state of a log at one moment.
+    """The state of a log at one moment: its segments, and the end of its readable bytes.
 
     Attributes:
-        bound: end of the readable bytes.
-        listing: the segments, up to that end or later ones.
-        with_released: whether reclaimed segments whose files still exist are read, too.
+        with_released: True to read reclaimed segments whose files still exist, too.
         head: the head that gave the bound.
-        continuity: detects another log, or an older copy, at the path; None for no detection.
+        continuity: None for no detection of another log at the path.
     """
 
     root: Root
@@ -91,7 +88,6 @@ class View:
         return self.listing.segments
 
     def limit(self, segment: Segment) -> int | None:
-        """Return the end of the readable bytes of a segment; None for its own end."""
         return self.bound.limit(segment.base_sequence)
 
     def state(self, segment: Segment) -> State:
@@ -103,25 +99,13 @@ class View:
         return State.ACTIVE if segment.base_sequence >= active else State.CUT
 
     def open(self, segment: Segment) -> OpenSegment:
-        """Open a segment under its current name.
-
-        Raises:
-            SegmentGone: no file has any of its names.
-            Misplaced: the file is another segment than its name says.
-            Damaged: nothing in it can be read.
-        """
+        """Open a segment under its current name, as :func:`open_segment` does."""
         return self.follow(segment, lambda found: open_segment(found, self.log_id))
 
     def follow(self, segment: Segment, action: Callable[[Segment], T]) -> T:
-        """Return the result of ``action`` for a segment, under its current name and in its current form.
+        """Return the result of ``action``, which raises FileNotFoundError, for the current name of a segment.
 
         Sealing and reclaim rename a segment, and a reclaimed one gets its name back if it is needed again.
-
-        Args:
-            action: raises FileNotFoundError if no file has the name.
-
-        Raises:
-            SegmentGone: no file has any of its names.
         """
         with suppress(FileNotFoundError):
             return action(segment)
@@ -133,23 +117,18 @@ class View:
         )
 
     def including_released(self) -> View:
-        """Return the view with reclaimed segments whose files still exist among those to read."""
         return replace(self, listing=self.listing.with_released(), with_released=True)
 
     def renewed(self) -> View:
-        """Return a current view of the log; the directory is listed again only if it has changed.
-
-        Raises:
-            Replaced: the path has another log, an older copy, or no log.
-        """
+        """Return a current view of the log; list the directory again only if it has changed."""
         found = _view(self.root, self.log_id, self.continuity, before=self)
         return found.including_released() if self.with_released else found
 
     def written_ns(self, sequence: int, now_ns: int) -> int | None:
         """Estimate, from file time stamps, when a record with an append time in the future was written.
 
-        A raw segment records when it was made, and a sealed one was made when it was complete. Stamps in the future
-        come from the same wrong clock, so the next segment is used instead; None after the last one.
+        A raw segment records when it was made, and a sealed one was made when it was complete. A stamp in the future is
+        wrong, too, so the next segment counts; None after the last one.
         """
         for segment in self.segments[self.listing.covering(sequence) :]:
             with suppress(OSError, Damaged):
@@ -164,11 +143,7 @@ class View:
             self.continuity.require()
 
     def without(self, gone: SegmentGone, segment: Segment) -> View:
-        """Return the view with the current segments, after ``segment`` was gone.
-
-        Raises:
-            Damaged: the directory still lists it.
-        """
+        """Return the view with the current segments; raise Damaged if they still include ``segment``, which is gone."""
         listing = self._list_again()
         if any(found.base_sequence == segment.base_sequence for found in (*listing.segments, *listing.released)):
             raise Damaged(
@@ -192,10 +167,7 @@ class View:
 def open_segment(segment: Segment, log_id: bytes) -> OpenSegment:
     """Open a segment in its form; a sealed one without a valid index by its frames.
 
-    Raises:
-        FileNotFoundError: no file has this name now; :meth:`View.open` tries its other names.
-        Misplaced: the file is another segment than its name says.
-        Damaged: nothing in it can be read.
+    Raises FileNotFoundError if it has another name now, Misplaced, or Damaged if nothing in it is readable.
     """
     if segment.kind.form is Kind.RAW:
         return RawSegment(segment, log_id)
@@ -208,14 +180,9 @@ def open_segment(segment: Segment, log_id: bytes) -> OpenSegment:
 
 
 def read_view(root: Root, log_id: bytes, *, bound: Bound | None = None, continuity: Continuity | None = None) -> View:
-    """Return a view of the log in ``root``. Without a readable head, the newest raw segment is not readable.
+    """Return a view of the log in ``root``, up to ``bound`` instead of the head, if given.
 
-    Args:
-        bound: replaces the bound that the head gives.
-
-    Raises:
-        Damaged: the directory of the segments is missing.
-        Replaced: ``continuity`` detects another log, an older copy, or no log at the path.
+    Without a readable head, the newest raw segment is not readable. Raises Replaced if ``continuity`` does.
     """
     if bound is None:
         return _view(root, log_id, continuity)
@@ -225,12 +192,6 @@ def read_view(root: Root, log_id: bytes, *, bound: Bound | None = None, continui
 
 
 def no_segment(root: Root, last: int, *, starting: bool = False) -> Damaged:
-    """Return the error for a log without any segment, although its newest one is never deleted.
-
-    Args:
-        last: last acknowledged record.
-        starting: whether the daemon is starting.
-    """
     return Damaged(
         f"{root.segments}: no segment, but records up to {last} were acknowledged",
         case="no-segment-at-start" if starting else "no-segment",
@@ -240,11 +201,7 @@ def no_segment(root: Root, last: int, *, starting: bool = False) -> Damaged:
 
 
 def durable_head(root: Root) -> Head | None:
-    """Return the durable head; None before the first durable record.
-
-    Raises:
-        Damaged: the head is damaged, or it is missing although there are records.
-    """
+    """Return the durable head; None before the first durable record. Raise Damaged if it is damaged or missing."""
     found = read_head(root)
     if found is not None:
         return found
@@ -261,8 +218,8 @@ def durable_head(root: Root) -> Head | None:
 def recorded_end(view: View, segment: Segment) -> int:
     """Return the position at which a raw segment ended when it was cut; 0 if unknown.
 
-    The first batch of the next segment records it. It reveals that another program has truncated the file since, even
-    if only pieces of records that end later were lost, so that no sequence is missing.
+    The first batch of the next segment records it. It reveals a truncation that lost only pieces of records that end
+    later, so that no sequence is missing.
     """
     following = view.listing.behind(segment.base_sequence)
     ending = None if following is None else _previous(view, following)
@@ -276,7 +233,7 @@ def recorded_end(view: View, segment: Segment) -> int:
 
 
 def view_behind(root: Root, log_id: bytes, base: int) -> View:
-    """Return a view of the segment after ``base`` only, which takes less time than one of all segments."""
+    """Return a view of the segment after ``base`` only, which takes less time."""
     names = (parse_segment_name(entry.name) for entry in os.scandir(root.segments) if entry.name[:20] > f"{base:020d}")
     bases = (name.base_sequence for name in names if name is not None and name.kind in (Kind.RAW, Kind.SEALED))
     found = min(bases, default=None)
@@ -285,7 +242,6 @@ def view_behind(root: Root, log_id: bytes, base: int) -> View:
 
 
 def truncated(path: Path, position: int, end: int) -> Damaged:
-    """Return the error for a segment that ends at ``position``, and ended at ``end`` when it was cut."""
     return Damaged(
         f"{path}: offset {position}: another program truncated the segment, which ended at {end} when it was cut",
         case="segment-truncated",
@@ -331,7 +287,6 @@ def _stamped_ns(segment: Segment) -> int:
 
 
 def _has_records(segment: Segment) -> bool:
-    """Return True if a raw segment has batches other than control batches; False if it is gone."""
     try:
         with open_file(segment.path) as file:
             index = partial(find_index, segment.path.parent, None, segment.base_sequence)
