@@ -152,7 +152,7 @@ def test_what_verify_does_not_call_damage_a_dry_run_does_not_either(log: Path) -
     ledger.write_bytes(b"")
     verified = wald("verify", "--root", log)
     assert (verified.returncode, b"good: " in verified.stdout) == (0, True)
-    assert b"no line of the ledger says that it was sealed; a repair writes one" in verified.stdout
+    assert b"the ledger has no line about its sealing; a repair writes one" in verified.stdout
     proposed = output_of("repair", "--dry-run", "--root", log)
     assert b"repair: record segments/00000000000000000001.wal.zst" in proposed
     assert b"good: 1 act would be done" in proposed
@@ -166,7 +166,7 @@ def test_a_stray_segment_behind_the_head_is_no_damage_to_either(log: Path, stray
     (active,) = (log / "segments").glob("*.wal")
     path = active.with_name("00000000000000005000.wal")
     path.write_bytes(active.read_bytes() if stray != "junk" else b"junk\n")
-    assert b"behind the head; not read" in output_of("verify", "--root", log)
+    assert b"after the head; not checked" in output_of("verify", "--root", log)
     proposed = output_of("repair", "--dry-run", "--root", log)
     assert b"repair: set aside segments/00000000000000005000.wal" in proposed
     assert b"good: 1 act would be done" in proposed

@@ -130,7 +130,7 @@ def test_a_segment_older_than_the_one_before_it_is_found(tmp_path: Path) -> None
         built.lines("a", [b"two"])
 
     root = spliced(tmp_path, write, write, late_s=100)
-    assert errors(checked_ahead(root)) == ["its append time is before that of the batch before it"] * 2
+    assert errors(checked_ahead(root)) == ["its append time is earlier than that of the previous batch"] * 2
 
 
 def test_a_segment_that_does_not_know_of_an_open_record_is_found(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_segment_that_does_not_know_of_an_open_record_is_found(tmp_path: Path)
         built.lines("b", [b"two"])
 
     root = spliced(tmp_path, write, write_other)
-    assert errors(checked_ahead(root)) == ["the control state does not know that record 1 of route a has not ended"]
+    assert errors(checked_ahead(root)) == ["record 1 of route a has not ended; the control state does not list it"]
 
 
 def test_a_segment_that_does_not_know_of_a_record_is_found(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_segment_that_does_not_know_of_a_record_is_found(tmp_path: Path) -> No
         built.lines("b", [b"two"])
 
     root = spliced(tmp_path, write, write_other)
-    assert errors(checked_ahead(root)) == ["the control state has record 0 as route b's last; 1 is"]
+    assert errors(checked_ahead(root)) == ["the last record of route b is 1; the control state has 0"]
 
 
 def test_what_has_ended_in_a_lost_frame_is_not_open(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_verify_finds_nothing_wrong_and_says_relieved(built: Built) -> None:
     findings = list(verify(built.root))
 
     assert wrong(built) == []
-    assert "13 records; relieved of 27 records" in "".join(found.message for found in findings)
+    assert "13 records; 27 records dropped" in "".join(found.message for found in findings)
 
 
 def test_a_segment_is_relieved_again(built: Built) -> None:
@@ -230,7 +230,7 @@ def test_a_relieved_segment_whose_relief_no_ledger_has_is_good_and_keeps_its_ind
     (built.root.ledger / "reclaim.jsonl").unlink()
 
     assert wrong(built) == []
-    assert "the ledger does not have its relief" in [found.message for found in verify(built.root)]
+    assert "the ledger has no line about its shrinking" in [found.message for found in verify(built.root)]
     assert not repair(built.root.path).acts
     assert built.path(1, Kind.SEALED).read_bytes() == before
     (found,) = missing(built, "web")

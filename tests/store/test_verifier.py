@@ -197,7 +197,7 @@ def test_an_append_to_a_ledger_that_was_never_synced_is_no_error(built: Built) -
     path.write_bytes(left)
 
     assert errors(built) == []
-    assert any("its owner cuts it" in finding.message for finding in findings(built, Level.INFO))
+    assert any("its owner removes it" in finding.message for finding in findings(built, Level.INFO))
 
 
 def test_a_cursor_that_cannot_be_trusted_is_found(built: Built) -> None:

@@ -84,7 +84,7 @@ def excerpt(
             return Excerpt(events, reached, looked_at, story.broken)
         looked_at += 1
         reached[event.ledger] = event.number
-        if not event.is_beside and wanted(judged := story.judged(event)):
+        if event.is_event and wanted(judged := story.judged(event)):
             events.append(judged)
     return Excerpt(events, None, looked_at, story.broken)
 

@@ -1,9 +1,7 @@
-"""Deletions in a time span, each judged by its ledger lines.
+"""Events of a log in a time span, read from its ledgers, with an audit of each deletion.
 
-What the ledgers say happened to a log in a span of time, each deletion judged by the lines about it.
-
-Only the lines of that span are read, and the lines about what was deleted in it. The chain is checked over all that is
-read, and between the files of each ledger.
+Only the lines of that span are read, and the lines about segments that were deleted in it. The chain of the ledger is
+checked over all lines that are read, and from file to file.
 """
 
 from __future__ import annotations
@@ -22,16 +20,17 @@ from wald.retention.history import History
 
 END_OF_TIME_NS = 1 << 63
 _DELETIONS = "reclaim.jsonl"
-_BESIDE = ("seen", "continues", "excused")
+_NO_EVENTS = ("seen", "continues", "excused")  # other lines report what happened
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One line.
+    """One ledger line.
 
     Attributes:
-        ledger: the file name of its active file; number: of the line in the ledger, from 1.
-        ruling: on a deletion that was carried out or is about to be; None for all else.
+        ledger: file name of the active ledger file.
+        number: number of the line in the ledger, starting at 1.
+        ruling: audit of a deletion, done or about to be done; None for other lines.
     """
 
     at_ns: int
@@ -41,19 +40,19 @@ class Event:
     ruling: Ruling | None = None
 
     @property
-    def is_beside(self) -> bool:
-        """Whether it says nothing that happened to records, or other lines do."""
-        return self.entry.get("event") in _BESIDE
+    def is_event(self) -> bool:
+        """True if the line reports an event, which no other line reports."""
+        return self.entry.get("event") not in _NO_EVENTS
 
     @property
     def is_deletion(self) -> bool:
-        """Whether a segment was deleted, or is about to be."""
+        """True if a segment was deleted, or is about to be."""
         held = isinstance(self.entry.get("base"), int) and isinstance(self.entry.get("last"), int)
         return held and self.ledger == _DELETIONS and self.entry.get("event") == "reclaimed"
 
     @property
     def routes(self) -> set[str]:
-        """Whose records it is about; empty if it does not say."""
+        """Routes whose records the line is about; empty if it names none."""
         held = [*(self.entry.get("routes") or ()), *(self.entry.get("dropped") or ())]
         named = [each.get("route") if isinstance(each, dict) else each[:1] for each in held if each]
         names = {str(each[0] if isinstance(each, list) else each) for each in named}
@@ -61,12 +60,12 @@ class Event:
 
 
 class DeletionAudit:
-    """The lines from ``from_ns`` ≤ t < ``until_ns`` of all ledgers of a root.
+    """Ledger lines of a root in the time span ``from_ns`` ≤ t < ``until_ns``, with rulings on deletions.
 
     Attributes:
-        root: of the log.
-        lines: how many have been read; illegal: how many deletions were not legal.
-        broken: what cannot be believed, a message each: the lines of that ledger end where it begins.
+        lines: number of lines read.
+        illegal: number of deletions that were not allowed.
+        broken: a message for each damaged ledger; its lines end where the damage begins.
     """
 
     def __init__(self, root: Root, *, from_ns: int = 0, until_ns: int = END_OF_TIME_NS) -> None:
@@ -75,35 +74,33 @@ class DeletionAudit:
         self._until_ns = until_ns
         self._history = History(root)
         self._overlaps = Overlaps()
-        self._taken_back: dict[int, int] = {}
+        self._undone: dict[int, int] = {}  # base → number of the last line that undid its deletion
         self.lines = self.illegal = 0
         self.broken: list[str] = []
 
     def events(self) -> Iterator[Event]:
-        """Every line that says what happened, in the order of time as far as each ledger is."""
-        for event in self._of(_DELETIONS, END_OF_TIME_NS):
+        """Yield the events of all ledgers, merged by time."""
+        for event in self._read(_DELETIONS, END_OF_TIME_NS):
             if event.entry.get("event") == "kept" and isinstance(base := event.entry.get("base"), int):
-                self._taken_back[base] = event.number
+                self._undone[base] = event.number
         self.lines, self.broken = 0, []
-        ledgers = [self._of(name, self._until_ns) for name in LEDGERS]
+        ledgers = [self._read(name, self._until_ns) for name in LEDGERS]
         for event in heapq.merge(*ledgers, key=lambda event: event.at_ns):
             self.lines += 1
-            if not event.is_beside:
+            if event.is_event:
                 yield self._next(event)
 
     def newest_first(self, before: Mapping[str, int]) -> Iterator[Event]:
-        """Every line from the newest on back, by the time as far as each ledger is, whenever it was written.
-
-        No deletion is judged yet: :meth:`judged` does that. So who stops early has read little.
+        """Yield all lines of all ledgers from the newest backwards, without rulings: see :meth:`judged`.
 
         Args:
-            before: of some ledgers, the number of the line in front of which to begin.
+            before: ledger → number of the line before which to begin.
         """
-        ledgers = [self._back(name, before.get(name)) for name in LEDGERS]
+        ledgers = [self._read_backwards(name, before.get(name)) for name in LEDGERS]
         yield from heapq.merge(*ledgers, key=lambda event: -event.at_ns)
 
     def judged(self, event: Event) -> Event:
-        """An event of :meth:`newest_first`, and if it is a deletion, its ruling; found by look-ups in the ledgers."""
+        """Return an event of :meth:`newest_first` with the ruling on its deletion, by look-ups in the ledgers."""
         event = self._completed(event)
         try:
             if event.is_deletion and self._history.is_withdrawn(event.entry["base"], event.number):
@@ -117,9 +114,9 @@ class DeletionAudit:
         return event
 
     def _next(self, event: Event) -> Event:
-        """Judged by the lines of the span, which come in order."""
+        """Return an event with its ruling, given all earlier lines of the span."""
         event = self._completed(event)
-        if event.is_deletion and self._taken_back.get(event.entry["base"], 0) > event.number:
+        if event.is_deletion and self._undone.get(event.entry["base"], 0) > event.number:
             return event
         event = self._judged(event)
         if event.is_deletion and event.ruling is not None:
@@ -127,7 +124,7 @@ class DeletionAudit:
         self.illegal += event.ruling is not None and bool(event.ruling.errors)
         return event
 
-    def _back(self, name: str, before: int | None) -> Iterator[Event]:
+    def _read_backwards(self, name: str, before: int | None) -> Iterator[Event]:
         try:
             for line in self._history.ledgers[name].newest_first(before):
                 if isinstance(at := line.entry.get("at"), int):
@@ -135,7 +132,7 @@ class DeletionAudit:
         except Damaged as error:
             self._report(error)
 
-    def _of(self, name: str, until_ns: int) -> Iterator[Event]:
+    def _read(self, name: str, until_ns: int) -> Iterator[Event]:
         try:
             for line in self._history.ledgers[name].written(self._from_ns, until_ns):
                 yield Event(line.entry["at"], name, line.number, line.entry)
@@ -143,24 +140,24 @@ class DeletionAudit:
             self.broken.append(error.message)
 
     def _judged(self, event: Event) -> Event:
-        """With a ruling, if it is a deletion or a relief."""
+        """Return the event with a ruling if it is a deletion or shrinks a segment."""
         entry = event.entry
         match entry:
             case {"base": int(base), "last": int()} if event.is_deletion:
-                return replace(event, ruling=audit_deletion(entry, self._made_by(base, entry.get("sha256"))))
+                return replace(event, ruling=audit_deletion(entry, self._sealing_line(base, entry.get("sha256"))))
             case {"event": "relieved", "base": int(base), "last": int()} if event.ledger == _DELETIONS:
-                return replace(event, ruling=audit_shrink(entry, self._made_by(base, entry.get("was_sha256"))))
+                return replace(event, ruling=audit_shrink(entry, self._sealing_line(base, entry.get("was_sha256"))))
         return event
 
     def _completed(self, event: Event) -> Event:
-        """With its routes, if they are in other lines; as it stands where the ledgers do not give them."""
+        """Return the event with routes that another line lists; unchanged if the ledgers lack that line."""
         if event.ledger == _DELETIONS:
-            with suppress(Damaged):  # the reading of that ledger reports it
+            with suppress(Damaged):  # reported when that ledger is read
                 return replace(event, entry=self._history.with_routes(event.entry))
         return event
 
-    def _made_by(self, base: int, sha256: object) -> Entry | None:
-        """The line that says what a segment held when it had this digest; None if no whole ledger has it."""
+    def _sealing_line(self, base: int, sha256: object) -> Entry | None:
+        """Return the line that lists the contents of a segment with this digest; None if no intact ledger has it."""
         try:
             return self._history.line_for_digest(base, sha256)
         except Damaged as error:

@@ -1,20 +1,8 @@
-"""Check of one segment, batch by batch.
+"""Check of one segment, batch by batch: checksums, digests, and the order of sequences, times and records.
 
-A finding: what was found in a file of a log, and how bad it is.
-
-What is wrong with a whole batch: with its payload, and with its place behind the batches before it.
-
-What a segment says of the segments before it, so that it can be checked before they are.
-
-Such a check is made as if the segment were the first one. The opening of the segment then says whether a check against
-the state at the end of the segments before it (a :class:`wald.format.log_state.LogState`) has the same findings.
-
-The check of one segment: its checksums and digests, and that sequences, times and records follow each other in it.
-
-A segment is checked against the state at the end of the segment before it. It can also be checked before that state is
-known, against :data:`NOTHING`, as the first segment is. :meth:`Checked.following` then gives the result for the real
-state. It cannot do so for some damaged logs: then the segment must be checked again. The findings are the same in both
-cases.
+A segment is checked against the state at the end of the previous one. To check segments in parallel, that state may be
+:data:`NOTHING`, as for the first segment: :meth:`Checked.following` then returns the result for the actual state, or
+None if the segment must be checked again, which only damage can cause. :class:`Opening` collects the facts for that.
 """
 
 from __future__ import annotations
@@ -48,18 +36,18 @@ from wald.segments.view import truncated
 
 
 class Level(Enum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     OK = "ok"
     INFO = "info"
-    """Not damage: what crashes and interrupted work leave behind, for example."""
+    """Not damage: for example leftovers of crashes and interrupted work."""
     ERROR = "error"
-    """Bytes are not those that were written, or two things that must agree do not."""
+    """Bytes differ from those written, or two facts contradict each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was found in one file, at ``offset`` bytes."""
+    """Observation about one file, at ``offset`` bytes."""
 
     level: Level
     path: Path
@@ -68,9 +56,9 @@ class Finding:
 
     @classmethod
     def of(cls, level: Level, path: Path, message: str) -> Self:
-        """A finding from the message of an error, which may begin with ``path`` and an offset."""
+        """Return the finding for an error, whose message may begin with ``path`` and an offset."""
         found = re.fullmatch(r"(?:offset (\d+): )?(.*)", message.removeprefix(f"{path}: "), re.DOTALL)
-        assert found is not None, "it matches whatever there is"
+        assert found is not None, "the pattern matches any text"
         return cls(level, path, int(found[1] or 0), found[2])
 
 
@@ -81,11 +69,7 @@ _ENDS_WITHOUT_NEWLINE = int(Flag.CONTINUED | Flag.UNTERMINATED)
 def batch_wrong(
     header: BatchHeader, route: str, payload: memoryview, before: LogState, opening: Opening
 ) -> Iterator[str]:
-    """Compare a batch with its payload, and with the state at the end of the batch before it.
-
-    Args:
-        opening: of the segment; gets the state that a control batch has.
-    """
+    """Compare a batch with its payload and with the state before it; add a control batch to ``opening``."""
     if header.is_dropped:
         yield from _order_wrong(header, route, before)
     elif header.is_state:
@@ -96,11 +80,11 @@ def batch_wrong(
         yield from payload_wrong(header, payload)
         yield from _order_wrong(header, route, before)
     if header.append_time_ns < before.append_time_ns:
-        yield "its append time is before that of the batch before it"
+        yield "its append time is earlier than that of the previous batch"
 
 
 def payload_wrong(header: BatchHeader, payload: memoryview) -> Iterator[str]:
-    """Compare what the header says of the payload with the payload."""
+    """Compare the header with the payload."""
     if header.encoding == Encoding.COLUMNS:
         try:
             count = records.decode_columns(payload).count
@@ -116,7 +100,7 @@ def payload_wrong(header: BatchHeader, payload: memoryview) -> Iterator[str]:
 
 def _order_wrong(header: BatchHeader, route: str, before: LogState) -> Iterator[str]:
     if header.base_sequence != before.next_sequence:
-        yield f"begins with record {header.base_sequence}; {before.next_sequence} is due"
+        yield f"begins with record {header.base_sequence} instead of {before.next_sequence}"
     begun = before.open_records.get(route)
     if begun is not None and header.continues_sequence != begun:
         yield f"record {begun} of route {route} has not ended, and this batch does not continue it"
@@ -130,13 +114,13 @@ def _control_wrong(header: BatchHeader, payload: memoryview, before: LogState, o
         return
     opening.add_control(state)
     if header.count or state.next_sequence != header.base_sequence:
-        yield f"the control state goes on with record {state.next_sequence}, the batch with {header.base_sequence}"
+        yield f"the control state continues with record {state.next_sequence}, the batch with {header.base_sequence}"
     for route, last in before.routes.items():
         if last > state.routes.get(route, 0):
-            yield f"the control state has record {state.routes.get(route, 0)} as route {route}'s last; {last} is"
+            yield f"the last record of route {route} is {last}; the control state has {state.routes.get(route, 0)}"
     for route, sequence in before.open_records.items():
         if state.open_records.get(route) != sequence:
-            yield f"the control state does not know that record {sequence} of route {route} has not ended"
+            yield f"record {sequence} of route {route} has not ended; the control state does not list it"
 
 
 def _peer_wrong(header: BatchHeader, payload: memoryview, before: LogState) -> Iterator[str]:
@@ -154,14 +138,15 @@ NOTHING = LogState(next_sequence=0, append_time_ns=-(1 << 63))
 
 @dataclass(slots=True)
 class Opening:
-    """
+    """Facts in a segment that depend on the segments before it.
+
     Attributes:
-        time_ns: of its first batch; None if it has none.
-        continues: for each route in it, the record that its first batch goes on with; 0 if it does not.
-        lasts, open_records: what all its control batches say; None if there is none.
-        dropped: the last sequence that relief has dropped of each route in it; open records up to that may have ended.
-        lost: whether records in it are lost, or dropped of unknown routes. Then it is not known which open records
-            ended.
+        time_ns: append time of the first batch; None without a batch.
+        continues: route → record that its first batch continues, or 0.
+        lasts: route → last record, as all control batches state it; None without one.
+        open_records: route → unfinished record, likewise.
+        dropped: route → last dropped sequence. Records open before may have ended up to there.
+        lost: records are lost, or records of unknown routes were dropped, so that any open record may have ended.
     """
 
     time_ns: int | None = None
@@ -172,7 +157,7 @@ class Opening:
     lost: bool = False
 
     def add(self, header: BatchHeader, route: str, dropped: Mapping[str, int] | None) -> None:
-        """Add the next batch; ``dropped`` is as of :func:`wald.format.log_state.still_open`."""
+        """Add the next batch; for ``dropped`` see :func:`wald.format.log_state.still_open`."""
         if self.time_ns is None:
             self.time_ns = header.append_time_ns
         if header.is_dropped and dropped is None:
@@ -183,7 +168,7 @@ class Opening:
             self.continues.setdefault(route, header.continues_sequence)
 
     def add_control(self, state: LogState) -> None:
-        """Add the next control batch. Of several, only what all of them say is kept."""
+        """Add the next control batch; keep the facts that all control batches agree on."""
         lasts, begun = state.routes, state.open_records
         if self.lasts is not None:
             lasts = {route: min(last, lasts.get(route, 0)) for route, last in self.lasts.items()}
@@ -192,7 +177,7 @@ class Opening:
         self.lasts, self.open_records = lasts, begun
 
     def agrees(self, before: LogState) -> bool:
-        """Whether a check against ``before`` has the same findings as one against :data:`NOTHING`."""
+        """True if a check against ``before`` has the same findings as one against :data:`NOTHING`."""
         if self.time_ns is not None and self.time_ns < before.append_time_ns:
             return False
         if self.lost and before.open_records:
@@ -206,25 +191,24 @@ class Opening:
         lasts = self.lasts
         return lasts is None or all(last <= lasts.get(route, 0) for route, last in before.routes.items())
 
-    def going_on(self, before: LogState) -> dict[str, int]:
-        """The open records of ``before`` that do not end in the segment: it had no batch of their routes."""
+    def still_open(self, before: LogState) -> dict[str, int]:
+        """Return the open records of ``before`` that the segment does not end: it has no batch of their routes."""
         begun = still_open(before.open_records, self.dropped)
         return {route: at for route, at in begun.items() if route not in self.continues}
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentToCheck:
-    """A segment, and what the rest of the root says of it.
+    """A segment with the facts about it from the rest of the root.
 
     Attributes:
-        log_id: of the log it must belong to; None if it is not known.
-        durable: the position of the head, if it stands in this segment. What is behind is not checked.
-        open_ended: whether it is not known where the segment must end: it is the newest, and there is no head.
-        sha256: of its raw bytes as they were sealed, by the ledger; None if the ledger does not have it.
-        relieved: of its raw bytes after each relief, by the ledger.
-        dropped: the last sequence that relief has dropped of each route, by the ledger; None if unknown. Used if the
-            index does not have it.
-        end: the position at which a raw one ended when it was cut; 0: not known.
+        log_id: log that it must belong to; None if unknown.
+        durable: position of the head, if the head is in this segment. Bytes after it are not checked.
+        open_ended: the segment may end anywhere, because it is the newest and the head is missing.
+        sha256: digest of its raw bytes when it was sealed, from the ledger; None if the ledger lacks it.
+        relieved: digests of its raw bytes after each shrinking, from the ledger.
+        dropped: route → last dropped sequence, from the ledger, for segments whose index lacks it; None if unknown.
+        end: position at which a raw segment was cut; 0 if unknown.
     """
 
     segment: Segment
@@ -242,8 +226,8 @@ class Checked:
     """The result of a check.
 
     Attributes:
-        raw_bytes: how many were checked, as they were before compression.
-        after: the state at the end of the segment, given the state that it was checked against.
+        raw_bytes: number of uncompressed bytes that were checked.
+        after: state at the end of the segment, given the state that it was checked against.
     """
 
     findings: tuple[Finding, ...]
@@ -253,23 +237,20 @@ class Checked:
     opening: Opening
 
     def following(self, before: LogState) -> Checked | None:
-        """The result of a check against ``before`` instead of :data:`NOTHING`; None if it may have other findings."""
+        """Return the result of a check against ``before`` instead of :data:`NOTHING`; None if findings may differ."""
         if not self.opening.agrees(before):
             return None
         after = replace(
             self.after,
             append_time_ns=max(before.append_time_ns, self.after.append_time_ns),
             routes=before.routes | self.after.routes,
-            open_records=self.opening.going_on(before) | self.after.open_records,
+            open_records=self.opening.still_open(before) | self.after.open_records,
         )
         return replace(self, after=after)
 
 
 def check(target: SegmentToCheck, before: LogState = NOTHING) -> Checked:
-    """Read a segment to its end. Damage is a finding and never raised.
-
-    Args:
-        before: the state at the end of the segment before it.
+    """Check a segment against the state at the end of the previous one. Damage is a finding and never raised.
 
     Raises:
         FileNotFoundError: the segment was sealed or reclaimed in the meantime.
@@ -287,7 +268,7 @@ class _Check:
         self._contents = SegmentIndexBuilder(self._base, salt=0)
         self._opening = Opening()
         self._dropped = target.dropped
-        self._wrong = False  # whether any error was found
+        self._wrong = False  # an error was found
         self._raw_bytes = 0
         self._state = LogState(self._base, before.append_time_ns, dict(before.routes), dict(before.open_records))
 
@@ -340,11 +321,11 @@ class _Check:
     def _end(self, end: SegmentEnd) -> Iterator[Finding]:
         durable = self._target.durable
         if durable is not None and end.offset < durable:
-            yield self._error(end.offset, f"good batches end before the head, at {durable}")
+            yield self._error(end.offset, f"intact batches end before the head at {durable}")
         elif self._target.open_ended:
             yield from self._behind(end)
         elif end.garbage_bytes:
-            message = f"{end.garbage_bytes} bytes behind the last batch of a complete segment ({end.reason})"
+            message = f"{end.garbage_bytes} bytes after the last batch of a complete segment ({end.reason})"
             yield self._error(end.offset, message)
         elif end.offset < self._target.end:
             self._state.open_records.clear()
@@ -354,9 +335,11 @@ class _Check:
             yield replace(found, message=f"{found.message}; {error.hint}")
 
     def _behind(self, found: ScannedBatch | DamagedBytes | SegmentEnd) -> Iterator[Finding]:
-        """What stands behind the durable bytes: a running daemon is writing it, or the last one left it unfinished."""
+        """Report bytes after the durable ones: a running daemon is writing them, or the last one did not finish."""
         if isinstance(found, SegmentEnd) and found.garbage_bytes:
-            message = f"{found.garbage_bytes} bytes of an unfinished write; the next start cuts them ({found.reason})"
+            message = (
+                f"{found.garbage_bytes} bytes of an unfinished write; the next start removes them ({found.reason})"
+            )
             yield Finding(Level.INFO, self._path, found.offset, message)
 
     def _index(self) -> SparseIndex:
@@ -370,7 +353,7 @@ class _Check:
         entries = zip(index.positions, index.sequences, index.times_ns, strict=True)
         wrong = [p for p, sequence, time_ns in entries if p <= end and known.get(p) != (sequence, time_ns)]
         if wrong:
-            message = f"{len(wrong)} of {len(index.positions)} entries point at no such batch; readers pass over them"
+            message = f"{len(wrong)} of {len(index.positions)} entries do not match a batch; readers skip them"
             yield Finding(Level.INFO, path, 0, message)
 
     def _sealed(self) -> Iterator[Finding]:
@@ -406,7 +389,7 @@ class _Check:
             yield from self._agrees(index, digest.digest())
 
     def _lost(self, file: SealedFile, number: int, error: Damaged) -> Iterator[Finding]:
-        """A damaged frame: what is in front of the damage can be read."""
+        """Report a damaged frame, whose batches before the damage are readable."""
         frame = file.index.frames[number]
         yield from self._batches(file.batches(number, file.readable_start(number)))
         first = max(self._state.next_sequence, frame.first_sequence)
@@ -419,7 +402,7 @@ class _Check:
         yield replace(found, message=f"{lost}: {found.message}")
 
     def _salvaged(self, error: Damaged) -> Iterator[Finding]:
-        """What readers still get of a segment whose index cannot be trusted."""
+        """Report the readable part of a segment whose index cannot be trusted."""
         self._state.open_records.clear()
         self._opening.lost = True
         if self._target.log_id is None:
@@ -456,14 +439,14 @@ class _Check:
             message = f"at {batches.end} of frame {number}: {batches.rest.reason or 'zeros where a batch belongs'}"
             yield self._error(frame.offset, message)
         elif not self._is_described(index, frame):
-            yield self._error(frame.offset, f"the index is wrong about frame {number}")
+            yield self._error(frame.offset, f"the index describes frame {number} incorrectly")
 
     def _batches(self, batches: Batches) -> Iterator[Finding]:
         for batch in batches:
             yield from self._batch(batch.position, batch.header, batch.route, batch.payload)
 
     def _is_described(self, index: SealedIndex, frame: Frame) -> bool:
-        """Whether the index says of a frame what was just read in it."""
+        """True if the index matches the batches that were just read from a frame."""
         span, held = self._contents.end_frame(), self._contents.routes()
         names = {index.routes[i].route for i in frame.routes if i < len(index.routes)}
         if names != {held[i].route for i in span.routes}:
@@ -471,17 +454,17 @@ class _Check:
         return not span.routes or (span.earliest_ns, span.latest_ns) == (frame.earliest_ns, frame.latest_ns)
 
     def _agrees(self, index: SealedIndex, digest: bytes) -> Iterator[Finding]:
-        """Compare the index and the ledger with what the frames hold."""
-        # No line is about a segment without a sequence of its own, which wald repair may have left.
+        """Compare the index and the ledger with the contents of the frames."""
+        # A segment without a sequence of its own, which wald repair may leave, has no line.
         sha256 = self._target.sha256 if index.next_sequence > index.base_sequence else None
         if digest != index.sha256:
             yield self._error(0, f"the sha256 is {digest.hex()}, the index says {index.sha256.hex()}")
         if sha256 is None:
-            yield Finding(Level.INFO, self._path, 0, "the ledger does not have it")
+            yield Finding(Level.INFO, self._path, 0, "the ledger has no line about it")
         elif digest.hex() in {sha256, *self._target.relieved}:
             pass
         elif index.shrunk is not None and digest == index.sha256 and index.shrunk.sha256.hex() == sha256:
-            yield Finding(Level.INFO, self._path, 0, "the ledger does not have its relief")
+            yield Finding(Level.INFO, self._path, 0, "the ledger has no line about its shrinking")
         else:
             yield self._error(0, f"the sha256 is {digest.hex()}, the ledger says {sha256}")
         try:
@@ -491,23 +474,23 @@ class _Check:
             return
         held = self._contents.routes()
         if not _same(table, index.routes, self._contents.table, held):
-            yield self._error(0, "the index's batch table is not that of the frames")
+            yield self._error(0, "the batch table of the index differs from the frames")
         if (index.shrunk.ranges if index.shrunk else []) != self._contents.dropped:
-            yield self._error(0, "the index's dropped records are not those of the frames")
+            yield self._error(0, "the dropped records in the index differ from the frames")
         counted = {entry.route: entry for entry in index.routes}
         if counted != {entry.route: entry for entry in held} or index.next_sequence != self._state.next_sequence:
-            yield self._error(0, "the index's counts are not those of the frames")
+            yield self._error(0, "the counts in the index differ from the frames")
         if peers != self._contents.peers:
-            yield self._error(0, "the index's peers are not those of the frames")
+            yield self._error(0, "the peers in the index differ from the frames")
 
     def _belongs(self, log_id: bytes, base_sequence: int) -> Iterator[Finding]:
         if self._target.log_id is not None and log_id != self._target.log_id:
             yield self._error(16, f"belongs to log {log_id.hex()}")
         if base_sequence != self._base:
-            yield self._error(32, f"is segment {base_sequence} by its header and {self._base} by its name")
+            yield self._error(32, f"its header has segment {base_sequence}, its name {self._base}")
 
     def _batch(self, offset: int, header: BatchHeader, route: str, payload: memoryview) -> Iterator[Finding]:
-        """Compare a good batch with its payload and with the batch before it."""
+        """Check an intact batch against its payload and the previous batch."""
         self._opening.add(header, route, self._dropped)
         self._contents.add(offset, header, route, payload)
         wrong = list(batch_wrong(header, route, payload, self._state, self._opening))
@@ -516,12 +499,12 @@ class _Check:
             yield self._error(offset, message)
 
     def _held(self) -> Finding:
-        """How much there is. If anything is wrong, readers may not get it: under a wrong name, for example."""
+        """Return the finding that counts the contents; after an error, readers may not get all of them."""
         message = f"{len(self._contents.table)} batches, {self._records} records"
         if dropped := sum(last - first + 1 for first, last in self._contents.dropped):
-            message += f"; relieved of {dropped} records"
+            message += f"; {dropped} records dropped"
         if self._wrong:
-            return Finding(Level.INFO, self._path, 0, f"{message} in it are whole")
+            return Finding(Level.INFO, self._path, 0, f"{message} are intact")
         return Finding(Level.OK, self._path, 0, message)
 
     def _error(self, offset: int, message: str) -> Finding:
@@ -536,7 +519,7 @@ class _Check:
 def _same(
     table: BatchTable, routes: Sequence[RouteEntry], other: BatchTable, other_routes: Sequence[RouteEntry]
 ) -> bool:
-    """Whether two tables have the same batches; a number stands for a route in each."""
+    """True if two tables have the same batches; their route numbers may differ."""
     names = {number: entry.route for number, entry in enumerate(routes)}
     return [names.get(i) for i in table.routes] == [other_routes[i].route for i in other.routes] and all(
         getattr(table, column) == getattr(other, column) for column in ("positions", "bases", "counts", "times_ns")

@@ -1,7 +1,4 @@
-"""Kind of a file, recognised by its path.
-
-What a file of a log is, by its path in the root: every file that docs/files.md lists, and those of a bag.
-"""
+"""Kind of a file, recognised by its path: every file that docs/files.md lists, and the files of a bag."""
 
 from __future__ import annotations
 
@@ -20,47 +17,47 @@ _BAG = rf"(?:.*/)?{_NAME}/[0-9]{{20}}-[0-9]{{20}}"
 
 
 class FileKind(Enum):
-    """What a file is; the value is the answer for people."""
+    """Kind of a file; the value describes it to operators."""
 
     ROOT = "the root of a log"
     IDENTITY = "the identity of the log: its id and the version of its format"
-    LOCK = "the lock that the daemon holds while it runs; the daemon that started last has signed it"
-    HEAD = "the head: how far the log is durable"
-    TRANSFERS = "the transfers: which bytes are on their way out of each pipe"
-    CLOCK = "the clock steps: behind which records append times have begun again"
+    LOCK = "the lock of the running daemon; contains the signature of the last one"
+    HEAD = "the head: the last durable record"
+    TRANSFERS = "the transfers: bytes in transfer from each pipe"
+    CLOCK = "the clock steps: records after which append times restart"
     SOCKET = "the socket of the daemon"
     RAW = "a raw segment"
     SPARSE_INDEX = "the sparse index of a raw segment, a hint for readers"
     SEALED = "a sealed segment"
-    RELEASED = "a segment that wald-reclaim has released; it comes back if a group needs it in the grace period"
+    RELEASED = "a segment in its grace period; wald-reclaim takes it back if a group needs it"
     DELETING = "a segment whose grace period is over; wald-reclaim deletes it"
-    WHOLE = "the form of a segment from before a relief that was interrupted; it may be the only whole one"
+    WHOLE = "the original of a segment whose shrinking was interrupted; it may be the only intact copy"
     TEMPORARY = "a file in preparation"
     ROUTE = "the directory of a route"
     FIFO = "the FIFO of a route"
-    FOUND = "a file that had taken the place of a FIFO: what is in it is not in the log"
-    CURSOR = "a cursor: up to where a group has processed a route"
-    HANDOVER = "the lock of wald-drain for a group, and what it is giving up"
-    WORK = "the journal of a work group: what its workers have done above its cursor"
+    FOUND = "a file found at the path of a FIFO; its contents are not in the log"
+    CURSOR = "a cursor: the last record of a route that a group has processed"
+    HANDOVER = "the lock of wald-drain for a group, and the records that it is giving up"
+    WORK = "the journal of a work group: acknowledgements above its cursor"
     PIN = "the routes that an unfinished handover of a group pins"
-    ASK = "what a command asks the owner of a work group; empty but for that time"
-    COMMAND = "the lock of the command that wald-drain runs for a group, and how that ended"
+    ASK = "the request of a command to the owner of a work group; usually empty"
+    COMMAND = "the lock of the command that wald-drain runs for a group, and its result"
     CURSORS = "the files of the groups of a route"
     RETIRED = "the mark that the route is retired"
     MOVED = "the mark of a version that could rename routes; it has no effect"
-    LEDGER = "a ledger: a chain of lines about what happened to segments and bundles"
+    LEDGER = "a ledger: a chain of lines about segments and bundles"
     LEDGER_PART = "a sealed part of a ledger: its older lines"
     LEDGER_LOCK = "the lock of a program that writes a ledger"
-    QUARANTINE = "bytes that a start has cut away or found bad"
-    RECOVERY = "the report of one life of the daemon"
-    KEYS = "what wald-gate remembers of Idempotency-Keys, made from the log"
-    KEYS_LOCK = "the lock of the gate that writes what is remembered of Idempotency-Keys"
+    QUARANTINE = "bytes that a start or a repair removed from the log"
+    RECOVERY = "the report of one run of the daemon"
+    KEYS = "the Idempotency-Keys that wald-gate has seen, rebuilt from the log"
+    KEYS_LOCK = "the lock of the gate that writes the Idempotency-Keys"
     DIRECTORY = "a directory of the log"
     ARCHIVED_ROUTE = "the bags of a route"
-    BAG = "a bag: what one run of wald-archive has packed"
+    BAG = "a bag: the output of one run of wald-archive"
     BUNDLE = "a bundle: a tar of archived records"
-    DIGEST = "the sha256 of a bundle, as sha256sum reads it"
-    BAG_PART = "a file of a bag, which the manifest leads to"
+    DIGEST = "the sha256 of a bundle, in the format of sha256sum"
+    BAG_PART = "a file of a bag, listed in its manifest"
     FOREIGN = "not a file of the log"
 
 
@@ -118,11 +115,7 @@ _BY_END = tuple(  # an archive may be anywhere
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What a path names.
-
-    Attributes:
-        route: of files in ``routes``; "" of others. ``group``: of its cursor and locks.
-    """
+    """Kind of a path, with its route (files in ``routes``) and group (its cursor, locks and journals), or ""."""
 
     kind: FileKind
     route: str = ""
@@ -130,11 +123,7 @@ class Named:
 
 
 def kind_of(relative: str, *, in_root: bool) -> Named:
-    """What the file at a path is.
-
-    Args:
-        relative: the path below the root, or the whole path of a file in no root.
-    """
+    """Return the kind of a file from its path: relative to the root, or the whole path outside a root."""
     found = next((kind for pattern, kind in _BY_PATH if in_root and pattern.fullmatch(relative)), None)
     found = found or next((kind for pattern, kind in _BY_END if pattern.fullmatch(relative)), FileKind.FOREIGN)
     parts = relative.split("/")

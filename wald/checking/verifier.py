@@ -1,12 +1,9 @@
-"""Check of a whole log.
+"""Check of a whole log: reads every byte, changes nothing, and reports damage instead of raising it.
 
-The verification of a whole log. It reads every byte, changes nothing, and reports damage instead of raising it.
-
-It checks the checksum of every batch and frame, the digests in indexes and ledgers, and the chains of the ledgers. It
-checks that sequences and append times follow each other within and between segments, and that indexes, control batches,
-the head and the cursors agree with the segments. The daemon may run meanwhile: bytes behind the head as it was at the
-beginning are not read, and a segment that is sealed meanwhile is read in its new form. The journals of work groups are
-checked by :mod:`wald.work.checking`.
+It checks the checksums of batches and frames, digests in indexes and ledgers, the chains of ledgers, the order of
+sequences and append times, and that indexes, control batches, the head and the cursors agree with the segments. The
+daemon may run: the check ends at the head that it read first, and reads a segment in its new form if that is sealed in
+the meantime. :mod:`wald.work.checking` checks the journals of work groups.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ from wald.segments.view import SegmentGone, View, read_view, recorded_end
 
 
 def verify(root: Root) -> Iterator[Finding]:
-    """Read everything in ``root`` and yield what is found. Without a finding of level ERROR all of it is good.
+    """Check a whole root and yield the findings; a log without an ERROR is intact.
 
     Raises:
         NotFound: there is no log.
@@ -50,14 +47,14 @@ def verify(root: Root) -> Iterator[Finding]:
 
 
 class Verification:
-    """One pass over a root, as it is when this is made.
+    """One pass over a root, as of the moment when this is created.
 
     Args:
-        first: earlier records may be missing.
+        first: first record that must exist.
 
     Attributes:
-        history: what the ledgers say.
-        segments, records, raw_bytes: how many have been checked so far.
+        history: the ledgers.
+        segments, records, raw_bytes: numbers checked so far.
 
     Raises:
         NotFound: there is no log.
@@ -72,21 +69,20 @@ class Verification:
         self._head_is_damaged = False
         self._view = View(root, b"", EVERYTHING, Listing(()))
         self._state = NOTHING
-        self._last_base = 0  # of the segment that was checked last
+        self._last_base = 0  # of the last segment checked
         self._first = [*self._identity(), *self._read_head(), *self._strangers(), *self._list(), *self._headless()]
         self._steps = read_steps(root)  # after the head, so that no step before it is missed
         self.segments = self.records = self.raw_bytes = 0
 
     def segments_to_check(self) -> list[SegmentToCheck]:
-        """Every segment that has to be checked, oldest first."""
+        """Return the segments to check, oldest first."""
         return [self.target(segment) for segment in self._view.segments if not self._behind_head(segment)]
 
     def findings(self, ahead: Callable[[SegmentToCheck], Checked | None] = lambda _: None) -> Iterator[Finding]:
-        """Every finding. To be iterated once.
+        """Yield all findings; iterate once.
 
         Args:
-            ahead: returns the result of a check that was made before, against :data:`NOTHING`, or None. A segment
-                without such a result is checked now.
+            ahead: returns the result of an earlier check against :data:`NOTHING`, or None to check the segment now.
         """
         yield from self._first
         yield from self._segments(ahead)
@@ -114,11 +110,11 @@ class Verification:
             yield Finding.of(Level.ERROR, self._root.head, error.message)
 
     def _headless(self) -> Iterator[Finding]:
-        """The head is written before the first segment. So a log with segments and without a head has lost it."""
+        """Report a missing head: it is written before the first segment, so a log with segments has lost it."""
         if self._head is None and not self._head_is_damaged:
             level = Level.ERROR if self._view.segments else Level.INFO
-            unknown = "missing or empty: it is not known how far records are durable"
-            yield Finding(level, self._root.head, 0, f"{unknown}; the next start of the daemon writes it again")
+            unknown = "missing or empty, so the last durable record is unknown"
+            yield Finding(level, self._root.head, 0, f"{unknown}; the next start of the daemon rewrites it")
 
     def _clock(self) -> Iterator[Finding]:
         try:
@@ -127,7 +123,7 @@ class Verification:
             yield Finding.of(Level.ERROR, self._root.clock_steps, str(error))
 
     def _strangers(self) -> Iterator[Finding]:
-        """Files in ``segments/`` that are not segments that can be read."""
+        """Report files in ``segments/`` that are not readable segments."""
         if not self._root.segments.is_dir():
             return  # _list reports it
         for entry in sorted(os.scandir(self._root.segments), key=lambda entry: entry.name):
@@ -136,16 +132,16 @@ class Verification:
             if name is not None and unread and (error := self._misplaced(name, Path(entry.path))):
                 yield Finding.of(Level.ERROR, Path(entry.path), f"{error.message}; {error.hint}")
             elif name is not None and name.kind.reclaimed:
-                yield Finding(Level.INFO, Path(entry.path), 0, "reclaimed; waits out its grace period")
+                yield Finding(Level.INFO, Path(entry.path), 0, "reclaimed; in its grace period")
             elif entry.name.endswith(WHOLE_SUFFIX):
                 yield Finding(
-                    Level.INFO, Path(entry.path), 0, "left by an interrupted relief; wald-reclaim finishes it"
+                    Level.INFO, Path(entry.path), 0, "left by an interrupted shrinking; wald-reclaim finishes it"
                 )
             elif name is None and not entry.name.endswith(".tmp"):
                 yield Finding(Level.INFO, Path(entry.path), 0, "not a file of the log")
 
     def _misplaced(self, name: SegmentName, path: Path) -> Misplaced | None:
-        """Return the error for a file that is not the segment that its name promises; None if it is."""
+        """Return the error for a file whose contents do not match its name, or None."""
         try:
             if self._log_id is not None:
                 require_named(Segment(name.base_sequence, name.kind, path), self._log_id)
@@ -162,12 +158,12 @@ class Verification:
             yield Finding.of(Level.ERROR, self._root.segments, error.message)
 
     def _segments(self, ahead: Callable[[SegmentToCheck], Checked | None]) -> Iterator[Finding]:
-        """Every segment as far as the head that was read before."""
+        """Check every segment up to the head."""
         waiting = deque(self._view.segments)
         while waiting:
             segment = waiting.popleft()
             if self._behind_head(segment):
-                yield Finding(Level.INFO, segment.path, 0, "behind the head; not read")
+                yield Finding(Level.INFO, segment.path, 0, "after the head; not checked")
                 continue
             due = self._due(segment.base_sequence)
             completed = self._completed(due, segment.base_sequence - 1)
@@ -186,19 +182,19 @@ class Verification:
                     waiting = deque(s for s in self._view.segments if s.base_sequence >= segment.base_sequence)
 
     def _completed(self, first: int, last: int) -> View:
-        """Return the view with lost records whose deletion was undone since: the listing may be hours old."""
+        """Return a view that includes segments whose deletion was undone since the listing, which may be hours old."""
         return self._view.completed(first, last) if self._lost(first, last) else self._view
 
     def _due(self, base: int) -> int:
-        """Return the sequence with which the next segment, which begins with ``base``, has to begin."""
+        """Return the expected first sequence of the next segment, which begins with ``base``."""
         return self._state.next_sequence or min(self._first_due, base)
 
     def _segment(self, segment: Segment, ahead: Callable[[SegmentToCheck], Checked | None]) -> list[Finding]:
-        """One segment, and whether it follows the one before it; if it is gone, nothing has happened."""
+        """Check one segment and its place after the previous one; if it disappears, no state has changed."""
         found = list(self._follows(segment))
         before = self._state
         if segment.base_sequence > self._due(segment.base_sequence):
-            before = replace(before, open_records={})  # they may have ended in what is missing
+            before = replace(before, open_records={})  # they may have ended in the missing segments
         if step_between(self._steps, self._last_base + 1, segment.base_sequence):
             before = replace(before, append_time_ns=NOTHING.append_time_ns)
         target = self.target(segment)
@@ -214,9 +210,9 @@ class Verification:
         return [each for each in found if not (wrong and each.level is Level.OK)]
 
     def _without_lost(self, target: SegmentToCheck, done: Checked, before: LogState) -> Checked:
-        """Check a segment in which a record is no longer open.
+        """Check a segment again without open records that a repair has dropped.
 
-        A repair leaves out pieces of a record that it has given up, or whose beginning RECLAIM has deleted.
+        A repair drops the pieces of a record that it has given up, or whose beginning was reclaimed.
         """
         with contextlib.suppress(Damaged):  # the check of the ledgers reports it
             open_records = before.open_records.items()
@@ -228,12 +224,12 @@ class Verification:
         return self.history.is_given_up(sequence) or self.history.reclaimed(sequence) is not None
 
     def _unrecorded(self, segment: Segment) -> Iterator[Finding]:
-        """A sealed segment that the ledger does not list: lines are lost. While the raw form is there it may yet."""
+        """Report a sealed segment without a ledger line, unless its sealer may still write it."""
         if segment.kind.form is Kind.SEALED and not segment.path.with_suffix("").exists():
             with contextlib.suppress(Damaged):  # the check of the ledgers reports it
                 sealed = self.history.sealed(segment.base_sequence)
                 if sealed is None or sealed["base"] != segment.base_sequence:
-                    message = "no line of the ledger says that it was sealed; a repair writes one"
+                    message = "the ledger has no line about its sealing; a repair writes one"
                     yield Finding(Level.INFO, segment.path, 0, message)
 
     def _follows(self, segment: Segment) -> Iterator[Finding]:
@@ -249,18 +245,18 @@ class Verification:
                 message = f"records {first} to {last} before it were reclaimed"
                 yield Finding(Level.INFO, segment.path, 0, message)
         elif base < expected:
-            message = f"begins before record {expected}, where the one before it ends"
+            message = f"begins before record {expected}, the end of the previous segment"
             yield Finding(Level.ERROR, segment.path, 0, message)
 
     def _lost(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The runs of which no ledger that can be believed says that they were reclaimed."""
+        """Return the missing ranges that no trustworthy ledger explains."""
         try:
             return list(self.history.unexplained(first, last))
         except Damaged:  # the check of the ledgers reports it
             return [(first, last)] if first <= last else []
 
     def _on_record(self, first: int, last: int) -> Iterator[Finding]:
-        """What of ``first`` to ``last`` was given up, by the ledger."""
+        """Report recorded losses among ``first`` to ``last``."""
         for loss in self._losses(first, last):
             held, what = loss.extent, "are not here" if loss.unrestored else "lost"
             among = "among " if loss.records < held.last - held.first + 1 else ""
@@ -278,19 +274,16 @@ class Verification:
             yield from given_up.outside(first, last)
 
     def _missing(self, path: Path, first: int, last: int, reason: str) -> Finding:
-        """
-        Args:
-            reason: ends a sentence about the records. What of them a released segment holds is not lost.
-        """
+        """Return the finding for missing records, with released segments that may contain them."""
         released = [s.path.name for s in self._view.listing.released if first <= s.base_sequence <= last]
-        kept = f"; {', '.join(released)} may hold them: a repair gives it its name back" if released else ""
+        kept = f"; {', '.join(released)} may contain them; a repair restores the name" if released else ""
         return Finding(Level.ERROR, path, 0, f"records {first} to {last} {reason}{kept}")
 
     def _behind_head(self, segment: Segment) -> bool:
         return self._head is not None and segment.base_sequence > self._head.segment
 
     def target(self, segment: Segment) -> SegmentToCheck:
-        """The segment, and what the rest of the root says of it."""
+        """Return a segment with the facts about it from the rest of the root."""
         head, log_id = self._head, self._log_id
         if segment.kind.form is Kind.SEALED:
             sealed, relieved, base = None, frozenset[str](), segment.base_sequence
@@ -322,7 +315,7 @@ class Verification:
             return
         lost = self._lost(last + 1, head.sequence)
         for begin, end in lost:
-            yield self._missing(self._root.head, begin, end, "are durable by the head and in no segment")
+            yield self._missing(self._root.head, begin, end, "are durable according to the head and in no segment")
         yield from self._on_record(last + 1, head.sequence)
         if not lost:
             yield Finding(Level.OK, self._root.head, 0, f"record {head.sequence}")
@@ -338,11 +331,11 @@ class Verification:
 
     def _cursors(self) -> Iterator[Finding]:
         if not self._root.routes.is_dir():
-            yield Finding(Level.INFO, self._root.routes, 0, "missing, and every cursor with it: all counts as unread")
+            yield Finding(Level.INFO, self._root.routes, 0, "missing with all cursors; every record counts as unread")
         for route in self._root.route_names():
             cursors = cursors_of(self._root, route, log_id=self._log_id or b"", head_sequence=self._last())
             if any(cursor.state is CursorState.BEYOND for cursor in cursors):
-                # The head may have moved on since it was read, and a cursor after it.
+                # The head may have advanced since it was read, and then a cursor.
                 cursors = cursors_of(self._root, route, log_id=self._log_id or b"", head_sequence=self._last())
             for cursor in cursors:
                 if cursor.state is CursorState.VALID:
@@ -356,7 +349,7 @@ class Verification:
                 yield Finding(Level.INFO, pin.path, 0, pin.message)
 
     def _last(self) -> int:
-        """The last durable record by now."""
+        """Return the last durable record now."""
         head = self._head
         with contextlib.suppress(Damaged):  # it was reported at the beginning
             head = read_head(self._root) or head
@@ -369,4 +362,4 @@ def _ledger_file(path: Path, decoded: DecodedLedger) -> Iterator[Finding]:
     if path.exists() and not decoded.broken:
         yield Finding(Level.OK, path, 0, f"{len(decoded.entries)} line{'s' * (len(decoded.entries) != 1)}")
     if path.suffix != PART_SUFFIX and path.exists() and path.stat().st_size > decoded.whole_bytes:
-        yield Finding(Level.INFO, path, decoded.whole_bytes, "an unfinished line; its owner cuts it")
+        yield Finding(Level.INFO, path, decoded.whole_bytes, "an unfinished line; its owner removes it")

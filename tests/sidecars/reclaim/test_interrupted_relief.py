@@ -129,7 +129,7 @@ def test_it_may_not_be_deleted_by_hand(built: Built) -> None:
     done = wald("inspect", whole(built))
     assert b"delete it?  no" in done.stdout.replace(b"    ", b"  "), done.stdout
     assert (
-        f"{whole(built).name}: left by an interrupted relief"
+        f"{whole(built).name}: left by an interrupted shrinking"
         in wald("verify", "--root", built.root.path).stdout.decode()
     )
 

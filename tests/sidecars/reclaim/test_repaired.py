@@ -68,7 +68,7 @@ def test_a_released_segment_without_a_line_of_the_ledger_is_not_given_up(release
     root = released.root
     assert bases(root, Kind.RELEASED) == [1, 4]
     (found,) = errors(root.path)
-    assert "00000000000000000004.wal.zst.released may hold them: a repair gives it its name back" in found
+    assert "00000000000000000004.wal.zst.released may contain them; a repair restores the name" in found
     assert not repair(root.path).loses
     assert (errors(root.path), bases(root)) == ([], [1, 4, 7, 10])
     assert [record.sequence for record in records(root.path)] == list(range(1, 13))
