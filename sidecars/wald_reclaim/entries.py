@@ -147,7 +147,7 @@ def unread_records(index: SealedIndex, claims: CursorSnapshot) -> dict[str, int]
     if not pins:
         return {}
     slowest: dict[int, int] = {}
-    numbers = {route: number for number, route in enumerate(RouteTable.of(index.routes).names)}
+    numbers = {route: number for number, route in enumerate(RouteTable.from_entries(index.routes).names)}
     for pin in pins:
         number = numbers[pin.route]
         slowest[number] = min(pin.at, slowest.get(number, pin.at))

@@ -47,7 +47,7 @@ class Excuses:
         Args:
             rules: the rule of each, if the line has not the same one for all of them; else empty.
         """
-        table = RouteTable.of(routes)
+        table = RouteTable.from_entries(routes)
         made_of = self._made_of
         if made_of is None or made_of[0] != table.names or made_of[1] is not claims or made_of[2] != rules:
             self._template = f"[{','.join(_templates(table.names, claims, rules))}]"
@@ -67,7 +67,7 @@ def joined(tables: Sequence[RouteTable]) -> RouteTable:
     held: dict[str, RouteEntry] = {}
     for entry in chain.from_iterable(added):
         held[entry.route] = _both(held[entry.route], entry) if entry.route in held else entry
-    return RouteTable.of(list(held.values()))
+    return RouteTable.from_entries(list(held.values()))
 
 
 def _added(tables: Sequence[RouteTable]) -> RouteTable:

@@ -346,7 +346,7 @@ class Planner:
             known.damage = damage or known.damage
         lost = unread_records(index, claims) if pins else {}
         sharing = verdict is not Verdict.EACH_ROUTE and not lost and may_share(segment, index)
-        excuse = Excuse(RouteTable.of(index.routes), claims) if sharing else None
+        excuse = Excuse(RouteTable.from_entries(index.routes), claims) if sharing else None
         entry = self._reclaimed(
             segment, index, claims, verdict, rules, lost, known.stored_bytes, now_ns, listed=excuse is None
         )

@@ -141,7 +141,7 @@ class Routes:
         return next((mark for mark in reversed(self._marks.get(route, ())) if mark.base >= base), None)
 
     def _remember(self, key: tuple[int, int], held: Sequence[RouteEntry]) -> array[int]:
-        amounts, table = array("Q"), RouteTable.of(held)
+        amounts, table = array("Q"), RouteTable.from_entries(held)
         wanted = map(self._limited, table.names) if self._limited is not None else [True] * len(table)
         rows = zip(table.names, table.payload_bytes, table.counts, strict=True)
         for name, payload_bytes, count in compress(rows, wanted):

@@ -129,7 +129,7 @@ def test_a_row_tells_how_long_the_oldest_record_waits_and_where_the_route_ends()
 def test_every_segment_is_in_one_condition(state: State, pinned: bool, readable: bool) -> None:
     """Of one that cannot be read nobody knows who holds it back."""
     segment = Segment(1, Kind.RAW, Path("1"))
-    routes = RouteTable.of([RouteEntry("a", 1, 1, 1, 10)])
+    routes = RouteTable.from_entries([RouteEntry("a", 1, 1, 1, 10)])
     pins = holders_of(CursorSnapshot(), routes.names).pins(routes) if pinned else NO_PINS
     expected = {
         State.ACTIVE: Condition.ACTIVE,

@@ -296,4 +296,4 @@ def test_segments_with_the_same_routes_share_their_names() -> None:
     """What was made of the names of the segment before is used again."""
     one, other = decode_sealed_index(ENCODED), decode_sealed_index(ENCODED)
 
-    assert RouteTable.of(one.routes).names is RouteTable.of(other.routes).names
+    assert RouteTable.from_entries(one.routes).names is RouteTable.from_entries(other.routes).names

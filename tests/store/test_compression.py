@@ -412,7 +412,7 @@ def test_an_index_with_other_places_is_reported(tmp_path: Path) -> None:
     """Its checksums hold: it was written wrong."""
     stored, index, _ = small_file(tmp_path)
     end = index.frames[-1].offset + index.frames[-1].compressed_bytes
-    wrong = replace(index, frames=[replace(frame, offset=frame.offset + 1) for frame in index.frames])
+    wrong = replace(index, frames=[frame._replace(offset=frame.offset + 1) for frame in index.frames])
     index_frame = encode_sealed_index(wrong, index.batch_table())
     sizes = [(frame.compressed_bytes, frame.raw_bytes) for frame in index.frames]
     path = tmp_path / "wrong.zst"

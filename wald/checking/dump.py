@@ -110,7 +110,7 @@ def _sealed(path: Path, *, records: bool) -> Iterator[Item]:
         index = file.index
         for number, frame in enumerate(index.frames):
             routes = [index.routes[i].route for i in frame.routes if i < len(index.routes)]
-            item = {"kind": "frame", "number": number} | asdict(frame) | {"routes": routes}
+            item = {"kind": "frame", "number": number} | frame._asdict() | {"routes": routes}
             try:
                 data = file.frame(number)
             except Damaged as error:

@@ -419,7 +419,7 @@ def _unread_before(
 def _add_segment(counted: dict[str, _Unread], view: View, segment: Segment, floors: dict[str, int]) -> None:
     with contextlib.suppress(Damaged, BadSealed, OSError):  # wald verify reports it
         index = view.follow(segment, lambda moved: segment_index(moved, view.log_id))
-        for entry in RouteTable.of(index.routes):
+        for entry in RouteTable.from_entries(index.routes):
             floor = floors.get(entry.route)
             if floor is not None and entry.last > floor:
                 stretch = _Stretch(segment.base_sequence, entry.first, entry.last, entry.payload_bytes)

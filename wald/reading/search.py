@@ -75,7 +75,11 @@ def _starts(view: View, selection: Selection) -> Iterator[tuple[int, bool]]:
 def _frames(segment: Segment, view: View) -> Iterator[tuple[int, int, int, int]]:
     """First sequence, raw bytes, earliest and latest time of each frame; a segment without an index is a large one."""
     try:
-        table = FrameTable.of(sealed_index(segment, view.log_id).frames) if segment.kind.form is Kind.SEALED else None
+        table = (
+            FrameTable.from_frames(sealed_index(segment, view.log_id).frames)
+            if segment.kind.form is Kind.SEALED
+            else None
+        )
     except (Damaged, FileNotFoundError):
         table = None
     if table is None:

@@ -209,7 +209,7 @@ class Backlog:
             self._add(index, found)
             if damage:
                 index = with_lost(index, segment, end, self._history, damage[0])
-            needed = RouteTable.of(needs(index, end or index.next_sequence, self._history))
+            needed = RouteTable.from_entries(needs(index, end or index.next_sequence, self._history))
             pins, waived = self._pins(needed), self._claims.waived(needed)
         except Damaged as error:
             if found.state is State.CUT:  # only the sealer may judge it, and its records wait all the same
@@ -256,11 +256,11 @@ class Backlog:
 
     def _add(self, index: SealedIndex, found: SegmentStatus) -> None:
         """Add what a complete segment holds to the lags and the growth."""
-        earliest_ns = min(FrameTable.of(index.frames).earliest_ns, default=0)
-        routes = RouteTable.of(index.routes)
+        earliest_ns = min(FrameTable.from_frames(index.frames).earliest_ns, default=0)
+        routes = RouteTable.from_entries(index.routes)
         grown = found.stored_bytes if found.state is State.SEALED else sum(routes.payload_bytes)
         if (relieved := index.shrunk) is not None:  # what came in is what counts
-            routes = RouteTable.of(merge_routes(index.routes, relieved.routes))
+            routes = RouteTable.from_entries(merge_routes(index.routes, relieved.routes))
             grown = relieved.stored_bytes or grown
         self._gauge.add(earliest_ns, grown, routes.names, routes.payload_bytes)
         self._sealed.add(index)

@@ -102,7 +102,7 @@ class CursorSnapshot:
 
     def pins(self, routes: Sequence[RouteEntry]) -> Iterator[Pin]:
         """The groups that hold back a segment with ``routes`` in it; none if it may go."""
-        table = RouteTable.of(routes)
+        table = RouteTable.from_entries(routes)
         for number in compress(range(len(table)), map(lt, self._column(table.names), table.lasts)):
             route, last = table.names[number], table.lasts[number]
             for group, at, message in self.gating(route):
@@ -118,7 +118,7 @@ class CursorSnapshot:
 
     def waived(self, routes: Sequence[RouteEntry]) -> tuple[str, ...]:
         """The retired routes among ``routes`` that hold records in it which a group has not read."""
-        table = RouteTable.of(routes)
+        table = RouteTable.from_entries(routes)
         retired = compress(zip(table.names, table.lasts, strict=True), map(self.retired.__contains__, table.names))
         return tuple(
             route for route, last in retired if any(cursor.effective < last for cursor in self.cursors.get(route, ()))
@@ -369,7 +369,7 @@ def needs(index: SealedIndex, end: int, history: History) -> Sequence[RouteEntry
         return index.routes
     if not index.routes:
         raise BadSealed("all of its records are lost, and whose they were")
-    return RouteTable.of(index.routes).reaching(lost)
+    return RouteTable.from_entries(index.routes).reaching(lost)
 
 
 def _end(index: SealedIndex, end: int, history: History) -> int:

@@ -98,7 +98,7 @@ class SealedLags:
         Raises:
             BadSealed: they would have to be, and cannot.
         """
-        routes = RouteTable.of(index.routes)
+        routes = RouteTable.from_entries(index.routes)
         if routes.names is not self._names:
             self._align(routes.names)
         if self._highest < index.base_sequence and False not in self._dated:  # nearly always

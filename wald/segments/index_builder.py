@@ -11,7 +11,7 @@ import os
 from array import array
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -145,7 +145,7 @@ class SegmentIndexBuilder:
         self._tallies = ordered
         renumber = numbers.__getitem__
         self.table.routes = array("I", map(renumber, self.table.routes))
-        return [replace(frame, routes=tuple(sorted(map(renumber, frame.routes)))) for frame in frames]
+        return [frame._replace(routes=tuple(sorted(map(renumber, frame.routes)))) for frame in frames]
 
     def routes(self) -> list[RouteEntry]:
         return [

@@ -295,7 +295,7 @@ class SealedSegment(OpenSegment):
         passable: Passable | None = None,
     ) -> Iterator[SegmentItem]:
         index = self.index
-        names = RouteTable.of(index.routes).names
+        names = RouteTable.from_entries(index.routes).names
         wanted = None if routes is None else {i for i, route in enumerate(names) if route in routes}
         first = max(0, bisect_right(index.frames, position, key=lambda frame: frame.raw_offset) - 1)
         readable = {

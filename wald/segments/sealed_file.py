@@ -364,7 +364,7 @@ class SealedFile:
             index = decode_sealed_index(self._read(offset, index_bytes))
         except BadSealed as error:
             raise self._damaged(offset, str(error)) from error
-        frames = FrameTable.of(index.frames)
+        frames = FrameTable.from_frames(index.frames)
         if listed != list(zip(frames.compressed_bytes, frames.raw_bytes, strict=True)):
             raise self._damaged(size - table_bytes, "the seek table and the index disagree about the frames")
         if [*frames.offsets, offset] != list(accumulate(frames.compressed_bytes, initial=0)):

@@ -50,7 +50,7 @@ def test_the_text_follows_the_routes_the_cursors_and_the_rules() -> None:
 
 def test_segments_together_hold_of_each_route_what_each_of_them_holds_whatever_routes_are_in_which() -> None:
     segments = [segment(1, "a", "b"), segment(20, "b", "c"), segment(40, "a", "b"), segment(60, "d"), segment(80, "c")]
-    together = joined([RouteTable.of(each) for each in segments])
+    together = joined([RouteTable.from_entries(each) for each in segments])
 
     by_route = {name: [entry for each in segments for entry in each if entry.route == name] for name in "abcd"}
     assert sorted(together) == [
