@@ -54,8 +54,8 @@ class CommandFile(GroupFile):
         """The line about the last command; zeros if there was none."""
         return os.pread(self.descriptor, LINE_BYTES, 0)
 
-    def _opened(self) -> tuple[Path, int]:
-        path, descriptor = super()._opened()
+    def _open(self) -> tuple[Path, int]:
+        path, descriptor = super()._open()
         try:
             if not os.fstat(descriptor).st_size:
                 self.disk.allocate(descriptor, LINE_BYTES)

@@ -275,7 +275,7 @@ def _work(log: Log, wanted: Settings, report: Report, counts: Counts, *, reload:
     path = log.root.ledger / "reclaim.jsonl"
     ledger = Ledger(path, disk, owner="wald-reclaim", reserve_bytes=_RESERVE_BYTES)
     try:
-        locks.remove(locks.leftovers(log.root, disk), disk)
+        locks.remove_leftovers(locks.leftovers(log.root, disk), disk)
         ledger.cut()  # one from before this program may be long
         # After the lock of the ledger is taken: before that, another process may write what the planner reads.
         planner = Planner(log.root, wanted.limits, log_id=log.identity.log_id, verify=wanted.verify)

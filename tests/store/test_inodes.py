@@ -30,29 +30,29 @@ def name(path: Path) -> Iterator[FileIdentity]:
 def test_it_holds_whatever_is_written(path: Path, name: FileIdentity) -> None:
     path.write_bytes(b"more")
 
-    assert name.holds()
+    assert name.is_current()
 
 
 def test_removed_moved_or_replaced_it_does_not_hold(path: Path, name: FileIdentity) -> None:
     path.rename(path.with_name("elsewhere"))
-    assert not name.holds()
+    assert not name.is_current()
     path.write_bytes(b"")
-    assert not name.holds()
+    assert not name.is_current()
     path.unlink()
     path.symlink_to("elsewhere")
-    assert not name.holds()  # whoever reads follows no links
+    assert not name.is_current()  # whoever reads follows no links
     path.unlink()
     path.with_name("elsewhere").rename(path)
-    assert name.holds()
+    assert name.is_current()
 
 
 def test_an_inode_of_another_device_is_another_file(path: Path) -> None:
     """Numbers are given out by each file system for itself: here both roots have the same one, mostly."""
     for folder in (Path("/proc"), Path("/sys"), path.parent):
         descriptor = os.open(folder, os.O_RDONLY)
-        assert [FileIdentity(other, descriptor).holds() for other in (Path("/proc"), Path("/sys"), path.parent)] == [
-            other == folder for other in (Path("/proc"), Path("/sys"), path.parent)
-        ]
+        assert [
+            FileIdentity(other, descriptor).is_current() for other in (Path("/proc"), Path("/sys"), path.parent)
+        ] == [other == folder for other in (Path("/proc"), Path("/sys"), path.parent)]
         os.close(descriptor)
 
 
@@ -64,9 +64,9 @@ from wald.files.safe_open import FileIdentity, is_regular
 path = pathlib.Path(sys.argv[1])
 file = path.open("wb")
 name = FileIdentity(path, file.fileno())
-held = name.holds()
+held = name.is_current()
 path.rename(path.with_name("elsewhere"))
-print(is_regular(file.fileno()), held, name.holds())
+print(is_regular(file.fileno()), held, name.is_current())
 """
     line: list[str | Path] = [sys.executable, "-c", script, tmp_path / "file"]
     trace = tmp_path / "trace"
@@ -82,7 +82,7 @@ print(is_regular(file.fileno()), held, name.holds())
 def test_a_c_library_without_statx_is_no_obstacle(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wald.files.safe_open._statx", None)
     with path.open("rb") as file:
-        assert FileIdentity(path, file.fileno()).holds()
+        assert FileIdentity(path, file.fileno()).is_current()
         assert is_regular(file.fileno())
 
 
@@ -92,4 +92,4 @@ def test_only_a_regular_file_is_one(path: Path) -> None:
         assert is_regular(descriptor) == place.is_file()
         os.close(descriptor)
     assert not is_regular(descriptor)
-    assert not FileIdentity(path, descriptor).holds()
+    assert not FileIdentity(path, descriptor).is_current()

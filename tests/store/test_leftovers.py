@@ -20,7 +20,7 @@ from running import eventually, wald
 
 from wald.files.disk import Disk
 from wald.files.layout import Root
-from wald.files.locks import abandoned, leftovers, remove
+from wald.files.locks import abandoned_files, leftovers, remove_leftovers
 from wald.writing.sealing import remove_temporaries
 
 OLD_NS = 1_700_000_000 * 10**9
@@ -76,7 +76,7 @@ class Scanned(Disk):
 
     def rename(self, source: Path, target: Path) -> None:
         os.utime(source, ns=(OLD_NS, OLD_NS))
-        remove(self.found, Disk())
+        remove_leftovers(self.found, Disk())
         super().rename(source, target)
 
 
@@ -145,7 +145,7 @@ def test_a_file_that_a_process_is_writing_stays_and_gets_its_name(built: Built) 
         writer.send_signal(signal.SIGCONT)
         assert writer.wait() == 0
     assert target.read_bytes() == b"1\n"
-    assert abandoned(target.parent, Disk()) == []
+    assert abandoned_files(target.parent, Disk()) == []
 
 
 def test_a_file_found_before_its_writer_locked_it_stays_and_gets_its_name(built: Built) -> None:
@@ -157,7 +157,7 @@ def test_a_file_found_before_its_writer_locked_it_stays_and_gets_its_name(built:
 
 def test_a_file_written_within_the_last_minute_or_in_the_future_stays(built: Built) -> None:
     left = leave(built.root.cursor("a", "g"), written_ns=time.time_ns() + 3600 * 10**9)
-    remove([*leftovers(built.root, Disk()), left], Disk())
+    remove_leftovers([*leftovers(built.root, Disk()), left], Disk())
     remove_by_repair(built)
     assert left.exists()
 

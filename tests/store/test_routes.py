@@ -10,10 +10,9 @@ import pytest
 
 from wald.errors import InvalidInput, NotFound
 from wald.files.disk import Disk
-from wald.files.fifos import FIFO_MODE, found_files, has_fifo
 from wald.files.identity import create_root
 from wald.files.layout import Root
-from wald.files.routes import add_route, retire_route
+from wald.files.routes import FIFO_MODE, add_route, displaced_files, has_fifo, retire_route
 
 NOW = "2026-11-21T10:00:00Z"
 
@@ -75,7 +74,7 @@ def test_what_stands_where_the_fifo_belongs_is_kept_beside_it(root: Root) -> Non
     root.fifo("web").symlink_to("nowhere")
     add_route(root, Disk(), "web", fifo=True)
 
-    found = found_files(root, "web")
+    found = displaced_files(root, "web")
     assert [path.name for path in found] == ["in.found-1", "in.found-2", "in.found-3"]
     assert [path.read_bytes() for path in found[:2]] == [b"somebody's", b"another's"]
     assert found[2].is_symlink()

@@ -10,7 +10,7 @@ from itertools import islice
 from wald.answers.fields import time_fields
 from wald.answers.liveness import over_quota
 from wald.files.disk import Disk
-from wald.files.fifos import troubles
+from wald.files.routes import fifo_problems
 from wald.format.names import is_route
 from wald.hints import command_line
 from wald.log import Log
@@ -25,7 +25,7 @@ ASK_SECONDS = 2.0  # how long the daemon may take to name the routes over their 
 
 def explanation(log: Log, backlog: Backlog, now_ns: int) -> Iterator[dict[str, object]]:
     """One object for each thing that the operator should know of, each segment and each group, then for the log."""
-    for path, message in troubles(log.root):
+    for path, message in fifo_problems(log.root):
         yield {"kind": "fifo", "path": str(path), "message": message}
     for over in over_quota(log.root, seconds=ASK_SECONDS):
         yield {"kind": "quota", **over}

@@ -18,8 +18,8 @@ from typing import Generic, TypeVar
 from wald.answers.snapshot import Amount, HeadSample, LogSample, SegmentSeen
 from wald.errors import Damaged, WaldError
 from wald.files.disk import Disk
-from wald.files.fifos import troubles
 from wald.files.listing import Segment
+from wald.files.routes import fifo_problems
 from wald.format.names import Kind
 from wald.log import Log
 from wald.retention.backlog import Backlog, Condition, SegmentStatus, condition_of
@@ -202,7 +202,7 @@ class LogSource:
             backlog.growth(now_ns=time.time_ns()),
             backlog.free_bytes,
             shutil.disk_usage(root.segments).total,
-            tuple(message for _, message in troubles(root)),
+            tuple(message for _, message in fifo_problems(root)),
             tuple(segments),
             tuple(problems),
             backlog.lost_routes(),

@@ -12,8 +12,8 @@ from wald.answers.liveness import Life, Liveness, liveness, socket_of
 from wald.checking.checker import Level
 from wald.errors import Damaged
 from wald.files.disk import free_bytes
-from wald.files.fifos import troubles
 from wald.files.layout import Root
+from wald.files.routes import fifo_problems
 from wald.files.uptime import ClockStep, read_steps
 from wald.format.head import Head
 from wald.format.names import CURSOR_SUFFIX
@@ -134,7 +134,7 @@ def facts_of(log: Log, daemon: Liveness, contents: Contents) -> Facts:
         unreadable=contents.unreadable,
         lost_routes=contents.lost_routes,
         full_seconds=contents.full_seconds,
-        fifos=tuple(message for _, message in troubles(root)),
+        fifos=tuple(message for _, message in fifo_problems(root)),
         journals=tuple(_journals(log, {each.cursor.path for each in contents.groups if each.retired})),
         steps=read_steps(root),
     )

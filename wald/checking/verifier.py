@@ -17,12 +17,11 @@ from pathlib import Path
 
 from wald.checking.checker import NOTHING, Checked, Finding, Level, SegmentToCheck, check
 from wald.errors import Damaged, UnsupportedFormat
-from wald.files.fifos import troubles
 from wald.files.identity import read_identity
 from wald.files.layout import Root
 from wald.files.ledger_read import read_files
 from wald.files.listing import Listing, Segment
-from wald.files.routes import moved_marks
+from wald.files.routes import fifo_problems, moved_marks
 from wald.files.uptime import read_steps, require_steps, step_between
 from wald.format.head import Head
 from wald.format.ledger_lines import DecodedLedger
@@ -91,10 +90,10 @@ class Verification:
         for name in LEDGERS:
             yield from self._ledger(self._root.ledger / name)
         yield from self._cursors()
-        for path, message in troubles(self._root):
+        for path, message in fifo_problems(self._root):
             yield Finding.of(Level.INFO, path, message)
-        for mark in moved_marks(self._root):
-            yield Finding(Level.INFO, mark.path, 0, f"{mark.message}: {mark.hint}")
+        for path, message, hint in moved_marks(self._root):
+            yield Finding(Level.INFO, path, 0, f"{message}: {hint}")
 
     def _identity(self) -> Iterator[Finding]:
         try:

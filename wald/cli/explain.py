@@ -196,11 +196,11 @@ def _advice(log: Log, groups: list[GroupBacklog]) -> Iterator[str]:
     """A paragraph for each thing that the operator should know or do."""
     from wald.answers.explain import ASK_SECONDS, advice
     from wald.answers.liveness import over_quota
-    from wald.files.fifos import troubles
+    from wald.files.routes import fifo_problems
     from wald.retention.cursors import CursorState
 
     wald_ = command_line(log.root.path)
-    yield from (message for _, message in troubles(log.root))
+    yield from (message for _, message in fifo_problems(log.root))
     for over in over_quota(log.root, seconds=ASK_SECONDS):
         yield f"{over['message']}. {_OVER[over['policy']]}, until the group has read on or the quota is raised."
     retired = sorted({group.cursor.route for group in groups if group.retired})

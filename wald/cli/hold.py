@@ -12,9 +12,9 @@ import click
 from wald.cli.options import root_option
 from wald.cli.streams import stdout_is_a_report
 from wald.errors import InvalidInput
-from wald.files.fifos import has_fifo
 from wald.files.identity import read_identity
 from wald.files.layout import Root
+from wald.files.routes import has_fifo
 from wald.format.names import check_route
 from wald.hints import command_line
 

@@ -16,10 +16,9 @@ from wald.cli.positions import warn_without_daemon
 from wald.cli.streams import stdout_is_a_report
 from wald.errors import InvalidInput
 from wald.files.disk import Disk
-from wald.files.fifos import FIFO_MODE
 from wald.files.identity import read_identity
 from wald.files.layout import Root
-from wald.files.routes import add_route, retire_route
+from wald.files.routes import FIFO_MODE, add_route, retire_route
 from wald.format.times import utc
 from wald.hints import command_line
 from wald.setting_types import MODE, OS_GROUP
@@ -112,7 +111,7 @@ def retire(root: Path, socket: Path | None, route: str, as_json: bool) -> None:
 
 def _print_state(command: str, root: Root, route: str) -> None:
     """Print what the route is now."""
-    from wald.files.fifos import has_fifo
+    from wald.files.routes import has_fifo
 
     fields = {"route": route, "path": str(root.route(route)), "retired": root.retired(route).exists()}
     click.echo(json_line(command, fields | {"fifo": has_fifo(root, route)}))

@@ -18,9 +18,8 @@ from wald.daemon.intake import Intake
 from wald.errors import Damaged, InvalidInput, NotFound, NotPermitted
 from wald.files.cursor_directory import is_group
 from wald.files.disk import Disk
-from wald.files.fifos import OWNERS_FIFO_MODE, has_fifo
 from wald.files.layout import Root
-from wald.files.routes import add_route, retire_route
+from wald.files.routes import OWNERS_FIFO_MODE, add_route, has_fifo, retire_route
 from wald.files.uptime import ClockStep
 from wald.format.head import encode_head
 from wald.format.protocol import Code, Command, ProtocolError, encode_err, encode_ok

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from wald.daemon.pipes import Relay, file_id, open_fifo, open_stdin
 from wald.errors import InvalidInput, WaldError
-from wald.files.fifos import found_files, found_words, has_fifo, is_displaced, make_fifo, same_fifo_words
 from wald.files.layout import Root
+from wald.files.routes import describe_displaced, describe_shared, displaced_files, has_fifo, is_displaced, make_fifo
 from wald.settings import Config
 from wald.systemd import Systemd
 
@@ -126,7 +126,7 @@ class Fifos:
         other = others.get(file, route)
         if other != route:
             raise InvalidInput(
-                same_fifo_words(self._root, path, self._root.fifo(other)),
+                describe_shared(self._root, path, self._root.fifo(other)),
                 case="fifo-of-two-routes",
                 root=self._root.path,
                 route=route,
@@ -179,8 +179,8 @@ class Fifos:
         return [f"{self._root.fifo(route)}: {'replaced' if found else 'removed'}; created again with its mode"]
 
     def note_displaced(self, route: str) -> None:
-        for path in found_files(self._root, route):
-            self._displaced.setdefault(path, found_words(self._root, path, route))
+        for path in displaced_files(self._root, route):
+            self._displaced.setdefault(path, describe_displaced(self._root, path, route))
 
     def following(self, route: str) -> str:
         """Return the message that the daemon reads another FIFO."""

@@ -38,11 +38,10 @@ from wald.daemon.metrics import Metrics, MetricsProcess, Recovery, pages
 from wald.daemon.quotas import Quotas
 from wald.exposition import Endpoint
 from wald.files.disk import Disk, total_bytes
-from wald.files.fifos import has_fifo
 from wald.files.identity import create_root, read_identity, require_root
 from wald.files.layout import Root
 from wald.files.ledger_write import Ledger
-from wald.files.routes import add_route, moved_marks
+from wald.files.routes import add_route, has_fifo, moved_marks
 from wald.format.segment import pack_version
 from wald.format.times import utc
 from wald.hints import hint_for
@@ -150,8 +149,8 @@ class Parts:
         for name, route in wanted_routes(root, self.config, self.journal):
             fifo = wants_fifo(root, name, route)
             add_route(root, disk, name, fifo=fifo, mode=route.mode, consumers=route.consumers)
-        for mark in moved_marks(root):
-            self.journal.warning("mark of a moved route", path=str(mark.path), what=mark.message, hint=mark.hint)
+        for path, message, hint in moved_marks(root):
+            self.journal.warning("mark of a moved route", path=str(path), what=message, hint=hint)
 
     def _watch_signals(self) -> None:
         self.poller = select.epoll()

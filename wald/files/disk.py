@@ -1,11 +1,8 @@
-"""System calls that make bytes durable.
+"""System calls that make bytes durable: create, write, sync, rename, truncate, unlink, lock.
 
-The system calls that make bytes durable: create, write, sync, rename, truncate, unlink, lock.
-
-What has to survive a crash is written through a :class:`Disk`, so a test can pass one that fails, stops or forgets at
-the n-th step. No other module of ``wald`` syncs, allocates or truncates a file. Some write or remove what may be lost:
-``indexes`` its hint, ``recovery`` and ``sealer`` a temporary file that is left over, ``fifos`` a FIFO. Errors are the
-operating system's own, with the path of the file, even if the call takes a descriptor.
+Everything that must survive a crash is written through a :class:`Disk`, so that a test can pass one that fails, stops
+or forgets at the n-th step. No other module of ``wald`` syncs, allocates or truncates a file. Every OSError names the
+path of the file, even if the call takes a descriptor.
 """
 
 from __future__ import annotations
@@ -25,46 +22,46 @@ from wald.files.modes import make_directory, make_file, open_or_make_file
 if TYPE_CHECKING:
     from wald.format.batch import Buffer
 
-_IOV_MAX = 1024  # what Linux takes in one gather-write
+AT_FDCWD = -100
+FILE_MODE = 0o640  # only the daemon's group may read it
+_LOCK_MODE = 0o600  # every user who can open a file can hold its lock
+_DIRECTORY_MODE = 0o750
+_IOV_MAX = 1024  # buffers in one pwritev(2)
 _KEEP_SIZE = 1
-_AT_FDCWD = -100
 _NOREPLACE = 1
+_UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _fallocate = _LIBC.fallocate
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-_UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-FILE_MODE = 0o640  # only the daemon's group may read it
-_LOCK_MODE = 0o600  # a user who may open a file may hold its lock
-DIRECTORY_MODE = 0o750
 
 
 class Disk:
-    """Real system calls. What they make has the same mode under every umask; what was there keeps its own.
+    """Real system calls. New files have the same mode under every umask; existing ones keep theirs.
 
-    No file is written through a symbolic link. The directory that it is in is the caller's affair.
+    No file is written through a symbolic link; the caller answers for the directories above it.
     """
 
     def create(self, path: Path) -> int:
-        """A new file, open for reading and writing; FileExistsError rather than touch an old one."""
+        """Create a file, open for reading and writing; FileExistsError if it exists."""
         return make_file(path, os.O_RDWR, FILE_MODE)
 
     def open(self, path: Path) -> int:
-        """An existing file, open for reading and writing."""
+        """Open an existing file for reading and writing."""
         return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def open_or_create(self, path: Path) -> int:
-        """A file, open for reading and writing; created if missing, and never waited for if it is something else."""
+        """Open a file for reading and writing, created if missing; never block, whatever the name is."""
         return open_or_make_file(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, FILE_MODE)
 
     def open_append(self, path: Path) -> int:
-        """A file whose writes all go to its end; created if missing."""
+        """Open a file whose writes all go to its end, created if missing."""
         return open_or_make_file(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW, FILE_MODE)
 
     def open_lock(self, path: Path) -> int:
-        """A file to :meth:`lock`, created if missing; only its owner may open it.
+        """Open a file for :meth:`lock`, created if missing, that only its owner may open.
 
         Raises:
-            OSError: it cannot be made; or it is something that another user has put there.
+            OSError: it cannot be created, is not a regular file, or another user has put it there.
         """
         descriptor = open_or_make_file(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, _LOCK_MODE)
         try:
@@ -76,13 +73,13 @@ class Disk:
         return descriptor
 
     def make_directory(self, path: Path) -> None:
-        """A directory, and those above it that are missing; one that is there already stays as it is."""
+        """Create a directory and its missing parents, unless it exists."""
         if path.is_dir():
             return
         if not path.parent.exists():
             self.make_directory(path.parent)
-        with contextlib.suppress(FileExistsError):  # two may make it at once
-            make_directory(path, DIRECTORY_MODE)
+        with contextlib.suppress(FileExistsError):  # another process may create it at the same time
+            make_directory(path, _DIRECTORY_MODE)
 
     def close(self, descriptor: int) -> None:
         path = _path_of(descriptor)  # a failed close(2) frees the descriptor too
@@ -95,7 +92,7 @@ class Disk:
     def allocate(self, descriptor: int, length: int) -> bool:
         """Reserve ``length`` bytes that read as zeros; return False if the file system cannot.
 
-        This calls fallocate(2): there the C library's posix_fallocate would write to every block, for seconds.
+        The C library's posix_fallocate would write to every block there, for seconds.
         """
         while _fallocate(descriptor, 0, 0, length):
             number = ctypes.get_errno()
@@ -106,38 +103,35 @@ class Disk:
         return True
 
     def reserve(self, descriptor: int, offset: int, length: int) -> None:
-        """Make sure that ``length`` bytes at ``offset`` can be written on a full disk; where that cannot be, nothing.
-
-        The file does not grow: fallocate(2) with FALLOC_FL_KEEP_SIZE, which the standard library does not have.
-        """
+        """Reserve ``length`` bytes at ``offset`` for a full disk, without growing the file; ignore failures."""
         _fallocate(descriptor, _KEEP_SIZE, offset, length)
 
     def write(self, descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
-        """Write all of ``buffers`` at ``offset``; returns how many bytes."""
+        """Write all of ``buffers`` at ``offset``; return the number of bytes."""
         total = sum(map(len, buffers))
-        with _Named(descriptor):
-            done = taken = os.pwritev(descriptor, buffers[:_IOV_MAX], offset) if total else 0
+        with _NamesFile(descriptor):
+            done = written = os.pwritev(descriptor, buffers[:_IOV_MAX], offset) if total else 0
             first, pending = 0, list(buffers)
             while done < total:
-                while taken >= len(pending[first]):
-                    taken -= len(pending[first])
+                while written >= len(pending[first]):
+                    written -= len(pending[first])
                     first += 1
-                if taken:
-                    pending[first] = memoryview(pending[first])[taken:]
-                taken = os.pwritev(descriptor, pending[first : first + _IOV_MAX], offset + done)
-                done += taken
+                if written:
+                    pending[first] = memoryview(pending[first])[written:]
+                written = os.pwritev(descriptor, pending[first : first + _IOV_MAX], offset + done)
+                done += written
         return total
 
     def update(self, descriptor: int, data: bytes, offset: int) -> None:
         """Write a few bytes in place."""
-        with _Named(descriptor):
+        with _NamesFile(descriptor):
             if os.pwrite(descriptor, data, offset) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def copy(self, descriptor: int, source: int, length: int, offset: int, *, source_offset: int = 0) -> None:
-        """Copy ``length`` bytes of ``source`` to ``offset``, inside the kernel."""
+        """Copy ``length`` bytes of ``source`` to ``offset`` inside the kernel."""
         done = 0
-        with _Named(descriptor):
+        with _NamesFile(descriptor):
             os.lseek(descriptor, offset, os.SEEK_SET)
             while done < length:
                 count = os.sendfile(descriptor, source, source_offset + done, length - done)
@@ -146,24 +140,24 @@ class Disk:
                 done += count
 
     def sync(self, descriptor: int) -> None:
-        """Return when the file's bytes are on disk."""
-        with _Named(descriptor):
+        """Make the file's bytes durable."""
+        with _NamesFile(descriptor):
             os.fdatasync(descriptor)
 
     def sync_directory(self, path: Path) -> None:
-        """Return when the names in a directory are on disk."""
+        """Make the names in a directory durable."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            with _Named(descriptor):
+            with _NamesFile(descriptor):
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
     def sync_names_above(self, path: Path) -> None:
-        """Return when the name of ``path`` is on disk, and those of the directories it is in, up to the mount point.
+        """Make the names of ``path`` and of the directories above it durable, up to the mount point.
 
-        All of them, because the process that made some may have been killed before a sync. A directory that may not be
-        read was made by another user, and is skipped.
+        A process that created some of them may have been killed before its sync. Unreadable directories are skipped:
+        another user has created them.
         """
         path = path.resolve()
         device = path.stat().st_dev
@@ -174,22 +168,21 @@ class Disk:
                 self.sync_directory(above)
 
     def truncate(self, descriptor: int, length: int) -> None:
-        with _Named(descriptor):
+        with _NamesFile(descriptor):
             os.ftruncate(descriptor, length)
 
     def rename(self, source: Path, target: Path) -> None:
         os.rename(source, target)
 
     def rename_to_free(self, source: Path, target: Path) -> None:
-        """Rename a file; FileExistsError rather than take the name of another.
+        """Rename a file; FileExistsError if ``target`` exists.
 
-        In one step where the file system can: renameat2(2) with RENAME_NOREPLACE, which the standard library does not
-        have. Otherwise by a hard link. Without those, the name is looked up first, so the caller must be the only one
-        that makes names there.
+        Atomic with renameat2(2), and nearly so with a hard link. On file systems without either, only one process may
+        create names there.
         """
         old, new = os.fsencode(source), os.fsencode(target)
         try:
-            failed = _LIBC.renameat2(_AT_FDCWD, old, _AT_FDCWD, new, _NOREPLACE)
+            failed = _LIBC.renameat2(AT_FDCWD, old, AT_FDCWD, new, _NOREPLACE)
             number = ctypes.get_errno() if failed else 0
         except AttributeError:  # the C library is too old
             number = errno.ENOSYS
@@ -199,12 +192,12 @@ class Disk:
             raise OSError(number, os.strerror(number), os.fspath(source), None, os.fspath(target))
 
     def move_aside(self, source: Path, target: Path) -> Path:
-        """Move a file or directory out of the way; with hard links, it always has at least one of the two names.
+        """Move a file or directory to ``target``; with hard links, it always has at least one of the two names.
 
-        If ``target`` is on another file system, it stays in its directory, under the name of ``target``.
+        If ``target`` is on another file system, only its name is used, in the directory of ``source``.
 
         Returns:
-            its new path. A file that could be linked also keeps the old name.
+            the new path. A file that could be linked also keeps its old name.
         """
         for path in (target, source.with_name(target.name)):
             try:
@@ -217,10 +210,10 @@ class Disk:
                 except OSError as error:
                     if error.errno != errno.EXDEV:
                         raise
-        raise AssertionError("a directory is one file system")
+        raise AssertionError("a directory is on one file system")
 
     def link(self, source: Path, target: Path) -> None:
-        """Give a file a second name; FileExistsError rather than take that of another."""
+        """Give a file a second name; FileExistsError if ``target`` exists."""
         os.link(source, target)
 
     def unlink(self, path: Path) -> None:
@@ -236,14 +229,14 @@ class Disk:
         owner: int = -1,
         group: int = -1,
     ) -> None:
-        """Give ``path`` the content ``data`` in one step: a reader sees the old or the new, and the new survives.
+        """Replace the content of ``path`` atomically and durably.
 
         Args:
-            exclusive: raise FileExistsError if there is an old one, even if it is made at the same moment.
-            owner, group: to give the new one to, which only root may; -1: as what :meth:`create` makes.
+            exclusive: raise FileExistsError if the file exists, even if it was created at the same moment.
+            owner, group: of the new file, which only root may set; -1: as for :meth:`create`.
 
         Raises:
-            OSError: with ``path`` as its file name; the old content stays.
+            OSError: with ``path`` as its file name; the old content remains.
         """
         temporary, descriptor = self._create_temporary(path)
         try:
@@ -258,19 +251,18 @@ class Disk:
             else:
                 self.rename(temporary, path)
         except OSError as error:
-            with contextlib.suppress(OSError):  # what kept it from being made may keep it from being removed
-                temporary.unlink()  # on a full disk it would take the room that is missing
-            error.filename, error.filename2 = os.fspath(path), None  # not the temporary file
+            with contextlib.suppress(OSError):
+                temporary.unlink()  # it would take space on a full disk
+            error.filename, error.filename2 = os.fspath(path), None
             raise
         finally:
             self.close(descriptor)
         self.sync_directory(path.parent)
 
     def _create_temporary(self, path: Path) -> tuple[Path, int]:
-        """Create a file for :meth:`replace`, and lock it: other processes remove unlocked ones as leftovers."""
+        """Create a file for :meth:`replace` and lock it: other processes remove unlocked ones as leftovers."""
         while True:
-            # A unique name: containers share process ids, and one process would publish the unfinished file of
-            # another.
+            # Random, because containers share process ids: a process could publish the unfinished file of another.
             temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}.tmp")
             try:
                 descriptor = self.create(temporary)
@@ -279,7 +271,7 @@ class Disk:
                 raise
             try:
                 claimed = self.lock(descriptor) and os.fstat(descriptor).st_nlink > 0
-            except OSError:  # without locks on the file system, others remove nothing
+            except OSError:  # a file system without locks, where no process removes leftovers
                 claimed = True
             if claimed:
                 return temporary, descriptor
@@ -288,16 +280,24 @@ class Disk:
                 temporary.unlink()
 
     def lock(self, descriptor: int, *, shared: bool = False) -> bool:
-        """Take the lock that ends with the descriptor; False if another process holds it.
-
-        Args:
-            shared: whether others may have it too, if they share it; else it is exclusive.
-        """
+        """Lock a file until the descriptor is closed; return False if another process holds the lock."""
         try:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True
+
+
+def free_bytes(path: Path) -> int:
+    """Return the free space of the file system of ``path`` for an unprivileged writer."""
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
+
+
+def total_bytes(path: Path) -> int:
+    """Return the space for an unprivileged writer if the file system of ``path`` were empty; 0 if unknown."""
+    status = os.statvfs(path)
+    return (status.f_blocks - (status.f_bfree - status.f_bavail)) * status.f_frsize
 
 
 def _link_to_free(source: Path, target: Path) -> int:
@@ -314,8 +314,8 @@ def _link_to_free(source: Path, target: Path) -> int:
     return 0
 
 
-class _Named:
-    """Gives an error of a system call the path of its descriptor, which the operating system does not name."""
+class _NamesFile:
+    """Adds the path of a descriptor to an OSError without one."""
 
     __slots__ = ("_descriptor",)
 
@@ -331,7 +331,7 @@ class _Named:
 
 
 def _path_of(descriptor: int) -> str | None:
-    """Return the path of an open file; None without one."""
+    """Return the path of an open file; None if it has none."""
     try:
         path = os.readlink(f"/proc/self/fd/{descriptor}").removesuffix(" (deleted)")
     except OSError:
@@ -340,28 +340,12 @@ def _path_of(descriptor: int) -> str | None:
 
 
 def _require_own(path: Path, status: os.stat_result) -> None:
-    """
-    Raises:
-        OSError: not a regular file; or, in a directory that several users write to, one that another user has made, or
-            linked there.
-    """
+    """Raise OSError if a lock file is not regular, or if another user planted or linked it in a shared directory."""
     directory = path.parent.stat()
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
-    if directory.st_mode & (stat.S_IWGRP | stat.S_IWOTH | stat.S_ISVTX):  # sticky: several users could write before
+    if directory.st_mode & (stat.S_IWGRP | stat.S_IWOTH | stat.S_ISVTX):  # sticky: it may have been shared before
         if status.st_nlink != 1:
             raise OSError(errno.EMLINK, "the file has another name too", os.fspath(path))
         if status.st_uid not in (0, os.geteuid(), directory.st_uid):
             raise PermissionError(errno.EPERM, "another user's file", os.fspath(path))
-
-
-def free_bytes(path: Path) -> int:
-    """What an unprivileged writer may still add to the file system of ``path``."""
-    status = os.statvfs(path)
-    return status.f_bavail * status.f_frsize
-
-
-def total_bytes(path: Path) -> int:
-    """What an unprivileged writer could add to the file system of ``path`` if it were empty; 0 if that is not known."""
-    status = os.statvfs(path)
-    return (status.f_blocks - (status.f_bfree - status.f_bavail)) * status.f_frsize

@@ -1,9 +1,7 @@
-"""Stable listing of the segments in a directory.
+"""Immutable listing of a log's segments, by state.
 
-An immutable listing of the segments of a log, by state.
-
-A file's name is its state. While a program renames a file, one reading of its directory may show both names or neither,
-so :func:`list_segments` reads a directory that is changing until two readings agree.
+A file's name is its state. While a program renames a file, one reading of the directory may show both names or none, so
+:func:`list_segments` reads a directory that is changing until two readings agree.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 
 from wald.errors import Damaged
@@ -28,25 +27,28 @@ _SETTLED_SECONDS_NS = 2_100_000_000  # … or in whole seconds (ext4 with inodes
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One segment in the form in which it is to be read."""
+    """The file from which a segment is read."""
 
     base_sequence: int
     kind: Kind
     path: Path
 
     def named(self, kind: Kind) -> Segment:
-        """Return the same segment under its name of another kind."""
+        """Return the segment under its name of another kind."""
         return Segment(self.base_sequence, kind, self.path.with_name(segment_name(self.base_sequence, kind)))
+
+
+_base = attrgetter("base_sequence")
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The segments in a directory, oldest first.
+    """The segments of a log, oldest first.
 
     Attributes:
-        segments: the readable ones. A raw file beside its sealed twin is already replaced and not listed.
-        released: those that are reclaimed, as long as their files are there.
-        changed_ns: when each directory last changed; None: too recently to distinguish it from the next change.
+        segments: readable segments. A raw file is not listed if its sealed form exists.
+        released: reclaimed segments whose files still exist.
+        changed_ns: when each directory last changed; None if the next change could get the same time stamp.
     """
 
     segments: tuple[Segment, ...]
@@ -54,48 +56,48 @@ class Listing:
     changed_ns: tuple[int, ...] | None = field(default=None, compare=False)
 
     def with_released(self) -> Listing:
-        """The same, with the released segments among the readable ones."""
-        found = {segment.base_sequence: segment for segment in (*self.released, *self.segments)}
+        """Return the listing with the released segments among the readable ones."""
+        found = self.by_base()
         return replace(self, segments=tuple(found[base] for base in sorted(found)))
 
+    def including(self, segments: Iterable[Segment]) -> Listing:
+        """Return the listing with ``segments`` among the readable ones."""
+        return replace(self, segments=tuple(sorted((*self.segments, *segments), key=_base)), changed_ns=None)
+
+    def by_base(self) -> dict[int, Segment]:
+        """Return all segments by base, the readable form first."""
+        return {segment.base_sequence: segment for segment in (*self.released, *self.segments)}
+
     def newest_base(self) -> int:
-        """The base of the newest segment; 0 if there is none."""
+        """Return the base of the newest segment; 0 without segments."""
         return max((found[-1].base_sequence for found in (self.released, self.segments) if found), default=0)
 
     def successors(self) -> dict[int, int]:
-        """Of each segment, by base, the base of the one behind it; the newest is not in it."""
-        return dict(pairwise(sorted({segment.base_sequence for segment in (*self.released, *self.segments)})))
+        """Return the base that follows each base."""
+        return dict(pairwise(sorted(self.by_base())))
 
     def covering(self, sequence: int) -> int:
-        """The position in ``segments`` of the one that ``sequence`` falls into; 0 if it is older than all."""
+        """Return the position in ``segments`` of the segment for ``sequence``; 0 if it is older than all."""
         return max(0, bisect_right(self.segments, sequence, key=_base) - 1)
 
-    def including(self, segments: Iterable[Segment]) -> Listing:
-        """The same, with ``segments`` among the readable ones."""
-        return replace(self, segments=tuple(sorted((*self.segments, *segments), key=_base)), changed_ns=None)
-
     def before(self, segment: Segment) -> Segment | None:
-        """The readable one in front of ``segment``."""
+        """Return the readable segment before ``segment``."""
         number = bisect_left(self.segments, segment.base_sequence, key=_base)
         return self.segments[number - 1] if number else None
 
     def between(self, first: int, last: int) -> tuple[Segment, ...]:
-        """The readable ones with a base from ``first`` to ``last``."""
+        """Return the readable segments with a base from ``first`` to ``last``."""
         begin = bisect_left(self.segments, first, key=_base)
         return self.segments[begin : bisect_right(self.segments, last, key=_base)]
 
     def behind(self, sequence: int) -> Segment | None:
-        """The first readable one that begins behind ``sequence``."""
+        """Return the first readable segment that begins after ``sequence``."""
         number = bisect_right(self.segments, sequence, key=_base)
         return self.segments[number] if number < len(self.segments) else None
 
 
-def _base(segment: Segment) -> int:
-    return segment.base_sequence
-
-
 def list_segments(root: Root) -> Listing:
-    """List the segments, each of which is in the listing even if a program renames it at the same time.
+    """List the segments; none is missing because a program renames it at the same time.
 
     Raises:
         Damaged: the directory does not exist.
@@ -110,7 +112,7 @@ def list_segments(root: Root) -> Listing:
 
 
 def last_changes(root: Root) -> tuple[int, ...] | None:
-    """Return when each directory of segments last changed; None while the next change may get the same time stamp."""
+    """Return when each directory of segments last changed; None if the next change could get the same time stamp."""
     try:
         times_ns = tuple(os.stat(directory).st_mtime_ns for directory in root.segment_directories)
     except OSError:
@@ -118,6 +120,18 @@ def last_changes(root: Root) -> tuple[int, ...] | None:
     now_ns = time.time_ns()
     settled = all(now_ns - at_ns > (_SETTLED_NS if at_ns % _SECOND_NS else _SETTLED_SECONDS_NS) for at_ns in times_ns)
     return times_ns if settled else None
+
+
+def being_sealed(root: Root, bases: Collection[int]) -> set[int]:
+    """Return those of ``bases`` that the sealer is sealing or has sealed.
+
+    The sealer creates its temporary file before it opens the raw file by name. So if a program renames a raw segment
+    and then calls this, either this finds the temporary file, or the sealer finds that the segment is gone.
+    """
+    names = (entry.name.partition(Kind.SEALED.value) for entry in os.scandir(root.segments))
+    sealing = {int(base) for base, found, rest in names if found and base.isdecimal() and rest.endswith(TEMPORARY)}
+    # After the temporary files, which the sealer renames to these names.
+    return {base for base in bases if base in sealing or root.segment(base, Kind.SEALED).exists()}
 
 
 def _scan(root: Root) -> Listing:
@@ -143,37 +157,21 @@ def _scan(root: Root) -> Listing:
 
 
 def _confirms(listing: Listing, before: Listing) -> bool:
-    """Return True if two readings agree. New segments and deletions make no difference: they may never pause."""
-    now, then = _by_base(listing), _by_base(before)
+    """Return True if two readings agree. New and deleted segments do not count: there may always be more of them."""
+    now, then = listing.by_base(), before.by_base()
     newest = before.newest_base()
     return (
         all(base in then or base > newest for base in now)
-        and _twice(listing) <= _twice(before)
+        and _in_both_states(listing) <= _in_both_states(before)
         and not any(_exists(segment) for base, segment in then.items() if base not in now)
     )
 
 
-def _by_base(listing: Listing) -> dict[int, Segment]:
-    return {segment.base_sequence: segment for segment in (*listing.released, *listing.segments)}
-
-
-def _twice(listing: Listing) -> set[int]:
-    """Return the bases that have a name of both states: renamed in between, or being sealed while released."""
+def _in_both_states(listing: Listing) -> set[int]:
+    """Return the bases listed as readable and released: renamed during the reading, or sealed after the release."""
     return {s.base_sequence for s in listing.released} & {s.base_sequence for s in listing.segments}
 
 
 def _exists(segment: Segment) -> bool:
-    # twice, because the name may be changed back in between
+    # Each name twice, because it may be changed back in between.
     return any(os.path.lexists(segment.named(kind).path) for kind in 2 * SEGMENT_KINDS)
-
-
-def being_sealed(root: Root, bases: Collection[int]) -> set[int]:
-    """Return those of ``bases`` that the sealer is working on, or has sealed.
-
-    The sealer makes its temporary file before it opens the raw one by name. So if a program renames a raw segment and
-    then calls this, either it sees that the segment is being sealed, or the sealer finds that the segment is gone.
-    """
-    names = (entry.name.partition(Kind.SEALED.value) for entry in os.scandir(root.segments))
-    sealing = {int(base) for base, found, rest in names if found and base.isdecimal() and rest.endswith(TEMPORARY)}
-    # Looked up after the temporary files, which the sealer gives these names.
-    return {base for base in bases if base in sealing or root.segment(base, Kind.SEALED).exists()}

@@ -1,20 +1,13 @@
-"""Lock holders, processes in ``/proc``, and temporary files of dead processes.
-
-What Linux says of a process in /proc; see proc(5).
-
-Whether a process holds the lock of a file, and which, as the kernel lists them in /proc.
-
-Temporary files that killed programs have left behind.
+"""Processes in ``/proc``, lock holders, and temporary files of dead processes.
 
 :meth:`Disk.replace` holds a lock on its temporary file until the file has its final name. So a file that can be locked
 belongs to a dead process, of any user or container, or to one that has not locked its new file yet. Therefore a file is
-removed while its lock is held, and :meth:`Disk.replace` then creates another; and a file that was written within the
-last minute stays for the next start. On a file system without locks, nothing is removed.
+removed while its lock is held (:meth:`Disk.replace` then creates another), and files written within the last minute
+stay. On a file system without locks, nothing is removed.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import time
@@ -27,17 +20,14 @@ from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.files.safe_open import FileIdentity, open_regular
 
-_STOPPED_STATES = "Tt"  # by a signal, or by a debugger; see proc_pid_stat(5)
+_STOPPED_STATES = "Tt"  # by a signal or a debugger; see proc_pid_stat(5)
 _NS = 10**9
-
-
-def all_processes() -> Iterator[int]:
-    """The processes that run now."""
-    return (int(name) for name in os.listdir("/proc") if name.isdecimal())
+_TEMPORARY = re.compile(r".+\.[0-9a-f]{16}\.tmp")
+_YOUNG_SECONDS = 60  # a program locks its new file a moment after creating it
 
 
 def command_of(process: int) -> str:
-    """The command line of a process; "" if this user may not see it, or it has ended."""
+    """Return the command line of a process; "" if this user may not see it, or the process has ended."""
     try:
         words = Path(f"/proc/{process}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
     except OSError:
@@ -46,7 +36,7 @@ def command_of(process: int) -> str:
 
 
 def name_of(process: int) -> str:
-    """The name of a process, which :func:`take_name` can change; "" if it has ended."""
+    """Return the name of a process, which :func:`set_process_name` can change; "" if it has ended."""
     try:
         return Path(f"/proc/{process}/comm").read_text(errors="replace").rstrip("\n")
     except OSError:
@@ -54,67 +44,59 @@ def name_of(process: int) -> str:
 
 
 def set_process_name(name: str) -> None:
-    """Have this process listed by another name, of at most 15 bytes, until it executes another program."""
+    """Name this process, with at most 15 bytes, until it executes another program."""
     try:
-        with Path("/proc/self/comm").open("r+b", buffering=0) as file:  # never made, if it is not there
+        with Path("/proc/self/comm").open("r+b", buffering=0) as file:  # this mode does not create it
             file.write(name.encode())
-    except OSError:  # a sandbox may forbid it, and nothing but a list depends on it
+    except OSError:  # a sandbox may forbid it, and only process lists show the name
         return
 
 
 def parent_of(process: int) -> int | None:
-    """The parent of a process; None if it has ended."""
-    found = _status(process)
-    return int(found[1]) if found else None
+    """Return the parent of a process; None if it has ended."""
+    fields = _stat_fields(process)
+    return int(fields[1]) if fields else None
 
 
 def process_group_of(process: int) -> int | None:
-    """The process group of a process; None if it has ended."""
-    found = _status(process)
-    return int(found[2]) if found else None
+    """Return the process group of a process; None if it has ended."""
+    fields = _stat_fields(process)
+    return int(fields[2]) if fields else None
 
 
 def started_ns(process: int) -> int | None:
-    """When a process was started, in ns since 1970; None if it has ended."""
-    found = _status(process)
-    if not found:
+    """Return the start time of a process in ns since 1970; None if it has ended."""
+    fields = _stat_fields(process)
+    if not fields:
         return None
-    since_boot = int(found[19]) * _NS // os.sysconf("SC_CLK_TCK")
+    since_boot = int(fields[19]) * _NS // os.sysconf("SC_CLK_TCK")
     return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME) + since_boot
 
 
 def is_stopped(process: int) -> bool:
-    """Whether a signal or a debugger has stopped a process."""
-    found = _status(process)
-    return bool(found) and found[0] in _STOPPED_STATES
+    """Return True if a signal or a debugger has stopped a process."""
+    fields = _stat_fields(process)
+    return bool(fields) and fields[0] in _STOPPED_STATES
 
 
-def _status(process: int) -> list[str]:
-    """The fields of proc_pid_stat(5) from the state on, which is the third; none if there is no process any more."""
+def _stat_fields(process: int) -> list[str]:
+    """Return the fields of proc_pid_stat(5) after the name, starting with the state; [] if the process has ended."""
     try:
         return Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return []
 
 
-_IS_LINK_OR_SOCKET = (errno.ELOOP, errno.ENXIO)
-
-
 def is_held(path: Path, disk: Disk) -> bool:
-    """Whether a process holds the exclusive lock of a file now.
-
-    If the file may not be opened, the kernel's list of locks says so.
-    """
+    """Return True if a process holds the exclusive lock of a file now."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
+        descriptor = open_regular(path)
+    except (FileNotFoundError, Damaged):
         return False
     except PermissionError:
-        return _is_listed(path)
-    except OSError as error:
-        if error.errno in _IS_LINK_OR_SOCKET:
-            return False
-        raise
+        with suppress(FileNotFoundError):
+            return bool(_kernel_locks(path))
+        return False
     try:
         return not disk.lock(descriptor, shared=True)
     finally:
@@ -122,69 +104,62 @@ def is_held(path: Path, disk: Disk) -> bool:
 
 
 def holders(path: Path) -> list[int]:
-    """The processes that hold the lock of a file; those of other PID namespaces are not listed."""
+    """Return the processes that hold the lock of a file, without those of other PID namespaces."""
     try:
-        return [int(line.split()[4]) for line in _listed(path)]
+        return [int(line.split()[4]) for line in _kernel_locks(path)]
     except (OSError, IndexError, ValueError):
         return []
 
 
 def sharers(paths: Iterable[Path]) -> dict[Path, list[int]]:
-    """The processes that have the lock of each of these files: all that share the descriptor by which it was taken.
+    """Return the processes that share the descriptor by which each of these files was locked.
 
-    So also those that have inherited it of a process that has ended. Processes that this user may not look at are
-    missing.
+    They include heirs of processes that have ended, but no processes that this user may not inspect.
     """
     found: dict[Path, list[int]] = {}
-    marked = {}
+    by_key = {}
     for path in paths:
         with suppress(OSError):
-            marked[_mark(path)] = path
-    for process in all_processes() if marked else ():
+            by_key[_lock_key(path)] = path
+    for process in (int(name) for name in os.listdir("/proc") if name.isdecimal()) if by_key else ():
         for line in _locks_of(process):
-            for mark in [each for each in marked if each in line]:
-                found.setdefault(marked[mark], []).append(process)
+            for key, path in by_key.items():
+                if key in line:
+                    found.setdefault(path, []).append(process)
     return found
 
 
 def _locks_of(process: int) -> set[str]:
-    """The lines about locks of the open files of a process; see proc_pid_fdinfo(5)."""
+    """Return the lines about locks of the open files of a process; see proc_pid_fdinfo(5)."""
     lines: set[str] = set()
-    about = f"/proc/{process}/fdinfo"
+    directory = f"/proc/{process}/fdinfo"
     with suppress(OSError):
-        for name in os.listdir(about):
-            with suppress(OSError), open(f"{about}/{name}") as file:  # it may be closed meanwhile
+        for name in os.listdir(directory):
+            with suppress(OSError), open(f"{directory}/{name}") as file:  # it may be closed in the meantime
                 lines.update(line for line in file if line.startswith("lock:"))
     return lines
 
 
-def _is_listed(path: Path) -> bool:
-    try:
-        return bool(_listed(path))
-    except FileNotFoundError:
-        return False
+def _kernel_locks(path: Path) -> list[str]:
+    """Return the lines of a file in proc_locks(5): ``1: FLOCK  ADVISORY  WRITE 123 fe:00:4711 0 EOF``."""
+    key = _lock_key(path)
+    return [line for line in Path("/proc/locks").read_text().splitlines() if key in line]
 
 
-def _listed(path: Path) -> list[str]:
-    """Its lines in /proc/locks; see proc_locks(5): ``1: FLOCK  ADVISORY  WRITE 123 fe:00:4711 0 EOF``."""
-    mark = _mark(path)
-    return [line for line in Path("/proc/locks").read_text().splitlines() if mark in line]
-
-
-def _mark(path: Path) -> str:
-    """By what a line about a lock names the file."""
-    major, minor = _file_system(path)
+def _lock_key(path: Path) -> str:
+    """Return the device and inode by which proc_locks(5) names a file."""
+    major, minor = _device(path)
     return f" {major:02x}:{minor:02x}:{os.stat(path).st_ino} "
 
 
-def _file_system(path: Path) -> tuple[int, int]:
-    """The device that a file is on, as the kernel lists it; that of stat(2) differs on btrfs and overlayfs."""
+def _device(path: Path) -> tuple[int, int]:
+    """Return the device of a file as the kernel lists it; on btrfs and overlayfs, stat(2) returns another."""
     descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        about = Path(f"/proc/self/fdinfo/{descriptor}").read_text().split()
+        fields = Path(f"/proc/self/fdinfo/{descriptor}").read_text().split()
     finally:
         os.close(descriptor)
-    mount = about[about.index("mnt_id:") + 1]
+    mount = fields[fields.index("mnt_id:") + 1]
     for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
         number, _, device, *_ = line.split()
         if number == mount:
@@ -193,18 +168,14 @@ def _file_system(path: Path) -> tuple[int, int]:
     raise FileNotFoundError(path)
 
 
-_TEMPORARY = re.compile(r".+\.[0-9a-f]{16}\.tmp")
-_YOUNG_SECONDS = 60  # a program locks its new file a moment after it has created it
-
-
 def leftovers(root: Root, disk: Disk) -> list[Path]:
     """Return the abandoned temporary files in the root, its ledgers and its routes."""
     directories = (root.path, root.ledger, *root.route_directories())
-    return [path for directory in directories for path in abandoned(directory, disk)]
+    return [path for directory in directories for path in abandoned_files(directory, disk)]
 
 
-def abandoned(directory: Path, disk: Disk, *, prefix: str = "") -> list[Path]:
-    """Return the temporary files in a directory that no process is writing; an unreadable directory has none."""
+def abandoned_files(directory: Path, disk: Disk, *, prefix: str = "") -> list[Path]:
+    """Return the temporary files in a directory that no process is writing; [] if it is unreadable."""
     try:
         names = [entry.name for entry in os.scandir(directory)]
     except OSError:
@@ -213,8 +184,8 @@ def abandoned(directory: Path, disk: Disk, *, prefix: str = "") -> list[Path]:
     return [path for path in paths if _is_abandoned(path, disk)]
 
 
-def remove(paths: list[Path], disk: Disk) -> None:
-    """Remove leftovers, as far as this user may."""
+def remove_leftovers(paths: list[Path], disk: Disk) -> None:
+    """Remove abandoned files, as far as this user may."""
     for path in paths:
         with suppress(OSError, Damaged):
             remove_abandoned(path, disk)
@@ -240,13 +211,11 @@ def _is_abandoned(path: Path, disk: Disk) -> bool:
 
 @contextmanager
 def _claimed(path: Path, disk: Disk) -> Iterator[bool]:
-    """Hold the lock of a temporary file; False if a process is writing it, or has done so within the last minute."""
+    """Lock a temporary file; False if a process is writing it, or has done so within the last minute."""
     descriptor = open_regular(path)
     try:
-        yield _is_old(descriptor) and disk.lock(descriptor) and FileIdentity(path, descriptor).holds()
+        age_seconds = time.time() - os.fstat(descriptor).st_mtime  # negative if the clock was set back: young
+        is_old = age_seconds >= _YOUNG_SECONDS
+        yield is_old and disk.lock(descriptor) and FileIdentity(path, descriptor).is_current()
     finally:
         os.close(descriptor)
-
-
-def _is_old(descriptor: int) -> bool:
-    return time.time() - os.fstat(descriptor).st_mtime >= _YOUNG_SECONDS  # one from the future is young

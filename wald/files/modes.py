@@ -1,12 +1,10 @@
 """Modes and owners of files, directories and FIFOs that wald creates.
 
-Making files, directories and FIFOs: the mode is the same under every umask, and root makes them for their user.
+The mode is the same under every umask. If root creates something in the directory of another user, it belongs to that
+user and to the directory's group, so that programs of that user can continue to use the log. Owner and mode are set by
+descriptor, because that user could replace a name, or a directory above it, by a link.
 
-What root makes in a directory of another user belongs to that user and to the directory's group. So the programs of
-that user go on with a log on which root has run one. Owner and mode are set by descriptor, and the owner is that of the
-directory that the name is really in: its user could put a link in the place of a name, or of a directory above.
-
-Where root may not give (some network file systems and containers), what it makes stays its own.
+Where root may not change the owner (some network file systems and containers), root remains the owner.
 """
 
 from __future__ import annotations
@@ -18,11 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _NEW = os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-_PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC  # what has the name, without opening it
+_PATH_ONLY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def make_file(path: Path, flags: int, mode: int) -> int:
-    """A new file, open; FileExistsError rather than touch an old one."""
+    """Create and open a file; FileExistsError if it exists."""
     with _directory_of(path) as directory:
         descriptor = os.open(path.name, flags | _NEW, mode, dir_fd=directory)
         try:
@@ -35,7 +33,7 @@ def make_file(path: Path, flags: int, mode: int) -> int:
 
 
 def open_or_make_file(path: Path, flags: int, mode: int) -> int:
-    """A file, open; one that is there keeps its owner and mode."""
+    """Open a file, created if missing; an existing one keeps its owner and mode."""
     try:
         return make_file(path, flags, mode)
     except FileExistsError:
@@ -43,16 +41,16 @@ def open_or_make_file(path: Path, flags: int, mode: int) -> int:
 
 
 def make_directory(path: Path, mode: int) -> None:
-    """A new directory; the one above gives it its set-group-id bit."""
+    """Create a directory, which inherits the set-group-id bit of its parent."""
     with _directory_of(path) as directory:
-        # Not chmod(2): it takes away the set-group-id bit if the user is not a member of the group.
+        # Not chmod(2): it clears the set-group-id bit if the user is not a member of the group.
         with umask_for(mode):
             os.mkdir(path.name, mode, dir_fd=directory)
         _give_name(path.name, directory, stat.S_IFDIR)
 
 
 def make_fifo(path: Path, mode: int) -> None:
-    """A new FIFO; until it has its mode no other user may open it."""
+    """Create a FIFO; no other user can open it before it has its mode."""
     with _directory_of(path) as directory:
         with umask_for(mode & 0o600):
             os.mkfifo(path.name, mode & 0o600, dir_fd=directory)
@@ -60,14 +58,14 @@ def make_fifo(path: Path, mode: int) -> None:
 
 
 def give_socket(path: Path) -> None:
-    """Give a socket that was just bound to the user of the directory."""
+    """Give a socket that was just bound to the owner of its directory."""
     with _directory_of(path) as directory:
         _give_name(path.name, directory, stat.S_IFSOCK)
 
 
 @contextlib.contextmanager
 def umask_for(mode: int) -> Iterator[None]:
-    """A umask under which what is made in the block gets ``mode``."""
+    """Set the umask so that files created in the block get ``mode``."""
     before = os.umask(0o777 & ~mode)
     try:
         yield
@@ -77,7 +75,7 @@ def umask_for(mode: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _directory_of(path: Path) -> Iterator[int]:
-    """The directory that ``path`` is in, as a descriptor; errors in the block are about ``path``."""
+    """Open the directory that contains ``path``; errors in the block name ``path``."""
     try:
         directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -90,11 +88,11 @@ def _directory_of(path: Path) -> Iterator[int]:
 
 
 def _give_name(name: str, directory: int, kind: int, mode: int | None = None) -> None:
-    """Give what has just been made, and its mode; nothing if something of another kind has its name already."""
-    descriptor = os.open(name, _PLACE, dir_fd=directory)
+    """Set owner and mode of a new ``name``, unless a file of another kind has replaced it already."""
+    descriptor = os.open(name, _PATH_ONLY, dir_fd=directory)
     try:
         if stat.S_IFMT(os.fstat(descriptor).st_mode) == kind:
-            made = f"/proc/self/fd/{descriptor}"  # fchown(2) and fchmod(2) want an open file
+            made = f"/proc/self/fd/{descriptor}"  # fchown(2) and fchmod(2) refuse O_PATH descriptors
             if mode is not None:
                 os.chmod(made, mode)
             _give(made, directory)

@@ -1,24 +1,32 @@
-"""Route directories: creation and retirement.
+"""Route directories and their FIFOs: creation, retirement, checks, and replacement of misplaced files.
 
 The former commands ``wald route rename`` and ``merge`` left marks in ``routes/<name>/moved``. They no longer have an
 effect. A start and ``wald verify`` report each mark, and the retirement of the route removes it.
+
+``rm in; echo x > in`` creates a file that no process reads. So does a log rotation that recreates the file it has
+moved. Such a file is kept as ``in.found-1`` when a FIFO takes its place.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from wald.errors import Damaged, InvalidInput
-from wald.files.cursor_directory import admit
+from wald.files import modes
+from wald.files.cursor_directory import permit_cursor_owners
 from wald.files.disk import Disk
-from wald.files.fifos import make_fifo
 from wald.files.layout import Root, require_no_link
 from wald.files.safe_open import read_regular
-from wald.format.names import DEFAULT_GROUP, check_route
-from wald.hints import hint_for
+from wald.format.names import DEFAULT_GROUP, FOUND_PREFIX, check_route
+from wald.hints import command_line, hint_for
+
+FIFO_MODE = 0o620  # only the daemon's group may write to it
+OWNERS_FIFO_MODE = 0o600  # for a route with writers, because a FIFO cannot authenticate them
 
 
 def add_route(
@@ -28,12 +36,12 @@ def add_route(
 
     Args:
         fifo: programs write to the route through ``routes/<name>/in``, as :func:`make_fifo` makes it with ``mode``.
-        consumers: OS group whose members may leave cursors, as in :func:`admit`; None: unchanged.
+        consumers: OS group whose members may leave cursors, as in :func:`permit_cursor_owners`; None: unchanged.
 
     Raises:
         InvalidInput: invalid name.
         Damaged: a symbolic link has this name.
-        NotPermitted: this user is not in the group ``consumers``.
+        NotPermitted: this user is not in the OS group ``consumers``.
     """
     route = root.route(name)
     require_no_link(route)
@@ -47,7 +55,7 @@ def add_route(
     require_no_link(root.cursor_directory(name))
     disk.make_directory(root.cursor_directory(name))
     if consumers is not None:
-        admit(root, disk, name, consumers)
+        permit_cursor_owners(root, disk, name, consumers)
     disk.sync_directory(route)
 
 
@@ -66,22 +74,97 @@ def retire_route(root: Root, disk: Disk, name: str, *, now: str) -> None:
     _remove_mark(root, disk, name)
 
 
-def _remove_mark(root: Root, disk: Disk, name: str) -> None:
-    """Remove a leftover mark, without a sync."""
-    if root.moved(name).is_file():
-        disk.unlink(root.moved(name))
+def has_fifo(root: Root, route: str) -> bool:
+    """Return True if the route has a FIFO, or a symbolic link to one, as systemd's units create it."""
+    try:
+        return stat.S_ISFIFO(os.stat(root.fifo(route)).st_mode)
+    except NotADirectoryError:  # the route is not a directory
+        raise
+    except OSError:  # missing, or a link to a missing or unreadable file
+        return False
 
 
-class Mark(NamedTuple):
-    """Leftover mark of a renamed route; ``hint`` names the commands that remove it."""
-
-    path: Path
-    message: str
-    hint: str
+def is_displaced(root: Root, route: str) -> bool:
+    """Return True if something else has the name of the route's FIFO."""
+    return os.path.lexists(root.fifo(route)) and not has_fifo(root, route)
 
 
-def moved_marks(root: Root) -> Iterator[Mark]:
-    """Yield the marks of routes that are not retired."""
+def make_fifo(root: Root, route: str, mode: int | None) -> Path | None:
+    """Create the route's FIFO, unless it exists.
+
+    Args:
+        mode: its permission bits; None: unchanged, or FIFO_MODE for a new one.
+
+    Returns:
+        the new path of a misplaced file; None without one.
+
+    Raises:
+        InvalidInput: it is a link to a FIFO elsewhere, which has another mode.
+        OSError: it cannot be created.
+    """
+    path = root.fifo(route)
+    displaced = None
+    if not has_fifo(root, route):
+        if is_displaced(root, route):
+            numbers = (int(each.name.removeprefix(FOUND_PREFIX)) for each in displaced_files(root, route))
+            displaced = path.with_name(f"{FOUND_PREFIX}{1 + max(numbers, default=0)}")
+            os.rename(path, displaced)
+        modes.make_fifo(path, FIFO_MODE if mode is None else mode)
+    elif mode is not None and stat.S_IMODE(path.stat().st_mode) != mode:
+        if path.is_symlink():
+            raise InvalidInput(
+                f"{path}: a symbolic link, and the mode of its target is not {mode:04o}",
+                case="fifo-is-link",
+                mode=mode,
+                target=path.resolve(),
+            )
+        path.chmod(mode)
+    return displaced
+
+
+def displaced_files(root: Root, route: str) -> list[Path]:
+    """Return the files that a FIFO of the route has replaced."""
+    names = (entry.name for entry in os.scandir(root.route(route)) if entry.name.startswith(FOUND_PREFIX))
+    return [root.route(route) / name for name in sorted(names) if name.removeprefix(FOUND_PREFIX).isdecimal()]
+
+
+def fifo_problems(root: Root) -> Iterator[tuple[Path, str]]:
+    """Yield what prevents lines written to a FIFO from reaching the log: a path and a message."""
+    seen: dict[tuple[int, int], Path] = {}
+    for route in root.route_names():
+        for displaced in displaced_files(root, route):
+            yield displaced, describe_displaced(root, displaced, route)
+        path = root.fifo(route)
+        if root.retired(route).exists():
+            continue
+        if is_displaced(root, route):
+            adding = command_line(root.path, f"route add {route} --fifo")
+            yield path, f"{path}: not a FIFO; what is written to it is not read: {adding}"
+        if not has_fifo(root, route):
+            continue
+        status = os.stat(path)
+        first = seen.setdefault((status.st_dev, status.st_ino), path)
+        if first != path:
+            yield path, describe_shared(root, path, first)
+
+
+def describe_displaced(root: Root, path: Path, route: str) -> str:
+    """Describe a displaced file, with the commands that append and remove it."""
+    name = shlex.quote(str(path))
+    return (
+        f"{path}: {path.lstat().st_size} bytes were written where the FIFO of route {route} belongs, not to the log; "
+        f"{command_line(root.path, f'append {route} {name}')} && rm {name}"
+    )
+
+
+def describe_shared(root: Root, path: Path, other: Path) -> str:
+    """Describe a FIFO that two routes share."""
+    adding = command_line(root.path, f"route add {path.parent.name} --fifo")
+    return f"{path}: the same FIFO as {other}; rm {path}, and {adding} makes one of its own"
+
+
+def moved_marks(root: Root) -> Iterator[tuple[Path, str, str]]:
+    """Yield the marks of routes that are not retired: path, message, and the commands that remove the mark."""
     for route in root.route_names():
         path = root.moved(route)
         if not path.is_file() or root.retired(route).exists():
@@ -89,11 +172,11 @@ def moved_marks(root: Root) -> Iterator[Mark]:
         to = _destination(path, route)
         message = f"records sent to {route} are stored in {route} again, and not in {to or 'another route'}"
         if to is None:
-            yield Mark(path, message, hint_for("moved-mark-unreadable", root=root.path, route=route))
+            yield path, message, hint_for("moved-mark-unreadable", root=root.path, route=route)
             continue
         groups = root.groups(route)
         group = "" if DEFAULT_GROUP in groups or not groups else groups[0]
-        yield Mark(path, message, hint_for("moved-mark", root=root.path, route=route, group=group, to=to))
+        yield path, message, hint_for("moved-mark", root=root.path, route=route, group=group, to=to)
 
 
 def _destination(path: Path, route: str) -> str | None:
@@ -103,3 +186,9 @@ def _destination(path: Path, route: str) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError, InvalidInput, Damaged):
         return None
     return to if to != route else None
+
+
+def _remove_mark(root: Root, disk: Disk, route: str) -> None:
+    """Remove a leftover mark, without a sync."""
+    if root.moved(route).is_file():
+        disk.unlink(root.moved(route))

@@ -1,24 +1,12 @@
 """Opening of regular files without blocking, and small files written in place.
 
-Which file it is, asked with statx(2) and without its times.
+A user who may write to a root can plant a FIFO, a device or a link in place of a file, and opening a FIFO usually waits
+for a writer. So every file of a log is opened for reading with the functions of this module.
 
-Linux 6.13 and newer notes that a process has read a file's times, and then gives it a new one at its next write
-(multigrain timestamps), where it would else take one every few milliseconds. So stat(2) before each write makes each
-write change the inode, and on ext4 the next sync of any file there waits for it: 40 µs of 150.
-
-Opening a file of a log to read it: a regular file and nothing else, which is never waited for.
-
-A user who may write to a root can plant a FIFO, a device or a link where a file belongs. Opening a FIFO as usual
-waits for a writer that never comes. So every file of a log that is read is opened here.
-
-A small file that is written in place: a reader sees it at once, and the writer never waits.
-
-The head and the transfers are such files. What is written survives the death of the process (the pages belong to the
-kernel) but, unless it is synced, not that of the machine: the head is made again from the segments then, and the pipes
-that the transfers are about are gone.
-
-Others may shorten, remove or replace the file at any moment. Assigning to a map of it would be a SIGBUS then, so the
-bytes go through the kernel, which makes the file longer again, or answers with an error.
+File identities are read by statx(2) without time stamps. Linux 6.13 and newer notes when a process has read a file's
+times, and gives the file a new one at its next write (multigrain timestamps) instead of one every few milliseconds.
+With a stat(2) before each write, each write changes the inode, and on ext4 the next sync of any file waits for that:
+40 µs of 150.
 """
 
 from __future__ import annotations
@@ -33,34 +21,19 @@ from struct import Struct
 from typing import Any, BinaryIO
 
 from wald.errors import Damaged
-from wald.files.disk import Disk
+from wald.files.disk import AT_FDCWD, Disk
 
-_AT_FDCWD = -100
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_IS_LINK_OR_SOCKET = (errno.ELOOP, errno.ENXIO)
 _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH = 0x100, 0x1000
 _TYPE_AND_INO = 0x1 | 0x100
 _FIELDS = Struct("=28xHxxQ96xII112x")  # of struct statx, in linux/stat.h: mode, inode, major and minor of the device
-_statx = getattr(ctypes.CDLL(None), "statx", None)  # old C libraries have none
-
-
-class FileIdentity:
-    """A path, and the open file that it names until that is removed, moved or replaced."""
-
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self._file = _StatxCall(descriptor, b"", _AT_EMPTY_PATH)()[1:]
-        self._look = _StatxCall(_AT_FDCWD, os.fsencode(path), _AT_SYMLINK_NOFOLLOW)
-
-    def holds(self) -> bool:
-        """Whether it is still so; a link to the file is not the file."""
-        return self._look()[1:] == self._file
-
-
-def is_regular(descriptor: int) -> bool:
-    """Whether the open file is a regular one."""
-    return stat.S_ISREG(_StatxCall(descriptor, b"", _AT_EMPTY_PATH)()[0])
+_NOTHING = (0,) * 4
+_statx = getattr(ctypes.CDLL(None), "statx", None)  # missing in old C libraries
 
 
 class _StatxCall:
-    """A call that is prepared once and made often: mode, inode, major, minor; zeros if it fails."""
+    """A prepared call that returns mode, inode, major and minor; zeros if it fails."""
 
     def __init__(self, directory: int, path: bytes, flags: int) -> None:
         self._place = path or directory
@@ -76,26 +49,36 @@ class _StatxCall:
     def __call__(self) -> tuple[int, ...]:
         if _statx is not None and not _statx(*self._arguments):
             return _FIELDS.unpack(self._found)
-        try:  # some containers forbid the newer call
+        try:  # some containers forbid statx(2)
             status = os.stat(self._place, follow_symlinks=isinstance(self._place, int))
         except OSError:
             return _NOTHING
         return status.st_mode, status.st_ino, os.major(status.st_dev), os.minor(status.st_dev)
 
 
-_NOTHING = (0,) * 4
+class FileIdentity:
+    """A path and the open file that it names, until the file is removed, moved or replaced."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._file = _StatxCall(descriptor, b"", _AT_EMPTY_PATH)()[1:]
+        self._stat_path = _StatxCall(AT_FDCWD, os.fsencode(path), _AT_SYMLINK_NOFOLLOW)
+
+    def is_current(self) -> bool:
+        """Return True if the path still names the file itself, not a link to it."""
+        return self._stat_path()[1:] == self._file
 
 
-_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-_IS_LINK_OR_SOCKET = (errno.ELOOP, errno.ENXIO)
+def is_regular(descriptor: int) -> bool:
+    """Return True if the open file is a regular one."""
+    return stat.S_ISREG(_StatxCall(descriptor, b"", _AT_EMPTY_PATH)()[0])
 
 
 def open_regular(path: Path) -> int:
-    """A descriptor for reading, which the caller closes.
+    """Open a regular file for reading; the caller closes the descriptor.
 
     Raises:
         FileNotFoundError: there is no such file.
-        Damaged: something else stands there.
+        Damaged: it is not a regular file.
         OSError: it cannot be opened.
     """
     try:
@@ -111,18 +94,18 @@ def open_regular(path: Path) -> int:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """The same as a file object; errors as of :func:`open_regular`."""
+    """Open a regular file as a file object; raises as :func:`open_regular`."""
     return os.fdopen(open_regular(path), "rb")
 
 
 def read_regular(path: Path) -> bytes:
-    """All that is in it; errors as of :func:`open_regular`."""
+    """Read a whole file; raises as :func:`open_regular`."""
     with open_file(path) as file:
         return file.read()
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None if it is missing or is not one. ``Any``: it is JSON."""
+    """Read the JSON object in a file; None if it is missing or is not one."""
     try:
         found = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError, Damaged):
@@ -131,7 +114,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def read_start(path: Path, length: int) -> bytes:
-    """The first ``length`` bytes of it, or as many as there are; errors as of :func:`open_regular`."""
+    """Read up to ``length`` bytes at the start of a file; raises as :func:`open_regular`."""
     descriptor = open_regular(path)
     try:
         return os.read(descriptor, length)
@@ -144,13 +127,19 @@ def _not_regular(path: Path) -> Damaged:
 
 
 class InPlaceFile:
-    """``length`` bytes of the file at ``path``, created with zeros if missing.
+    """A small file of ``length`` bytes (the head, the transfers), created with zeros if missing.
+
+    Readers see each write at once. Unsynced bytes survive the death of the process, but not of the machine: then the
+    head is rebuilt from the segments, and the pipes that the transfers describe no longer exist.
+
+    Other programs may shorten, remove or replace the file at any moment. A memory map would raise SIGBUS then;
+    pwrite(2) makes the file longer again or fails.
 
     Attributes:
-        descriptor: for reading it; another one after :meth:`restore`.
+        descriptor: for reading; :meth:`restore` changes it.
 
     Raises:
-        OSError: it cannot be made, or there is no room for it.
+        OSError: it cannot be created, or the disk is full.
     """
 
     def __init__(self, path: Path, length: int, disk: Disk) -> None:
@@ -161,31 +150,28 @@ class InPlaceFile:
         self._open()
 
     def write(self, data: bytes, offset: int = 0) -> None:
-        """
-        Raises:
-            OSError: the file was shortened, and there is no room to make it longer again.
-        """
+        """Write in place; OSError if the file was shortened and the disk is full."""
         self._disk.update(self.descriptor, data, offset)
 
     def sync(self) -> None:
-        """Return when the bytes and the name are on disk."""
+        """Make the bytes and the name durable."""
         self._disk.sync(self.descriptor)
         self._disk.sync_directory(self._path.parent)
 
     def restore(self) -> bool:
-        """Make the file again if its name is that of another, or of none; return whether that was so.
+        """Open or create the file again if its path no longer names it; return True if that was necessary.
 
         Raises:
             OSError: as for the class.
         """
-        if self._name.holds():
+        if self._identity.is_current():
             return False
         self.close()
         self._open()
         return True
 
     def close(self) -> None:
-        """May be called twice."""
+        """Close the file. Idempotent."""
         if self.descriptor >= 0:
             self._disk.close(self.descriptor)
             self.descriptor = -1
@@ -198,8 +184,8 @@ class InPlaceFile:
                 raise OSError(errno.EINVAL, "not a regular file", os.fspath(self._path))
             if status.st_size != self._length:
                 self._disk.truncate(descriptor, self._length)
-            self._disk.allocate(descriptor, self._length)  # later there may be no room
-            self._name = FileIdentity(self._path, descriptor)
+            self._disk.allocate(descriptor, self._length)  # the disk may be full later
+            self._identity = FileIdentity(self._path, descriptor)
         except OSError:
             self.close()
             raise

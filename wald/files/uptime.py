@@ -1,21 +1,16 @@
 """Monotonic time across boots, and recorded steps of the wall clock.
 
-Time that cannot be set: moments of one boot of the machine, and how much has certainly passed between them.
+Deletions by age must not depend on the wall clock, which may be years ahead one minute and right the next. Linux counts
+the time since boot (CLOCK_BOOTTIME, suspension included) and gives each boot an id. Between moments of two boots, no
+time is known to have passed: a root may be moved, restored or shared with another machine.
 
-A wall clock may be years ahead one minute and right the next; what is deleted by age must not depend on it. Linux
-counts the time since the machine was booted (CLOCK_BOOTTIME, suspension included) and gives each boot an id. Between
-moments of two boots nothing is known to have passed: a root may have been moved or restored, or be shared with another
-machine.
+A time namespace (containers, checkpoints) adds an offset to CLOCK_BOOTTIME and leaves the boot id unchanged; see
+time_namespaces(7). A :class:`Moment` is in the host's time, without the offset; it is unknown if the offset is.
 
-A time namespace, which containers and checkpoints use, adds an offset to CLOCK_BOOTTIME and leaves the boot id
-unchanged; see time_namespaces(7). A moment is in the host's time, without the offset; it is unknown if the offset is.
-
-Clock steps: places in the log after which append times restart from the clock, in ``clock.jsonl`` of a root.
-
-Otherwise append times never decrease from record to record. After the clock was far ahead, an operator has the daemon
-record a step; the segments after it are a separate range of times. The file has a checksummed line for each step and is
-replaced as a whole, before the first segment of the new range exists. A step without that segment is harmless: if
-records follow, append times on both sides of it are still in order; otherwise the next start completes it.
+Append times never decrease from record to record, except at a clock step: after the clock was far ahead, an operator
+has the daemon record one in ``clock.jsonl``, and append times restart from the clock in the next segment. The file has
+a checksummed line for each step and is replaced before that segment exists. A step without its segment is harmless: if
+records follow, append times on both sides are still in order; otherwise the next start completes it.
 """
 
 from __future__ import annotations
@@ -42,28 +37,28 @@ _NAMESPACES = ("/proc/self/ns/time", "/proc/self/ns/time_for_children")
 class Moment:
     """
     Attributes:
-        boot: the boot id; "" if the system has none, or if its clock cannot be compared with that of other processes.
-            Then no time is known to have passed.
-        boottime_ns: the time since that boot, by the clock of the host.
+        boot: the boot id; "" if there is none, or if its clock cannot be compared with that of other processes. Then no
+            time is known to have passed.
+        boottime_ns: time since that boot, by the clock of the host.
     """
 
     boot: str
     boottime_ns: int
 
     def as_entry(self) -> dict[str, Any]:
-        """As it stands in a ledger's line. ``Any``: it is JSON."""
+        """Return the fields of a ledger line."""
         return {"boot": self.boot, "boottime": self.boottime_ns}
 
 
 def now() -> Moment:
-    """This moment."""
+    """Return this moment."""
     boot, offset_ns = boot_id(), _namespace_offset_ns()
     boottime_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     return Moment("", boottime_ns) if offset_ns is None else Moment(boot, boottime_ns - offset_ns)
 
 
 def moment_of(entry: Mapping[str, Any]) -> Moment | None:
-    """When a ledger's line was written; None if it does not say."""
+    """Return the moment in a ledger line; None without one."""
     match entry:
         case {"boot": str(boot), "boottime": int(boottime_ns)}:
             return Moment(boot, boottime_ns)
@@ -71,7 +66,7 @@ def moment_of(entry: Mapping[str, Any]) -> Moment | None:
 
 
 class Elapsed:
-    """The time that has certainly passed, added up over moments that come one after the other."""
+    """The time that has certainly passed over a series of moments."""
 
     def __init__(self) -> None:
         self._total_ns = 0
@@ -85,7 +80,7 @@ class Elapsed:
         return self._total_ns + max(0, moment.boottime_ns - last.boottime_ns)
 
     def advance(self, moment: Moment) -> int:
-        """Return the same, and continue from there."""
+        """Add a moment to the series; return the time until it."""
         self._total_ns = self.until(moment)
         if self._last is None or moment.boot != self._last.boot or moment.boottime_ns > self._last.boottime_ns:
             self._last = moment
@@ -95,7 +90,7 @@ class Elapsed:
 def boot_id() -> str:
     """Return the id of this boot of the machine; "" if the kernel has none.
 
-    It is read at each call: a process restored from a checkpoint may run in another boot than the one it began in.
+    It is not cached: a process restored from a checkpoint may run in another boot.
     """
     try:
         return _BOOT_ID.read_text().strip()
@@ -121,11 +116,10 @@ def _namespace_offset_ns() -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ClockStep:
-    """One step.
-
+    """
     Attributes:
-        base: the sequence of the first record that may follow it.
-        before_ns: the last append time before it.
+        base: sequence of the first record that may follow the step.
+        before_ns: last append time before it.
         at_ns: the clock when it was recorded; append times continue from there.
     """
 
@@ -135,7 +129,7 @@ class ClockStep:
 
 
 def read_steps(root: Root) -> tuple[ClockStep, ...]:
-    """Return the steps of a log in order, without unreadable lines."""
+    """Return the clock steps of a log in order, without unreadable lines."""
     steps = []
     for line in _lines(root):
         try:
@@ -146,7 +140,7 @@ def read_steps(root: Root) -> tuple[ClockStep, ...]:
 
 
 def step_between(steps: Sequence[ClockStep], first: int, last: int) -> ClockStep | None:
-    """Return the last one of ``steps``, as :func:`read_steps` orders them, with a base of ``first`` to ``last``.
+    """Return the last of the ordered ``steps`` with a base from ``first`` to ``last``.
 
     Append times restart in a segment if a step lies after the base of the previous segment and not after its own: the
     segment that began at the step may be gone.
@@ -155,10 +149,7 @@ def step_between(steps: Sequence[ClockStep], first: int, last: int) -> ClockStep
 
 
 def require_steps(root: Root) -> None:
-    """
-    Raises:
-        Damaged: a line of the steps cannot be read.
-    """
+    """Raise Damaged if a line of the clock steps is unreadable."""
     for number, line in enumerate(_lines(root), start=1):
         if set(decode_line(line) or {}) != {"base", "before_ns", "at_ns"}:
             raise Damaged(
@@ -169,15 +160,12 @@ def require_steps(root: Root) -> None:
 
 
 def add_step(root: Root, disk: Disk, step: ClockStep) -> None:
-    """Record a step; on disk when this returns."""
+    """Record a clock step durably."""
     disk.replace(root.clock_steps, b"".join(_lines(root)) + encode_line(asdict(step)))
 
 
 def ranges(root: Root) -> list[tuple[int, int | None]]:
-    """Return the ranges of sequences in which append times do not decrease: the first sequence, and the exclusive end.
-
-    The end of the last range is None.
-    """
+    """Return the ranges of sequences in which append times do not decrease: first and exclusive end (None: open)."""
     bases = sorted({step.base for step in read_steps(root) if step.base > 1})
     return list(zip([1, *bases], [*bases, None], strict=True))
 

@@ -23,7 +23,7 @@ from wald.checking.checker import Checked, Finding, Level, SegmentToCheck, check
 from wald.checking.verifier import Verification
 from wald.errors import Damaged, NotFound, WaldError
 from wald.files.disk import Disk
-from wald.files.identity import Identity, read_identity, require_folders
+from wald.files.identity import Identity, read_identity, require_no_links
 from wald.files.layout import TEMPORARY, Root
 from wald.files.listing import Listing, Segment, list_segments
 from wald.files.locks import leftovers
@@ -75,7 +75,7 @@ def lost_identity(root: Root) -> LostIdentity | None:
         UnsupportedFormat: it was written by a newer wald.
         Damaged: no file says which log it is, or files name different ones.
     """
-    require_folders(root)
+    require_no_links(root)
     own, wrong = None, "it is missing"
     failure: WaldError | None = None
     try:

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Literal
 
 from wald.errors import Damaged
-from wald.files.cursor_directory import make_cursor_directory, not_permitted, own_user, user_of
+from wald.files.cursor_directory import file_owner, is_own, make_cursor_directory, not_permitted
 from wald.files.disk import Disk
-from wald.files.layout import Root, entries_of_groups
+from wald.files.layout import Root, scan_cursor_directory
 from wald.files.safe_open import open_regular, read_start
 from wald.format.head import CURSOR_MAX_BYTES, BadCursor, decode_cursor
 from wald.format.ledger_lines import decode_line, encode_line
@@ -111,7 +111,7 @@ class Pinning:
 
     def _parts(self) -> Parts:
         try:
-            if user_of(self._path) != own_user(self._path.parent):
+            if not is_own(self._path):
                 return {}
             return decode_pin(read_start(self._path, PIN_MAX_BYTES + 1), self._log_id)
         except (OSError, Damaged, BadPin):  # it pins nothing
@@ -169,7 +169,7 @@ def _files(place: Path) -> list[Path]:
     Raises:
         OSError: the directory cannot be read, or has too many files.
     """
-    names = (entry.name for entry in entries_of_groups(place))
+    names = (entry.name for entry in scan_cursor_directory(place))
     return [place / name for name in sorted(names) if name.endswith(PIN_SUFFIX)]
 
 
@@ -192,7 +192,7 @@ def _read(route: str, path: Path, log_id: bytes, owner: int) -> HandoverPin:
     except Damaged:
         problem = "not a regular file"
     except PermissionError:
-        if user_of(path) in (None, owner):
+        if file_owner(path) in (None, owner):
             raise
         problem = "permission denied"
     except BadPin as error:

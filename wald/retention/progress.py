@@ -15,9 +15,9 @@ from itertools import chain, compress, pairwise
 from operator import add, and_, gt, lt, mul
 
 from wald.errors import Damaged
-from wald.files.cursor_directory import admitted
-from wald.files.fifos import has_fifo
+from wald.files.cursor_directory import cursor_owners_group
 from wald.files.listing import Segment
+from wald.files.routes import has_fifo
 from wald.format.batch import StoredBatch
 from wald.format.log_state import BadControl, decode_state
 from wald.format.sealed_index import BadSealed, RouteTable, SealedIndex
@@ -237,7 +237,7 @@ def progress(view: View) -> list[Progress]:
             root.retired(route).exists(),
             of_route,
             tuple(found[route, cursor.group].records for cursor in of_route),
-            admitted(root, route),
+            cursor_owners_group(root, route),
         )
         for route, of_route in cursors.items()
     ]

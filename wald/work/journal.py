@@ -20,7 +20,7 @@ from io import BytesIO
 from pathlib import Path
 
 from wald.errors import Damaged, Replaced
-from wald.files.cursor_directory import open_own
+from wald.files.cursor_directory import open_group_file
 from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.files.safe_open import read_regular
@@ -65,7 +65,7 @@ class Journal:
         """
         self._disk = disk
         self._root = root
-        self.path, self._descriptor = open_own(root, disk, start.route, start.group, WORK_SUFFIX)
+        self.path, self._descriptor = open_group_file(root, disk, start.route, start.group, WORK_SUFFIX)
         try:
             os.fchmod(self._descriptor, _MODE)
             read = read_whole(self.path, root, take)

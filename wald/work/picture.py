@@ -17,7 +17,7 @@ from wald.errors import Damaged, NotFound
 from wald.files import locks
 from wald.files.cursor_directory import is_companion, not_permitted
 from wald.files.disk import Disk
-from wald.files.layout import Root, entries_of_groups
+from wald.files.layout import Root, scan_cursor_directory
 from wald.files.locks import command_of
 from wald.format.names import HANDOVER_SUFFIX, WORK_SUFFIX, check_group, cursor_name, is_group_file, is_route
 from wald.format.work import Commit, Line, WorkerLease
@@ -237,7 +237,7 @@ def work_files(root: Root, route: str) -> list[WorkFile]:
     """
     root.require_route(route)
     try:
-        names = sorted(entry.name for entry in entries_of_groups(root.cursor_directory(route)))
+        names = sorted(entry.name for entry in scan_cursor_directory(root.cursor_directory(route)))
     except FileNotFoundError:
         return []
     groups = (name.removesuffix(WORK_SUFFIX) for name in names if name.endswith(WORK_SUFFIX))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from wald.errors import Locked
 from wald.files import locks
-from wald.files.cursor_directory import own_user, user_of
+from wald.files.cursor_directory import is_own
 from wald.files.disk import Disk
 from wald.work.commands import require_none
 from wald.work.ownership import Ownership
@@ -24,7 +24,7 @@ def remove_group(file: WorkFile) -> list[Path]:
         NotPermitted: this user may not.
     """
     root, route, group = file.root, file.route, file.group
-    if user_of(file.path) == own_user(file.path.parent):
+    if is_own(file.path):
         with Ownership(root, route, group, Disk()):
             require_none(root, route, group)  # without its file, the next start would not wait for it
             return _remove(file)
@@ -34,7 +34,7 @@ def remove_group(file: WorkFile) -> list[Path]:
 
 
 def _remove(file: WorkFile) -> list[Path]:
-    left = locks.abandoned(file.path.parent, Disk(), prefix=f"{file.group}.")
+    left = locks.abandoned_files(file.path.parent, Disk(), prefix=f"{file.group}.")
     removed = remove_files(file, Disk())
-    locks.remove(left, Disk())
+    locks.remove_leftovers(left, Disk())
     return removed

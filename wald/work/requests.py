@@ -24,7 +24,7 @@ from typing import Any
 
 from wald.errors import Locked, Refused, Unavailable, WaldError
 from wald.files import locks
-from wald.files.cursor_directory import open_own
+from wald.files.cursor_directory import open_group_file
 from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.format.ledger_lines import decode_line, encode_line
@@ -107,7 +107,7 @@ class Requests:
 
     def _look(self) -> None:
         disk = Disk()
-        _, descriptor = open_own(self._root, disk, self._route, self._group, ASK_SUFFIX)
+        _, descriptor = open_group_file(self._root, disk, self._route, self._group, ASK_SUFFIX)
         try:
             _append_only(descriptor)
             asked = _find(descriptor, "ask")
@@ -132,7 +132,7 @@ class Requests:
 @contextmanager
 def _locked(root: Root, disk: Disk, route: str, group: str, until: float) -> Iterator[tuple[Path, int]]:
     """The file, open for appending, and locked: one command asks at a time."""
-    path, descriptor = open_own(root, disk, route, group, ASK_SUFFIX)
+    path, descriptor = open_group_file(root, disk, route, group, ASK_SUFFIX)
     try:
         _append_only(descriptor)
         while not disk.lock(descriptor):

@@ -48,7 +48,7 @@ class Preallocator:
         Raises:
             OSError: ESTALE: the directory was unmounted or replaced, so new files would not be with the others.
         """
-        if self._place is not None and not self._place.holds():
+        if self._place is not None and not self._place.is_current():
             raise OSError(errno.ESTALE, "the directory was unmounted or replaced", os.fspath(self._directory))
 
     def prepare(self, length: int) -> bool:
@@ -69,7 +69,7 @@ class Preallocator:
         with self._mutex:
             spare, self._spare = self._spare, None
             self._hold(0)
-        if spare is not None and not FileIdentity(*spare).holds():  # another program removed or replaced it
+        if spare is not None and not FileIdentity(*spare).is_current():  # another program removed or replaced it
             self._disk.close(spare.descriptor)
             spare = None
         return spare or self._make("next", length)
@@ -80,7 +80,7 @@ class Preallocator:
         Raises:
             OSError: the rename failed, or another program removed or replaced the file.
         """
-        if not FileIdentity(*blank).holds():
+        if not FileIdentity(*blank).is_current():
             raise OSError(errno.ENOENT, "another program removed or replaced the file", os.fspath(blank.path))
         self._disk.rename(blank.path, target)
 

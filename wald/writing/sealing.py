@@ -163,7 +163,7 @@ def remove_temporaries(root: Root, disk: Disk) -> list[str]:
                     disk.unlink(root.segments / name)
             finally:
                 disk.close(lock)
-    locks.remove(locks.leftovers(root, disk), disk)
+    locks.remove_leftovers(locks.leftovers(root, disk), disk)
     return names
 
 

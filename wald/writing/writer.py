@@ -411,7 +411,7 @@ class Writer:
 
     def is_named(self) -> bool:
         """Whether the active segment is what stands at :attr:`path`."""
-        return self._name.holds()
+        return self._name.is_current()
 
     def is_truncated(self) -> bool:
         """Return True if another program truncated the active segment below its durable length."""

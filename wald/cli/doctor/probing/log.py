@@ -24,9 +24,9 @@ from wald.cli.doctor.judging.space import Inodes, Quota, Space
 from wald.client.connection import status as asked
 from wald.errors import Damaged, InvalidInput, NotPermitted, WaldError
 from wald.files.disk import Disk, free_bytes, total_bytes
-from wald.files.fifos import has_fifo
 from wald.files.identity import check_root, read_identity
 from wald.files.layout import Root
+from wald.files.routes import has_fifo
 from wald.files.safe_open import read_regular
 from wald.hints import group_name, user_name
 from wald.retention.backlog import Backlog

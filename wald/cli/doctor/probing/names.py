@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from wald.cli.doctor.judging.log import Files
-from wald.files.fifos import troubles
 from wald.files.layout import TEMPORARY, Root, known_names
+from wald.files.routes import fifo_problems
 from wald.format.names import CURSOR_SUFFIX, CURSORS, is_group_file
 
 _MOST = 20_000
@@ -92,7 +92,7 @@ class _Examination:
 
     def _troubles(self) -> tuple[str, ...]:
         try:
-            return tuple(message for _, message in troubles(self._root))
+            return tuple(message for _, message in fifo_problems(self._root))
         except OSError:
             self._is_complete = False
             return ()
