@@ -92,8 +92,8 @@ class Verification:
         yield from self._cursors()
         for path, message in fifo_problems(self._root):
             yield Finding.of(Level.INFO, path, message)
-        for path, message, hint in moved_marks(self._root):
-            yield Finding(Level.INFO, path, 0, f"{message}: {hint}")
+        for mark in moved_marks(self._root):
+            yield Finding(Level.INFO, mark.path, 0, f"{mark.message}: {mark.hint}")
 
     def _identity(self) -> Iterator[Finding]:
         try:

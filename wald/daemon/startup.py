@@ -149,8 +149,8 @@ class Parts:
         for name, route in wanted_routes(root, self.config, self.journal):
             fifo = wants_fifo(root, name, route)
             add_route(root, disk, name, fifo=fifo, mode=route.mode, consumers=route.consumers)
-        for path, message, hint in moved_marks(root):
-            self.journal.warning("mark of a moved route", path=str(path), what=message, hint=hint)
+        for mark in moved_marks(root):
+            self.journal.warning("mark of a moved route", path=str(mark.path), what=mark.message, hint=mark.hint)
 
     def _watch_signals(self) -> None:
         self.poller = select.epoll()

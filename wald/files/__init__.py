@@ -4,7 +4,8 @@ cursor_directory  directory of a route's cursors, shared with cursor owners
 disk              system calls that make bytes durable
 identity          identity of a log, stored in ``log.json``
 layout            path of every file in a root, and the names that wald creates there
-ledger_read       ledger lines in order, across sealed parts and the active file
+ledger_files      sealed parts of a ledger, and the end of its current file
+ledger_read       ledger lines in order, across sealed parts and the current file
 ledger_write      ledger appends and rotation into sealed parts
 listing           stable listing of the segments in a directory
 locks             processes in ``/proc``, lock holders, temporary files of dead processes

@@ -1,14 +1,8 @@
-"""Ledger lines in order, across sealed parts and the active file.
+"""Reader of a ledger: the lines of its sealed parts in order, then those of its current file.
 
-Reader of a ledger: its sealed parts in order, then the current file.
-
-The number of its first line names a part. A part never changes, and its index says which sequences each of its frames
-is about, so a frame that cannot be read affects only questions about these sequences. The current file, a few
-megabytes at most, is read whole.
-
-A power cut may leave a part of the last append, which was never acknowledged. Readers ignore it; the owner removes it.
-Programs that decide by a ledger use :class:`Lines`, which requires an unbroken chain. Programs that report use
-:func:`read_files`, which includes damage in the result.
+Programs that decide by a ledger use :class:`Lines`, which requires an unbroken chain; a part's index limits the effect
+of an unreadable frame to questions about its sequences. Programs that report use :func:`read_files`, which includes
+damage in the result. The current file, a few megabytes at most, is read whole.
 """
 
 from __future__ import annotations
@@ -18,17 +12,32 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple, Self
 
 import zstandard
 
 from wald.errors import Damaged
-from wald.files.safe_open import open_file, read_regular
+from wald.files.ledger_files import (
+    FRAME_BYTES,
+    PartName,
+    chained,
+    damaged,
+    decompress_lines,
+    first_entry,
+    first_prev,
+    frames_of,
+    parts_of,
+    read_current,
+    read_index,
+    stored_index,
+    tip_of,
+    without_copies,
+)
+from wald.files.safe_open import open_file
 from wald.format.ledger_lines import (
-    FOOTER_BYTES,
     GENESIS,
     NO_SEQUENCE,
     BadLine,
@@ -37,245 +46,19 @@ from wald.format.ledger_lines import (
     Entry,
     PartFrame,
     PartIndex,
-    decode_entries,
     decode_entry,
     decode_ledger,
-    decode_part_index,
     digest,
-    has_damaged_newline,
-    part_index_bytes,
     span_of,
 )
-from wald.format.names import ledger_part_name, parse_ledger_part_name
-from wald.format.sealed_index import BadFrame, read_frame_lengths
 from wald.format.spans import Span
 
-FRAME_BYTES = 256 << 10
-_SECTOR_BYTES = 512  # the least that a disk writes at once
-_TAIL_BYTES = 64 << 10  # longer than most lines
 _NEWEST_BYTES = 4 << 20  # read at the end of a ledger to find its newest entries
-_UNKNOWN = PartFrame(0, 0, 0, 0, NO_SEQUENCE, 0, NO_SEQUENCE, "")  # contents of a part that cannot be read
-
-
-class PartName(NamedTuple):
-    """A sealed part: the number of its first line, and its path."""
-
-    line: int
-    path: Path
-
-
-def parts_of(path: Path) -> list[PartName]:
-    """List the sealed parts of the ledger whose current file is ``path``, oldest first."""
-    try:
-        names = os.listdir(path.parent)
-    except FileNotFoundError:
-        return []
-    ours = f"{path.stem}-"
-    parsed = ((name, parse_ledger_part_name(name)) for name in names if name.startswith(ours))
-    return sorted(PartName(part[1], path.parent / name) for name, part in parsed if part and part[0] == path.name)
-
-
-def part_path(path: Path, line: int) -> Path:
-    return path.with_name(ledger_part_name(path.name, line))
-
-
-def stored_index(part: PartName) -> PartIndex:
-    """Read the index of a part.
-
-    Raises:
-        BadPart: it is damaged.
-    """
-    with open_file(part.path) as file:
-        length = os.fstat(file.fileno()).st_size
-        size = part_index_bytes(os.pread(file.fileno(), FOOTER_BYTES, max(0, length - FOOTER_BYTES)))
-        if size > length:
-            raise BadPart("the index is cut short")
-        index = decode_part_index(os.pread(file.fileno(), size, length - size))
-    if index.line != part.line:
-        raise BadPart(f"the index is that of line {index.line}")
-    return index
-
-
-def read_index(part: PartName) -> PartIndex:
-    """Read the index of a part, or rebuild it from the lines if it is damaged.
-
-    Raises:
-        Damaged: the lines are damaged too.
-    """
-    with suppress(BadPart):
-        return stored_index(part)
-    index: PartIndex | None = None
-    for stored_bytes, data in frames_of(part.path):
-        if index is None:
-            prev = first_prev(data) or ""
-            index = PartIndex(part.line, 0, prev, prev)
-        entries, tip = chained(part.path, data, line=index.lines + 1, prev=index.tip, listed=False)
-        index.add(stored_bytes, len(data), entries, tip)
-    if index is None:
-        raise damaged(part.path, 1, "it has no lines")
-    return index
-
-
-def frames_of(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the stored length and the lines of each frame in a part, found by the headers of the frames.
-
-    Raises:
-        Damaged: a frame cannot be read.
-    """
-    stored, offset, lines = read_regular(path), 0, 0
-    while offset < len(stored):
-        try:
-            span = read_frame_lengths(lambda begin, count: stored[begin : begin + count], offset)
-            data = b"" if span.skippable else _decompressed(stored[offset:][: span.stored_bytes], span.raw_bytes)
-        except (BadFrame, zstandard.ZstdError) as error:
-            raise damaged(path, lines + 1, f"its frame at offset {offset} is damaged") from error
-        if not span.skippable:
-            yield span.stored_bytes, data
-            lines += data.count(b"\n")
-        offset += span.stored_bytes
-
-
-def _decompressed(stored: bytes, raw_bytes: int) -> bytes:
-    data = zstandard.ZstdDecompressor().decompress(stored, max_output_size=raw_bytes)
-    if len(data) != raw_bytes:
-        raise zstandard.ZstdError("wrong length")
-    return data
-
-
-def chained(path: Path, data: bytes, *, line: int, prev: str | None, listed: bool = True) -> tuple[list[Entry], str]:
-    """Decode complete lines that follow the line with digest ``prev``; return them and the digest of the last one.
-
-    Args:
-        line: number of the first line in the file ``path``.
-        prev: None accepts any.
-        listed: as in :func:`decode_lines`.
-
-    Raises:
-        Damaged: a line is damaged or does not follow the one before it.
-    """
-    texts = data.split(b"\n")[:-1]
-    try:
-        entries = decode_entries(texts, listed=listed)
-    except BadLine as error:
-        raise damaged(path, line + error.number, str(error)) from error
-    for number, (entry, text) in enumerate(zip(entries, texts, strict=True), start=line):
-        entry.pop("append", None)
-        if entry.pop("prev") != prev and prev is not None:
-            raise damaged(path, number, "does not follow the line before it")
-        prev = sha256(text).hexdigest()
-    return entries, prev or GENESIS
-
-
-def damaged(path: Path, number: int, reason: str) -> Damaged:
-    """Return the error of a decision that needs line ``number`` of a ledger."""
-    return Damaged(
-        f"{path}: line {number}: {reason}; nothing is decided by this ledger",
-        case="ledger-damaged",
-        root=path.parents[1],
-    )
-
-
-def first_prev(data: bytes) -> str | None:
-    """Return the ``prev`` of the first line; None without a readable one."""
-    with suppress(BadLine):
-        return str(decode_entry(data[: data.find(b"\n")])["prev"]) if b"\n" in data else None
-    return None
-
-
-def without_copies(parts: list[PartName], prev: str | None) -> list[PartName]:
-    """Leave out parts whose lines are also in the current file, whose first line carries ``prev``."""
-    for number, part in enumerate(reversed(parts) if prev else ()):
-        with suppress(Damaged, OSError):
-            index = read_index(part)
-            if index.tip == prev:
-                return parts[: len(parts) - number]
-            if index.prev == prev:
-                return parts[: len(parts) - number - 1]
-    return parts
-
-
-def last_line(descriptor: int, end: int) -> tuple[bytes, int]:
-    """Return the last complete line before ``end``, and where it ends."""
-    want = _TAIL_BYTES
-    while True:
-        start = max(0, end - want)
-        tail = os.pread(descriptor, end - start, start)
-        whole = tail.rfind(b"\n") + 1
-        begin = tail.rfind(b"\n", 0, max(0, whole - 1)) + 1
-        if start == 0 or (whole and begin):
-            return tail[begin:whole], start + whole
-        want *= 2
-
-
-def synced_line(descriptor: int, length: int) -> tuple[bytes, int]:
-    """Return the last line that was synced, and where it ends: a lost sector shows that an append was not."""
-    line, end = last_line(descriptor, length)
-    while _lost_a_sector(line, end - len(line)):
-        line, end = last_line(descriptor, end - len(line))
-    offset = _begin_of_append(line)
-    if offset is not None and 0 <= offset < end:
-        for each in os.pread(descriptor, end - offset, offset).splitlines(keepends=True):
-            if _lost_a_sector(each, offset):
-                return last_line(descriptor, offset)
-            offset += len(each)
-    return line, end
-
-
-def _begin_of_append(line: bytes) -> int | None:
-    try:
-        begin = decode_entry(line.removesuffix(b"\n")).get("append")
-    except BadLine:
-        return None
-    return begin if isinstance(begin, int) else None
-
-
-def _lost_a_sector(line: bytes, offset: int) -> bool:
-    """Return True if zeros fill a sector of the last line up to its end, so it never reached the disk."""
-    end, start = offset + len(line), offset
-    while start < end:
-        stop = min(end, (start // _SECTOR_BYTES + 1) * _SECTOR_BYTES)
-        if not any(line[start - offset : stop - offset]):
-            return True
-        start = stop
-    return False
-
-
-def newline_is_damaged(rest: bytes, offset: int) -> bool:
-    """Return True if ``rest``, which follows the synced lines, was a complete line; otherwise it is torn."""
-    return has_damaged_newline(rest) and not _lost_a_sector(rest, offset)
-
-
-def is_intact(line: bytes) -> bool:
-    """Return True if the last line is undamaged or missing."""
-    try:
-        return not line or bool(decode_entry(line.removesuffix(b"\n")))
-    except BadLine:
-        return False
-
-
-def _read_current(path: Path) -> tuple[bytes, int]:
-    """Return the content of a current file, and where its synced lines end.
-
-    A line with a damaged newline is included, but not an unsynced one.
-    """
-    try:
-        file = open_file(path)
-    except FileNotFoundError:
-        return b"", 0
-    with file:
-        length = os.fstat(file.fileno()).st_size
-        _, end = synced_line(file.fileno(), length)
-        data = file.read(length)
-    return (data, end) if newline_is_damaged(data[end:], end) else (data[:end], end)
+_UNKNOWN = PartFrame(0, 0, 0, 0, NO_SEQUENCE, 0, NO_SEQUENCE, "")  # contents of an unreadable part
 
 
 class Line(NamedTuple):
-    """One line.
-
-    Attributes:
-        number: in the ledger, from 1.
-        low, high: the sequences that it is about; low > high without any.
-    """
+    """Line ``number`` of a ledger, from 1, about the sequences ``low`` to ``high``; low > high without any."""
 
     number: int
     low: int
@@ -289,22 +72,15 @@ class Line(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Block:
-    """A frame of a sealed part, or some lines of the current file. It never changes.
-
-    Attributes:
-        line, line_of_file: number of its first line in the ledger and in its file.
-        offset: of the frame in the file.
-        data: the lines, if they are in the current file.
-        error: the reason why the part cannot be read.
-    """
+    """A frame of a sealed part, or some lines of the current file. It never changes."""
 
     path: Path
-    line: int
+    line: int  # number of the first line in the ledger
     line_of_file: int
     frame: PartFrame
-    offset: int = 0
-    data: bytes = b""
-    error: Damaged | None = None
+    offset: int = 0  # of the frame
+    data: bytes = b""  # the lines, if they are in the current file
+    error: Damaged | None = None  # the reason why the part is unreadable
 
     def text(self) -> bytes:
         if self.error is not None:
@@ -314,7 +90,7 @@ class _Block:
         try:
             with open_file(self.path) as file:
                 stored = os.pread(file.fileno(), self.frame.stored_bytes, self.offset)
-            return _decompressed(stored, self.frame.raw_bytes)
+            return decompress_lines(stored, self.frame.raw_bytes)
         except zstandard.ZstdError as error:
             reason = f"its frame at offset {self.offset} is damaged"
             raise damaged(self.path, self.line_of_file, reason) from error
@@ -340,6 +116,9 @@ class _Block:
         return replace(self, frame=frame, data=self.data + other.data)
 
 
+_line, _high = attrgetter("line"), attrgetter("frame.high")
+
+
 def _blocks(part: PartName, index: PartIndex) -> list[_Block]:
     blocks, offset, line = [], 0, 1
     for frame in index.frames:
@@ -351,14 +130,11 @@ def _blocks(part: PartName, index: PartIndex) -> list[_Block]:
 class Lines:
     """The lines of the ledger at ``path``. A missing file has no lines.
 
-    Each method first reads the new lines. An iteration yields the lines that existed when it
-    began, each once, even if the ledger is cut in the meantime.
+    Each method first reads new lines. An iteration yields the lines that existed at its start, each once, even if the
+    ledger is cut in the meantime. Every method raises Damaged if lines that it needs are damaged or break the chain.
 
     Attributes:
         generation: changes when lines that were read no longer exist.
-
-    Raises:
-        Damaged: by every method: lines that it needs are damaged, or the chain is broken.
     """
 
     def __init__(self, path: Path) -> None:
@@ -380,9 +156,8 @@ class Lines:
         """Yield the lines whose number is above ``behind``.
 
         Args:
-            listed: as in :func:`decode_lines`.
-            on_damage: is called for lines that cannot be read, with the sequences that they may be about, instead of
-                raising Damaged.
+            listed: as in :func:`decode_entries`.
+            on_damage: called for unreadable lines, with the sequences that they may be about, instead of an exception.
         """
         blocks = self._refreshed()
         begin = max(0, bisect_right(blocks, behind + 1, key=_line) - 1) if behind < self._last else len(blocks)
@@ -440,7 +215,7 @@ class Lines:
         return _identity(self._path)
 
     def _recent_lines(self, block: _Block) -> list[Line]:
-        """Return the lines of a block; keep them, because the next question is often about the same block."""
+        """Return the lines of a block, cached because the next question is often about the same block."""
         if self._recent is None or self._recent[0] is not block:
             self._recent = block, block.lines()
         return self._recent[1]
@@ -454,7 +229,7 @@ class Lines:
                 self._forget_parts()
                 self._forget_current()
             # Read before the parts are listed: it contains the lines of a cut that happens in between.
-            data, end = _read_current(self._path)
+            data, end = read_current(self._path)
             self._read_parts(first_prev(data))
             self._read_new_lines(data, end)
             self._seen = seen[0], *(_identity(path) for path in self._unreadable)
@@ -463,10 +238,8 @@ class Lines:
     def _forget_parts(self) -> None:
         self._parts: list[PartName] = []
         self._sealed: list[_Block] = []
-        self._lines: int | None = 0
-        """Number of the last line in the parts; None if unknown."""
-        self._tip: str | None = GENESIS
-        """Its digest."""
+        self._lines: int | None = 0  # number of the last line in the parts; None if unknown
+        self._tip: str | None = GENESIS  # its digest
         self._unreadable: list[Path] = []
 
     def _read_parts(self, prev: str | None) -> None:
@@ -503,7 +276,7 @@ class Lines:
         self._lines, self._tip = part.line - 1 + index.lines, index.tip
 
     def _bound_unreadable(self, span: Span) -> None:
-        """Set the bounds of the last part, if it cannot be read, as the next file gives them."""
+        """Set the sequences of the last part, if it is unreadable, to those that the next file gives."""
         if self._sealed and self._sealed[-1].error is not None:
             last = self._sealed[-1]
             self._sealed[-1] = replace(last, frame=last.frame._replace(low=span[0], high=span[1]))
@@ -532,7 +305,7 @@ class Lines:
         self._last = lines + read
 
     def _add_block(self, block: _Block, entries: list[Entry]) -> None:
-        """Add lines of the current file, as part of its last block if that is short."""
+        """Add lines of the current file, to its last block if that is short."""
         last = self._current[-1] if self._current else None
         if last is None or len(last.data) + len(block.data) > FRAME_BYTES:
             self._current.append(block)
@@ -543,22 +316,12 @@ class Lines:
 
     def _begin_of_current(self, data: bytes) -> tuple[int, str | None]:
         """Return the number and the digest of the line before the current file."""
-        lines, first = self._lines, Entry()
+        lines = self._lines
         if lines is None:
-            with suppress(BadLine):
-                first = decode_entry(data[: data.find(b"\n")]) if b"\n" in data else {}
-            match first:
+            match first_entry(data):
                 case {"event": "continues", "line": int(lines), "about": [int(low), int(high)]}:
                     self._bound_unreadable((low, high))
         return self._parts[-1].line if lines is None else lines, self._tip
-
-
-def _line(block: _Block) -> int:
-    return block.line
-
-
-def _high(block: _Block) -> int:
-    return block.frame.high
 
 
 def _identity(path: Path) -> tuple[int, ...]:
@@ -570,20 +333,13 @@ def _identity(path: Path) -> tuple[int, ...]:
 
 
 def entries_of(path: Path) -> Iterator[Entry]:
-    """Yield the entries of a ledger, oldest first, for programs that decide by them; raises as :class:`Lines`."""
+    """Yield the entries of a ledger, oldest first; raises as :class:`Lines`."""
     return (line.entry for line in Lines(path).oldest_first())
-
-
-def tip_of(parts: list[PartName]) -> str | None:
-    """Return the digest of the last line of the last part; None without a readable one."""
-    with suppress(Damaged, OSError):
-        return read_index(parts[-1]).tip if parts else None
-    return None
 
 
 def read_ledger(path: Path) -> DecodedLedger:
     """Decode the current file of the ledger at ``path``; a missing one is empty."""
-    data, _ = _read_current(path)  # before the parts are listed, as in Lines
+    data, _ = read_current(path)  # before the parts are listed, as in Lines
     parts = without_copies(parts_of(path), first_prev(data))
     return decode_ledger(data, tip_of(parts) if parts else GENESIS)
 
@@ -593,7 +349,7 @@ def read_files(path: Path) -> Iterator[tuple[Path, DecodedLedger]]:
 
     Parts missing before the first one are not reported: their contents are unknown.
     """
-    data, _ = _read_current(path)
+    data, _ = read_current(path)
     tip: str | None = GENESIS
     for number, part in enumerate(without_copies(parts_of(path), first_prev(data))):
         decoded = decode_part(part, None if number == 0 and part.line > 1 else tip)
@@ -637,10 +393,7 @@ def _decode_without_index(part: PartName, tip: str | None, reason: str) -> Decod
 
 
 def highest_in_parts(path: Path, *events: str) -> int:
-    """Return the highest "last" in the sealed parts, in lines with these events (none: any); 0 without one.
-
-    Damaged lines are ignored.
-    """
+    """Return the highest "last" in intact lines of sealed parts with these events (none: any); 0 without one."""
     blocks = []
     for part in parts_of(path):
         with suppress(Damaged, OSError):
@@ -662,10 +415,7 @@ def reported_entries(path: Path) -> Iterator[Entry]:
 
 
 def newest_entries(path: Path, *events: str) -> Iterator[Entry]:
-    """Yield the entries with these events near the end of a ledger, newest first, for programs that report.
-
-    The chain is not checked, and damaged lines are ignored.
-    """
+    """Yield the intact entries with these events near the end of a ledger, newest first, without checking the chain."""
     kinds = tuple(b'"event":"%s"' % event.encode() for event in events)
     for line in _newest_lines(path):
         if any(kind in line for kind in kinds):  # before long lines are decoded

@@ -1,6 +1,4 @@
-"""Ledger appends and rotation into sealed parts.
-
-Writer of a ledger: its one owner appends and syncs lines, and seals a long current file into parts.
+"""Writer of a ledger: its one owner appends and syncs lines, and seals a long current file into parts.
 
 A cut has three steps:
 
@@ -27,7 +25,7 @@ import zstandard
 from wald.errors import Damaged, Locked
 from wald.files.disk import Disk
 from wald.files.layout import TEMPORARY
-from wald.files.ledger_read import (
+from wald.files.ledger_files import (
     FRAME_BYTES,
     PartName,
     chained,
@@ -36,7 +34,6 @@ from wald.files.ledger_read import (
     is_intact,
     last_line,
     newline_is_damaged,
-    part_path,
     parts_of,
     read_index,
     stored_index,
@@ -54,6 +51,7 @@ from wald.format.ledger_lines import (
     encode_entry,
     encode_part_index,
 )
+from wald.format.names import ledger_part_name
 from wald.format.spans import Span
 
 PART_BYTES = 4 << 20  # least length of the lines in a part
@@ -70,9 +68,6 @@ class Ledger:
         owner: program that holds the ledger's lock until :meth:`close`; "" if only one process can write it.
         reserve_bytes: preallocated for lines that must be written on a full disk.
         part_bytes: length of the current file at which :meth:`cut` seals its lines.
-
-    Attributes:
-        path: of the current file.
 
     Raises:
         Locked: another process holds the lock.
@@ -103,10 +98,9 @@ class Ledger:
             raise
 
     def append(self, *entries: Entry) -> None:
-        """Write a line for each entry, and return when they are durable. A crash may leave the first few of them.
+        """Write a line for each entry durably. A crash may leave the first few of them.
 
-        Raises:
-            OSError: they are not durable. The next append reopens the file and truncates the rest of this one.
+        After an OSError, the next append reopens the file and truncates the rest of this one.
         """
         with self._mutex:
             descriptor = self._reopened() if self._descriptor is None else self._descriptor
@@ -135,10 +129,7 @@ class Ledger:
                 self._reopened()
 
     def cut(self) -> None:
-        """Seal the lines of a long current file into parts, and begin a new one.
-
-        If that fails, the current file keeps its lines, and a later call retries.
-        """
+        """Seal the lines of a long current file into parts, and begin a new one; after a failure, retry later."""
         with self._mutex:
             if self._descriptor is None or self._end < self._cut_bytes:
                 return
@@ -162,7 +153,7 @@ class Ledger:
         self._reopened()
 
     def _reopened(self) -> int:
-        """Open the file again after a failure, which may also have prevented its name from becoming durable."""
+        """Open the file again, and sync its name, because a failure may have prevented that."""
         descriptor = self._open(known_bytes=self._end)
         self._disk.sync_directory(self.path.parent)
         return descriptor
@@ -201,23 +192,15 @@ class Ledger:
 
 
 def lock_ledger(path: Path, disk: Disk, owner: str) -> int:
-    """Lock the ledger ``path`` for ``owner`` until the returned descriptor is closed.
+    """Lock the ledger ``path`` for ``owner`` until the returned descriptor is closed; Locked if another process has.
 
     The lock is a separate file, because any reader of the ledger could lock the ledger itself.
-
-    Raises:
-        Locked: another process holds the lock.
     """
     path = path.with_suffix(".lock")
     descriptor = disk.open_lock(path)
     if not disk.lock(descriptor):
         disk.close(descriptor)
-        raise Locked(
-            f"{path}: another {owner} is running on this root",
-            case="ledger-locked",
-            path=path,
-            owner=owner,
-        )
+        raise Locked(f"{path}: another {owner} is running on this root", case="ledger-locked", path=path, owner=owner)
     return descriptor
 
 
@@ -226,12 +209,6 @@ def _remove_temporaries(path: Path, disk: Disk) -> None:
     for name in os.listdir(path.parent):
         if name.startswith((f"{path.name}.", f"{path.stem}-")) and name.endswith(TEMPORARY):
             disk.unlink(path.with_name(name))
-
-
-def compressed_frame(data: bytes) -> bytes:
-    """Compress the lines of a frame."""
-    compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True, write_content_size=True)
-    return compressor.compress(data)
 
 
 class _Cut:
@@ -247,11 +224,10 @@ class _Cut:
         self._lines = 0  # of the current file that are in parts
 
     def seal(self) -> PartIndex:
-        """Seal every line; return the index of the last part.
+        """Seal every line; return the index of the last part. After an error, the current file still has every line.
 
         Raises:
-            Damaged: a line or the part before is damaged. Damaged lines are not sealed.
-            OSError: a step failed. The current file still has every line.
+            Damaged: a line, which is not sealed, or the part before is damaged.
         """
         _remove_temporaries(self._path, self._disk)
         line, prev, before = self._previous()
@@ -293,7 +269,7 @@ class _Cut:
 
     def _seal_part(self, index: PartIndex, begin: int, wanted: int) -> tuple[PartIndex, int]:
         """Seal about ``wanted`` bytes of lines, starting at ``begin``; return the index and where they end."""
-        path = part_path(self._path, index.line)
+        path = self._path.with_name(ledger_part_name(self._path.name, index.line))
         temporary = path.with_name(path.name + TEMPORARY)
         try:
             end, checksum = self._write(temporary, index, begin, wanted)
@@ -309,13 +285,14 @@ class _Cut:
 
     def _write(self, temporary: Path, index: PartIndex, begin: int, wanted: int) -> tuple[int, bytes]:
         """Write and sync the file, and complete ``index``; return the end of its lines and their checksum."""
+        compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True, write_content_size=True)
         checksum, offset, stored_bytes = sha256(), begin, 0
         descriptor = self._disk.create(temporary)
         try:
             _copy_mode(self._descriptor, descriptor)
             for data in self._chunks(begin):
                 entries, tip = chained(self._path, data, line=self._lines + 1, prev=index.tip, listed=False)
-                frame = compressed_frame(data)
+                frame = compressor.compress(data)
                 stored_bytes += self._disk.write(descriptor, [frame], stored_bytes)
                 index.add(len(frame), len(data), entries, tip)
                 checksum.update(data)

@@ -15,6 +15,7 @@ import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from wald.errors import Damaged, InvalidInput
 from wald.files import modes
@@ -163,8 +164,16 @@ def describe_shared(root: Root, path: Path, other: Path) -> str:
     return f"{path}: the same FIFO as {other}; rm {path}, and {adding} makes one of its own"
 
 
-def moved_marks(root: Root) -> Iterator[tuple[Path, str, str]]:
-    """Yield the marks of routes that are not retired: path, message, and the commands that remove the mark."""
+class Mark(NamedTuple):
+    """Leftover mark of a renamed route; ``hint`` names the commands that remove it."""
+
+    path: Path
+    message: str
+    hint: str
+
+
+def moved_marks(root: Root) -> Iterator[Mark]:
+    """Yield the marks of routes that are not retired."""
     for route in root.route_names():
         path = root.moved(route)
         if not path.is_file() or root.retired(route).exists():
@@ -172,11 +181,11 @@ def moved_marks(root: Root) -> Iterator[tuple[Path, str, str]]:
         to = _destination(path, route)
         message = f"records sent to {route} are stored in {route} again, and not in {to or 'another route'}"
         if to is None:
-            yield path, message, hint_for("moved-mark-unreadable", root=root.path, route=route)
+            yield Mark(path, message, hint_for("moved-mark-unreadable", root=root.path, route=route))
             continue
         groups = root.groups(route)
         group = "" if DEFAULT_GROUP in groups or not groups else groups[0]
-        yield path, message, hint_for("moved-mark", root=root.path, route=route, group=group, to=to)
+        yield Mark(path, message, hint_for("moved-mark", root=root.path, route=route, group=group, to=to))
 
 
 def _destination(path: Path, route: str) -> str | None:
