@@ -1,6 +1,7 @@
-"""Reasons why a request must wait.
+"""Backpressure: the reasons that make a request wait, and the snapshot of them that a commit round applies.
 
-What keeps a request from being taken now: a nearly full disk, a quota, or a pipe inside a long line of the route.
+A connection reads nothing while it waits. Room on the disk and quotas are waited for without limit; a route that stays
+busy, inside the long line of a pipe, turns into :data:`OVERDUE` after the timeout, which refuses the request.
 """
 
 from __future__ import annotations
@@ -8,97 +9,110 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 from wald.daemon.quotas import OverQuota
 from wald.format.protocol import Code, ProtocolError
 from wald.writing.writer import Route
 
 
-class Wait(Enum):
-    """What a connection waits for if that is neither room on the disk nor a route."""
+class Reason(Enum):
+    """Kind of a wait; the last three name a route or a number of bytes as well."""
 
-    TURN = auto()  # it has had its share of this turn
-    COMMAND = auto()  # its command is carried out when it is its turn
-    REFUSAL = auto()  # its route has been busy for too long
-    DISK = auto()  # the disk refuses the turn that has its records
-
-
-@dataclass(frozen=True, slots=True)
-class Quota:
-    """What a connection waits for whose route is over its quota."""
-
-    route: str
+    NEXT_ROUND = auto()  # the connection has had its share of this round
+    COMMAND = auto()  # its command has not run yet
+    HELD = auto()  # the disk refuses the round that contains its records
+    OVERDUE = auto()  # its route stayed busy for too long
+    ROOM = auto()
+    BUSY = auto()
+    QUOTA = auto()
 
 
-Cause = int | str | Quota | Wait
-"""Why nothing is read from a connection: the bytes of room that it needs, the name of a busy route, or as they say."""
+class Wait(NamedTuple):
+    """Reason why a connection is not read; equal waits end together."""
+
+    reason: Reason
+    route: str = ""
+    room_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+NEXT_ROUND, COMMAND, HELD, OVERDUE = map(Wait, (Reason.NEXT_ROUND, Reason.COMMAND, Reason.HELD, Reason.OVERDUE))
+
+
+class MustWait(Exception):
+    """Raised for a request that cannot be accepted now."""
+
+    def __init__(self, wait: Wait) -> None:
+        super().__init__(wait)
+        self.wait = wait
+
+
+@dataclass(slots=True)
 class Backpressure:
-    """What keeps requests from being taken now.
+    """Snapshot of the conditions that make requests wait.
 
     Attributes:
-        closed: no record may be taken at all.
-        reject: refuse such records rather than let the producer wait.
-        busy: names of the routes that are inside a pipe's long line.
-        room_bytes: how much may be written before the gate closes.
-        over: the routes that are over their quota.
-        overdue: busy routes have been waited for long enough.
+        closed: no record is accepted at all.
+        rejects: refuse records that lack room instead of making them wait.
+        busy: routes that are inside the long line of a pipe.
+        room_bytes: may be written before the disk counts as full.
+        over: routes over their quota.
+        is_open: nothing makes a request wait, so :meth:`admit` may be skipped.
     """
 
     closed: bool
-    reject: bool
+    rejects: bool
     busy: frozenset[str]
     room_bytes: float
-    over: Mapping[str, OverQuota] = field(default_factory=dict)
-    overdue: bool = False
+    over: Mapping[str, OverQuota]
+    is_open: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_open = not (self.closed or self.busy or self.over) and self.room_bytes >= 0
 
     def require_room(self, wanted_bytes: int = 0, promised_bytes: int = 0) -> None:
-        """Require ``wanted_bytes`` of room, besides the ``promised_bytes`` that other requests may still write.
+        """Require room for ``wanted_bytes`` in addition to the ``promised_bytes`` of other requests.
 
         Raises:
-            ProtocolError: the disk is nearly full, and such records are rejected.
-            Parked: the request has to wait.
+            ProtocolError: the disk is nearly full and the request is rejected.
+            MustWait: it has to wait.
         """
         if self.closed or self.room_bytes < wanted_bytes + promised_bytes:
-            if self.reject:
+            if self.rejects:
                 raise ProtocolError(Code.FULL, "the disk is full; STAT says what fills it")
-            raise MustWait(wanted_bytes)
+            raise MustWait(Wait(Reason.ROOM, room_bytes=wanted_bytes))
 
-    def pass_through(self, route: Route) -> None:
-        """Require that records of a route may be taken now.
+    def admit(self, route: Route, *, is_overdue: bool) -> None:
+        """Require that a route accepts records now; ``is_overdue`` refuses what would wait for a busy route.
 
         Raises:
-            ProtocolError: the disk is nearly full, the route is over its quota or stays busy, and the request is
-                rejected.
-            Parked: the request has to wait.
+            ProtocolError, MustWait: it does not, as in :meth:`require_room`.
         """
         if self.closed or self.room_bytes < 0:
             self.require_room()
         if (over := self.over.get(route.name)) is not None:
             if over.rejects:
                 raise ProtocolError(Code.FULL, over.message)
-            raise MustWait(Quota(route.name))
+            raise MustWait(Wait(Reason.QUOTA, route.name))
         if route.name in self.busy:
-            if self.overdue:
+            if is_overdue:
                 raise ProtocolError(Code.BUSY, f"a pipe is inside a long line of {route.name}")
-            raise MustWait(route.name)
+            raise MustWait(Wait(Reason.BUSY, route.name))
 
-    def holds(self, cause: Cause, promised_before: Callable[[int], int]) -> bool:
-        """Whether a connection with this cause has to wait on, for which others were promised so much room."""
-        if cause is Wait.COMMAND or cause is Wait.DISK:
-            return True
-        if isinstance(cause, int):
-            return self.closed or self.room_bytes < cause + (promised_before(cause) if cause else 0)
-        if isinstance(cause, Quota):
-            return cause.route in self.over and not self.over[cause.route].rejects
-        return cause in self.busy
+    def holds(self, wait: Wait, promised_before: Callable[[int], int]) -> bool:
+        """Return True if a connection must keep waiting.
 
-
-class MustWait(Exception):
-    """The request has to wait, for bytes of room or for a route."""
-
-    def __init__(self, cause: int | str | Quota) -> None:
-        super().__init__(cause)
-        self.cause: int | str | Quota = cause
+        Args:
+            promised_before: the room promised to other requests, given the room that this one wants.
+        """
+        match wait.reason:
+            case Reason.COMMAND | Reason.HELD:
+                return True
+            case Reason.ROOM:
+                wanted = wait.room_bytes
+                return self.closed or self.room_bytes < wanted + (promised_before(wanted) if wanted else 0)
+            case Reason.QUOTA:
+                return wait.route in self.over and not self.over[wait.route].rejects
+            case Reason.BUSY:
+                return wait.route in self.busy
+        return False

@@ -1,402 +1,428 @@
-"""State machine of one connection, without input or output.
+"""Sans-IO state machine of one connection: bytes in, drafts, replies and a reason to wait out.
 
-One producer's connection: what it has sent, what it waits for, and the replies that it has not read.
+:meth:`Connection.receive` parses requests where they were received, in the arena of the commit round, and payloads stay
+there until they are durable. The connection copies only an unfinished request, up to 256 KiB of it; a larger payload is
+spooled into an unnamed file, so a record of 40 MB costs disk instead of memory.
 
-What becomes of the requests of a connection: a payload joins the turn, a command waits to be carried out.
-
-A payload lies in the turn's arena until it is durable. What is not whole at the end of a turn is kept by the reader of
-its connection, up to 256 KiB; a larger payload gathers in an unnamed file, so a 40 MB record costs disk, not memory.
-A request is admitted when its line has come and again when its payload is whole: the disk may have filled up since,
-and a pipe may have begun a long line on its route. One that cannot be taken now makes its connection wait.
+A request is admitted when its line has arrived, and again when a spooled payload is complete: in the meantime the disk
+may have filled up, the route may be retired, or a pipe may have begun a long line.
 """
 
 from __future__ import annotations
 
-import fcntl
-import select
-import socket
-import struct
-import termios
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from stringzilla import count as count_bytes
 
-from wald.daemon.backpressure import Backpressure, Cause, MustWait, Wait
+from wald.daemon.backpressure import COMMAND, HELD, NEXT_ROUND, OVERDUE, Backpressure, MustWait, Reason, Wait
 from wald.daemon.commands import Routes
 from wald.daemon.committer import Arena, CommitRound, Spooling, Ticket
 from wald.daemon.listening import process_name
 from wald.errors import DISK_FULL
-from wald.format.log_state import DedupEntry, Peer, stored_producer_id
-from wald.format.protocol import Code, Command, ProtocolError, Publish, RequestReader, encode_err
+from wald.format.log_state import Peer, stored_producer_id
+from wald.format.protocol import (
+    LINE_MAX_BYTES,
+    Code,
+    Command,
+    ProtocolError,
+    Publish,
+    encode_err,
+    parse_request,
+)
 from wald.format.records import BadColumns, decode_columns
 from wald.writing.writer import Route
 
-RECEIVE_BYTES = 256 << 10  # read from one connection in one turn; a unix socket holds about that much
-COMMAND_RECEIVE_BYTES = 4 << 10  # from one that sends commands: they are answered slowly, and what waits is kept
-SENT_AHEAD_BYTES = 16 << 10  # a socket holds more if its peer goes on sending
-_UNREAD = struct.Struct("i")
+RECEIVE_BYTES = 256 << 10  # of one connection in one round; a unix socket buffers about that much
+COMMAND_RECEIVE_BYTES = 4 << 10  # of one that sends commands: they run slowly, and pending ones are copied
+_MEMORY_MAX_BYTES = 8 << 20  # of unfinished requests; above it even small payloads are spooled
+_SMALL_ROOM_BYTES = 2 * RECEIVE_BYTES  # room for a payload that is spooled only because memory is full
+_QUICK = frozenset({"PING", "HEAD"})  # answered in order with the records before them
+_QUICK_MAX = 32  # of one connection in one round
+_ANSWERS_MAX = 512  # to one connection in one round
+_NEWLINE = ord("\n")
+_OK = b"OK %d %d\n"
 
 Answer = bytes | Ticket | Command
-"""A reply, a claim on one that the commit makes good, or a command that is carried out after the commit."""
+"""A reply, a claim that the commit turns into one, or a quick command that is answered after the commit."""
 
 
-@dataclass(slots=True)
-class Connection:
-    """What the daemon knows of one connection.
-
-    Attributes:
-        active_at: when a request was last begun, was whole or brought 256 KiB, when a reply was last sent, or when any
-            of this became possible; on the monotonic clock.
-        served: the number of the turn in which something of it was last taken.
-        proven: a whole request has come from it, or 256 KiB of one.
-        slow_bytes: what has come of a request since ``active_at``.
-        received_bytes: what has come of it in all.
-        request: a PUB whose line was read and whose payload was not.
-        spooling: where the payload of ``request`` goes; None while it is awaited in memory.
-        waits_for: why nothing is read; None: it is read.
-        command: the command to carry out, while it waits for that.
-        receive_bytes: how much is read at a time.
-        answers: this turn's replies, in order.
-        unsent: replies that the socket did not take.
-        closing: nothing more is read, and the connection ends with its last reply.
-    """
-
-    socket: socket.socket
-    user_id: int
-    process_id: int
-    active_at: float
-    reader: RequestReader
-    served: int = 0
-    proven: bool = False
-    slow_bytes: int = 0
-    received_bytes: int = 0
-    request: Publish | None = None
-    spooling: Spooling | None = None
-    waits_for: Cause | None = None
-    command: Command | None = None
-    receive_bytes: int = COMMAND_RECEIVE_BYTES
-    answers: list[Answer] = field(default_factory=list)
-    unsent: bytes | memoryview = b""
-    closing: bool = False
-    known_peer: Peer | None = None
-
-    @property
-    def peer(self) -> Peer:
-        """Who its batches are from. The name is looked up with the first of them: those who only ask cost nothing."""
-        if self.known_peer is None:
-            self.known_peer = Peer(self.user_id, self.process_id, process_name(self.process_id))
-        return self.known_peer
-
-    def as_sender(self) -> dict[str, object]:
-        """Who has sent how much, as STAT reports it."""
-        process = self.known_peer.process if self.known_peer else ""
-        return {"user": self.user_id, "pid": self.process_id, "process": process, "bytes": self.received_bytes}
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the peer behaves as a client does: it has sent a request, and reads its replies."""
-        return self.proven and not self.unsent
-
-    @property
-    def may_yield(self) -> bool:
-        """Whether it can be closed for another: its peer does not read, or nothing of a proven one is under way."""
-        if self.unsent:
-            return True
-        return self.idle if self.proven else self.waits_for is None and not _is_readable(self.socket)
-
-    def has_sent(self, length: int, now: float, *, begun: bool, whole: bool) -> None:
-        """Note what came; of a request that has ``begun`` before, less than 256 KiB do not count as activity."""
-        self.slow_bytes += length
-        self.received_bytes += length
-        if whole or self.slow_bytes >= RECEIVE_BYTES:
-            self.proven = True
-        elif begun:
-            return
-        self.active_at, self.slow_bytes = now, 0
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether a request has begun and its rest is awaited."""
-        return self.waits_for is None and self.is_inside_request
-
-    @property
-    def has_sent_ahead(self) -> bool:
-        """Whether the rest of a payload that is not read now has come, or as much as comes of a large one."""
-        missing = self.spooling.missing_bytes if self.spooling else self.request.payload_bytes if self.request else 0
-        return len(self.reader.leftover) + _unread_bytes(self.socket) >= min(missing, SENT_AHEAD_BYTES)
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing of it is awaited or under way, on either side."""
-        pending = self.is_inside_request or self.unsent or self.answers
-        return not pending and self.waits_for is None and not _is_readable(self.socket)
-
-    @property
-    def wanted_events(self) -> int:
-        """What the poller shall report; that the peer is gone it reports always."""
-        if self.unsent:
-            return select.EPOLLOUT
-        return select.EPOLLIN if self.waits_for is None else 0
-
-    @property
-    def is_inside_request(self) -> bool:
-        """Whether a request has begun whose end was not read."""
-        return self.request is not None or self.reader.unfinished
-
-
-def _unread_bytes(connection: socket.socket) -> int:
-    """How much has come that was not read."""
-    (length,) = _UNREAD.unpack(fcntl.ioctl(connection, termios.FIONREAD, bytes(_UNREAD.size)))
-    return int(length)
-
-
-def _is_readable(connection: socket.socket) -> bool:
-    """Whether something has come that was not read, or the peer is gone."""
-    try:
-        connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-KEPT_TOTAL_MAX_BYTES = 8 << 20  # of unfinished requests in memory; beyond it even small payloads are spooled
-SMALL_ROOM_BYTES = 2 * RECEIVE_BYTES  # what a payload takes that is spooled only because memory is full
-QUICK = frozenset({"PING", "HEAD"})  # answered after the commit of what came before them, as records are
-QUICK_MAX = 32  # of one connection in one turn
-ANSWERS_MAX = 512  # to one connection in one turn
-_NEWLINE = ord("\n")
-
-
-class Requests:
-    """Takes the requests of all connections.
+class UnfinishedRequests:
+    """Memory and disk space occupied by the unfinished requests of all connections.
 
     Args:
-        spool_directory: where large payloads gather; on the file system of the segments.
-        leaves_enough: whether the daemon still has the descriptors it needs if the newest is this one.
+        spool_directory: on the file system of the segments.
+        leaves_enough: returns True if the daemon has enough descriptors left after opening this one.
 
     Attributes:
-        kept_bytes: of unfinished requests, in memory.
+        memory_bytes: held by all connections.
     """
 
-    def __init__(self, routes: Routes, spool_directory: Path, leaves_enough: Callable[[int], bool]) -> None:
-        self._routes = routes
+    def __init__(
+        self,
+        spool_directory: Path,
+        leaves_enough: Callable[[int], bool],
+        *,
+        memory_max_bytes: int = _MEMORY_MAX_BYTES,
+    ) -> None:
         self._spool_directory = spool_directory
         self._leaves_enough = leaves_enough
-        self._gathered: list[Spooling] = []
-        self.kept_bytes = 0
-        self._promised_small_bytes = self._promised_large_bytes = 0  # what payloads in files may still take on the disk
+        self._memory_max_bytes = memory_max_bytes
+        self._complete: list[Spooling] = []
+        self.memory_bytes = 0
+        self._promised_small_bytes = self._promised_large_bytes = 0  # that spooled payloads may still write
 
     @property
     def receive_max_bytes(self) -> int:
-        """How much may be read from one connection now."""
-        return RECEIVE_BYTES if self.kept_bytes < KEPT_TOTAL_MAX_BYTES else COMMAND_RECEIVE_BYTES
+        """Limit on the next read from any connection."""
+        return RECEIVE_BYTES if self.memory_bytes < self._memory_max_bytes else COMMAND_RECEIVE_BYTES
+
+    def fits_in_memory(self, payload_bytes: int) -> bool:
+        return payload_bytes <= RECEIVE_BYTES and self.memory_bytes + payload_bytes <= self._memory_max_bytes
 
     def promised_before(self, wanted_bytes: int) -> int:
-        """The room promised to others that has to be left by a request for ``wanted_bytes`` of room.
+        """Return the promised room that a request for ``wanted_bytes`` must leave to others.
 
-        A small one leaves large ones what they have written, as one that fits in memory does: most of what was
-        announced may never come.
+        A small request ignores the promises to large ones, as one in memory does: their payloads may never arrive.
         """
-        large = self._promised_large_bytes if wanted_bytes > SMALL_ROOM_BYTES else 0
+        large = self._promised_large_bytes if wanted_bytes > _SMALL_ROOM_BYTES else 0
         return self._promised_small_bytes + large
 
-    def take(
-        self, connection: Connection, turn: CommitRound, arena: Arena, gate: Backpressure, end: int
-    ) -> Cause | None:
-        """Take the requests that are whole, from the end of what ``arena`` has handed out up to ``end``.
-
-        Returns:
-            what the connection has to wait for; None: for the rest of its next request.
-        """
-        reader = connection.reader
-        kept_bytes = len(reader.leftover)
-        reader.feed(arena.buffer, arena.used, end)
-        try:
-            return self._take_whole(connection, turn, gate)
-        except MustWait as parked:
-            return parked.cause
-        finally:
-            arena.used = reader.release()
-            self.kept_bytes += len(reader.leftover) - kept_bytes
-
-    def forget(self, connection: Connection) -> None:
-        """Let go of what a connection that ends has left unfinished."""
-        self.kept_bytes -= len(connection.reader.leftover)
-        self._drop_spooling(connection)
-
-    def end_turn(self) -> None:
-        """Close the files whose payloads are in the log, or refused."""
-        for spooling in self._gathered:
-            spooling.close()
-        self._gathered.clear()
-
-    def _take_whole(self, connection: Connection, turn: CommitRound, gate: Backpressure) -> Cause | None:
-        reader, answers = connection.reader, connection.answers
-        quick = 0
-        while connection.request is None or self._publish(connection, connection.request, turn, gate):
-            if quick == QUICK_MAX or len(answers) >= ANSWERS_MAX:
-                return Wait.TURN if reader.has_unread else None
-            event = reader.next_event()
-            if isinstance(event, Publish):
-                connection.request = event
-            elif event is None:
-                break
-            elif isinstance(event, ProtocolError):
-                answers.append(encode_err(event.code, event.message))
-                connection.closing = reader.closed
-            else:
-                connection.receive_bytes = COMMAND_RECEIVE_BYTES
-                if event.verb not in QUICK:
-                    connection.command = event
-                    return Wait.COMMAND
-                answers.append(event)
-                quick += 1
-        return None
-
-    def _publish(self, connection: Connection, request: Publish, turn: CommitRound, gate: Backpressure) -> bool:
-        """Take the payload of ``request``, or refuse it; False if its rest has to come first.
-
-        Raises:
-            Parked: it has to wait.
-        """
-        connection.receive_bytes = RECEIVE_BYTES
-        try:
-            if connection.spooling is None:
-                route = self._routes.find(request.route, connection.user_id)
-                gate.pass_through(route)
-                payload = connection.reader.read_payload()
-                if payload is not None:
-                    connection.answers.append(publish_whole(turn, connection.peer, route, request, payload))
-                    connection.request = None
-                    return True
-                if self._fits(request):
-                    return False
-                connection.spooling = self._open_spool(request, route, gate)
-            return self._spool(connection, connection.spooling, turn, gate)
-        except ProtocolError as error:
-            connection.answers.append(encode_err(error.code, error.message))
-            connection.reader.skip_payload()
-            connection.request = None
-            self._drop_spooling(connection)
-            return True
-
-    def _fits(self, request: Publish) -> bool:
-        """Whether the rest of a payload is awaited in memory."""
-        expected = request.payload_bytes
-        return expected <= RECEIVE_BYTES and self.kept_bytes + expected <= KEPT_TOTAL_MAX_BYTES
-
-    def _open_spool(self, request: Publish, route: Route, gate: Backpressure) -> Spooling:
+    def open_spool(self, request: Publish, route: Route, backpressure: Backpressure) -> Spooling:
+        """Create the file for a payload; raises as :meth:`Backpressure.require_room` does."""
         wanted = _room_bytes(request)
-        gate.require_room(wanted, self.promised_before(wanted))
+        backpressure.require_room(wanted, self.promised_before(wanted))
         try:
             spooling = Spooling(request, route, self._spool_directory)
         except OSError as error:
-            raise _no_spool(error) from error
+            raise _spool_failure(error) from error
         if not self._leaves_enough(spooling.descriptor):
             spooling.close()
             raise ProtocolError(Code.FAILED, "too few descriptors are left")
         self._promise(spooling, spooling.promised_bytes)
         return spooling
 
-    def _spool(self, connection: Connection, spooling: Spooling, turn: CommitRound, gate: Backpressure) -> bool:
-        """Write what has come of a payload into its file; when it is whole, take it. As :meth:`_publish`."""
-        if spooling.missing_bytes:
-            gate.require_room()  # again: others may have used it up since the request began
-            before = spooling.promised_bytes
-            try:
-                spooling.feed(connection.reader.read_part())
-            except OSError as error:
-                raise _no_spool(error) from error
-            finally:
-                self._promise(spooling, spooling.promised_bytes - before)
-        if spooling.missing_bytes:
-            return False
-        # Check again: since the request began, the route may have been retired, or a pipe may have begun a long line.
-        gate.pass_through(self._routes.find(spooling.request.route, connection.user_id))
-        connection.answers.append(publish_spooled(turn, spooling, connection.peer))
-        connection.request = connection.spooling = None
+    def write(self, spooling: Spooling, part: memoryview) -> None:
+        """Append to a spooled payload.
+
+        Raises:
+            ProtocolError: the disk refuses it.
+        """
+        before = spooling.promised_bytes
+        try:
+            spooling.feed(part)
+        except OSError as error:
+            raise _spool_failure(error) from error
+        finally:
+            self._promise(spooling, spooling.promised_bytes - before)
+
+    def complete(self, spooling: Spooling) -> None:
+        """Keep the file of a complete payload open until :meth:`close_complete`."""
         self._promise(spooling, -spooling.promised_bytes)
-        self._gathered.append(spooling)
-        return True
+        self._complete.append(spooling)
+
+    def discard(self, spooling: Spooling) -> None:
+        self._promise(spooling, -spooling.promised_bytes)
+        spooling.close()
+
+    def close_complete(self) -> None:
+        """Close the files whose payloads are in the log, or were refused."""
+        for spooling in self._complete:
+            spooling.close()
+        self._complete.clear()
 
     def _promise(self, spooling: Spooling, change: int) -> None:
-        """Promise a payload more room, or less."""
-        if _room_bytes(spooling.request) > SMALL_ROOM_BYTES:
+        if _room_bytes(spooling.request) > _SMALL_ROOM_BYTES:
             self._promised_large_bytes += change
         else:
             self._promised_small_bytes += change
 
-    def _drop_spooling(self, connection: Connection) -> None:
-        if connection.spooling is not None:
-            self._promise(connection.spooling, -connection.spooling.promised_bytes)
-            connection.spooling.close()
-            connection.spooling = None
 
+class Connection:
+    """State of one connection.
 
-def ok(first: int, last: int) -> bytes:
-    """The reply to what is durable."""
-    return b"OK %d %d\n" % (first, last)
-
-
-def publish_whole(turn: CommitRound, peer: Peer, route: Route, request: Publish, payload: memoryview) -> bytes | Ticket:
-    """Hand a peer's whole payload to the turn.
-
-    Raises:
-        ProtocolError: it is malformed, or :meth:`Turn.publish` refuses it.
+    Attributes:
+        unread: received bytes that were not processed; the next buffer must begin with them.
+        wait: why they were not processed, and nothing more may be received; None: they are incomplete.
+        command: the command that has to run before anything else; ``wait`` is COMMAND.
+        answers: replies of the current round, in order.
+        receive_bytes: limit on the next read.
+        payload_missing: bytes of the current request's payload that were not processed.
+        is_inside_request: a request has begun and its end was not processed.
+        is_closing: nothing more is processed, and the connection ends after its last reply.
     """
-    if request.columns:
-        count = _records(lambda: decode_columns(payload).count)
-    elif payload and payload[-1] == _NEWLINE:
-        count = int(count_bytes(payload, b"\n"))
-        if not request.producer_id:
-            return turn.publish_lines(route, payload, count, peer)
-    else:
-        raise _unterminated()
-    producer_id = stored_producer_id(peer.user, request.producer_id)
-    return _answer(turn.publish(request, producer_id, route, payload, count, peer))
 
+    __slots__ = (
+        "_end",
+        "_peer",
+        "_position",
+        "_request",
+        "_request_max_bytes",
+        "_routes",
+        "_skip_bytes",
+        "_spooling",
+        "_unfinished",
+        "answers",
+        "command",
+        "is_closing",
+        "is_inside_request",
+        "payload_missing",
+        "process_id",
+        "receive_bytes",
+        "unread",
+        "user_id",
+        "wait",
+    )
 
-def publish_spooled(turn: CommitRound, spooling: Spooling, peer: Peer) -> bytes | Ticket:
-    """Hand a peer's payload, whole in its file, to the turn; errors as of :func:`publish_whole`."""
-    request = spooling.request
-    if request.columns:
-        count = _records(spooling.columns_count)
-    elif spooling.ends_in_newline:
-        count = spooling.newlines
-    else:
-        raise _unterminated()
-    producer_id = stored_producer_id(peer.user, request.producer_id)
-    return _answer(turn.publish(request, producer_id, spooling.route, None, count, peer, spooling))
+    def __init__(
+        self, user_id: int, process_id: int, routes: Routes, unfinished: UnfinishedRequests, request_max_bytes: int
+    ) -> None:
+        self.user_id = user_id
+        self.process_id = process_id
+        self.unread = b""
+        self.wait: Wait | None = None
+        self.command: Command | None = None
+        self.answers: list[Answer] = []
+        self.receive_bytes = COMMAND_RECEIVE_BYTES
+        self.payload_missing = 0
+        self.is_inside_request = False
+        self.is_closing = False
+        self._routes = routes
+        self._unfinished = unfinished
+        self._request_max_bytes = request_max_bytes
+        self._peer: Peer | None = None
+        self._request: Publish | None = None  # its line was processed and its payload was not
+        self._spooling: Spooling | None = None
+        self._skip_bytes = 0  # to come, of a refused payload
+        self._position = self._end = 0  # in the arena
+
+    @property
+    def process(self) -> str:
+        """Name of the client's process; "" before its first record."""
+        return self._peer.process if self._peer else ""
+
+    def receive(self, arena: Arena, end: int, commit_round: CommitRound, backpressure: Backpressure) -> None:
+        """Process the bytes from ``arena.used`` to ``end``: ``unread``, then those that have arrived since.
+
+        Sets ``wait`` and ``unread``, and moves ``arena.used`` behind the payloads in it.
+        """
+        self._position, self._end = end if self.is_closing else arena.used, end
+        unread_before = len(self.unread)
+        is_overdue = self.wait is OVERDUE
+        if self._skip_bytes:
+            self._skip(self._skip_bytes)
+        try:
+            self.wait = self._process(arena, commit_round, backpressure, is_overdue)
+        except MustWait as reason:
+            self.wait = reason.wait
+        position = arena.used = self._position
+        if position < end or unread_before:
+            self.unread = bytes(arena.view[position:end])
+            self._unfinished.memory_bytes += end - position - unread_before
+        self.is_inside_request = position < end or self._request is not None or self._skip_bytes > 0
+
+    def reply(self, execute: Callable[[Command, int], bytes], refusal: bytes = b"") -> bytes:
+        """Return the replies of the round after its commit, or ``refusal`` for each of its records."""
+        replies = []
+        for answer in self.answers:
+            if isinstance(answer, Ticket):
+                replies.append(refusal or _OK % answer.sequences())
+            elif isinstance(answer, bytes):
+                replies.append(answer)
+            else:
+                replies.append(execute(answer, self.user_id))
+        self.answers.clear()
+        if self.wait is HELD:
+            self.wait = COMMAND if self.command else NEXT_ROUND
+        return b"".join(replies)
+
+    def hold(self) -> bool:
+        """Wait if the current round, which the disk refuses, contains records of this connection."""
+        if not any(isinstance(answer, Ticket) for answer in self.answers):
+            return False
+        self.wait = HELD
+        return True
+
+    def end_command(self) -> None:
+        """Continue after the command."""
+        self.command = None
+        self.wait = NEXT_ROUND if self.unread else None
+
+    def time_out(self) -> bool:
+        """Refuse a request that has waited too long for a busy route; return False if no such request exists."""
+        if self.wait is None or self.wait.reason is not Reason.BUSY:
+            return False
+        self.wait = OVERDUE
+        return True
+
+    def close(self) -> None:
+        """Free the memory and the file of an unfinished request."""
+        self.wait = None
+        self._unfinished.memory_bytes -= len(self.unread)
+        self.unread = b""
+        self._discard_spool()
+
+    def _process(
+        self, arena: Arena, commit_round: CommitRound, backpressure: Backpressure, is_overdue: bool
+    ) -> Wait | None:
+        """Process requests; return the wait of the next one, None if it is incomplete.
+
+        Raises:
+            MustWait: it cannot be accepted now.
+        """
+        answers, end = self.answers, self._end
+        quick = 0
+        while self._request is None or self._publish(self._request, arena, commit_round, backpressure, is_overdue):
+            position = self._position
+            if position == end:
+                return None
+            if quick == _QUICK_MAX or len(answers) >= _ANSWERS_MAX:
+                return NEXT_ROUND
+            newline = arena.buffer.find(b"\n", position, min(end, position + LINE_MAX_BYTES))
+            if newline < 0:
+                if end - position >= LINE_MAX_BYTES:
+                    message = f"no newline in {LINE_MAX_BYTES} bytes"
+                    self._refuse_line(ProtocolError(Code.BAD_REQUEST, message, payload_bytes=None))
+                return None
+            self._position = newline + 1
+            try:
+                request = parse_request(bytes(arena.view[position:newline]), self._request_max_bytes)
+            except ProtocolError as error:
+                self._refuse_line(error)
+                continue
+            if isinstance(request, Publish):
+                self._request, self.payload_missing = request, request.payload_bytes
+                continue
+            self.receive_bytes = COMMAND_RECEIVE_BYTES
+            if request.verb not in _QUICK:
+                self.command = request
+                return COMMAND
+            answers.append(request)
+            quick += 1
+        return None
+
+    def _publish(
+        self,
+        request: Publish,
+        arena: Arena,
+        commit_round: CommitRound,
+        backpressure: Backpressure,
+        is_overdue: bool,
+    ) -> bool:
+        """Add the payload of the current request to the round, or refuse it; return False if it is incomplete.
+
+        Raises:
+            MustWait: it cannot be accepted now.
+        """
+        self.receive_bytes = RECEIVE_BYTES
+        try:
+            if self._spooling is None:
+                route = self._routes.find(request.route, self.user_id)
+                if not backpressure.is_open:
+                    backpressure.admit(route, is_overdue=is_overdue)
+                position = self._position
+                end = position + request.payload_bytes
+                if end <= self._end:
+                    self._position, self.payload_missing, self._request = end, 0, None
+                    self.answers.append(self._add(commit_round, request, route, arena.view[position:end]))
+                    return True
+                if self._unfinished.fits_in_memory(request.payload_bytes):
+                    return False
+                self._spooling = self._unfinished.open_spool(request, route, backpressure)
+            return self._spool(self._spooling, arena, commit_round, backpressure, is_overdue)
+        except ProtocolError as error:
+            self.answers.append(encode_err(error.code, error.message))
+            self._skip(self.payload_missing)
+            self._request, self.payload_missing = None, 0
+            self._discard_spool()
+            return True
+
+    def _spool(
+        self,
+        spooling: Spooling,
+        arena: Arena,
+        commit_round: CommitRound,
+        backpressure: Backpressure,
+        is_overdue: bool,
+    ) -> bool:
+        """Write received bytes to the file of the payload; add it to the round when complete. As :meth:`_publish`."""
+        if self.payload_missing:
+            backpressure.require_room()  # others may have used up the room since the request began
+            position = self._position
+            self._position = min(self._end, position + self.payload_missing)
+            self.payload_missing -= self._position - position
+            self._unfinished.write(spooling, arena.view[position : self._position])
+        if self.payload_missing:
+            return False
+        request = spooling.request
+        backpressure.admit(self._routes.find(request.route, self.user_id), is_overdue=is_overdue)
+        self.answers.append(self._add(commit_round, request, spooling.route, None, spooling))
+        self._request = self._spooling = None
+        self._unfinished.complete(spooling)
+        return True
+
+    def _add(
+        self,
+        commit_round: CommitRound,
+        request: Publish,
+        route: Route,
+        payload: memoryview | None,
+        spooling: Spooling | None = None,
+    ) -> bytes | Ticket:
+        """Add a payload, in memory or spooled, to the round.
+
+        Raises:
+            ProtocolError: it is malformed, or :meth:`CommitRound.publish` refuses it.
+        """
+        peer = self._peer
+        if peer is None:  # looked up late, so that clients without records cost nothing
+            peer = self._peer = Peer(self.user_id, self.process_id, process_name(self.process_id))
+        if request.columns:
+            count = _count_columns(payload, spooling)
+        elif spooling is not None and spooling.ends_in_newline:
+            count = spooling.newlines
+        elif payload and payload[-1] == _NEWLINE:
+            count = int(count_bytes(payload, b"\n"))
+            if not request.producer_id:
+                return commit_round.publish_lines(route, payload, count, peer)
+        else:
+            raise ProtocolError(Code.BAD_LINES, "the payload must end in a newline")
+        producer_id = stored_producer_id(self.user_id, request.producer_id)
+        result = commit_round.publish(request, producer_id, route, payload, count, peer, spooling)
+        return result if isinstance(result, Ticket) else _OK % (result.first, result.last)
+
+    def _refuse_line(self, error: ProtocolError) -> None:
+        self.answers.append(encode_err(error.code, error.message))
+        if error.payload_bytes is None:
+            self.is_closing, self._position = True, self._end
+        else:
+            self._skip(error.payload_bytes)
+
+    def _skip(self, length: int) -> None:
+        skipped = min(length, self._end - self._position)
+        self._position += skipped
+        self._skip_bytes = length - skipped
+
+    def _discard_spool(self) -> None:
+        if self._spooling is not None:
+            self._unfinished.discard(self._spooling)
+            self._spooling = None
 
 
 def _room_bytes(request: Publish) -> int:
-    """What a payload takes that gathers in a file: it is copied from there, so it is its size twice."""
+    """Return the room that a spooled payload needs: it exists twice once it is copied to the log."""
     return 2 * request.payload_bytes
 
 
-def _records(count: Callable[[], int]) -> int:
-    """How many records columns hold, as ``count`` finds out."""
+def _count_columns(payload: memoryview | None, spooling: Spooling | None) -> int:
     try:
-        records = count()
+        count = spooling.columns_count() if spooling is not None else decode_columns(payload or b"").count
     except BadColumns as error:
         raise ProtocolError(Code.BAD_COLUMNS, str(error)) from None
-    if records == 0:
+    if count == 0:
         raise ProtocolError(Code.BAD_COLUMNS, "no record")
-    return records
+    return count
 
 
-def _unterminated() -> ProtocolError:
-    return ProtocolError(Code.BAD_LINES, "the payload must end in a newline")
-
-
-def _answer(result: Ticket | DedupEntry) -> bytes | Ticket:
-    return result if isinstance(result, Ticket) else ok(result.first, result.last)
-
-
-def _no_spool(error: OSError) -> ProtocolError:
-    full = error.errno in DISK_FULL
-    return ProtocolError(Code.FULL if full else Code.FAILED, str(error))
+def _spool_failure(error: OSError) -> ProtocolError:
+    return ProtocolError(Code.FULL if error.errno in DISK_FULL else Code.FAILED, str(error))

@@ -1,140 +1,164 @@
-"""Open connections of the socket, and the order in which they are served.
+"""Sockets of the open connections: reading, fair scheduling, commands, replies and timeouts.
 
-Which connection is served first, and which makes way for a newcomer: no user gets more by opening more of them.
+Each round serves connections until its time or its arena is used up, and the next one continues with the rest: one
+connection of each user, then a second one of each. Commands run one per round after the records are answered, users
+taking turns, and get a fifth of the time while records arrive. A client must have read its last reply first.
 
-The connections of the unix socket: accepting them, reading from them, answering in order, closing them.
-
-What becomes of the requests is decided in ``connection``. A request that cannot be taken now (its route is
-inside a pipe's long line, or the disk is nearly full) makes its connection wait: nothing more is read from it until the
-cause is gone. A route may stay busy for ever, so that is waited for only as long as for the rest of a half-sent
-request; for the disk there is no limit.
-A command that takes longer than a record is carried out after records are answered, one a turn, and leaves them time:
-users take turns, and so do their connections. A command is answered only after its connection has read the last answer.
-A turn takes so many requests and goes on with the others in the next, in the order that fairness asks for.
-A connection that holds nothing may stay for ever, until its place is needed. One that does not read its replies, or of
-which hardly anything comes inside a request, is closed after the time for a half-sent request.
+An idle connection stays open until its place is needed. One that does not read its replies, or that stalls inside a
+request, is closed after a timeout.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import select
 import socket
+import struct
+import termios
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, zip_longest
 
-from wald.daemon.backpressure import Backpressure, Cause, Wait
-from wald.daemon.committer import Arena, CommitRound, Ticket
-from wald.daemon.connection import RECEIVE_BYTES, Connection, Requests, ok
+from wald.daemon.backpressure import COMMAND, HELD, NEXT_ROUND, OVERDUE, Backpressure, Reason, Wait
+from wald.daemon.commands import Routes
+from wald.daemon.committer import Arena, CommitRound
+from wald.daemon.connection import RECEIVE_BYTES, Connection, UnfinishedRequests
 from wald.daemon.listening import ConnectionLimits, peer_of
-from wald.format.protocol import Code, Command, RequestReader, encode_err
+from wald.format.protocol import Code, Command, encode_err
 
-
-def in_turn(ready: Iterable[Connection]) -> Iterable[Connection]:
-    """One connection of each user, then a second one of each; of a user's, the one first that was served longest ago.
-
-    A turn that cannot serve all of them goes on in the next turn with those that it has left out.
-    """
-    by_user: dict[int, list[Connection]] = {}
-    for connection in sorted(ready, key=lambda each: each.served):
-        by_user.setdefault(connection.user_id, []).append(connection)
-    if len(by_user) <= 1:
-        return chain.from_iterable(by_user.values())
-    return (each for row in zip_longest(*by_user.values()) for each in row if each is not None)
-
-
-def makes_way(
-    connections: Iterable[Connection],
-    counts: Mapping[int, int],
-    newcomer: int,
-    *,
-    only_user: int | None,
-    quiet_since: float,
-) -> Connection | None:
-    """The connection whose place a new one of the user ``newcomer`` gets; None: no connection has to make way.
-
-    First come those that have sent no whole request yet or do not read their replies, at once, from the user that has
-    the most connections, if the newcomer's user has no more than that one; then those that are idle for long.
-
-    Args:
-        counts: how many connections each user has.
-        only_user: whose connection it has to be; None: any user's.
-        quiet_since: a connection that has been idle since then has been so for long.
-    """
-    candidates = [each for each in connections if only_user in (None, each.user_id)]
-    hasty = [each for each in candidates if not each.is_settled and counts[each.user_id] >= counts.get(newcomer, 0)]
-    idle = [each for each in candidates if each.active_at <= quiet_since]
-    by_user = sorted(hasty, key=lambda each: (-counts[each.user_id], each.active_at))
-    return next(_yielding(chain(by_user, sorted(idle, key=lambda each: each.active_at))), None)
-
-
-def _yielding(connections: Iterable[Connection]) -> Iterator[Connection]:
-    return (each for each in connections if each.may_yield)
-
-
-UNSENT_TOTAL_MAX_BYTES = 8 << 20  # of replies; beyond it the connection that has not read for longest is closed
-PAUSE_MAX_SECONDS = 0.1  # between two commands, while records come
-TURN_SECONDS = 0.002  # some syncs: a flood of requests does not hold up those of others for longer
-ACCEPTED_MAX = 32  # in one turn; a newcomer waits behind all those that came before it
-SENDERS_SHOWN = 5
-NEED_NO_DISK = frozenset({"PING", "HEAD", "STAT"})
+_UNSENT_TOTAL_MAX_BYTES = 8 << 20  # of replies; above it the connection that has read nothing for longest is closed
+_COMMAND_PAUSE_MAX_SECONDS = 0.1  # between two commands while records arrive
+_ROUND_SECONDS = 0.002  # a few syncs: a flood of requests delays others no longer than this
+_ACCEPTED_MAX = 32  # in one round
+_SENDERS_SHOWN = 5
+_DISKLESS = frozenset({"PING", "HEAD", "STAT"})  # commands that run while the disk refuses a round
 _DISK_REFUSES = encode_err(Code.FULL, "disk write failed; see STAT for the cause")
-SAME_ANSWERS_MAX = 16  # to connections of one user that all sent the same command
+_SAME_ANSWERS_MAX = 16  # connections of a user that share the answer to the same command
+_SENT_AHEAD_BYTES = 16 << 10  # in a socket whose client sends ahead of a large payload
+_UNREAD = struct.Struct("i")
+
+
+class Client:
+    """Socket of a connection, and its state as far as fairness and timeouts need it.
+
+    Attributes:
+        active_at: time of the last progress: a request begun, completed or advanced by 256 KiB, or a reply sent.
+        served: number of the round that last processed something.
+        is_proven: it has sent a complete request, or 256 KiB of one.
+        slow_bytes: received since ``active_at``.
+        unsent: replies that the socket did not accept.
+        filed: the wait under which it is indexed.
+        events: registered with the poller.
+    """
+
+    __slots__ = (
+        "active_at",
+        "connection",
+        "descriptor",
+        "events",
+        "filed",
+        "is_proven",
+        "received_bytes",
+        "served",
+        "slow_bytes",
+        "socket",
+        "unsent",
+        "user_id",
+    )
+
+    def __init__(self, accepted: socket.socket, connection: Connection, now: float) -> None:
+        self.socket = accepted
+        self.descriptor = accepted.fileno()
+        self.connection = connection
+        self.user_id = connection.user_id
+        self.active_at = now
+        self.served = 0
+        self.is_proven = False
+        self.slow_bytes = self.received_bytes = 0
+        self.unsent: bytes | memoryview = b""
+        self.filed: Wait | None = None
+        self.events = select.EPOLLIN
+
+    @property
+    def may_yield(self) -> bool:
+        """True if it may be closed for another: its client does not read, or has nothing pending."""
+        if self.unsent:
+            return True
+        connection = self.connection
+        if connection.wait is not None or (self.is_proven and (connection.is_inside_request or connection.answers)):
+            return False
+        return not _is_readable(self.socket)
+
+    @property
+    def has_sent_ahead(self) -> bool:
+        """True if the rest of the current payload has arrived, or as much of a large one as arrives unread."""
+        connection = self.connection
+        (in_socket,) = _UNREAD.unpack(fcntl.ioctl(self.socket, termios.FIONREAD, bytes(_UNREAD.size)))
+        return len(connection.unread) + int(in_socket) >= min(connection.payload_missing, _SENT_AHEAD_BYTES)
+
+    def to_json(self) -> dict[str, object]:
+        connection = self.connection
+        return {
+            "user": self.user_id,
+            "pid": connection.process_id,
+            "process": connection.process,
+            "bytes": self.received_bytes,
+        }
 
 
 class Connections:
-    """All open connections.
+    """All open connections, and the listening socket.
 
     Args:
-        requests: takes what is received.
-        answer: carries out a user's command and returns the reply.
+        execute: runs a user's command and returns the reply.
 
     Attributes:
-        received: how many bytes have come of each user.
+        descriptors: of the open connections; a live view.
+        received: bytes by user id.
     """
 
     def __init__(
         self,
         listener: socket.socket,
         poller: select.epoll,
-        requests: Requests,
-        answer: Callable[[Command, int], bytes],
+        routes: Routes,
+        unfinished: UnfinishedRequests,
+        execute: Callable[[Command, int], bytes],
         *,
-        admission: ConnectionLimits,
+        limits: ConnectionLimits,
         request_max_bytes: int,
         idle_timeout: float,
     ) -> None:
         self._listener = listener
         self._poller = poller
-        self._requests = requests
-        self._answer_to = answer
+        self._routes = routes
+        self._unfinished = unfinished
+        self._execute = execute
         self._request_max_bytes = request_max_bytes
-        self._admission = admission
+        self._limits = limits
         self._idle_timeout = idle_timeout
-        self._open: dict[int, Connection] = {}
-        self._waiting: dict[Cause, dict[int, Connection]] = {}  # none is tried again before its cause is gone
-        self._held: dict[int, int] = {}  # of those that wait for room and not for their peers: how much
-        self._answering: list[Connection] = []
-        self._aside: dict[int, Connection] = {}  # with records in a turn that the disk refuses
+        self._open: dict[int, Client] = {}
+        self.descriptors = self._open.keys()
+        self._waiting: dict[Wait, dict[int, Client]] = {}  # without those that have unsent replies
+        self._held_room: dict[int, int] = {}  # wanted by clients that wait for room and have sent ahead
+        self._answering: list[Client] = []
+        self._aside: dict[int, Client] = {}  # with records in the round that the disk refuses
         self._unsent_bytes = 0
-        self._turns = 0
-        self.received: dict[int, int] = {}
-        self._left_out = False  # whether the last turn had no room for some that were ready
-        self._served: dict[int, int] = {}  # user → the number of the last command that was carried out
-        self._carried_out = 0
-        self._carry_out_at = 0.0  # when the next command is carried out, while records come
-        self._recorded = False  # whether some have, since a command was carried out
-        self._listening = True
+        self._round = 0
+        self.received: dict[int, int] = defaultdict(int)
+        self._is_behind = False  # the last round did not serve every connection that was ready
+        self._commands_run = 0
+        self._last_command: dict[int, int] = {}  # user → number of its last command
+        self._next_command_at = 0.0  # while records arrive
+        self._has_recorded = False  # since the last command
+        self._is_accepting = True
         poller.register(listener, select.EPOLLIN)
 
     def __len__(self) -> int:
         return len(self._open)
-
-    def __contains__(self, descriptor: int) -> bool:
-        return descriptor in self._open
 
     @property
     def listener_descriptor(self) -> int:
@@ -143,352 +167,369 @@ class Connections:
 
     @property
     def listener_name(self) -> str:
-        """The path of the socket."""
         return str(self._listener.getsockname())
 
     @property
     def wanted_bytes(self) -> int | None:
-        """The least room on the disk that a held request waits for; None if no request is held."""
-        return min(self._held.values(), default=None)
+        """The least room on the disk that lets a held request continue; None if no request is held."""
+        return min(self._held_room.values(), default=None)
 
     @property
     def held_requests(self) -> int:
-        """How many requests wait for room on the disk that their senders have sent, or would go on to send."""
-        return len(self._held) + len(self._aside)
-
-    def largest_senders(self) -> list[dict[str, object]]:
-        """The open connections of which most has come, as STAT reports them."""
-        ordered = sorted(self._open.values(), key=lambda each: each.received_bytes, reverse=True)
-        return [each.as_sender() for each in ordered[:SENDERS_SHOWN]]
+        """Number of requests that only room on the disk keeps from being complete."""
+        return len(self._held_room) + len(self._aside)
 
     @property
     def wants_room(self) -> bool:
-        """Whether a request waits for room on the disk, if only its line has come."""
-        return any(isinstance(cause, int) for cause in self._waiting)
-
-    def due(self) -> float | None:
-        """When a request that was received can be taken, on the monotonic clock; None: there is none."""
-        if Wait.TURN in self._waiting or Wait.REFUSAL in self._waiting:
-            return 0.0
-        return (self._carry_out_at if self._recorded else 0.0) if Wait.COMMAND in self._waiting else None
+        """True if any request waits for room on the disk, even if only its line has arrived."""
+        return any(wait.reason is Reason.ROOM for wait in self._waiting)
 
     @property
     def needs_sweep(self) -> bool:
-        """Whether :meth:`expire` may have something to do."""
-        return bool(self._open) or not self._listening
+        """True if :meth:`expire` may have work."""
+        return bool(self._open) or not self._is_accepting
+
+    def due(self) -> float | None:
+        """Return when a received request can be processed, on the monotonic clock; None without one."""
+        if NEXT_ROUND in self._waiting or OVERDUE in self._waiting:
+            return 0.0
+        return (self._next_command_at if self._has_recorded else 0.0) if COMMAND in self._waiting else None
+
+    def largest_senders(self) -> list[dict[str, object]]:
+        """Return the open connections that have sent most, as STAT reports them."""
+        ordered = sorted(self._open.values(), key=lambda client: client.received_bytes, reverse=True)
+        return [client.to_json() for client in ordered[:_SENDERS_SHOWN]]
+
+    # Opening and closing.
 
     def accept(self, now: float) -> None:
-        """Accept connections, or refuse them where there is no place; without a descriptor all wait in the queue."""
-        for _ in range(ACCEPTED_MAX):
+        """Accept or refuse pending connections; without a free descriptor they stay in the backlog."""
+        for _ in range(_ACCEPTED_MAX):
             try:
                 accepted, _ = self._listener.accept()
             except OSError as error:
-                # None is left; or no descriptor is, and none is accepted before the next sweep.
+                # Nothing is pending; or no descriptor is free, and the next sweep tries again.
                 self._watch_listener(error.errno not in (errno.EMFILE, errno.ENFILE))
                 return
             self._admit(accepted, now)
 
     def listen_on(self, listener: socket.socket, now: float) -> None:
-        """Accept the connections of another socket, after those pending on the previous one."""
+        """Replace the listening socket, after accepting pending connections on the previous one."""
         self.accept(now)
         self._poller.unregister(self._listener)
         self._listener.close()
-        self._listener, self._listening = listener, True
+        self._listener, self._is_accepting = listener, True
         self._poller.register(listener, select.EPOLLIN)
+
+    def close(self) -> None:
+        """Close the listening socket and every connection."""
+        for client in list(self._open.values()):
+            self._close(client)
+        self._listener.close()
+
+    def expire(self, now: float, timeout: float) -> None:
+        """Close connections that stall inside a request or do not read, and end the wait for busy routes."""
+        for client in [each for each in self._open.values() if now - each.active_at > timeout]:
+            connection = client.connection
+            if connection.wait is HELD:
+                continue
+            if connection.is_closing or client.unsent:
+                self._close(client)
+            elif connection.time_out():
+                self._update(client)
+            elif connection.wait is None and connection.is_inside_request:
+                self._send(client, encode_err(Code.TIMEOUT, f"nothing more of the request came in {timeout:g} s"))
+                self._close(client)
+        for wait, waiting in self._waiting.items():  # more may have arrived since they began to wait
+            for client in waiting.values():
+                self._note_held(client, wait)
+        self._watch_listener(True)
 
     def _admit(self, accepted: socket.socket, now: float) -> None:
         accepted.setblocking(False)
         process_id, user_id, _ = peer_of(accepted)
-        refusal = self._admission.check(user_id, accepted.fileno())
+        refusal = self._limits.check(user_id, accepted.fileno())
         if refusal is not None and self._make_place(user_id, refusal.user_id, now):
-            refusal = self._admission.check(user_id, accepted.fileno())
+            refusal = self._limits.check(user_id, accepted.fileno())
         if refusal is not None:
-            self._admission.report(user_id, refusal.message)
+            self._limits.report(user_id, refusal.message)
             with contextlib.suppress(OSError):
                 accepted.send(encode_err(Code.BUSY, refusal.message))
             accepted.close()
             return
-        self._admission.add(user_id)
-        reader = RequestReader(self._request_max_bytes)
-        self._open[accepted.fileno()] = Connection(accepted, user_id, process_id, now, reader)
-        self._poller.register(accepted, select.EPOLLIN)
+        self._limits.add(user_id)
+        connection = Connection(user_id, process_id, self._routes, self._unfinished, self._request_max_bytes)
+        client = Client(accepted, connection, now)
+        self._open[client.descriptor] = client
+        self._poller.register(accepted, client.events)
 
-    def flush(self, descriptor: int, now: float) -> None:
-        """Send replies that did not fit before."""
-        connection = self._open[descriptor]
-        connection.active_at = now
-        self._send(connection, b"")
-
-    def collect(self, readable: list[int], turn: CommitRound, arena: Arena, gate: Backpressure, now: float) -> None:
-        """Take what connections have sent, and what had to wait and need not any more, as far as a turn goes."""
-        self._turns += 1
-        # By descriptor: a connection that waited, and whose peer has gone, is handled once in a turn.
-        ready = {each: self._open[each] for each in readable if each in self._open}  # others had to make way
-        gone = [cause for cause in self._waiting if not gate.holds(cause, self._requests.promised_before)]
-        for cause in gone:
-            ready |= self._waiting[cause]
-        enough_at = time.monotonic() + TURN_SECONDS
-        ordered, self._left_out = in_turn(ready.values()) if self._left_out else ready.values(), False
-        for connection in ordered:
-            if arena.free < RECEIVE_BYTES or time.monotonic() > enough_at:
-                self._left_out = True
-                return
-            if connection.waits_for is None:
-                self._receive(connection, turn, arena, gate, now)
-            elif connection.waits_for not in gone:
-                self._hung_up(connection)
-            else:
-                self._resume(connection, turn, arena, gate, now)
-
-    def _receive(self, connection: Connection, turn: CommitRound, arena: Arena, gate: Backpressure, now: float) -> None:
-        """Read from one connection and take its requests."""
-        if (start := _begin(connection, arena)) is None:
-            return  # still readable in the next turn
-        most = min(connection.receive_bytes, self._requests.receive_max_bytes)
-        try:
-            length = connection.socket.recv_into(arena.view[start : start + most])
-        except BlockingIOError:
-            return
-        except OSError:
-            length = 0
-        if length == 0:
-            connection.closing = True  # once the replies it still waits for are sent
-            self._send(connection, b"")
-            return
-        self._take(connection, turn, arena, gate, start, length, now)
-
-    def _resume(self, connection: Connection, turn: CommitRound, arena: Arena, gate: Backpressure, now: float) -> None:
-        """Take the requests of one connection that had to wait."""
-        if (start := _begin(connection, arena)) is None:
-            return
-        opened = replace(gate, overdue=connection.waits_for is Wait.REFUSAL)
-        connection.active_at = now  # the rest of a half-sent request could not come before
-        self._wait(connection, None)
-        self._take(connection, turn, arena, opened, start, 0, now)
-
-    def _hung_up(self, connection: Connection) -> None:
-        """Something happened although no input was asked for: the peer is gone."""
-        if connection.waits_for is not Wait.COMMAND:
-            self._close(connection)
-
-    def carry_out(self, now: float, *, held: bool = False) -> None:
-        """Carry out one of the commands that wait, of a connection that has read its last answer.
-
-        The same command of the same user is answered with it. While records come, this gets a fifth of the time.
-
-        Args:
-            held: the disk refuses a turn, so commands that need the disk are rejected.
-        """
-        if self._recorded and now < self._carry_out_at:
-            return
-        waiting = list(self._waiting.get(Wait.COMMAND, {}).values())
-        if not waiting:
-            return
-        # The user that has waited longest comes first.
-        first = min(waiting, key=lambda each: self._served.get(each.user_id, 0))
-        user_id, command = first.user_id, first.command
-        assert command is not None
-        self._carried_out += 1
-        self._served[user_id] = self._carried_out
-        started = time.monotonic()
-        refused = held and command.verb not in NEED_NO_DISK
-        answer = _DISK_REFUSES if refused else self._answer_to(command, user_id)
-        ended = time.monotonic()
-        self._carry_out_at, self._recorded = ended + min(4 * (ended - started), PAUSE_MAX_SECONDS), False
-        same = [each for each in waiting if each.user_id == user_id and each.command == command]
-        for connection in same[:SAME_ANSWERS_MAX]:
-            if connection.socket.fileno() < 0:  # it had to make way for the others' answers
-                continue
-            connection.command, connection.active_at = None, now
-            self._wait(connection, Wait.TURN if connection.reader.leftover else None)
-            self._send(connection, answer)
-
-    def reply(self, turn: CommitRound) -> None:
-        """After the commit: send each connection the sequences of its records."""
-        self._recorded = self._recorded or bool(turn.drafts)
-        self._answer(lambda ticket: ok(*ticket.sequences()))
-
-    def refuse(self, code: Code, message: str) -> None:
-        """The turn could not be committed: refuse all records that were in it."""
-        refusal = encode_err(code, message)
-        self._answer(lambda _: refusal)
-
-    def set_aside(self) -> None:
-        """Stop reading from the connections that have records in the turn that the disk refuses."""
-        self._answering = [each for each in self._answering if each.socket.fileno() >= 0]
-        for connection in self._answering:
-            if any(isinstance(answer, Ticket) for answer in connection.answers):
-                self._aside[connection.socket.fileno()] = connection
-                self._wait(connection, Wait.DISK)
-        self.answer_others()
-
-    def answer_others(self) -> None:
-        """Answer the connections without records in the held turn."""
-        answering, self._answering = self._answering, []
-        self._redeem([each for each in answering if each.waits_for is not Wait.DISK], lambda _: b"")
-
-    def _answer(self, redeem: Callable[[Ticket], bytes]) -> None:
-        aside, self._aside = list(self._aside.values()), {}
-        for connection in aside:
-            self._wait(connection, Wait.COMMAND if connection.command else Wait.TURN)
-        answering, self._answering = aside + self._answering, []
-        self._redeem(answering, redeem)
-        self._requests.end_turn()
-
-    def _redeem(self, answering: list[Connection], redeem: Callable[[Ticket], bytes]) -> None:
-        for connection in answering:
-            answers, connection.answers = connection.answers, []
-            replies = [
-                answer
-                if isinstance(answer, bytes)
-                else redeem(answer)
-                if isinstance(answer, Ticket)
-                else self._answer_to(answer, connection.user_id)
-                for answer in answers
-            ]
-            self._send(connection, b"".join(replies))
-
-    def expire(self, now: float, timeout: float) -> None:
-        """Close the connections whose half-sent request stands still or whose replies are not read.
-
-        Requests whose route stays busy are refused, and connections are accepted again if none could be.
-        """
-        for connection in [each for each in self._open.values() if now - each.active_at > timeout]:
-            if connection.waits_for is Wait.DISK:
-                continue
-            if connection.closing or connection.unsent:
-                self._close(connection)
-            elif isinstance(connection.waits_for, str):
-                self._wait(connection, Wait.REFUSAL)
-            elif connection.unfinished:
-                self._send(connection, encode_err(Code.TIMEOUT, f"nothing more of the request came in {timeout:g} s"))
-                self._close(connection)
-        for cause, waiting in self._waiting.items():  # more may have come since they began to wait
-            self._note_held(cause, waiting)
-        self._watch_listener(True)
-
-    def close(self) -> None:
-        """Close the socket and every connection."""
-        for connection in list(self._open.values()):
-            self._close(connection)
-        self._listener.close()
-
-    def _make_place(self, newcomer: int, only_user: int | None, now: float) -> bool:
-        """Close the connection that makes way for one of the user ``newcomer``; False if none does."""
-        connection = makes_way(
-            self._open.values(),
-            self._admission.count,
-            newcomer,
-            only_user=only_user,
-            quiet_since=now - self._idle_timeout,
+    def _make_place(self, user_id: int, only_user: int | None, now: float) -> bool:
+        """Close a connection in favour of a new one of ``user_id``; return False if none may be closed."""
+        quiet_since = now - self._idle_timeout
+        client = _replaceable(
+            self._open.values(), self._limits.count, user_id, only_user=only_user, quiet_since=quiet_since
         )
-        if connection is None:
+        if client is None:
             return False
-        self._send(connection, encode_err(Code.TIMEOUT, "nothing was under way, and the place was needed"))
-        self._close(connection)
+        self._send(client, encode_err(Code.TIMEOUT, "nothing was under way, and the place was needed"))
+        self._close(client)
         return True
 
-    def _take(
-        self,
-        connection: Connection,
-        turn: CommitRound,
-        arena: Arena,
-        gate: Backpressure,
-        start: int,
-        length: int,
-        now: float,
-    ) -> None:
-        """Take the requests in the arena: what the connection's reader kept, and from ``start`` on what has come."""
-        begun, connection.served = connection.is_inside_request, self._turns
-        cause = self._requests.take(connection, turn, arena, gate, start + length)
-        self.received[connection.user_id] = self.received.get(connection.user_id, 0) + length
-        connection.has_sent(length, now, begun=begun, whole=bool(connection.answers or connection.command))
-        if cause is not None:
-            self._wait(connection, cause)
-        if connection.answers:
-            self._answering.append(connection)
-
-    def _send(self, connection: Connection, data: bytes | memoryview) -> None:
-        if connection.unsent:
-            data = b"".join((connection.unsent, data)) if data else connection.unsent
-        try:
-            sent = connection.socket.send(data) if data else 0
-            if sent == len(data) and not (connection.unsent or connection.closing) and connection.waits_for is None:
-                return  # as nearly always: nothing else has changed
-        except BlockingIOError:
-            sent = 0
-        except OSError:  # the peer is gone; what the reply says is in the log all the same
-            self._close(connection)
+    def _close(self, client: Client) -> None:
+        if client.socket.fileno() < 0:
             return
-        before = connection.wanted_events
-        unsent = memoryview(data)[sent:] if sent < len(data) else b""  # one answer may be shared by many
-        self._unsent_bytes += len(unsent) - len(connection.unsent)
-        self._file(connection, connection.waits_for, unsent)
-        self._watch(connection, before)
-        if connection.closing and not unsent:
-            self._close(connection)
-        while self._unsent_bytes > UNSENT_TOTAL_MAX_BYTES:
-            slowest = min((each for each in self._open.values() if each.unsent), key=lambda each: each.active_at)
-            self._admission.report(slowest.user_id, "replies that are not read fill the memory")
-            self._close(slowest)
-
-    def _wait(self, connection: Connection, cause: Cause | None) -> None:
-        """Read nothing more from a connection for this cause; None: read again."""
-        before = connection.wanted_events
-        self._file(connection, cause, connection.unsent)
-        self._watch(connection, before)
-
-    def _file(self, connection: Connection, cause: Cause | None, unsent: bytes | memoryview) -> None:
-        """Note what a connection waits for; one whose peer does not read its replies waits for that alone."""
-        descriptor, before = connection.socket.fileno(), connection.waits_for
-        if before is not None and not connection.unsent:
-            del self._waiting[before][descriptor]
-            self._held.pop(descriptor, None)
-            if not self._waiting[before]:
-                del self._waiting[before]
-        connection.waits_for, connection.unsent = cause, unsent
-        if cause is not None and not unsent:
-            self._waiting.setdefault(cause, {})[descriptor] = connection
-            self._note_held(cause, {descriptor: connection})
-
-    def _note_held(self, cause: Cause, waiting: dict[int, Connection]) -> None:
-        if isinstance(cause, int):
-            self._held |= {descriptor: cause for descriptor, each in waiting.items() if each.has_sent_ahead}
-
-    def _watch(self, connection: Connection, before: int) -> None:
-        if connection.wanted_events != before:
-            self._poller.modify(connection.socket, connection.wanted_events)
-
-    def _close(self, connection: Connection) -> None:
-        descriptor = connection.socket.fileno()
-        if descriptor < 0:
-            return
-        self._wait(connection, None)
-        del self._open[descriptor]
-        self._aside.pop(descriptor, None)  # its records stay in the turn
-        self._poller.unregister(connection.socket)
-        self._requests.forget(connection)
-        self._unsent_bytes -= len(connection.unsent)
-        connection.unsent = b""
-        self._admission.remove(connection.user_id)
-        connection.socket.close()
+        client.connection.close()
+        self._file(client, None)
+        del self._open[client.descriptor]
+        self._aside.pop(client.descriptor, None)  # its records stay in the round
+        self._poller.unregister(client.socket)
+        self._unsent_bytes -= len(client.unsent)
+        client.unsent = b""
+        self._limits.remove(client.user_id)
+        client.socket.close()
         self._watch_listener(True)
 
     def _watch_listener(self, wanted: bool) -> None:
-        if wanted != self._listening and self._listener.fileno() >= 0:
-            self._listening = wanted
+        if wanted != self._is_accepting and self._listener.fileno() >= 0:
+            self._is_accepting = wanted
             self._poller.modify(self._listener, select.EPOLLIN if wanted else 0)
 
+    # Requests.
 
-def _begin(connection: Connection, arena: Arena) -> int | None:
-    """Put what the reader of a connection has kept into the arena; returns where the following bytes go.
+    def collect(
+        self, readable: list[int], commit_round: CommitRound, arena: Arena, backpressure: Backpressure, now: float
+    ) -> None:
+        """Process what connections have sent, and requests whose wait is over, within the limits of a round."""
+        self._round += 1
+        # By descriptor: a waiting connection whose client is gone is handled once.
+        ready = {descriptor: self._open[descriptor] for descriptor in readable if descriptor in self._open}
+        ended = [wait for wait in self._waiting if not backpressure.holds(wait, self._unfinished.promised_before)]
+        for each in ended:
+            ready |= self._waiting[each]
+        arena_limit = arena.used + arena.free - RECEIVE_BYTES
+        until = time.monotonic() + _ROUND_SECONDS
+        clients = _fair_order(ready.values()) if self._is_behind else ready.values()
+        self._is_behind = False
+        for client in clients:
+            if arena.used > arena_limit or time.monotonic() > until:
+                self._is_behind = True
+                return
+            wait = client.connection.wait
+            if wait is None or wait in ended:
+                self._receive(client, commit_round, arena, backpressure, now)
+            elif wait is not COMMAND:
+                self._close(client)  # no input was asked for: the client is gone
 
-    None: the arena has no room for them in this turn.
+    def _receive(
+        self, client: Client, commit_round: CommitRound, arena: Arena, backpressure: Backpressure, now: float
+    ) -> None:
+        """Read from a connection, or resume it after a wait, and process its requests."""
+        connection = client.connection
+        start = arena.used
+        if connection.unread:
+            start += len(connection.unread)
+            if arena.free < RECEIVE_BYTES + len(connection.unread):
+                return  # the next round is empty
+            arena.view[arena.used : start] = connection.unread
+        length = 0
+        if connection.wait is not None:
+            client.active_at = now  # the rest of an incomplete request could not arrive before
+        else:
+            most = min(connection.receive_bytes, self._unfinished.receive_max_bytes)
+            try:
+                length = client.socket.recv_into(arena.view[start : start + most])
+            except BlockingIOError:
+                return
+            except OSError:
+                pass
+            if length == 0:
+                connection.is_closing = True  # after the replies that are unsent
+                self._send(client, b"")
+                return
+        was_inside_request = connection.is_inside_request
+        client.served = self._round
+        connection.receive(arena, start + length, commit_round, backpressure)
+        self.received[client.user_id] += length
+        client.received_bytes += length
+        client.slow_bytes += length
+        if connection.answers or connection.command or client.slow_bytes >= RECEIVE_BYTES:
+            client.is_proven = True
+            client.active_at, client.slow_bytes = now, 0
+        elif not was_inside_request:
+            client.active_at, client.slow_bytes = now, 0
+        if connection.wait is not None or client.filed is not None:
+            self._update(client)
+        if connection.answers:
+            self._answering.append(client)
+
+    def run_command(self, now: float, *, is_held: bool = False) -> None:
+        """Run the command of the user that has waited longest; the same commands of that user share the reply.
+
+        Args:
+            is_held: the disk refuses a round, so commands that need the disk are refused.
+        """
+        if self._has_recorded and now < self._next_command_at:
+            return
+        waiting = list(self._waiting.get(COMMAND, {}).values())
+        if not waiting:
+            return
+        first = min(waiting, key=lambda client: self._last_command.get(client.user_id, 0))
+        user_id, command = first.user_id, first.connection.command
+        assert command is not None
+        self._commands_run += 1
+        self._last_command[user_id] = self._commands_run
+        started = time.monotonic()
+        is_refused = is_held and command.verb not in _DISKLESS
+        reply = _DISK_REFUSES if is_refused else self._execute(command, user_id)
+        ended = time.monotonic()
+        self._next_command_at = ended + min(4 * (ended - started), _COMMAND_PAUSE_MAX_SECONDS)
+        self._has_recorded = False
+        same = [each for each in waiting if each.user_id == user_id and each.connection.command == command]
+        for client in same[:_SAME_ANSWERS_MAX]:
+            if client.socket.fileno() < 0:  # closed because unsent replies fill the memory
+                continue
+            client.connection.end_command()
+            client.active_at = now
+            self._send(client, reply)
+
+    # Replies.
+
+    def flush(self, descriptor: int, now: float) -> None:
+        """Send replies that the socket did not accept before."""
+        client = self._open[descriptor]
+        client.active_at = now
+        self._send(client, b"")
+
+    def reply(self, commit_round: CommitRound) -> None:
+        """Answer the requests of a committed round."""
+        self._has_recorded = self._has_recorded or bool(commit_round.drafts)
+        self._answer()
+
+    def refuse(self, code: Code, message: str) -> None:
+        """Refuse the records of a round that cannot be committed, and answer its other requests."""
+        self._answer(encode_err(code, message))
+
+    def set_aside(self) -> None:
+        """Stop reading from the connections with records in the round that the disk refuses; answer the others."""
+        for client in self._answering:
+            if client.socket.fileno() >= 0 and client.connection.hold():
+                self._aside[client.descriptor] = client
+                self._update(client)
+        self.answer_others()
+
+    def answer_others(self) -> None:
+        """Answer the connections without records in the held round."""
+        answering, self._answering = self._answering, []
+        for client in answering:
+            if client.socket.fileno() >= 0 and client.connection.wait is not HELD:
+                self._send(client, client.connection.reply(self._execute))
+
+    def _answer(self, refusal: bytes = b"") -> None:
+        answering = [*self._aside.values(), *self._answering]
+        self._aside, self._answering = {}, []
+        for client in answering:
+            self._send(client, client.connection.reply(self._execute, refusal))
+        self._unfinished.close_complete()
+
+    def _send(self, client: Client, data: bytes | memoryview) -> None:
+        """Send replies, after unsent ones, and apply the state of the connection."""
+        if client.unsent:
+            data = b"".join((client.unsent, data)) if data else client.unsent
+        connection = client.connection
+        try:
+            sent = client.socket.send(data) if data else 0
+        except BlockingIOError:
+            sent = 0
+        except OSError:  # the client is gone; its records are in the log all the same
+            self._close(client)
+            return
+        if sent == len(data) and not (client.unsent or client.filed or connection.wait or connection.is_closing):
+            return  # as nearly always
+        unsent = memoryview(data)[sent:] if sent < len(data) else b""  # many may share one reply
+        self._unsent_bytes += len(unsent) - len(client.unsent)
+        client.unsent = unsent
+        self._update(client)
+        if connection.is_closing and not unsent:
+            self._close(client)
+        while self._unsent_bytes > _UNSENT_TOTAL_MAX_BYTES:
+            slowest = min((each for each in self._open.values() if each.unsent), key=lambda each: each.active_at)
+            self._limits.report(slowest.user_id, "replies that are not read fill the memory")
+            self._close(slowest)
+
+    # The index of waiting connections and the poller follow the states.
+
+    def _update(self, client: Client) -> None:
+        """File a connection under its wait, and poll for the events it needs; unsent replies come first."""
+        if client.socket.fileno() < 0:
+            return
+        wait = client.connection.wait
+        self._file(client, None if client.unsent else wait)
+        events = select.EPOLLOUT if client.unsent else select.EPOLLIN if wait is None else 0  # 0 reports a hangup
+        if events != client.events:
+            client.events = events
+            self._poller.modify(client.socket, events)
+
+    def _file(self, client: Client, wait: Wait | None) -> None:
+        descriptor, before = client.descriptor, client.filed
+        if before is not None:
+            del self._waiting[before][descriptor]
+            self._held_room.pop(descriptor, None)
+            if not self._waiting[before]:
+                del self._waiting[before]
+        client.filed = wait
+        if wait is not None:
+            self._waiting.setdefault(wait, {})[descriptor] = client
+            self._note_held(client, wait)
+
+    def _note_held(self, client: Client, wait: Wait) -> None:
+        if wait.reason is Reason.ROOM and client.has_sent_ahead:
+            self._held_room[client.descriptor] = wait.room_bytes
+
+
+def _is_readable(connection: socket.socket) -> bool:
+    """Return True if unread bytes have arrived, or the client is gone."""
+    try:
+        connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _fair_order(ready: Iterable[Client]) -> Iterable[Client]:
+    """Return one connection of each user, then a second one of each; a user's least recently served come first."""
+    by_user: dict[int, list[Client]] = {}
+    for client in sorted(ready, key=lambda each: each.served):
+        by_user.setdefault(client.user_id, []).append(client)
+    if len(by_user) <= 1:
+        return chain.from_iterable(by_user.values())
+    return (client for row in zip_longest(*by_user.values()) for client in row if client is not None)
+
+
+def _replaceable(
+    clients: Iterable[Client],
+    counts: Mapping[int, int],
+    newcomer: int,
+    *,
+    only_user: int | None,
+    quiet_since: float,
+) -> Client | None:
+    """Return the connection to close in favour of a new one of the user ``newcomer``; None if there is none.
+
+    First, at once, come clients that have sent no complete request or do not read, of the user with most connections,
+    provided that it has at least as many as the newcomer; then those that have been idle since ``quiet_since``.
+
+    Args:
+        counts: connections by user.
+        only_user: whose connection it must be; None for any.
     """
-    kept = connection.reader.leftover
-    if arena.free < RECEIVE_BYTES + len(kept):
-        return None
-    start = arena.used + len(kept)
-    if kept:
-        arena.view[arena.used : start] = kept
-    return start
+    candidates = [each for each in clients if only_user in (None, each.user_id)]
+    unsettled = [
+        each
+        for each in candidates
+        if (each.unsent or not each.is_proven) and counts[each.user_id] >= counts.get(newcomer, 0)
+    ]
+    unsettled.sort(key=lambda each: (-counts[each.user_id], each.active_at))
+    idle = sorted((each for each in candidates if each.active_at <= quiet_since), key=lambda each: each.active_at)
+    return next((each for each in chain(unsettled, idle) if each.may_yield), None)

@@ -153,7 +153,7 @@ class MainLoop:
         self._finish(commit_round)
         self._accept(now)
         if self._held_round is None:
-            self._connections.carry_out(now)
+            self._connections.run_command(now)
         self._tend(now)
 
     def _accept(self, now: float) -> None:
@@ -178,14 +178,15 @@ class MainLoop:
     def _dispatch(self, events: list[tuple[int, int]], now: float) -> list[int]:
         """Handle the events of the poller; return the readable connections."""
         readable = []
+        connections = self._connections.descriptors
         for descriptor, happened in events:
-            if descriptor in self._intake:
-                self._intake.notice(descriptor, happened, now)
-            elif descriptor in self._connections:
+            if descriptor in connections:
                 if happened & select.EPOLLOUT:
                     self._connections.flush(descriptor, now)
-                if happened & ~select.EPOLLOUT and descriptor in self._connections:
+                if happened & ~select.EPOLLOUT and descriptor in connections:
                     readable.append(descriptor)
+            elif descriptor in self._intake:
+                self._intake.notice(descriptor, happened, now)
             elif descriptor == self._signals.descriptor:
                 self._signals.drain()
             elif descriptor == self._connections.listener_descriptor:
@@ -219,7 +220,7 @@ class MainLoop:
         self._connections.collect(readable, CommitRound(self._writer.state.producers), self._arena, backpressure, now)
         self._connections.answer_others()
         self._accept(now)
-        self._connections.carry_out(now, held=True)
+        self._connections.run_command(now, is_held=True)
         self._metrics.held_requests = self._connections.held_requests
         self._check_reload(held=True)
         self._sweep(now)

@@ -29,7 +29,7 @@ import wald
 from wald.daemon.background import Background, Failure
 from wald.daemon.commands import Commands, Routes
 from wald.daemon.committer import CommitRound, Committer
-from wald.daemon.connection import Requests
+from wald.daemon.connection import UnfinishedRequests
 from wald.daemon.connections import Connections
 from wald.daemon.fifos import OpenPipe, adopt_stdin
 from wald.daemon.intake import Intake
@@ -280,7 +280,7 @@ class Parts:
         self.commands = Commands(
             self.root, self._disk, self.writer, self.committer, self.intake, self.routes, self._status
         )
-        admission = ConnectionLimits(
+        limits = ConnectionLimits(
             self.metrics,
             self.journal,
             connections_max=config.connections_max,
@@ -290,9 +290,10 @@ class Parts:
         self.connections = Connections(
             self.listener.socket,
             self.poller,
-            Requests(self.routes, self.root.segments, admission.leaves_enough),
+            self.routes,
+            UnfinishedRequests(self.root.segments, limits.leaves_enough),
             self.commands.answer,
-            admission=admission,
+            limits=limits,
             request_max_bytes=min(config.request_max_bytes, self.budget.sizes.payload_bytes),
             idle_timeout=config.idle_timeout,
         )

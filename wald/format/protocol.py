@@ -13,8 +13,6 @@ A payload of lines must end with a newline; each line is a record. A request wit
 even over another connection: a batch that is already in the log is acknowledged again with its first sequences, and
 different content under the same number is refused. Producer ids are per user. A producer that the daemon has forgotten
 may start with any number, or with ``seen`` only if none of its batches can be after that sequence.
-
-:class:`RequestReader` is sans-IO: it splits the bytes of a connection into requests.
 """
 
 from __future__ import annotations
@@ -106,108 +104,6 @@ def parse_request(line: bytes, request_max_bytes: int = REQUEST_MAX_BYTES) -> Pu
     if verb not in VERBS:
         raise ProtocolError(Code.UNKNOWN_VERB, f"{verb[:20]!r} is not one of PUB {' '.join(VERBS)}")
     return Command(verb, tuple(word.decode("utf-8", "replace") for word in words[1:]))
-
-
-class RequestReader:
-    """Splits the bytes of a connection into requests: bytes in, events out.
-
-    Feed it, read events until it returns None, and release the buffer. A PUB is an event as soon as its line is
-    complete, regardless of its payload's size; before the next event the caller reads the payload as a whole or in
-    parts, or skips it. Payloads are views of the buffer; only :attr:`leftover` is copied.
-
-    Attributes:
-        leftover: start of an incomplete request. The caller puts it at the start of the next buffer.
-        payload_bytes: the unread bytes of the announced payload; None if no payload is announced.
-        closed: True after a request of unknown length; nothing can be read after it.
-    """
-
-    def __init__(self, request_max_bytes: int = REQUEST_MAX_BYTES) -> None:
-        self.leftover = b""
-        self.payload_bytes: int | None = None
-        self.closed = False
-        self._request_max_bytes = request_max_bytes
-        self._skip_bytes = 0
-        self._buffer: bytes | bytearray = b""
-        self._view = memoryview(b"")
-        self._position = self._end = 0
-
-    @property
-    def unfinished(self) -> bool:
-        """True inside a request."""
-        return bool(self.leftover or self._skip_bytes) or self.payload_bytes is not None
-
-    @property
-    def has_unread(self) -> bool:
-        """True if the buffer contains unread bytes."""
-        return self._position < self._end
-
-    def feed(self, buffer: bytes | bytearray, start: int, end: int) -> None:
-        """Read from ``buffer[start:end]``: the leftover and the bytes received since."""
-        if buffer is not self._buffer:
-            self._buffer, self._view = buffer, memoryview(buffer)
-        self._position, self._end = end if self.closed else start, end
-        if self._skip_bytes:
-            self._skip(self._skip_bytes)
-
-    def next_event(self) -> Publish | Command | ProtocolError | None:
-        """Return the next request or its error; None if it is incomplete or a payload must be read first."""
-        position = self._position
-        if position == self._end or self.payload_bytes is not None:
-            return None
-        newline = self._buffer.find(b"\n", position, min(self._end, position + LINE_MAX_BYTES))
-        if newline < 0:
-            if self._end - position < LINE_MAX_BYTES:
-                return None
-            message = f"no newline in {LINE_MAX_BYTES} bytes"
-            return self._refuse(ProtocolError(Code.BAD_REQUEST, message, payload_bytes=None))
-        self._position = newline + 1
-        try:
-            event = parse_request(bytes(self._view[position:newline]), self._request_max_bytes)
-        except ProtocolError as error:
-            return self._refuse(error)
-        if type(event) is Publish:
-            self.payload_bytes = event.payload_bytes
-        return event
-
-    def read_payload(self) -> memoryview | None:
-        """Return the whole announced payload; None if it is incomplete."""
-        assert self.payload_bytes is not None
-        begin, end = self._position, self._position + self.payload_bytes
-        if end > self._end:
-            return None
-        self._position, self.payload_bytes = end, None
-        return self._view[begin:end]
-
-    def read_part(self) -> memoryview:
-        """Return the received part of the announced payload, possibly empty."""
-        assert self.payload_bytes is not None
-        begin, end = self._position, min(self._end, self._position + self.payload_bytes)
-        self._position = end
-        self.payload_bytes = self.payload_bytes - (end - begin) or None
-        return self._view[begin:end]
-
-    def skip_payload(self) -> None:
-        """Skip the unread rest of the announced payload, even if it was not received yet."""
-        length, self.payload_bytes = self.payload_bytes, None
-        self._skip(length or 0)
-
-    def release(self) -> int:
-        """Copy the unread bytes to :attr:`leftover`, so that the buffer can be reused; return their position."""
-        position, self._position = self._position, self._end
-        self.leftover = bytes(self._view[position : self._end]) if position < self._end else b""
-        return position
-
-    def _refuse(self, error: ProtocolError) -> ProtocolError:
-        if error.payload_bytes is None:
-            self.closed, self._position = True, self._end
-        else:
-            self._skip(error.payload_bytes)
-        return error
-
-    def _skip(self, length: int) -> None:
-        here = min(length, self._end - self._position)
-        self._position += here
-        self._skip_bytes = length - here
 
 
 def encode_publish(request: Publish) -> bytes:
