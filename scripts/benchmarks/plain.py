@@ -1,6 +1,6 @@
 """The daemon with one thing changed: bytes leave a pipe when they are looked at, not when they are on disk.
 
-What `read(2)` would cost instead of `tee(2)` and a second read, in an otherwise identical turn. It loses bytes when it
+What `read(2)` would cost instead of `tee(2)` and a second read, in an otherwise identical round. It loses bytes when it
 is killed, which is the point. Run as a program: the daemon on the root given with --root.
 """
 
@@ -18,7 +18,7 @@ _SHORT_BYTES = 4096
 
 
 class PlainScratch(Scratch):
-    """Reads at once; what a turn does not take is kept here for the next."""
+    """Reads at once; bytes that a round does not commit are kept for the next."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class PlainScratch(Scratch):
         except BlockingIOError:
             return None
         self._looked = into[: kept + length]
-        # A turn that takes nothing does not consume either; the bench's lines are short, so that takes a short read.
+        # A round that takes nothing does not consume either; the bench's lines are short, so that takes a short read.
         self._kept = bytes(self._looked) if length < _SHORT_BYTES else b""
         self._kept = bytes(self._looked)
         return kept + length

@@ -98,7 +98,7 @@ class Spooling:
 
     @property
     def promised_bytes(self) -> int:
-        """Bytes still to be written: the rest of the file, and a copy of the payload in the log."""
+        """Bytes still to be written, to the file and to the log."""
         return self.missing_bytes + self.request.payload_bytes
 
     @property
@@ -143,7 +143,6 @@ class CommitRound:
 
     @property
     def open_routes(self) -> frozenset[str]:
-        """Routes whose last record stays unfinished in this round."""
         return frozenset(draft.route.name for draft in self.drafts if draft.flags & Flag.CONTINUED)
 
     def add(self, draft: Draft) -> None:
@@ -337,7 +336,6 @@ class Committer:
         return True
 
     def tend(self, now: float) -> None:
-        """Check the lock and the active segment's name; sync and cut if due."""
         if self._name_again_at <= now:
             self._name_again_at = now + _NAME_SECONDS
             self._require_lock()  # a daemon that writes nothing would not notice a takeover otherwise
@@ -353,7 +351,6 @@ class Committer:
             self.cut()
 
     def due(self) -> float:
-        """Return when :meth:`tend` is due."""
         due = self._name_again_at
         if not self.writer.failed:
             due = min(due, max(self._cut_at(), self._cut_again_at))
@@ -440,7 +437,7 @@ class Committer:
         return self._count(placed, now, now - started)
 
     def _write(self, drafts: Sequence[Draft]) -> list[Draft]:
-        """Write the drafts, after a failure to a new segment; return them and the introductions of new peers."""
+        """Write the drafts, after a failure to a new segment; return them with introductions."""
         placed = self.writer.place(drafts, limited=True)
         try:
             if not self.writer.failed:
@@ -463,7 +460,7 @@ class Committer:
         return placed
 
     def _count(self, placed: Sequence[Draft], now: float, seconds: float) -> int:
-        """Update the metrics; return the number of drafts without introductions."""
+        """Update the metrics; return the number of committed drafts."""
         metrics = self._metrics
         count = records = payload_bytes = 0
         for draft in placed:

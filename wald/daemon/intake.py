@@ -98,13 +98,12 @@ class Intake:
 
     @property
     def unfinished_lines(self) -> dict[str, int]:
-        """Bytes of the unfinished line of each route that has one, in the log and in the pipe."""
+        """Bytes of the unfinished line of each route that has one."""
         found = ((pipe.route.name, pipe.unfinished_bytes) for pipe in self._pipes.values())
         return {route: length for route, length in found if length}
 
     @property
     def stdin_ended(self) -> bool:
-        """True if stdin was read to its end."""
         pipe = self._current.get(self._stdin_route)
         return pipe is not None and pipe.ended
 
@@ -144,7 +143,7 @@ class Intake:
         self._follow(route)
 
     def drop(self, route: str) -> None:
-        """Stop reading the FIFO of a route; the next round ends its record and closes it. Stdin stays open."""
+        """Stop reading the FIFO of a route, but not stdin."""
         self.fifos.unread.pop(route, None)
         for pipe in list(self._pipes.values()):
             if pipe.route.name == route != self._stdin_route:
@@ -152,13 +151,12 @@ class Intake:
                 self._systemd.forget(route)
 
     def due(self) -> float | None:
-        """Return when :meth:`check_lines` or :meth:`check_paths` is due."""
         if any(pipe.waits and not pipe.ready for pipe in self._awake):
             return self._check_lines_at
         return self._check_paths_at if self._pipes or self.fifos.unread else None
 
     def check_paths(self, now: float) -> list[str]:
-        """About once a second, make sure that the FIFO at each path is the one being read; return messages."""
+        """About once a second, restore missing FIFOs and follow replaced ones; return messages."""
         if now < self._check_paths_at:
             return []
         self._check_paths_at = now + _PATHS_SECONDS
@@ -189,7 +187,6 @@ class Intake:
             self._check_lines_at = now + self._pause
 
     def notice(self, descriptor: int, events: int, now: float) -> None:
-        """Handle the poller's ``events`` of a pipe."""
         self._pause = _PAUSE_SECONDS
         # A busy pipe must not delay the check of another.
         self._check_lines_at = min(self._check_lines_at, now + self._pause)
@@ -199,12 +196,12 @@ class Intake:
         pipe.hung_up = pipe.hung_up or bool(events & select.EPOLLHUP)
 
     def collect(self, commit_round: CommitRound, arena: Arena) -> None:
-        """Add the contents of the ready pipes to the round; a pipe without room comes first in the next one."""
+        """Add the contents of ready pipes; a pipe without room comes first in the next round."""
         self._close_pipes(commit_round)
         for pipe in list(self._awake):
             if arena.free < pipe.chunk_bytes + SOCKETS_BYTES:
                 return
-            if pipe.ready and not pipe.ended and not self._must_wait(pipe, commit_round.open_routes):
+            if pipe.ready and not pipe.ended and not self._must_wait(pipe, commit_round):
                 draft = pipe.collect(arena)
                 if draft is not None:
                     commit_round.add(draft)
@@ -230,7 +227,6 @@ class Intake:
         return [message for message in messages if message]
 
     def release_writing_ends(self) -> None:
-        """At a stop, let the FIFOs show whether another process can still write to them."""
         for pipe in list(self._pipes.values()):
             self._poller.unregister(pipe.descriptor)
             self._release_writing_end(pipe)
@@ -332,17 +328,16 @@ class Intake:
         self._pipes[pipe.descriptor] = pipe
         self._awake[pipe] = None
 
-    def _must_wait(self, pipe: Pipe, open_routes: frozenset[str] = frozenset()) -> bool:
+    def _must_wait(self, pipe: Pipe, commit_round: CommitRound | None = None) -> bool:
         """Return True if the route is over its quota, or another pipe of the route is inside a long line."""
         if pipe.route.name in self.over_quota and not pipe.inside_record:
             return True
         return bool(self._replaced) and (
-            pipe.route.name in open_routes
+            (commit_round is not None and pipe.route.name in commit_round.open_routes)
             or any(other is not pipe and other.route.name == pipe.route.name for other in self._inside)
         )
 
     def _close_pipes(self, commit_round: CommitRound) -> None:
-        """End the records of pipes that are no longer read; close those whose record has ended."""
         for pipe in self._ending:
             closing = pipe.close_record()
             if closing is not None:
@@ -380,7 +375,6 @@ class Intake:
             self._transfers.clear(slot)
 
     def _finish_transfer(self, opened: OpenPipe) -> str:
-        """Finish this pipe's transfer of the previous run; return a message."""
         _, inode = opened.file
         unfinished = self._unfinished.pop(inode, None)
         if unfinished is None:

@@ -87,7 +87,6 @@ class MainLoop:
         self._alive_rounds = 0  # rounds committed until then
 
     def run(self) -> None:
-        """Run rounds until a signal or the end of stdin."""
         while not (self._signals.stop or self._intake.stdin_ended):
             self._run_round(self._timeout())
 
@@ -162,7 +161,6 @@ class MainLoop:
             self._connections.accept(now)
 
     def _collect(self, readable: list[int], now: float, *, has_room: bool) -> CommitRound:
-        """Collect the contents of pipes and the requests of connections that may be accepted now."""
         commit_round = CommitRound(self._writer.state.producers)
         self._intake.check_lines(now)
         if has_room:
@@ -176,7 +174,7 @@ class MainLoop:
         return commit_round
 
     def _dispatch(self, events: list[tuple[int, int]], now: float) -> list[int]:
-        """Handle the events of the poller; return the readable connections."""
+        """Return the readable connections."""
         readable = []
         connections = self._connections.descriptors
         for descriptor, happened in events:
@@ -240,7 +238,7 @@ class MainLoop:
             self._connections.set_aside()
 
     def _keep_name(self) -> None:
-        """Wait a short time for the active segment to get its name back: without one, acknowledged records are lost."""
+        """Wait for the active segment to get its name back: without one, acknowledged records are lost."""
         until = time.monotonic() + _NAME_SECONDS
         while True:
             try:
@@ -272,7 +270,6 @@ class MainLoop:
         return max(0.0, min(times) - now)
 
     def _tend(self, now: float) -> None:
-        """Do the work that is due between rounds."""
         self._committer.tend(now)
         if self._signals.cut:
             self._signals.cut = False
@@ -317,7 +314,7 @@ class MainLoop:
                 self._systemd.alive()
 
     def _makes_progress(self) -> bool:
-        """Return True if the head has moved since the last call, or input waits only for disk space, or none waits."""
+        """Return True if the head has moved, or if input waits only for disk space or does not wait."""
         before, self._alive_rounds = self._alive_rounds, self._metrics.turns
         lacks_room = self._held_round is not None or self._committer.degraded or bool(self._metrics.waiting_since)
         return before != self._alive_rounds or lacks_room or not self._intake.is_stalled
@@ -349,7 +346,6 @@ class MainLoop:
         self._systemd.ready()
 
     def _apply_settings(self, fresh: Config, *, held: bool) -> None:
-        """Apply the settings that can change in a running daemon, and report those that need a restart."""
         root, parts = self._parts.root, self._parts
         for name, route in () if held else wanted_routes(root, fresh, self._journal):
             fifo = wants_fifo(root, name, route)

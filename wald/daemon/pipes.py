@@ -76,7 +76,7 @@ class Transfers:
         self._file.write(encode_transfer(transfer), slot * SLOT_BYTES)
 
     def mark(self, slot: int) -> memoryview:
-        """Return the byte for the kernel to write; release it before :meth:`restore`."""
+        """Return the byte for the kernel; release it before :meth:`restore`."""
         start = slot * SLOT_BYTES + MARK_OFFSET
         return memoryview(self._map)[start : start + 1]
 
@@ -93,7 +93,7 @@ class Transfers:
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedTransfer:
-    """A slot of the previous run, and the payload that the log has at the recorded place."""
+    """A slot of the previous run, and the payload in the log."""
 
     slot: int
     payload: bytes
@@ -278,7 +278,6 @@ class Pipe:
         return f"{self.route.name}: another process reads the pipe: {numbers}"
 
     def finish_transfer(self, payload: bytes) -> str:
-        """Finish the transfer in the slot from the payload in the log; return a message."""
         transfer = self._transfers.pending(self.slot)
         if transfer is None:
             return ""
@@ -294,7 +293,6 @@ class Pipe:
         return f"consumed {count} bytes that were already in the log"
 
     def close_record(self) -> Draft | None:
-        """End a record whose rest cannot arrive any more."""
         return end_of_record(self.route, self._open_sequence, self) if self._open_sequence else None
 
     def close(self) -> None:
@@ -337,7 +335,7 @@ class Pipe:
             return self._scratch.consume(self.descriptor, length, mark)
 
     def _end(self) -> Draft | None:
-        """Return the end of the open record of a pipe that is empty and has no writer."""
+        """End the record of a pipe that is empty and has no writer."""
         self.hung_up = True
         closing = self.close_record()
         self.ready = closing is not None
@@ -381,7 +379,6 @@ class Pipe:
 
 
 def end_of_record(route: Route, sequence: int, source: Pipe | None = None) -> Draft:
-    """Return the end of record ``sequence``, without a newline."""
     flags = Flag.CONTINUES | Flag.UNTERMINATED
     peer = source.peer if source is not None else UNKNOWN_PEER
     return Draft(route, [], 0, 0, flags=flags, continues=sequence, source=source, peer=peer)
@@ -403,11 +400,9 @@ def unfinished_transfers(root: Root, transfers: Transfers, *, log_id: bytes) -> 
 def open_fifo(path: Path) -> tuple[int, bool]:
     """Open a FIFO for reading and writing, so that it does not end when a writer leaves.
 
-    If it can be opened for writing only, another process reads it. If not, a producer may have written to the old pipe
-    all along, or may have created a new one and waits for the daemon; :func:`_was_enlarged` distinguishes these.
-
-    Returns:
-        the descriptor, and True if another process held the pipe, so that its contents can have survived.
+    Return the descriptor, and True if another process held the pipe, so that its contents can have survived. If it can
+    be opened for writing only, another process reads it. If not, the pipe of a waiting producer may be an old or a new
+    one, which :func:`_was_enlarged` distinguishes.
     """
     try:
         writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -424,7 +419,7 @@ def open_fifo(path: Path) -> tuple[int, bool]:
 
 
 def open_stdin(stdin: TextIO | None, root: Path, route: str) -> tuple[int, bool, Relay | None]:
-    """Return the pipe behind stdin, True if it can have outlived the previous run, and the relay for a file."""
+    """Return the pipe behind stdin, True if it can have survived the previous run, and the relay for a file."""
     descriptor = -1 if stdin is None else stdin.fileno()  # None: it was closed
     mode = 0 if stdin is None else os.fstat(descriptor).st_mode
     if stat.S_ISFIFO(mode):
@@ -446,7 +441,6 @@ def file_id(status: os.stat_result) -> tuple[int, int]:
 
 
 def _stored_payload(root: Root, transfer: Transfer, log_id: bytes) -> bytes | None:
-    """Return the payload at the recorded place; None if that batch was not written, or is gone."""
     with contextlib.suppress(Damaged):
         view = read_view(root, log_id).including_released()
         for segment in view.segments:
@@ -472,7 +466,7 @@ def _was_enlarged(descriptor: int) -> bool:
 
 
 def _enlarge(descriptor: int) -> int:
-    """Make a pipe as large as the system allows; return its size in bytes."""
+    """Make a pipe as large as the system allows; return its size."""
     present = fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
     for length in _PIPE_SIZES:
         if length <= present:

@@ -217,7 +217,6 @@ class Parts:
         self.metrics.epoch = self.lock.epoch
 
     def record_settings(self, config: Config, sizes: Sizes) -> None:
-        """Record reloaded settings in the run report."""
         with contextlib.suppress(OSError):  # on a full disk the report keeps the old ones
             add_to_run(self.root, self._disk, self.lock.epoch, {"settings": describe_settings(config, sizes)})
 
@@ -268,7 +267,6 @@ class Parts:
         self.background.wake()
 
     def _report_sealing(self, event: Sealed | Failure) -> None:
-        """Log an event of the background thread."""
         if isinstance(event, Failure):
             self.journal.error("not sealed", segment=event.name, reason=event.reason, next="retried later")
         else:
@@ -300,7 +298,6 @@ class Parts:
         self._closers.callback(self.connections.close)
 
     def _status(self) -> dict[str, object]:
-        """Return the reply to STAT."""
         head, metrics, sizes = self.committer.head, self.metrics, self.budget.sizes
         return {
             "head": head.sequence,
@@ -401,7 +398,6 @@ def wants_fifo(root: Root, name: str, route: RouteConfig) -> bool:
 
 
 def writers_of(config: Config) -> dict[str, frozenset[int]]:
-    """Return the users that may write to each route with restricted writers."""
     return {name: route.writers for name, route in config.routes.items() if route.writers}
 
 
