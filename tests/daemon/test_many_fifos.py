@@ -1,4 +1,4 @@
-"""A thousand FIFOs cost a turn what one costs, and a check of all of them a thousand checks of one."""
+"""A thousand FIFOs cost a commit round what one costs, and a check of all of them a thousand checks of one."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def reading(path: Path, fifos: int) -> Iterator[tuple[Root, Intake, select.epoll
     intake = Intake(root, disk, poller, Systemd({}), Config())
     try:
         intake.open(None, {}, log_id=read_identity(root).log_id)
-        turn(intake)
+        one_round(intake)
         yield root, intake, poller
     finally:
         intake.close()
         poller.close()
 
 
-def turn(intake: Intake) -> int:
+def one_round(intake: Intake) -> int:
     """What the loop asks of the pipes; how many drafts came of it."""
     collected = CommitRound(LogState(1).producers)
     intake.check_lines(0.0)
@@ -48,7 +48,7 @@ def turn(intake: Intake) -> int:
     return len(collected.drafts)
 
 
-def test_a_turn_asks_nothing_of_those_that_are_idle(tmp_path: Path) -> None:
+def test_a_round_costs_nothing_for_idle_fifos(tmp_path: Path) -> None:
     costs = []
     for fifos in (2, 50):
         with reading(tmp_path / str(fifos), fifos) as (root, intake, poller):
@@ -56,8 +56,8 @@ def test_a_turn_asks_nothing_of_those_that_are_idle(tmp_path: Path) -> None:
             os.write(descriptor, b"line\n")
             for ready, events in poller.poll(0):
                 intake.notice(ready, events, 0.0)
-            assert turn(intake) == 1  # which is in its FIFO until it is settled
-            costs.append(steps(lambda: turn(intake)))
+            assert one_round(intake) == 1  # which is in its FIFO until it is settled
+            costs.append(steps(lambda: one_round(intake)))
             os.close(descriptor)
 
     assert costs[0] == costs[1]

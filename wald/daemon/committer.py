@@ -44,10 +44,10 @@ from wald.writing.disk_budget import Cause, DiskBudget, Sizes
 from wald.writing.writer import Draft, Route, Sender, Writer
 
 ARENA_BYTES = 4 << 20  # several pipe chunks; a larger arena is not faster at a millisecond per round
-_FULL_SECONDS = 0.25  # a disk that was full counts as full for this time
+FULL_SECONDS = 0.25  # between checks of a full disk
+NAME_PATIENCE_SECONDS = 2.0  # the active segment may lack its name for this time if the disk is not full
 _CAUSE_SECONDS = 5.0  # between checks of the cause
 _NAME_SECONDS = 1.0  # between checks of the active segment's name while nothing is written
-_NAME_PATIENCE_SECONDS = 2.0  # the active segment may lack its name for this time if the disk is not full
 _CUT_RETRY_SECONDS = 1.0  # between attempts to cut if the disk has no room for the next segment
 
 
@@ -276,7 +276,7 @@ class Committer:
         self._request_held = False  # a request waits for more room than there is
         self._synced_at = time.monotonic()
         self._publish()
-        self._head.sync()  # before any input: after a power cut the head exists, and what is above it has a name
+        self._head.sync()  # before any input: a power cut must leave a head, and a name for everything above it
 
     def apply_settings(self, config: Config, sizes: Sizes) -> None:
         self._config = config
@@ -549,7 +549,7 @@ class Committer:
         first, self._unnamed_at = self._unnamed_at is None, self._unnamed_at or now
         records = writer.state.next_sequence - writer.base_sequence
         is_full = error.errno in DISK_FULL
-        kind = Full if is_full or now - self._unnamed_at < _NAME_PATIENCE_SECONDS else DiskFailure
+        kind = Full if is_full or now - self._unnamed_at < NAME_PATIENCE_SECONDS else DiskFailure
         if error.errno == errno.ESTALE:
             failure = kind(
                 f"{self._root.segments}: the directory was unmounted or replaced; acknowledged records are still in "
@@ -576,7 +576,7 @@ class Committer:
         return failure
 
     def _wait_for_room(self) -> None:
-        self._refused, self._full_until = True, time.monotonic() + _FULL_SECONDS
+        self._refused, self._full_until = True, time.monotonic() + FULL_SECONDS
         self._report_room(degraded=True)
 
     def _read_free_bytes(self) -> int:

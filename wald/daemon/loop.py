@@ -14,14 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from wald.daemon.backpressure import Backpressure
-from wald.daemon.committer import Arena, CommitRound, Full
+from wald.daemon.committer import FULL_SECONDS, NAME_PATIENCE_SECONDS, Arena, CommitRound, Full
 from wald.daemon.startup import Parts, effective_sizes, open_journal, wanted_routes, wants_fifo, writers_of
 from wald.errors import DiskFailure, NotPermitted, WaldError, wrong_type
 from wald.format.protocol import Code
 from wald.settings import Config
 
-_FULL_SECONDS = 0.25  # between checks of a full disk
-_NAME_SECONDS = 2.0  # a stop tries to restore the active segment's name for this time
 _SWEEP_SECONDS = 1.0  # between checks for half-sent requests
 
 
@@ -230,7 +228,7 @@ class MainLoop:
     def _hold(self, commit_round: CommitRound) -> None:
         """Hold a round that the disk refuses; its records stay in their arena."""
         now = time.monotonic()
-        self._retry_at = now + _FULL_SECONDS
+        self._retry_at = now + FULL_SECONDS
         self._metrics.hold(now, waits=True)
         if self._held_round is None:
             self._held_round = commit_round
@@ -239,14 +237,14 @@ class MainLoop:
 
     def _keep_name(self) -> None:
         """Wait for the active segment to get its name back: without one, acknowledged records are lost."""
-        until = time.monotonic() + _NAME_SECONDS
+        until = time.monotonic() + NAME_PATIENCE_SECONDS
         while True:
             try:
                 return self._committer.keep_name()
             except Full:
                 if time.monotonic() >= until:
                     raise
-            time.sleep(_FULL_SECONDS)
+            time.sleep(FULL_SECONDS)
             self._keep_alive(time.monotonic())
 
     def _timeout(self) -> float:
@@ -256,13 +254,13 @@ class MainLoop:
             due = self._retry_at if connections_due is None else min(connections_due, self._retry_at)
             return max(0.0, due - now)
         if self._committer.degraded:
-            return _FULL_SECONDS if connections_due is None else min(_FULL_SECONDS, max(0.0, connections_due - now))
+            return FULL_SECONDS if connections_due is None else min(FULL_SECONDS, max(0.0, connections_due - now))
         if self._intake.ready:
             return 0
         times = [at for at in (connections_due, self._intake.due(), self._quotas.due) if at is not None]
         times.append(self._committer.due())
         if self._connections.wants_room:
-            times.append(now + _FULL_SECONDS)
+            times.append(now + FULL_SECONDS)
         if self._connections.needs_sweep:
             times.append(now + _SWEEP_SECONDS)
         if self._systemd.watchdog_seconds:
