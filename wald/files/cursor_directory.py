@@ -5,9 +5,9 @@
                         3775, OS group GROUP      if the route has cursor owners
                         1750                      if it had some before
 
-A group's names belong to the user who created its cursor. The sticky bit prevents users other than the log's owner from
-renaming or removing the files of others. It stays after the cursor owners have lost their right, because their files
-stay. Files of root count as files of the directory's owner.
+A group's names belong to the user who created its cursor; the sticky bit protects them from users other than the log's
+owner. It stays after the cursor owners have lost their right, because their files stay. Files of root count as files of
+the directory's owner.
 """
 
 from __future__ import annotations
@@ -31,16 +31,7 @@ _CLOSED_MODE = 0o1750
 
 
 class GroupFile:
-    """The file ``<group><suffix>`` of a route, open for reading and writing.
-
-    Attributes:
-        path, descriptor: of the file.
-
-    Raises:
-        NotFound: there is no such route.
-        NotPermitted: this user may not write it.
-        OSError: it cannot be created, or is not a regular file.
-    """
+    """The file ``<group><suffix>`` of a route, open for reading and writing as by :func:`open_group_file`."""
 
     def __init__(self, root: Root, route: str, group: str, suffix: str, disk: Disk) -> None:
         root.require_route(route)
@@ -57,7 +48,7 @@ class GroupFile:
         self.close()
 
     def close(self) -> None:
-        """Close the file. The lock ends when every process that shares the descriptor has closed it."""
+        """Close the file. The lock ends when each process that shares the descriptor has closed it."""
         self.disk.close(self.descriptor)
 
     def lock(self) -> bool:
@@ -77,9 +68,7 @@ class GroupFile:
 def open_group_file(root: Root, disk: Disk, route: str, group: str, suffix: str) -> tuple[Path, int]:
     """Open the file ``<group><suffix>``, created if missing; return its path and a descriptor.
 
-    Raises:
-        NotPermitted: this user may not write there, or another user has put the file there.
-        OSError: it cannot be created, or is not a regular file.
+    NotPermitted if this user may not write it, or another user has put it there.
     """
     path = make_cursor_directory(root, disk, route) / f"{group}{suffix}"
     try:
@@ -89,12 +78,6 @@ def open_group_file(root: Root, disk: Disk, route: str, group: str, suffix: str)
 
 
 def make_cursor_directory(root: Root, disk: Disk, route: str) -> Path:
-    """Create the directory of a route's cursors, unless it exists.
-
-    Raises:
-        Damaged: a symbolic link has its name.
-        NotPermitted: this user may not create it.
-    """
     directory = root.cursor_directory(route)
     require_no_link(directory)
     if not directory.is_dir():
@@ -115,10 +98,7 @@ def permit_cursor_owners(root: Root, disk: Disk, route: str, group: str) -> None
     """Permit the members of one OS group to leave cursors in a route. Existing cursors remain effective.
 
     Args:
-        group: number of the OS group; ROOTS_GROUP for that of the root; "" for none.
-
-    Raises:
-        NotPermitted: this user is not a member of the OS group.
+        group: number of the OS group, to which this user must belong; ROOTS_GROUP for that of the root; "" for none.
     """
     directory = make_cursor_directory(root, disk, route)
     if not group and not directory.stat().st_mode & (stat.S_ISVTX | stat.S_IWGRP):
@@ -160,7 +140,6 @@ def file_owner(path: Path) -> int | None:
 
 
 def is_own(path: Path) -> bool:
-    """Return True if this user owns a file in a directory of cursors."""
     return file_owner(path) == _own_user(path.parent)
 
 
@@ -176,7 +155,7 @@ def is_companion(path: Path, cursor: Path) -> bool:
 
 
 def not_permitted(root: Root, route: str, path: Path, error: PermissionError) -> NotPermitted:
-    """Return the error for a user who may not write or remove the group's file ``path``, with what would permit it."""
+    """Return the error for a group's file that this user may not write or remove, with what would permit it."""
     directory = root.cursor_directory(route)
     may_write = os.access(directory, os.W_OK | os.X_OK)
     owner = file_owner(path)

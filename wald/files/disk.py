@@ -46,7 +46,6 @@ class Disk:
         return make_file(path, os.O_RDWR, FILE_MODE)
 
     def open(self, path: Path) -> int:
-        """Open an existing file for reading and writing."""
         return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def open_or_create(self, path: Path) -> int:
@@ -54,14 +53,12 @@ class Disk:
         return open_or_make_file(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, FILE_MODE)
 
     def open_append(self, path: Path) -> int:
-        """Open a file whose writes all go to its end, created if missing."""
         return open_or_make_file(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW, FILE_MODE)
 
     def open_lock(self, path: Path) -> int:
-        """Open a file for :meth:`lock`, created if missing, that only its owner may open.
+        """Open a file for :meth:`lock` that only its owner may open, created if missing.
 
-        Raises:
-            OSError: it cannot be created, is not a regular file, or another user has put it there.
+        OSError if it is not a regular file, or if another user has put it there.
         """
         descriptor = open_or_make_file(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, _LOCK_MODE)
         try:
@@ -123,13 +120,11 @@ class Disk:
         return total
 
     def update(self, descriptor: int, data: bytes, offset: int) -> None:
-        """Write a few bytes in place."""
         with _NamesFile(descriptor):
             if os.pwrite(descriptor, data, offset) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def copy(self, descriptor: int, source: int, length: int, offset: int, *, source_offset: int = 0) -> None:
-        """Copy ``length`` bytes of ``source`` to ``offset`` inside the kernel."""
         done = 0
         with _NamesFile(descriptor):
             os.lseek(descriptor, offset, os.SEEK_SET)
@@ -140,12 +135,10 @@ class Disk:
                 done += count
 
     def sync(self, descriptor: int) -> None:
-        """Make the file's bytes durable."""
         with _NamesFile(descriptor):
             os.fdatasync(descriptor)
 
     def sync_directory(self, path: Path) -> None:
-        """Make the names in a directory durable."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             with _NamesFile(descriptor):
@@ -156,8 +149,7 @@ class Disk:
     def sync_names_above(self, path: Path) -> None:
         """Make the names of ``path`` and of the directories above it durable, up to the mount point.
 
-        A process that created some of them may have been killed before its sync. Unreadable directories are skipped:
-        another user has created them.
+        A process that created some of them may have been killed before its sync; unreadable ones are another user's.
         """
         path = path.resolve()
         device = path.stat().st_dev
@@ -177,8 +169,7 @@ class Disk:
     def rename_to_free(self, source: Path, target: Path) -> None:
         """Rename a file; FileExistsError if ``target`` exists.
 
-        Atomic with renameat2(2), and nearly so with a hard link. On file systems without either, only one process may
-        create names there.
+        On file systems without renameat2(2) and hard links, only one process may create names in the directory.
         """
         old, new = os.fsencode(source), os.fsencode(target)
         try:
@@ -192,12 +183,9 @@ class Disk:
             raise OSError(number, os.strerror(number), os.fspath(source), None, os.fspath(target))
 
     def move_aside(self, source: Path, target: Path) -> Path:
-        """Move a file or directory to ``target``; with hard links, it always has at least one of the two names.
+        """Move a file or directory; return its new path. A file that can be linked also keeps its old name.
 
         If ``target`` is on another file system, only its name is used, in the directory of ``source``.
-
-        Returns:
-            the new path. A file that could be linked also keeps its old name.
         """
         for path in (target, source.with_name(target.name)):
             try:
@@ -213,7 +201,6 @@ class Disk:
         raise AssertionError("a directory is on one file system")
 
     def link(self, source: Path, target: Path) -> None:
-        """Give a file a second name; FileExistsError if ``target`` exists."""
         os.link(source, target)
 
     def unlink(self, path: Path) -> None:
@@ -229,14 +216,11 @@ class Disk:
         owner: int = -1,
         group: int = -1,
     ) -> None:
-        """Replace the content of ``path`` atomically and durably.
+        """Replace the content of ``path`` atomically and durably; after an OSError, the old content remains.
 
         Args:
-            exclusive: raise FileExistsError if the file exists, even if it was created at the same moment.
+            exclusive: raise FileExistsError if the file exists.
             owner, group: of the new file, which only root may set; -1: as for :meth:`create`.
-
-        Raises:
-            OSError: with ``path`` as its file name; the old content remains.
         """
         temporary, descriptor = self._create_temporary(path)
         try:
@@ -262,7 +246,7 @@ class Disk:
     def _create_temporary(self, path: Path) -> tuple[Path, int]:
         """Create a file for :meth:`replace` and lock it: other processes remove unlocked ones as leftovers."""
         while True:
-            # Random, because containers share process ids: a process could publish the unfinished file of another.
+            # Random: with process ids, which containers share, one could publish the unfinished file of another.
             temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}.tmp")
             try:
                 descriptor = self.create(temporary)
@@ -289,13 +273,13 @@ class Disk:
 
 
 def free_bytes(path: Path) -> int:
-    """Return the free space of the file system of ``path`` for an unprivileged writer."""
+    """Return the free space for an unprivileged writer."""
     status = os.statvfs(path)
     return status.f_bavail * status.f_frsize
 
 
 def total_bytes(path: Path) -> int:
-    """Return the space for an unprivileged writer if the file system of ``path`` were empty; 0 if unknown."""
+    """Return the space for an unprivileged writer on an empty disk; 0 if unknown."""
     status = os.statvfs(path)
     return (status.f_blocks - (status.f_bfree - status.f_bavail)) * status.f_frsize
 
@@ -331,7 +315,6 @@ class _NamesFile:
 
 
 def _path_of(descriptor: int) -> str | None:
-    """Return the path of an open file; None if it has none."""
     try:
         path = os.readlink(f"/proc/self/fd/{descriptor}").removesuffix(" (deleted)")
     except OSError:

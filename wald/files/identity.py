@@ -30,13 +30,7 @@ class Identity:
 def read_identity(root: Root) -> Identity:
     """Read the identity of the log in ``root``.
 
-    Every program starts with this, so none uses a log of which a directory is elsewhere.
-
-    Raises:
-        NotFound: there is no log.
-        NotPermitted: this user may not read it.
-        UnsupportedFormat: a newer wald has written it.
-        Damaged: ``log.json`` is unreadable, or a directory of the log is a symbolic link.
+    Every program starts with this, so none uses a log of which a directory is a symbolic link (Damaged).
     """
     require_no_links(root)
     try:
@@ -65,7 +59,6 @@ def read_identity(root: Root) -> Identity:
 
 
 def require_no_links(root: Root) -> None:
-    """Raise Damaged if a directory of the log is a symbolic link."""
     for name in _DIRECTORIES:
         require_no_link(root.path / name)
 
@@ -82,13 +75,7 @@ def require_root(path: Path) -> None:
 
 
 def check_root(path: Path) -> None:
-    """Check that ``path`` is a log or can become one.
-
-    Raises:
-        InvalidInput: it is not a directory, or has other files.
-        Damaged: it has segments but no identity.
-        WaldError: as :func:`read_identity`, for an existing log.
-    """
+    """Check that ``path`` is a log, or can become one: missing, empty, or interrupted in its creation."""
     if path.exists() and not path.is_dir():
         raise InvalidInput(f"{path}: not a directory", case="not-a-directory")
     root = Root(path)
@@ -103,7 +90,7 @@ def check_root(path: Path) -> None:
 
 
 def create_root(path: Path, disk: Disk, *, now: str) -> Root:
-    """Create a log at ``path``, or complete an interrupted creation. Idempotent; raises as :func:`check_root`."""
+    """Create a log at ``path``, or complete an interrupted creation. Idempotent."""
     check_root(path)
     root = Root(path)
     make_directories(root, disk)
@@ -117,7 +104,6 @@ def create_root(path: Path, disk: Disk, *, now: str) -> Root:
 
 
 def make_directories(root: Root, disk: Disk) -> None:
-    """Create the missing directories of a log."""
     disk.make_directory(root.path)
     for name in _DIRECTORIES:
         require_no_link(root.path / name)
@@ -125,7 +111,6 @@ def make_directories(root: Root, disk: Disk) -> None:
 
 
 def encode_identity(log_id: uuid.UUID, *, now: str) -> bytes:
-    """Encode the content of ``log.json``."""
     return json.dumps({"log": str(log_id), "format": FORMAT_VERSION, "created": now}).encode() + b"\n"
 
 

@@ -80,7 +80,6 @@ class Root:
         return self.path / "routes"
 
     def report(self, epoch: int) -> Path:
-        """Return the path of the report of one start of the daemon."""
         return self.recovery / f"{epoch:010d}.json"
 
     def segment(self, base_sequence: int, kind: Kind) -> Path:
@@ -96,18 +95,16 @@ class Root:
         return self.route(route) / "retired"
 
     def moved(self, route: str) -> Path:
-        """Return the path of the mark that versions with ``wald route rename`` left."""
         return self.route(route) / "moved"
 
     def cursor_directory(self, route: str) -> Path:
-        """Return the directory for the files of all consumer groups: cursors, journals, pins and locks."""
         return self.route(route) / CURSORS
 
     def cursor(self, route: str, group: str) -> Path:
         return self.cursor_directory(route) / cursor_name(group)
 
     def route_names(self) -> list[str]:
-        """Return all routes by name, retired ones included; directories with invalid names are ignored."""
+        """Return all routes, including retired ones; directories with invalid names are ignored."""
         if not self.routes.is_dir():
             return []
         return sorted(
@@ -117,32 +114,21 @@ class Root:
         )
 
     def has_route(self, route: str) -> bool:
-        """Return True if the route exists; False for a symbolic link.
-
-        Raises:
-            InvalidInput: invalid name.
-        """
+        """Return True if the route exists; False for a symbolic link. Raise InvalidInput for an invalid name."""
         path = self.route(route)
         return path.is_dir() and not path.is_symlink()
 
     def require_route(self, route: str) -> None:
-        """Raise NotFound if the route does not exist, and InvalidInput if its name is invalid."""
         if not self.has_route(route):
             raise NotFound(
                 f"{self.routes}: there is no route {route!r}", case="no-such-route", root=self.path, route=route
             )
 
     def groups(self, route: str) -> list[str]:
-        """Return the groups that have a cursor on ``route``; raises as :meth:`cursors`."""
         return sorted(self.cursors(route)[0])
 
     def cursors(self, route: str) -> tuple[dict[str, Path], list[Path]]:
-        """Return the cursor of each group on ``route``, and cursor files with an invalid group name.
-
-        Raises:
-            NotFound: there is no such route.
-            OSError: the directory is unreadable, or has too many files.
-        """
+        """Return the cursor of each group, and cursor files with an invalid group name; NotFound without the route."""
         groups: dict[str, Path] = {}
         invalid = []
         try:
@@ -158,7 +144,7 @@ class Root:
         return groups, invalid
 
     def cursor_entries(self, route: str) -> Iterator[os.DirEntry[str]]:
-        """Yield the files of :meth:`cursors` in any order; raises as :func:`scan_cursor_directory`."""
+        """Yield the files of :meth:`cursors` in any order."""
         for entry in scan_cursor_directory(self.cursor_directory(route)):
             if entry.name.endswith(CURSOR_SUFFIX):
                 yield entry
@@ -170,11 +156,7 @@ class Root:
 
 
 def scan_cursor_directory(directory: Path) -> Iterator[os.DirEntry[str]]:
-    """Yield the entries of a directory of cursors.
-
-    Raises:
-        OSError: it is missing, a symbolic link or unreadable, or has too many files.
-    """
+    """Yield the entries of a directory of cursors; raise OSError for a symbolic link or too many files."""
     if directory.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(directory))
     with os.scandir(directory) as entries:
@@ -204,10 +186,7 @@ _IN_ROUTE = {"in", "retired", "moved", CURSORS}
 
 
 def known_names(root: Root) -> Iterator[tuple[Path, Callable[[str], bool]]]:
-    """Yield each directory of a log, without following links, and a test for the names that wald creates there.
-
-    A directory may be missing.
-    """
+    """Yield each directory of a log (it may be missing), and a test for the names that wald creates there."""
     yield root.path, lambda name: name in _IN_ROOT or _is_anywhere(name)
     yield root.segments, lambda name: parse_segment_name(name) is not None or _is_anywhere(name)
     yield root.ledger, lambda name: name in _IN_LEDGER or _is_ledger_part(name) or _is_anywhere(name)

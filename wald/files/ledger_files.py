@@ -58,7 +58,6 @@ def parts_of(path: Path) -> list[PartName]:
 
 
 def stored_index(part: PartName) -> PartIndex:
-    """Read the index of a part; raise BadPart if it is damaged."""
     with open_file(part.path) as file:
         length = os.fstat(file.fileno()).st_size
         size = part_index_bytes(os.pread(file.fileno(), FOOTER_BYTES, max(0, length - FOOTER_BYTES)))
@@ -71,7 +70,7 @@ def stored_index(part: PartName) -> PartIndex:
 
 
 def read_index(part: PartName) -> PartIndex:
-    """Read the index of a part, or rebuild it if it is damaged; raise Damaged if the lines are damaged too."""
+    """Read the index of a part, or rebuild it from the lines if it is damaged."""
     with suppress(BadPart):
         return stored_index(part)
     index: PartIndex | None = None
@@ -87,7 +86,7 @@ def read_index(part: PartName) -> PartIndex:
 
 
 def frames_of(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the stored length and the lines of each frame in a part, without its index; raise Damaged for a bad one."""
+    """Yield the stored length and the lines of each frame in a part, without using its index."""
     stored, offset, lines = read_regular(path), 0, 0
     while offset < len(stored):
         try:
@@ -102,7 +101,6 @@ def frames_of(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def decompress_lines(stored: bytes, raw_bytes: int) -> bytes:
-    """Decompress a frame; raise ZstdError if it is damaged."""
     data = zstandard.ZstdDecompressor().decompress(stored, max_output_size=raw_bytes)
     if len(data) != raw_bytes:
         raise zstandard.ZstdError("wrong length")
@@ -110,15 +108,9 @@ def decompress_lines(stored: bytes, raw_bytes: int) -> bytes:
 
 
 def chained(path: Path, data: bytes, *, line: int, prev: str | None, listed: bool = True) -> tuple[list[Entry], str]:
-    """Decode complete lines that follow the line with digest ``prev``; return them and the digest of the last one.
+    """Decode complete lines, starting with number ``line`` of ``path``; return them and the digest of the last one.
 
-    Args:
-        line: number of the first line in the file ``path``.
-        prev: None accepts any.
-        listed: as in :func:`decode_entries`.
-
-    Raises:
-        Damaged: a line is damaged or does not follow the one before it.
+    The lines must follow the one with digest ``prev``, if that is known. ``listed`` as in :func:`decode_entries`.
     """
     texts = data.split(b"\n")[:-1]
     try:
@@ -179,10 +171,9 @@ def tip_of(parts: list[PartName]) -> str | None:
 
 
 def read_current(path: Path) -> tuple[bytes, int]:
-    """Read a current file up to the end of its synced lines, and beyond it if that line's newline is damaged.
+    """Return the content of a current file, without unsynced lines, and where its synced lines end.
 
-    Returns:
-        the content, and where the synced lines end.
+    The content includes a last line with a damaged newline.
     """
     try:
         file = open_file(path)

@@ -66,7 +66,6 @@ class Line(NamedTuple):
     entry: Entry
 
     def is_range(self, event: str) -> bool:
-        """Return True if the line has this event and a range of sequences."""
         return self.entry.get("event") == event and self.low <= self.high and "last" in self.entry
 
 
@@ -105,7 +104,6 @@ class _Block:
         return [Line(number, *span_of(entry), entry) for number, entry in enumerate(entries, start=self.line)]
 
     def followed_by(self, other: Self) -> Self:
-        """Join two blocks of the current file."""
         ours, theirs = self.frame, other.frame
         frame = ours._replace(
             low=min(ours.low, theirs.low),
@@ -172,7 +170,6 @@ class Lines:
                 yield from lines if block.line > behind else lines[behind + 1 - block.line :]
 
     def newest_first(self, before: int | None = None) -> Iterator[Line]:
-        """Yield the lines, or those whose number is below ``before``."""
         blocks = self._refreshed()
         bound = NO_SEQUENCE if before is None else before
         for block in reversed(blocks[: bisect_left(blocks, bound, key=_line)]):
@@ -345,10 +342,7 @@ def read_ledger(path: Path) -> DecodedLedger:
 
 
 def read_files(path: Path) -> Iterator[tuple[Path, DecodedLedger]]:
-    """Decode each file of the ledger at ``path``, oldest first; the current file is the last.
-
-    Parts missing before the first one are not reported: their contents are unknown.
-    """
+    """Decode each file of the ledger at ``path``, oldest first, without reporting parts missing before the first."""
     data, _ = read_current(path)
     tip: str | None = GENESIS
     for number, part in enumerate(without_copies(parts_of(path), first_prev(data))):
@@ -410,7 +404,6 @@ def highest_in_parts(path: Path, *events: str) -> int:
 
 
 def reported_entries(path: Path) -> Iterator[Entry]:
-    """Yield the intact entries of a ledger, oldest first, for programs that report."""
     return chain.from_iterable(decoded.entries for _, decoded in read_files(path))
 
 

@@ -142,7 +142,6 @@ class Ledger:
             self._cut_bytes = self._part_bytes
 
     def _begin_file(self, sealed: PartIndex) -> None:
-        """Replace the current file, whose lines were sealed."""
         assert self._descriptor is not None
         status = os.fstat(self._descriptor)
         entry = {"event": "continues", "line": sealed.line + sealed.lines - 1, "about": sealed.span}
@@ -205,7 +204,6 @@ def lock_ledger(path: Path, disk: Disk, owner: str) -> int:
 
 
 def _remove_temporaries(path: Path, disk: Disk) -> None:
-    """Remove the unfinished files of a killed owner."""
     for name in os.listdir(path.parent):
         if name.startswith((f"{path.name}.", f"{path.stem}-")) and name.endswith(TEMPORARY):
             disk.unlink(path.with_name(name))
@@ -308,7 +306,6 @@ class _Cut:
         return offset, checksum.digest()
 
     def _chunks(self, offset: int) -> Iterator[bytes]:
-        """Yield complete lines, about a frame of them at once."""
         length = self._frame_bytes
         while offset < self._end:
             data = os.pread(self._descriptor, min(length, self._end - offset), offset)

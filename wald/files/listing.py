@@ -34,7 +34,6 @@ class Segment:
     path: Path
 
     def named(self, kind: Kind) -> Segment:
-        """Return the segment under its name of another kind."""
         return Segment(self.base_sequence, kind, self.path.with_name(segment_name(self.base_sequence, kind)))
 
 
@@ -56,16 +55,14 @@ class Listing:
     changed_ns: tuple[int, ...] | None = field(default=None, compare=False)
 
     def with_released(self) -> Listing:
-        """Return the listing with the released segments among the readable ones."""
         found = self.by_base()
         return replace(self, segments=tuple(found[base] for base in sorted(found)))
 
     def including(self, segments: Iterable[Segment]) -> Listing:
-        """Return the listing with ``segments`` among the readable ones."""
         return replace(self, segments=tuple(sorted((*self.segments, *segments), key=_base)), changed_ns=None)
 
     def by_base(self) -> dict[int, Segment]:
-        """Return all segments by base, the readable form first."""
+        """Return each segment by its base, in the readable form if there are two."""
         return {segment.base_sequence: segment for segment in (*self.released, *self.segments)}
 
     def newest_base(self) -> int:
@@ -73,7 +70,6 @@ class Listing:
         return max((found[-1].base_sequence for found in (self.released, self.segments) if found), default=0)
 
     def successors(self) -> dict[int, int]:
-        """Return the base that follows each base."""
         return dict(pairwise(sorted(self.by_base())))
 
     def covering(self, sequence: int) -> int:
@@ -81,12 +77,10 @@ class Listing:
         return max(0, bisect_right(self.segments, sequence, key=_base) - 1)
 
     def before(self, segment: Segment) -> Segment | None:
-        """Return the readable segment before ``segment``."""
         number = bisect_left(self.segments, segment.base_sequence, key=_base)
         return self.segments[number - 1] if number else None
 
     def between(self, first: int, last: int) -> tuple[Segment, ...]:
-        """Return the readable segments with a base from ``first`` to ``last``."""
         begin = bisect_left(self.segments, first, key=_base)
         return self.segments[begin : bisect_right(self.segments, last, key=_base)]
 
@@ -97,11 +91,7 @@ class Listing:
 
 
 def list_segments(root: Root) -> Listing:
-    """List the segments; none is missing because a program renames it at the same time.
-
-    Raises:
-        Damaged: the directory does not exist.
-    """
+    """List the segments, including those that a program renames at the same time."""
     changed_ns = last_changes(root)
     found = _scan(root)
     if changed_ns is not None and last_changes(root) == changed_ns:
@@ -112,7 +102,7 @@ def list_segments(root: Root) -> Listing:
 
 
 def last_changes(root: Root) -> tuple[int, ...] | None:
-    """Return when each directory of segments last changed; None if the next change could get the same time stamp."""
+    """Return :attr:`Listing.changed_ns`."""
     try:
         times_ns = tuple(os.stat(directory).st_mtime_ns for directory in root.segment_directories)
     except OSError:
@@ -125,8 +115,8 @@ def last_changes(root: Root) -> tuple[int, ...] | None:
 def being_sealed(root: Root, bases: Collection[int]) -> set[int]:
     """Return those of ``bases`` that the sealer is sealing or has sealed.
 
-    The sealer creates its temporary file before it opens the raw file by name. So if a program renames a raw segment
-    and then calls this, either this finds the temporary file, or the sealer finds that the segment is gone.
+    The sealer creates its temporary file before it opens the raw file. So if a program renames a raw segment and then
+    calls this, either this finds the temporary file, or the sealer does not find the segment.
     """
     names = (entry.name.partition(Kind.SEALED.value) for entry in os.scandir(root.segments))
     sealing = {int(base) for base, found, rest in names if found and base.isdecimal() and rest.endswith(TEMPORARY)}

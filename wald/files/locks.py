@@ -1,9 +1,8 @@
 """Processes in ``/proc``, lock holders, and temporary files of dead processes.
 
-:meth:`Disk.replace` holds a lock on its temporary file until the file has its final name. So a file that can be locked
-belongs to a dead process, of any user or container, or to one that has not locked its new file yet. Therefore a file is
-removed while its lock is held (:meth:`Disk.replace` then creates another), and files written within the last minute
-stay. On a file system without locks, nothing is removed.
+:meth:`Disk.replace` locks its temporary file until the file has its final name. A file that can be locked belongs to a
+dead process, or to one that has not locked its new file yet. Therefore files written within the last minute stay, and
+others are removed under their lock (:meth:`Disk.replace` then creates another). Without locks, nothing is removed.
 """
 
 from __future__ import annotations
@@ -53,13 +52,11 @@ def set_process_name(name: str) -> None:
 
 
 def parent_of(process: int) -> int | None:
-    """Return the parent of a process; None if it has ended."""
     fields = _stat_fields(process)
     return int(fields[1]) if fields else None
 
 
 def process_group_of(process: int) -> int | None:
-    """Return the process group of a process; None if it has ended."""
     fields = _stat_fields(process)
     return int(fields[2]) if fields else None
 
@@ -74,7 +71,6 @@ def started_ns(process: int) -> int | None:
 
 
 def is_stopped(process: int) -> bool:
-    """Return True if a signal or a debugger has stopped a process."""
     fields = _stat_fields(process)
     return bool(fields) and fields[0] in _STOPPED_STATES
 
@@ -88,7 +84,6 @@ def _stat_fields(process: int) -> list[str]:
 
 
 def is_held(path: Path, disk: Disk) -> bool:
-    """Return True if a process holds the exclusive lock of a file now."""
     try:
         descriptor = open_regular(path)
     except (FileNotFoundError, Damaged):
@@ -112,10 +107,7 @@ def holders(path: Path) -> list[int]:
 
 
 def sharers(paths: Iterable[Path]) -> dict[Path, list[int]]:
-    """Return the processes that share the descriptor by which each of these files was locked.
-
-    They include heirs of processes that have ended, but no processes that this user may not inspect.
-    """
+    """Return the processes that share or inherited the descriptor by which each file was locked."""
     found: dict[Path, list[int]] = {}
     by_key = {}
     for path in paths:
@@ -169,7 +161,6 @@ def _device(path: Path) -> tuple[int, int]:
 
 
 def leftovers(root: Root, disk: Disk) -> list[Path]:
-    """Return the abandoned temporary files in the root, its ledgers and its routes."""
     directories = (root.path, root.ledger, *root.route_directories())
     return [path for directory in directories for path in abandoned_files(directory, disk)]
 
@@ -192,12 +183,7 @@ def remove_leftovers(paths: list[Path], disk: Disk) -> None:
 
 
 def remove_abandoned(path: Path, disk: Disk) -> None:
-    """Remove a temporary file unless a process is writing it.
-
-    Raises:
-        OSError: this user may not remove it, or it is gone.
-        Damaged: it is not a regular file.
-    """
+    """Remove a temporary file unless a process is writing it; raise Damaged if it is not a regular one."""
     with _claimed(path, disk) as claimed:
         if claimed:
             disk.unlink(path)

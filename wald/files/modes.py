@@ -1,10 +1,8 @@
 """Modes and owners of files, directories and FIFOs that wald creates.
 
-The mode is the same under every umask. If root creates something in the directory of another user, it belongs to that
-user and to the directory's group, so that programs of that user can continue to use the log. Owner and mode are set by
-descriptor, because that user could replace a name, or a directory above it, by a link.
-
-Where root may not change the owner (some network file systems and containers), root remains the owner.
+The mode is the same under every umask. What root creates belongs to the owner and the group of the directory, so that
+programs of that user can use it; on file systems that refuse this, root remains the owner. Owner and mode are set by
+descriptor, because the user could replace a name, or a directory above it, by a link.
 """
 
 from __future__ import annotations
@@ -58,7 +56,6 @@ def make_fifo(path: Path, mode: int) -> None:
 
 
 def give_socket(path: Path) -> None:
-    """Give a socket that was just bound to the owner of its directory."""
     with _directory_of(path) as directory:
         _give_name(path.name, directory, stat.S_IFSOCK)
 

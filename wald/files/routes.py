@@ -1,10 +1,10 @@
 """Route directories and their FIFOs: creation, retirement, checks, and replacement of misplaced files.
 
+``rm in; echo x > in`` creates a file that no process reads, and so does log rotation. A FIFO replaces it, and the file
+is kept as ``in.found-1``.
+
 The former commands ``wald route rename`` and ``merge`` left marks in ``routes/<name>/moved``. They no longer have an
 effect. A start and ``wald verify`` report each mark, and the retirement of the route removes it.
-
-``rm in; echo x > in`` creates a file that no process reads. So does a log rotation that recreates the file it has
-moved. Such a file is kept as ``in.found-1`` when a FIFO takes its place.
 """
 
 from __future__ import annotations
@@ -38,11 +38,6 @@ def add_route(
     Args:
         fifo: programs write to the route through ``routes/<name>/in``, as :func:`make_fifo` makes it with ``mode``.
         consumers: OS group whose members may leave cursors, as in :func:`permit_cursor_owners`; None: unchanged.
-
-    Raises:
-        InvalidInput: invalid name.
-        Damaged: a symbolic link has this name.
-        NotPermitted: this user is not in the OS group ``consumers``.
     """
     route = root.route(name)
     require_no_link(route)
@@ -61,13 +56,10 @@ def add_route(
 
 
 def retire_route(root: Root, disk: Disk, name: str, *, now: str) -> None:
-    """Mark a route as retired: its cursors no longer prevent deletions. Its records and cursors stay.
+    """Mark a route as retired: its records and cursors stay, but no longer prevent deletions.
 
     A daemon that retires a route (ROUTE RETIRE) also refuses its records on the socket and closes the FIFO, ending an
     unfinished record and leaving the rest unread. It continues to read a stdin that feeds the route.
-
-    Raises:
-        NotFound: there is no such route.
     """
     root.require_route(name)
     if not root.retired(name).exists():
@@ -86,22 +78,14 @@ def has_fifo(root: Root, route: str) -> bool:
 
 
 def is_displaced(root: Root, route: str) -> bool:
-    """Return True if something else has the name of the route's FIFO."""
     return os.path.lexists(root.fifo(route)) and not has_fifo(root, route)
 
 
 def make_fifo(root: Root, route: str, mode: int | None) -> Path | None:
-    """Create the route's FIFO, unless it exists.
+    """Create the route's FIFO, unless it exists; return the new path of a misplaced file.
 
     Args:
         mode: its permission bits; None: unchanged, or FIFO_MODE for a new one.
-
-    Returns:
-        the new path of a misplaced file; None without one.
-
-    Raises:
-        InvalidInput: it is a link to a FIFO elsewhere, which has another mode.
-        OSError: it cannot be created.
     """
     path = root.fifo(route)
     displaced = None
@@ -124,7 +108,6 @@ def make_fifo(root: Root, route: str, mode: int | None) -> Path | None:
 
 
 def displaced_files(root: Root, route: str) -> list[Path]:
-    """Return the files that a FIFO of the route has replaced."""
     names = (entry.name for entry in os.scandir(root.route(route)) if entry.name.startswith(FOUND_PREFIX))
     return [root.route(route) / name for name in sorted(names) if name.removeprefix(FOUND_PREFIX).isdecimal()]
 
@@ -159,7 +142,6 @@ def describe_displaced(root: Root, path: Path, route: str) -> str:
 
 
 def describe_shared(root: Root, path: Path, other: Path) -> str:
-    """Describe a FIFO that two routes share."""
     adding = command_line(root.path, f"route add {path.parent.name} --fifo")
     return f"{path}: the same FIFO as {other}; rm {path}, and {adding} makes one of its own"
 
@@ -173,7 +155,6 @@ class Mark(NamedTuple):
 
 
 def moved_marks(root: Root) -> Iterator[Mark]:
-    """Yield the marks of routes that are not retired."""
     for route in root.route_names():
         path = root.moved(route)
         if not path.is_file() or root.retired(route).exists():
@@ -189,7 +170,6 @@ def moved_marks(root: Root) -> Iterator[Mark]:
 
 
 def _destination(path: Path, route: str) -> str | None:
-    """Return the other route that a mark names, or None."""
     try:
         to = check_route(json.loads(read_regular(path))["to"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError, InvalidInput, Damaged):
@@ -198,6 +178,5 @@ def _destination(path: Path, route: str) -> str | None:
 
 
 def _remove_mark(root: Root, disk: Disk, route: str) -> None:
-    """Remove a leftover mark, without a sync."""
     if root.moved(route).is_file():
         disk.unlink(root.moved(route))

@@ -1,12 +1,11 @@
 """Opening of regular files without blocking, and small files written in place.
 
-A user who may write to a root can plant a FIFO, a device or a link in place of a file, and opening a FIFO usually waits
-for a writer. So every file of a log is opened for reading with the functions of this module.
+Other users can plant a FIFO, a device or a link in place of a file, and opening a FIFO waits for a writer. So every
+file of a log is opened for reading with the functions of this module.
 
-File identities are read by statx(2) without time stamps. Linux 6.13 and newer notes when a process has read a file's
-times, and gives the file a new one at its next write (multigrain timestamps) instead of one every few milliseconds.
-With a stat(2) before each write, each write changes the inode, and on ext4 the next sync of any file waits for that:
-40 µs of 150.
+File identities are read by statx(2) without times. On Linux 6.13 and newer (multigrain timestamps), a write after a
+stat(2) gives the file a new time, so each write would change the inode, and on ext4 the next sync of any file waits
+for that: 40 µs of 150.
 """
 
 from __future__ import annotations
@@ -69,18 +68,11 @@ class FileIdentity:
 
 
 def is_regular(descriptor: int) -> bool:
-    """Return True if the open file is a regular one."""
     return stat.S_ISREG(_StatxCall(descriptor, b"", _AT_EMPTY_PATH)()[0])
 
 
 def open_regular(path: Path) -> int:
-    """Open a regular file for reading; the caller closes the descriptor.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        Damaged: it is not a regular file.
-        OSError: it cannot be opened.
-    """
+    """Open a file for reading; raise Damaged if it is not a regular one."""
     try:
         descriptor = os.open(path, _FLAGS)
     except OSError as error:
@@ -94,12 +86,10 @@ def open_regular(path: Path) -> int:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a regular file as a file object; raises as :func:`open_regular`."""
     return os.fdopen(open_regular(path), "rb")
 
 
 def read_regular(path: Path) -> bytes:
-    """Read a whole file; raises as :func:`open_regular`."""
     with open_file(path) as file:
         return file.read()
 
@@ -114,7 +104,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def read_start(path: Path, length: int) -> bytes:
-    """Read up to ``length`` bytes at the start of a file; raises as :func:`open_regular`."""
+    """Read up to ``length`` bytes at the start of a file."""
     descriptor = open_regular(path)
     try:
         return os.read(descriptor, length)
@@ -129,17 +119,12 @@ def _not_regular(path: Path) -> Damaged:
 class InPlaceFile:
     """A small file of ``length`` bytes (the head, the transfers), created with zeros if missing.
 
-    Readers see each write at once. Unsynced bytes survive the death of the process, but not of the machine: then the
-    head is rebuilt from the segments, and the pipes that the transfers describe no longer exist.
-
-    Other programs may shorten, remove or replace the file at any moment. A memory map would raise SIGBUS then;
-    pwrite(2) makes the file longer again or fails.
+    Readers see each write at once. A crash of the machine may lose unsynced bytes: then the head is rebuilt from the
+    segments, and the pipes that the transfers describe no longer exist. Other programs may shorten the file at any
+    moment: a memory map would raise SIGBUS, but pwrite(2) makes the file longer again or fails.
 
     Attributes:
         descriptor: for reading; :meth:`restore` changes it.
-
-    Raises:
-        OSError: it cannot be created, or the disk is full.
     """
 
     def __init__(self, path: Path, length: int, disk: Disk) -> None:
@@ -150,20 +135,15 @@ class InPlaceFile:
         self._open()
 
     def write(self, data: bytes, offset: int = 0) -> None:
-        """Write in place; OSError if the file was shortened and the disk is full."""
         self._disk.update(self.descriptor, data, offset)
 
     def sync(self) -> None:
-        """Make the bytes and the name durable."""
+        """Sync the bytes and the name."""
         self._disk.sync(self.descriptor)
         self._disk.sync_directory(self._path.parent)
 
     def restore(self) -> bool:
-        """Open or create the file again if its path no longer names it; return True if that was necessary.
-
-        Raises:
-            OSError: as for the class.
-        """
+        """Open or create the file again if its path no longer names it; return True if that was necessary."""
         if self._identity.is_current():
             return False
         self.close()
@@ -171,7 +151,6 @@ class InPlaceFile:
         return True
 
     def close(self) -> None:
-        """Close the file. Idempotent."""
         if self.descriptor >= 0:
             self._disk.close(self.descriptor)
             self.descriptor = -1

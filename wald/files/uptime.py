@@ -1,16 +1,15 @@
 """Monotonic time across boots, and recorded steps of the wall clock.
 
-Deletions by age must not depend on the wall clock, which may be years ahead one minute and right the next. Linux counts
-the time since boot (CLOCK_BOOTTIME, suspension included) and gives each boot an id. Between moments of two boots, no
-time is known to have passed: a root may be moved, restored or shared with another machine.
+Deletions by age must not depend on the wall clock, which may be years ahead one minute and right the next. They use the
+time since boot (CLOCK_BOOTTIME, suspension included). Between two boots no time is known to have passed: a root may be
+moved, restored or shared with another machine.
 
-A time namespace (containers, checkpoints) adds an offset to CLOCK_BOOTTIME and leaves the boot id unchanged; see
+A time namespace (containers, checkpoints) adds an offset to CLOCK_BOOTTIME but keeps the boot id; see
 time_namespaces(7). A :class:`Moment` is in the host's time, without the offset; it is unknown if the offset is.
 
-Append times never decrease from record to record, except at a clock step: after the clock was far ahead, an operator
-has the daemon record one in ``clock.jsonl``, and append times restart from the clock in the next segment. The file has
-a checksummed line for each step and is replaced before that segment exists. A step without its segment is harmless: if
-records follow, append times on both sides are still in order; otherwise the next start completes it.
+Append times never decrease, except at a clock step, which an operator has the daemon record in ``clock.jsonl`` after
+the clock was far ahead. Append times restart from the clock in the next segment. A step without that segment is
+harmless: if records follow, append times are still in order; otherwise the next start completes it.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ _NAMESPACES = ("/proc/self/ns/time", "/proc/self/ns/time_for_children")
 class Moment:
     """
     Attributes:
-        boot: the boot id; "" if there is none, or if its clock cannot be compared with that of other processes. Then no
-            time is known to have passed.
+        boot: the boot id; "" if moments cannot be compared with those of other processes.
         boottime_ns: time since that boot, by the clock of the host.
     """
 
@@ -46,19 +44,16 @@ class Moment:
     boottime_ns: int
 
     def as_entry(self) -> dict[str, Any]:
-        """Return the fields of a ledger line."""
         return {"boot": self.boot, "boottime": self.boottime_ns}
 
 
 def now() -> Moment:
-    """Return this moment."""
     boot, offset_ns = boot_id(), _namespace_offset_ns()
     boottime_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     return Moment("", boottime_ns) if offset_ns is None else Moment(boot, boottime_ns - offset_ns)
 
 
 def moment_of(entry: Mapping[str, Any]) -> Moment | None:
-    """Return the moment in a ledger line; None without one."""
     match entry:
         case {"boot": str(boot), "boottime": int(boottime_ns)}:
             return Moment(boot, boottime_ns)
@@ -66,7 +61,7 @@ def moment_of(entry: Mapping[str, Any]) -> Moment | None:
 
 
 class Elapsed:
-    """The time that has certainly passed over a series of moments."""
+    """Time that has certainly passed over a series of moments."""
 
     def __init__(self) -> None:
         self._total_ns = 0
@@ -88,11 +83,8 @@ class Elapsed:
 
 
 def boot_id() -> str:
-    """Return the id of this boot of the machine; "" if the kernel has none.
-
-    It is not cached: a process restored from a checkpoint may run in another boot.
-    """
-    try:
+    """Return the id of this boot of the machine; "" if the kernel has none."""
+    try:  # not cached: a process restored from a checkpoint may run in another boot
         return _BOOT_ID.read_text().strip()
     except OSError:
         return ""
@@ -149,7 +141,6 @@ def step_between(steps: Sequence[ClockStep], first: int, last: int) -> ClockStep
 
 
 def require_steps(root: Root) -> None:
-    """Raise Damaged if a line of the clock steps is unreadable."""
     for number, line in enumerate(_lines(root), start=1):
         if set(decode_line(line) or {}) != {"base", "before_ns", "at_ns"}:
             raise Damaged(
@@ -160,7 +151,6 @@ def require_steps(root: Root) -> None:
 
 
 def add_step(root: Root, disk: Disk, step: ClockStep) -> None:
-    """Record a clock step durably."""
     disk.replace(root.clock_steps, b"".join(_lines(root)) + encode_line(asdict(step)))
 
 
