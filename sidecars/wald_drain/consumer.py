@@ -11,7 +11,7 @@ from wald.format.records import Record
 from wald.format.times import utc
 from wald.log import Log
 from wald.retention.cursor_moves import move_cursor, start_position
-from wald.retention.cursors import Cursor, CursorState, newcomer
+from wald.retention.cursors import Cursor, CursorState, new_group_warning
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Consumer:
         Records that were reclaimed before the group existed, from the first record on, are reported and passed over.
         """
         if self.cursor.state is CursorState.ABSENT:
-            news = newcomer(self.log.root, self.route, self.group)
+            news = new_group_warning(self.log.root, self.route, self.group)
             begins = start_position(self.log.view(), self.route, self.group)
             self.commit(begins.sequence - 1)
             for message in filter(None, (news, begins.message)):

@@ -23,7 +23,7 @@ from wald.format.protocol import REQUEST_MAX_BYTES
 from wald.format.records import Record
 from wald.hints import command_line
 from wald.retention.cursors import CursorState
-from wald.retention.handovers import ROUTES_MAX, Pinning
+from wald.retention.handovers import ROUTES_MAX, PinWriter
 from wald.work.deadletters import (
     GROUP,
     LOG,
@@ -132,7 +132,7 @@ class Handovers:
         self._letter_max_bytes = letter_max_bytes
         self._origin = Origin(consumer.log.identity.log_id, consumer.route, consumer.group)
         root, log_id = consumer.log.root, consumer.log.identity.log_id
-        self._pinning = Pinning(root, consumer.disk, consumer.route, consumer.group, log_id, "drain")
+        self._pinning = PinWriter(root, consumer.disk, consumer.route, consumer.group, log_id, "drain")
 
     def give_up(self, record: Record, why: str, *, tries: int, route: str) -> None:
         """Make a dead letter on ``route`` of the record after the cursor, and move the cursor.

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from wald.retention.cursors import CursorState
-from wald.retention.handovers import Pinning
+from wald.retention.handovers import PinWriter
 from wald.work.commands import workers_of
 from wald.work.journal import discard
 from wald.work.standing import standing
@@ -120,5 +120,5 @@ def require_no_gaps(consumer: Consumer, leftovers: Leftovers, command: tuple[str
     if stands.floor > consumer.cursor.effective:
         consumer.commit(stands.floor)
     # The workers were killed, or the power failed, after the last dead letter was recorded.
-    Pinning(log.root, consumer.disk, route, group, log.identity.log_id, "work").unpin()
+    PinWriter(log.root, consumer.disk, route, group, log.identity.log_id, "work").unpin()
     leftovers.remove()

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from wald.errors import Damaged, NotFound
 from wald.format.records import Record
 from wald.retention.cursor_moves import start_position
-from wald.retention.cursors import CursorState, newcomer
+from wald.retention.cursors import CursorState, new_group_warning
 from wald.retention.progress import last_sequences
 from wald.work.commands import worker_name
 from wald.work.group import WorkGroup
@@ -106,7 +106,7 @@ class Workers:
         """Report what is to be known of a group that has no cursor yet."""
         consumer = self._consumer
         if consumer.cursor.state is CursorState.ABSENT:
-            news = newcomer(consumer.log.root, consumer.route, consumer.group, with_workers=True)
+            news = new_group_warning(consumer.log.root, consumer.route, consumer.group, with_workers=True)
             begins = start_position(consumer.log.view(), consumer.route, consumer.group)
             for message in filter(None, (news, begins.message)):
                 self._drain.report(message)

@@ -10,7 +10,7 @@ from wald.files.layout import Root
 from wald.files.listing import Listing, Segment
 from wald.format.sealed_index import BadSealed, RouteEntry, SealedIndex
 from wald.hints import hint_for
-from wald.retention.blockers import needs, segment_index, with_lost
+from wald.retention.blockers import required_positions, segment_index, with_lost_routes
 from wald.retention.history import History
 
 
@@ -51,7 +51,9 @@ class Contents:
         try:
             index = segment_index(segment, self._log_id, on_damage=damage.append)
             for error in damage:
-                index = with_lost(index, segment, self._successors.get(segment.base_sequence), self.history, error)
+                index = with_lost_routes(
+                    index, segment, self._successors.get(segment.base_sequence), self.history, error
+                )
         except Damaged as error:
             raise Unreadable(f"{error.message}; {error.hint}") from error
         if not damage:
@@ -62,7 +64,9 @@ class Contents:
     def needs(self, segment: Segment, index: SealedIndex) -> Sequence[RouteEntry]:
         """The records that the cursors must have reached before it may go."""
         try:
-            return needs(index, self._successors.get(index.base_sequence, index.next_sequence), self.history)
+            return required_positions(
+                index, self._successors.get(index.base_sequence, index.next_sequence), self.history
+            )
         except BadSealed as error:
             hint = hint_for("lost-routes-unknown", root=segment.path.parents[1])
             raise Unreadable(f"{segment.path}: it is damaged: {error}; {hint}") from error

@@ -97,4 +97,4 @@ def _json(entry: Entry) -> str:
 
 def _excuse(route: str, claims: CursorSnapshot) -> Entry:
     """Where the cursors of a route are, or that it is retired."""
-    return {"retired": True} if route in claims.retired else {"cursors": claims.vector(route)}
+    return {"retired": True} if route in claims.retired else {"cursors": claims.positions(route)}

@@ -19,7 +19,7 @@ from wald.files.uptime import Moment
 from wald.format.ledger_lines import Entry
 from wald.format.names import Kind
 from wald.format.sealed_index import BadSealed, RouteTable, SealedIndex
-from wald.retention.blockers import CursorSnapshot, Pin, read_claims
+from wald.retention.blockers import CursorSnapshot, Pin, read_cursor_snapshot
 from wald.segments.reader import Misplaced, require_named
 from wald.segments.view import read_view
 from wald_reclaim.ages import Ages
@@ -200,11 +200,11 @@ class Planner:
     def _read_claims(self) -> tuple[CursorSnapshot, float]:
         """The claims of the cursors now, and when to read them again."""
         began = self._clock()
-        claims = read_claims(self._root, log_id=self.log_id)
-        if not claims.lets_go(self._claims):
+        claims = read_cursor_snapshot(self._root, log_id=self.log_id)
+        if not claims.pins_nothing_new(self._claims):
             self._passed.clear()
         self._claims = claims
-        self.troubles = [*claims.troubles(), *([self._ages.trouble] if self._ages.trouble else [])]
+        self.troubles = [*claims.problems(), *([self._ages.trouble] if self._ages.trouble else [])]
         return claims, began + max(CLAIMS_SECONDS, _CLAIMS_SHARE * (self._clock() - began))
 
     def _decide(
@@ -328,7 +328,7 @@ class Planner:
         """
         base, log = segment.base_sequence, over(facts, self._limits)
         if known.pin is not None and all(
-            claims.still(pin) and not self._routes.may_let_go(pin.route, base, facts.age_ns, log)
+            claims.still_pins(pin) and not self._routes.may_let_go(pin.route, base, facts.age_ns, log)
             for pin in (known.pin, known.other)
             if pin is not None
         ):

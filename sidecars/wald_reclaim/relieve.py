@@ -30,7 +30,7 @@ from wald.format.names import WHOLE_SUFFIX, Kind, parse_segment_name
 from wald.format.sealed_index import BadSealed
 from wald.hints import command_line
 from wald.log import Log
-from wald.retention.blockers import CursorSnapshot, read_claims, sealed_index
+from wald.retention.blockers import CursorSnapshot, read_cursor_snapshot, sealed_index
 from wald.retention.history import History
 from wald.segments.reader import require_named
 from wald.segments.sealed_file import SealedFile
@@ -227,13 +227,13 @@ class Relieving:
             return False
 
     def _claims(self) -> CursorSnapshot:
-        return read_claims(self.root, log_id=self.log_id)
+        return read_cursor_snapshot(self.root, log_id=self.log_id)
 
 
 def worth(log: Log, segments: Iterable[Segment], *, require_archived: bool) -> Iterator[Relieved]:
     """Those that would be relieved, with about how many bytes they would have."""
     log_id = log.identity.log_id
-    claims, history = read_claims(log.root, log_id=log_id), History(log.root)
+    claims, history = read_cursor_snapshot(log.root, log_id=log_id), History(log.root)
     for segment in segments:
         with suppress(Damaged, BadSealed, FileNotFoundError):
             index, stored_bytes = sealed_index(segment, log_id), segment.path.stat().st_size

@@ -26,7 +26,7 @@ from wald.errors import Damaged, NotFound, Refused, UnsupportedFormat
 from wald.files.layout import Root
 from wald.files.listing import list_segments
 from wald.hints import command_line
-from wald.retention.cursors import Cursor, newcomer, require_no_remains
+from wald.retention.cursors import Cursor, new_group_warning, reject_leftover_journal
 from wald.segments.continuity import Continuity, Seen
 from wald_spark.locations import local_path
 from wald_spark.offsets import BadOffsets, Offsets, Position, decode_offsets, is_offsets
@@ -45,8 +45,8 @@ def from_checkpoint(root: Path, checkpoint: Path, route: str, group: str) -> Non
     log = wald.open(root)
     current = log.cursor(route, group)
     sequence = processed_by_stream(checkpoint, log.root, current, log_id=log.identity.log_id)
-    require_no_remains(log.root, log.cursor(route, group))
-    news = newcomer(log.root, route, group)
+    reject_leftover_journal(log.root, log.cursor(route, group))
+    news = new_group_warning(log.root, route, group)
     print_moved(log.set_cursor(route, sequence, group), news)
 
 

@@ -13,7 +13,7 @@ from wald.files.listing import Segment
 from wald.format.names import Kind
 from wald.format.sealed_index import RouteEntry, RouteTable
 from wald.retention.backlog import Condition, GroupBacklog, Growth, SegmentStatus, condition_of
-from wald.retention.blockers import NO_PINS, CursorSnapshot, holders_of
+from wald.retention.blockers import NO_BLOCKERS, CursorSnapshot, Holders
 from wald.retention.cursors import Cursor, CursorState
 from wald.retention.progress import Lag
 from wald.segments.view import State
@@ -130,7 +130,7 @@ def test_every_segment_is_in_one_condition(state: State, pinned: bool, readable:
     """Of one that cannot be read nobody knows who holds it back."""
     segment = Segment(1, Kind.RAW, Path("1"))
     routes = RouteTable.from_entries([RouteEntry("a", 1, 1, 1, 10)])
-    pins = holders_of(CursorSnapshot(), routes.names).pins(routes) if pinned else NO_PINS
+    pins = Holders.from_snapshot(CursorSnapshot(), routes.names).blockers(routes) if pinned else NO_BLOCKERS
     expected = {
         State.ACTIVE: Condition.ACTIVE,
         State.CUT: Condition.WAITING,

@@ -20,7 +20,7 @@ from users import ALICE, BOB, CONSUMERS, HOST, MEMBER, OWNER, User, daemon_of, n
 from wald.errors import InvalidInput, NotPermitted, Refused
 from wald.format.work import Commit, Start, encode_work
 from wald.log import Log
-from wald.retention.blockers import read_claims
+from wald.retention.blockers import read_cursor_snapshot
 from wald.retention.handovers import encode_pin
 
 pytestmark = needs_root
@@ -167,7 +167,7 @@ def test_what_a_cursor_owner_leaves_beside_a_cursor_of_the_log_owner_has_no_effe
             assert (done.returncode, path.stat().st_uid) == (0, ALICE.user_id)
 
         assert json.loads(wald(daemon, HOST, "where", 3, "--json"))["processed"] == {"g": False}
-        assert read_claims(log.root, log_id=log.identity.log_id).vector("b") == {"processed": 0}
+        assert read_cursor_snapshot(log.root, log_id=log.identity.log_id).positions("b") == {"processed": 0}
         (seen,) = [
             json.loads(line) for line in wald_exits(daemon, HOST, 4, "group", "list", "a", "--json").splitlines()
         ]

@@ -26,7 +26,7 @@ from running import command, run, sidecar
 import wald
 from wald.files.identity import read_identity
 from wald.format.names import DEFAULT_GROUP
-from wald.retention.cursors import cursors_of
+from wald.retention.cursors import read_cursors
 
 STATES = 24  # of a program, at most, evenly chosen
 DAEMON_STATES = 200
@@ -193,7 +193,7 @@ def cursors(root: Path) -> Positions:
     return {
         (route, each.group): each.effective
         for route in log.routes()
-        for each in cursors_of(log.root, route, log_id=log_id, head_sequence=head.sequence)
+        for each in read_cursors(log.root, route, log_id=log_id, head_sequence=head.sequence)
     }
 
 

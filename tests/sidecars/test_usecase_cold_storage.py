@@ -23,7 +23,7 @@ from wald.cli.entry import run
 from wald.files.ledger_read import read_ledger
 from wald.files.listing import list_segments
 from wald.format.names import Kind
-from wald.retention.blockers import read_claims, sealed_index
+from wald.retention.blockers import read_cursor_snapshot, sealed_index
 from wald.retention.cursors import CursorState
 from wald.segments.view import State
 from wald_archive.command import command
@@ -81,7 +81,7 @@ def reported(year: Built) -> list[dict[str, Any]]:
 
 def pinned(year: Built) -> list[bool]:
     """Of each sealed segment, whether anybody holds it back."""
-    claims = read_claims(year.root, log_id=year.log_id)
+    claims = read_cursor_snapshot(year.root, log_id=year.log_id)
     sealed = [segment for segment in list_segments(year.root).segments if segment.kind is Kind.SEALED]
     return [any(claims.pins(sealed_index(segment, year.log_id).routes)) for segment in sealed]
 

@@ -22,7 +22,7 @@ from logs import Built
 from wald.files.ledger_read import read_ledger
 from wald.files.listing import list_segments
 from wald.format.names import DEFAULT_GROUP, Kind
-from wald.retention.blockers import Pin, read_claims, sealed_index
+from wald.retention.blockers import Pin, read_cursor_snapshot, sealed_index
 from wald.segments.view import State
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "usecase-smpte-timecode.sh"
@@ -58,7 +58,7 @@ def segments(bus: Built) -> list[tuple[int, Kind]]:
 
 def pins(bus: Built) -> list[list[Pin]]:
     """Who holds back each sealed segment."""
-    claims = read_claims(bus.root, log_id=bus.log_id)
+    claims = read_cursor_snapshot(bus.root, log_id=bus.log_id)
     sealed = [segment for segment in list_segments(bus.root).segments if segment.kind is Kind.SEALED]
     return [list(claims.pins(sealed_index(segment, bus.log_id).routes)) for segment in sealed]
 

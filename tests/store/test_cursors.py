@@ -16,7 +16,15 @@ from wald.files.disk import Disk
 from wald.format.head import CursorLines, encode_cursor
 from wald.retention import cursors
 from wald.retention.cursor_moves import move_cursor
-from wald.retention.cursors import Cursor, CursorState, SlowestCursor, cursor_lock, cursors_of, read_cursor, set_cursor
+from wald.retention.cursors import (
+    Cursor,
+    CursorState,
+    SlowestCursor,
+    cursor_lock,
+    read_cursor,
+    read_cursors,
+    set_cursor,
+)
 
 NOW = "2026-11-21T10:00:00Z"
 
@@ -136,7 +144,7 @@ def test_a_crash_before_the_rename_keeps_the_old_one(built: Built, step: str) ->
 def test_groups_have_cursors_of_their_own(built: Built) -> None:
     built.log.set_cursor("a", 3)
     built.log.set_cursor("a", 5, "archive")
-    found = cursors_of(built.root, "a", log_id=built.log_id, head_sequence=10)
+    found = read_cursors(built.root, "a", log_id=built.log_id, head_sequence=10)
     assert [(cursor.group, cursor.sequence) for cursor in found] == [("archive", 5), ("processed", 3)]
 
 
@@ -169,7 +177,7 @@ def test_a_second_look_for_the_slowest_reads_only_what_has_changed(built: Built)
     slowest = SlowestCursor()
 
     def look() -> tuple[str, int]:
-        found = slowest.look(built.root, "a", log_id=built.log_id, head_sequence=10)
+        found = slowest.find(built.root, "a", log_id=built.log_id, head_sequence=10)
         return found.group, found.effective
 
     assert look()[1] == 5
@@ -199,7 +207,7 @@ def test_a_look_for_the_slowest_is_cheap_once_the_cursors_rest(
     slowest = SlowestCursor()
 
     def look() -> None:
-        slowest.look(built.root, "a", log_id=built.log_id, head_sequence=10)
+        slowest.find(built.root, "a", log_id=built.log_id, head_sequence=10)
 
     first = steps(look)
     monkeypatch.setattr(cursors, "_SETTLED_NS", 0)  # as if they had rested for long
@@ -212,11 +220,11 @@ def test_a_look_for_the_slowest_ends_at_a_name_that_no_group_can_have(built: Bui
     for number in range(50):
         built.root.cursor("a", f"g{number}").write_bytes(b"5\n")
     slowest = SlowestCursor()
-    first = steps(lambda: slowest.look(built.root, "a", log_id=built.log_id, head_sequence=10))
+    first = steps(lambda: slowest.find(built.root, "a", log_id=built.log_id, head_sequence=10))
     strange = built.root.cursor_directory("a") / "a b.cursor"
     strange.write_bytes(b"9\n")
     found: list[Cursor] = []
-    taken = steps(lambda: found.append(slowest.look(built.root, "a", log_id=built.log_id, head_sequence=10)))
+    taken = steps(lambda: found.append(slowest.find(built.root, "a", log_id=built.log_id, head_sequence=10)))
 
     assert (found[0].path, found[0].effective) == (strange, 0)
     assert taken < first * 1.1
@@ -230,7 +238,7 @@ def test_a_cursor_beyond_the_head_counts_once_the_head_has_reached_it(
     slowest = SlowestCursor()
 
     assert [
-        slowest.look(built.root, "a", log_id=built.log_id, head_sequence=head).effective for head in (9, 10, 11)
+        slowest.find(built.root, "a", log_id=built.log_id, head_sequence=head).effective for head in (9, 10, 11)
     ] == [
         0,
         0,

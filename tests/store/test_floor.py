@@ -18,7 +18,7 @@ from wald.files.ledger_write import Ledger
 from wald.files.routes import retire_route
 from wald.format.head import CursorLines, encode_cursor
 from wald.format.work import PAGE_RECORDS, Commit, FailureReason, Line, Page, Start, encode_work
-from wald.retention.cursors import CursorState, cursors_of
+from wald.retention.cursors import CursorState, read_cursors
 from wald.segments.view import State
 from wald.writing import sequence_floor
 from wald.writing.sequence_floor import find_floor, last_sealed
@@ -92,7 +92,7 @@ def test_a_number_is_believed_so_far_and_what_is_not_pins(
     assert following.lines("a", [b"new"]) == (sequence + 1 if believed else LAST + 1)
     if ours is not None and not believed:
         assert any("to be believed" in words for words in following.report.warnings)
-    cursors = cursors_of(built.root, "a", log_id=built.log_id, head_sequence=following.last)
+    cursors = read_cursors(built.root, "a", log_id=built.log_id, head_sequence=following.last)
     assert [cursor.state is CursorState.VALID for cursor in cursors] == [believed]
 
 

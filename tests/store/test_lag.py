@@ -12,7 +12,7 @@ from running import output_of
 
 from wald.files.listing import list_segments
 from wald.retention.backlog import Backlog
-from wald.retention.cursors import cursors_of
+from wald.retention.cursors import read_cursors
 from wald.retention.progress import lags
 from wald.segments.view import read_view
 
@@ -48,7 +48,7 @@ def asked(built: Built, route: str) -> set[int]:
     cursors = [
         cursor
         for name in root.route_names()
-        for cursor in cursors_of(root, name, log_id=log_id, head_sequence=built.last)
+        for cursor in read_cursors(root, name, log_id=log_id, head_sequence=built.last)
     ]
     backlog = Backlog(read_view(root, log_id))
     list(backlog.segments())

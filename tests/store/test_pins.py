@@ -19,7 +19,7 @@ from wald.files.listing import Segment
 from wald.files.routes import add_route, retire_route
 from wald.format.head import CursorLines, encode_cursor
 from wald.format.names import Kind
-from wald.retention.blockers import CursorSnapshot, Pin, read_claims, sealed_index
+from wald.retention.blockers import CursorSnapshot, Pin, read_cursor_snapshot, sealed_index
 from wald.retention.cursors import CursorState
 
 
@@ -36,7 +36,7 @@ def built(tmp_path: Path) -> Built:
 
 
 def claims(built: Built) -> CursorSnapshot:
-    return read_claims(built.root, log_id=built.log_id)
+    return read_cursor_snapshot(built.root, log_id=built.log_id)
 
 
 def pins(built: Built) -> list[tuple[str, str, int, int]]:
@@ -195,9 +195,9 @@ def test_a_cursor_that_may_not_be_read_holds_back(unlocked: Path, hidden: str) -
         path.chmod(0o755 if path.is_dir() else 0o644)
     (built.root.route("a") / hidden).chmod(0)
     script = (
-        "import os, sys; from wald.log import Log; from wald.retention.blockers import read_claims\n"
+        "import os, sys; from wald.log import Log; from wald.retention.blockers import read_cursor_snapshot\n"
         "os.getuid() or (os.setgid(65534), os.setuid(65534))\n"
-        "log = Log(sys.argv[1]); claims = read_claims(log.root, log_id=log.identity.log_id)\n"
+        "log = Log(sys.argv[1]); claims = read_cursor_snapshot(log.root, log_id=log.identity.log_id)\n"
         "(cursor,) = claims.cursors['a']; print(cursor.state.value, cursor.effective, cursor.message)"
     )
     done = subprocess.run([sys.executable, "-c", script, built.root.path], capture_output=True, text=True, check=False)
@@ -216,7 +216,7 @@ def test_a_cursor_that_moves_beyond_a_head_read_before_it_counts(built: Built) -
             built.log.set_cursor("a", built.lines("a", [b"meanwhile"]))
             return super().route_names()
 
-    (cursor,) = read_claims(Growing(built.root.path), log_id=built.log_id).cursors["a"]
+    (cursor,) = read_cursor_snapshot(Growing(built.root.path), log_id=built.log_id).cursors["a"]
 
     assert (cursor.state, cursor.effective) == (CursorState.VALID, 7)
 
@@ -244,7 +244,7 @@ def test_a_pin_holds_until_its_cursor_has_come_or_its_claim_is_given_up(built: B
     built.log.set_cursor("a", 3)
     retire_route(built.root, built.disk, "b", now="")
 
-    assert claims(built).still(pin) == still
+    assert claims(built).still_pins(pin) == still
 
 
 def test_a_retired_route_has_said_no_more_than_its_groups_have_read(built: Built) -> None:
@@ -258,9 +258,9 @@ def test_a_retired_route_has_said_no_more_than_its_groups_have_read(built: Built
 
     built.root.cursor("a", "processed").write_text("three")
     assert claims(built).waived(index.routes) == ("a", "b")
-    assert claims(built).troubles() == []
+    assert claims(built).problems() == []
     add_route(built.root, built.disk, "a")
-    assert len(claims(built).troubles()) == 1
+    assert len(claims(built).problems()) == 1
 
 
 def test_of_a_route_whose_directory_is_gone_nothing_is_read(built: Built) -> None:
@@ -269,7 +269,7 @@ def test_of_a_route_whose_directory_is_gone_nothing_is_read(built: Built) -> Non
     shutil.rmtree(built.root.route("a"))
 
     assert (before.floor("a"), claims(built).floor("a")) == (3, 0)
-    assert not claims(built).lets_go(before)
+    assert not claims(built).pins_nothing_new(before)
 
 
 @pytest.mark.parametrize(("at", "lets_go"), [(1, False), (2, True), (3, True)])
@@ -278,7 +278,7 @@ def test_what_cursors_let_go_they_let_go_where_none_is_moved_back(built: Built, 
     built.log.set_cursor("b", 5)
     before = claims(built)
     built.log.set_cursor("a", at, rewind=True)
-    assert claims(built).lets_go(before) is lets_go
+    assert claims(built).pins_nothing_new(before) is lets_go
 
 
 def test_a_segment_that_is_not_what_its_name_says_is_reported(built: Built) -> None:

@@ -20,7 +20,7 @@ from wald.errors import Damaged, Refused, WaldError
 from wald.files.routes import add_route
 from wald.files.safe_open import open_regular
 from wald.format.names import Kind
-from wald.retention.cursors import cursors_of
+from wald.retention.cursors import read_cursors
 from wald.retention.progress import progress
 from wald.segments.durable_end import read_head
 from wald.writing.daemon_lock import Lock
@@ -147,7 +147,7 @@ def test_a_planted_cursor_frees_nothing_and_is_not_replaced_unasked(built: Built
     """A hard link counts again when its group moves it, because it is replaced then, and the other name stays."""
     log, path = built.log, built.root.cursor("a", "processed")
     plant(path, what)
-    (cursor,) = cursors_of(built.root, "a", log_id=built.log_id, head_sequence=6)
+    (cursor,) = read_cursors(built.root, "a", log_id=built.log_id, head_sequence=6)
     assert (cursor.path, cursor.effective) == (path, 0)
     assert str(path) in cursor.message
     if what == "hard link":
@@ -185,7 +185,7 @@ def test_a_flood_of_files_holds_back_and_is_not_read(built: Built, monkeypatch: 
     add_route(built.root, built.disk, "a", consumers="group")
     for number in range(11):
         (built.root.cursor_directory("a") / f"g{number}.cursor").write_text("6\n")
-    (cursor,) = cursors_of(built.root, "a", log_id=built.log_id, head_sequence=6)
+    (cursor,) = read_cursors(built.root, "a", log_id=built.log_id, head_sequence=6)
     assert (cursor.effective, cursor.path) == (0, built.root.cursor_directory("a"))
     assert "more than 10 files" in cursor.message
 

@@ -30,7 +30,7 @@ from wald.errors import DiskFailure, WaldError
 from wald.files.disk import Disk
 from wald.files.identity import read_identity
 from wald.files.layout import Root
-from wald.retention.cursors import cursors_of
+from wald.retention.cursors import read_cursors
 from wald.segments.view import State
 from wald.writing.sealing import remove_temporaries
 
@@ -268,7 +268,7 @@ def left(place: Path) -> dict[str, object]:
     for route in log.routes():
         records = [(record.sequence, record.value, record.key, record.terminated) for record in log.records(route)]
         found[f"records of {route}"] = records
-        for each in cursors_of(log.root, route, log_id=log_id, head_sequence=last):
+        for each in read_cursors(log.root, route, log_id=log_id, head_sequence=last):
             found[f"cursor of {route}/{each.group}"] = each.effective
             unread = [record.value for record in log.records(route, each.effective + 1)]
             found[f"unread of {route}/{each.group}"] = unread

@@ -28,7 +28,7 @@ from wald.format.ledger_lines import DecodedLedger
 from wald.format.log_state import LogState
 from wald.format.names import LEDGERS, PART_SUFFIX, WHOLE_SUFFIX, Kind, SegmentName, parse_segment_name
 from wald.format.spans import Spans
-from wald.retention.cursors import CursorState, cursors_of
+from wald.retention.cursors import CursorState, read_cursors
 from wald.retention.handovers import handover_pins
 from wald.retention.history import History, Loss
 from wald.segments.durable_end import EVERYTHING, read_head
@@ -332,10 +332,10 @@ class Verification:
         if not self._root.routes.is_dir():
             yield Finding(Level.INFO, self._root.routes, 0, "missing with all cursors; every record counts as unread")
         for route in self._root.route_names():
-            cursors = cursors_of(self._root, route, log_id=self._log_id or b"", head_sequence=self._last())
+            cursors = read_cursors(self._root, route, log_id=self._log_id or b"", head_sequence=self._last())
             if any(cursor.state is CursorState.BEYOND for cursor in cursors):
                 # The head may have advanced since it was read, and then a cursor.
-                cursors = cursors_of(self._root, route, log_id=self._log_id or b"", head_sequence=self._last())
+                cursors = read_cursors(self._root, route, log_id=self._log_id or b"", head_sequence=self._last())
             for cursor in cursors:
                 if cursor.state is CursorState.VALID:
                     yield Finding(Level.OK, cursor.path, 0, f"record {cursor.sequence}")

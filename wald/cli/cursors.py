@@ -86,12 +86,12 @@ def get(root: Path, route: str, group: str, as_json: bool) -> None:
 @stdout_is_a_report
 def set_(root: Path, route: str, position: str, group: str, rewind: bool, as_json: bool) -> None:
     """Record that the group has processed ROUTE up to POSITION: a sequence (0: no record), or all before a time."""
-    from wald.retention.cursors import newcomer, require_no_remains
+    from wald.retention.cursors import new_group_warning, reject_leftover_journal
 
     log = wald.open(root)
     number = _sequence(log, position, route, group)
-    require_no_remains(log.root, log.cursor(route, group, any_user=True))
-    news = newcomer(log.root, route, group)
+    reject_leftover_journal(log.root, log.cursor(route, group, any_user=True))
+    news = new_group_warning(log.root, route, group)
     moved = log.set_cursor(route, number, group, rewind=rewind, any_user=True)
     if as_json:
         click.echo(json_line("cursor.set", cursor_fields(moved) | {"new": bool(news)}))

@@ -115,7 +115,7 @@ def _stretches(statuses: Iterable[SegmentStatus]) -> Iterator[_Stretch]:
 
 
 def _alike(one: SegmentStatus, other: SegmentStatus) -> bool:
-    return _kind(one) == _kind(other) and one.pins.of_same_groups(other.pins)
+    return _kind(one) == _kind(other) and one.pins.has_same_groups(other.pins)
 
 
 def _kind(status: SegmentStatus) -> tuple[str, State, str, tuple[str, ...]]:

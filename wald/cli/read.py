@@ -140,9 +140,9 @@ def _succeed_workers(log: Log, route: str, group: str) -> None:
 
 
 def _write_and_commit(log: Log, route: str, group: str, batches: Iterable[Batch], output: Output) -> None:
-    from wald.retention.cursors import newcomer
+    from wald.retention.cursors import new_group_warning
 
-    if news := newcomer(log.root, route, group):
+    if news := new_group_warning(log.root, route, group):
         click.echo(f"wald: {news}", err=True)
     with _Commits(log, route, group) as commits:
         _write(batches, output, commits)

@@ -167,15 +167,15 @@ def skip(root: Path, route: str, sequence: int, group: str, through: bool, why: 
 
     The log's owner and root may skip; for a group whose cursor another user has left, root alone.
     """
-    from wald.retention.cursors import newcomer, require_no_remains
+    from wald.retention.cursors import new_group_warning, reject_leftover_journal
 
     log = wald.open(root)
     log.root.require_route(route)
     with skips(log, f"cursor skip {route} {sequence} --group {group}") as ledger:
         before = log.cursor(route, group, any_user=os.geteuid() == 0)
-        require_no_remains(log.root, before)
+        reject_leftover_journal(log.root, before)
         records, missing = _skippable(log, before, sequence, through=through)
-        news = newcomer(log.root, route, group)
+        news = new_group_warning(log.root, route, group)
         entry = {"route": route, "group": group, "after": before.effective, "sequence": sequence}
         entry |= {"records": records, "missing": missing, "by": user_name(os.geteuid()), "why": why}
         with on_record(ledger, entry):

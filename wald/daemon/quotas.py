@@ -382,7 +382,7 @@ def _slowest_cursor(
     if root.retired(route).exists():
         return None
     try:
-        return search.look(root, route, log_id=log_id, head_sequence=head_sequence)
+        return search.find(root, route, log_id=log_id, head_sequence=head_sequence)
     except NotFound:
         return None
 

@@ -15,7 +15,7 @@ from wald.format.ledger_lines import Entry
 from wald.format.names import WORK_SUFFIX, Kind, segment_name
 from wald.format.times import utc_or_unknown
 from wald.format.work import Start, is_done
-from wald.retention.cursors import Cursor, CursorState, cursors_of
+from wald.retention.cursors import Cursor, CursorState, read_cursors
 from wald.retention.history import History, ShrunkRecord, bundle_member, candidate_routes
 from wald.segments.durable_end import lost_head
 from wald.segments.raw_scan import DamagedBytes
@@ -154,7 +154,7 @@ def _placed(view: View, sequence: int, segment: Segment, met: StoredBatch) -> Wh
     head_sequence = view.bound.sequence if view.bound.sequence is not None else met.header.end_sequence - 1
     processed = {}
     if (view.root.routes / met.route).is_dir():
-        cursors = cursors_of(view.root, met.route, log_id=view.log_id, head_sequence=head_sequence)
+        cursors = read_cursors(view.root, met.route, log_id=view.log_id, head_sequence=head_sequence)
         processed = {cursor.group: _has_processed(cursor, sequence, view.log_id) for cursor in cursors}
     return Whereabouts(
         sequence,

@@ -1,9 +1,7 @@
-"""Cursor files of consumer groups.
+"""Cursor files: how far each consumer group has processed each route.
 
-Cursors: how far each consumer group has processed each route.
-
-A cursor is replaced atomically and owned by its group. One that cannot be trusted (unreadable, linked, of another log,
-beyond the head) counts as if nothing had been processed: it pins what RECLAIM might delete, and never frees it.
+A cursor is replaced atomically, and its owner is the user of its group. An invalid one (unreadable, linked, of another
+log, beyond the head) counts as position 0: it pins records that RECLAIM might delete, and never releases them.
 """
 
 from __future__ import annotations
@@ -26,13 +24,14 @@ from wald.format.head import CURSOR_MAX_BYTES, BadCursor, CursorLines, decode_cu
 from wald.format.names import DEFAULT_GROUP, PIN_SUFFIX, WORK_SUFFIX, check_group, parse_cursor_name
 from wald.hints import command_line, user_name
 
-_TURN_SECONDS = 5.0  # for others that move a cursor of the route; each takes two syncs
+_LOCK_SECONDS = 5.0  # other moves on the route take two syncs each
 _POLL_SECONDS = 0.002
-_MODE = 0o644  # the log's owner reads cursors that others have left; the directories above keep strangers out
+_MODE = 0o644  # the log's owner reads cursors of other users; the directories above keep others out
+_SETTLED_NS = 1_000_000_000  # a file changed this recently may change again with the same time stamps
 
 
 class CursorState(Enum):
-    """Whether a cursor file can be trusted."""
+    """Validity of a cursor file."""
 
     VALID = "valid"
     ABSENT = "absent"
@@ -40,19 +39,19 @@ class CursorState(Enum):
     FOREIGN = "foreign"
     """Written for another log."""
     LINKED = "linked"
-    """The file has another name too, so another user may have written it."""
+    """The file has a second name, so another user may have written it."""
     BEYOND = "beyond"
     """Points beyond the last record of the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """One group's position on one route.
+    """Position of one group on one route.
 
     Attributes:
-        sequence: what the file says; 0 where it says nothing usable.
-        message: what is wrong with it; "" if valid. For one just set: which records it needs that are not there.
-        user_id: the owner of the file; -1 if there is none.
+        sequence: position in the file; 0 without a usable one.
+        message: the problem with it, or "". After a move: the records that it needs and that are missing.
+        user_id: owner of the file; -1 without a file.
     """
 
     route: str
@@ -65,19 +64,19 @@ class Cursor:
 
     @property
     def of_work_group(self) -> bool:
-        """True if it is the ack floor of a work group, so that records behind it may be done."""
+        """True for the ack floor of a work group: records after it may be done, too."""
         return is_companion(self.path.with_suffix(WORK_SUFFIX), self.path)
 
     @property
     def other_user(self) -> str:
-        """The name of its owner, if that is neither the log's owner nor root; otherwise ""."""
+        """Name of its owner, or "" if that is the log's owner or root."""
         if self.user_id in (-1, 0) or self.user_id == self.path.parent.stat().st_uid:
             return ""
-        return "another user" if self.user_id == UNKNOWN_USER else f"user {user_name(self.user_id)}"
+        return _owner_name(self.user_id)
 
     @property
     def effective(self) -> int:
-        """Up to where everything is certainly processed; 0 for a cursor that pins."""
+        """The sequence up to which all records are certainly processed; 0 if the cursor is invalid."""
         return self.sequence if self.state is CursorState.VALID else 0
 
 
@@ -90,16 +89,16 @@ def read_cursor(
     head_sequence: int,
     any_user: bool = False,
 ) -> Cursor:
-    """Return what ``group`` has processed of ``route``. The contents of the file never raise an error.
+    """Return the position of ``group`` on ``route``. The contents of the file never raise an error.
 
     Args:
         head_sequence: the last durable record.
-        any_user: return a cursor that another user has left even to a program of the log's owner, to show it.
+        any_user: return even a cursor of another user to a program of the log's owner, to show it.
 
     Raises:
-        InvalidInput: an illegal name.
-        NotFound: no such route.
-        Refused: the cursor is another user's, and this program runs as the log's owner or as root.
+        InvalidInput: invalid group name.
+        NotFound: the route does not exist.
+        Refused: the cursor belongs to another user, and this program runs as the log's owner or as root.
     """
     root.require_route(route)
     cursor = _read(root.cursor(route, check_group(group)), route, group, log_id, head_sequence)
@@ -108,20 +107,38 @@ def read_cursor(
     return cursor
 
 
-def _require_own(root: Root, cursor: Cursor) -> None:
-    """Refuse a program of the log's owner a cursor by which another user could make it skip records.
+def read_cursors(root: Root, route: str, *, log_id: bytes, head_sequence: int) -> list[Cursor]:
+    """Return the cursors of all groups of a route; without any, an absent one of the default group.
+
+    A file with the name of an impossible group, or an unreadable directory, counts as an unreadable cursor.
 
     Raises:
-        Refused: the cursor is another user's, and this program runs as the log's owner or as root.
+        NotFound: the route does not exist.
+    """
+    try:
+        groups, strange = root.cursors(route)
+    except OSError as error:
+        path = Path(error.filename)
+        return [Cursor(route, DEFAULT_GROUP, path, CursorState.UNREADABLE, 0, f"{path}: {error.strerror}")]
+    if not groups and not strange:
+        groups = {DEFAULT_GROUP: root.cursor(route, DEFAULT_GROUP)}
+    cursors = [_read(path, route, group, log_id, head_sequence) for group, path in groups.items()]
+    return cursors + [_strange(route, path) for path in strange]
+
+
+def _require_own(root: Root, cursor: Cursor) -> None:
+    """Keep the log's owner from using a cursor with which another user could make it skip records.
+
+    Raises:
+        Refused: the cursor belongs to another user, and this program runs as the log's owner or as root.
     """
     if cursor.user_id == -1:
         return
     owner, user = cursor.path.parent.stat().st_uid, os.geteuid()
     if cursor.user_id in (0, owner, user) or user not in (0, owner, root.path.stat().st_uid):
         return
-    left_by = "another user" if cursor.user_id == UNKNOWN_USER else f"user {user_name(cursor.user_id)}"
     raise Refused(
-        f"{cursor.path}: the cursor of {left_by}, so the log's owner does not use it",
+        f"{cursor.path}: the cursor of {_owner_name(cursor.user_id)}, so the log's owner does not use it",
         case="cursor-of-other-user",
         root=root.path,
         route=cursor.route,
@@ -129,78 +146,85 @@ def _require_own(root: Root, cursor: Cursor) -> None:
     )
 
 
+def _owner_name(user_id: int) -> str:
+    return "another user" if user_id == UNKNOWN_USER else f"user {user_name(user_id)}"
+
+
 def _read(path: Path, route: str, group: str, log_id: bytes, head_sequence: int) -> Cursor:
     try:
-        return _judge(path, route, group, log_id, head_sequence)
+        return _read_or_raise(path, route, group, log_id, head_sequence)
     except OSError as error:
         message = f"{path}: {error.strerror or error}"
-        return Cursor(route, group, path, CursorState.UNREADABLE, 0, message, _user_id(path))
+        return Cursor(route, group, path, CursorState.UNREADABLE, 0, message, _owner_id(path))
 
 
-def _judge(path: Path, route: str, group: str, log_id: bytes, head_sequence: int) -> Cursor:
-    """Judge a cursor by its file.
-
+def _read_or_raise(path: Path, route: str, group: str, log_id: bytes, head_sequence: int) -> Cursor:
+    """
     Raises:
-        OSError: it cannot be read now, for a reason that may pass.
+        OSError: the file is unreadable for a reason that may pass.
     """
     user_id = -1
 
-    def judged(state: CursorState, sequence: int = 0, message: str = "") -> Cursor:
+    def cursor(state: CursorState, sequence: int = 0, message: str = "") -> Cursor:
         return Cursor(route, group, path, state, sequence, message and f"{path}: {message}", user_id)
 
     try:
-        content, status = _content(path)
+        content, status = read_with_status(path, CURSOR_MAX_BYTES + 1)
         user_id, names = status.st_uid, status.st_nlink
         lines = decode_cursor(content)
     except FileNotFoundError:
-        return judged(CursorState.ABSENT, message="no cursor yet")
+        return cursor(CursorState.ABSENT, message="no cursor yet")
     except Damaged:
-        user_id = _user_id(path)
-        return judged(CursorState.UNREADABLE, message="not a regular file")
+        user_id = _owner_id(path)
+        return cursor(CursorState.UNREADABLE, message="not a regular file")
     except PermissionError:
-        user_id = _user_id(path)
-        return judged(CursorState.UNREADABLE, message="permission denied; chmod a+r makes it count")
+        user_id = _owner_id(path)
+        return cursor(CursorState.UNREADABLE, message="permission denied; chmod a+r makes it count")
     except BadCursor as error:
-        return judged(CursorState.UNREADABLE, message=f"offset 0: {error}")
+        return cursor(CursorState.UNREADABLE, message=f"offset 0: {error}")
     if names > 1:
         message = f"has {names} names, so it may be a link to another file; it counts again when its group moves it"
-        return judged(CursorState.LINKED, lines.sequence, message)
+        return cursor(CursorState.LINKED, lines.sequence, message)
     if lines.log_id is not None and lines.log_id != log_id:
-        return judged(CursorState.FOREIGN, lines.sequence, f"written for log {lines.log_id.hex()}, not for this one")
+        return cursor(CursorState.FOREIGN, lines.sequence, f"written for log {lines.log_id.hex()}, not for this one")
     if lines.sequence > head_sequence:
-        return judged(CursorState.BEYOND, lines.sequence, f"{lines.sequence} is beyond the head, {head_sequence}")
-    return judged(CursorState.VALID, lines.sequence)
+        return cursor(CursorState.BEYOND, lines.sequence, f"{lines.sequence} is beyond the head, {head_sequence}")
+    return cursor(CursorState.VALID, lines.sequence)
 
 
-def _user_id(path: Path) -> int:
-    """The owner of what has a cursor's name; -1 if nothing has."""
+def _owner_id(path: Path) -> int:
     try:
         return path.lstat().st_uid
     except OSError:
         return -1
 
 
-def _content(path: Path) -> tuple[bytes, os.stat_result]:
-    """The beginning of a cursor file, and its status; errors as of :func:`open_regular`."""
+def read_with_status(path: Path, length: int) -> tuple[bytes, os.stat_result]:
+    """Return the first ``length`` bytes of a file, and its status; errors as in :func:`open_regular`."""
     descriptor = open_regular(path)
     try:
-        return os.read(descriptor, CURSOR_MAX_BYTES + 1), os.fstat(descriptor)
+        return os.read(descriptor, length), os.fstat(descriptor)
     finally:
         os.close(descriptor)
 
 
+def _strange(route: str, path: Path) -> Cursor:
+    message = f"{path}: no group can have this name; rename the file, or remove it"
+    return Cursor(route, path.stem, path, CursorState.UNREADABLE, 0, message)
+
+
 @contextmanager
 def cursor_lock(directory: Path, disk: Disk) -> Iterator[None]:
-    """Let one process, and one thread of it, compare and replace a cursor in ``directory`` at a time.
+    """Serialise processes and threads that compare and replace a cursor in ``directory``.
 
-    It goes on without a lock if the file system has none, if this user may not read the directory, or if another
-    process holds the lock for longer than that takes.
+    Continue without a lock if the file system does not support them, if this user may not read the directory, or if
+    another process holds the lock too long.
     """
     descriptor = -1
     try:
         with suppress(OSError):
             descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            until = time.monotonic() + _TURN_SECONDS
+            until = time.monotonic() + _LOCK_SECONDS
             while not disk.lock(descriptor) and time.monotonic() < until:
                 time.sleep(_POLL_SECONDS)
         yield
@@ -222,23 +246,24 @@ def set_cursor(
     rewind: bool = False,
     any_user: bool = False,
 ) -> Cursor:
-    """Record that ``group`` has processed ``route`` up to ``sequence``; on disk when this returns.
+    """Record that ``group`` has processed ``route`` up to ``sequence``; it is on disk when this returns.
 
-    Of two that do it at once, the lower one may be the last: :func:`turn` keeps them apart. A new cursor never replaces
-    one that another user creates at the same moment.
+    Of two concurrent calls, the one with the lower sequence may win, unless they hold :func:`cursor_lock`. A new
+    cursor never replaces one that another user creates at the same moment.
 
     Args:
-        rewind: whether the cursor may move backwards, or replace one that cannot be trusted.
         head_sequence: the last durable record.
-        epoch, now: the daemon's life and the time, as they are to stand in the file.
-        any_user: let root move the cursor of another user, who keeps it.
+        epoch: the daemon's epoch, to write into the file.
+        now: the time, to write into the file.
+        rewind: let the cursor move backwards, or replace one that is invalid.
+        any_user: let root move the cursor of another user, who stays its owner.
 
     Raises:
-        InvalidInput: an illegal name, or a negative sequence.
-        NotFound: no such route.
-        NotPermitted: this user may not leave a cursor there, or the cursor is another user's.
-        Refused: backwards without ``rewind``, or beyond the head; or a directory has its place; or this program runs as
-            the log's owner, and the cursor is another user's.
+        InvalidInput: invalid group name, or a negative sequence.
+        NotFound: the route does not exist.
+        NotPermitted: this user may not create a cursor there, or the cursor belongs to another user.
+        Refused: backwards without ``rewind``, or beyond the head; or a directory has the cursor's name; or this program
+            runs as the log's owner, and the cursor belongs to another user.
     """
     log_id = read_identity(root).log_id
     any_user = any_user and os.geteuid() == 0
@@ -251,24 +276,13 @@ def set_cursor(
             case="cursor-beyond-head",
             root=root.path,
         )
+    refusal = ""
     if not rewind and current.state in (CursorState.UNREADABLE, CursorState.FOREIGN, CursorState.BEYOND):
-        raise Refused(
-            f"{current.message}; it is only replaced on request",
-            case="rewind-needed",
-            root=root.path,
-            route=route,
-            sequence=sequence,
-            group=group,
-        )
-    if not rewind and sequence < current.sequence:
-        raise Refused(
-            f"{current.path}: {sequence} would move the cursor backwards from {current.sequence}",
-            case="rewind-needed",
-            root=root.path,
-            route=route,
-            sequence=sequence,
-            group=group,
-        )
+        refusal = f"{current.message}; it is only replaced on request"
+    elif not rewind and sequence < current.sequence:
+        refusal = f"{current.path}: {sequence} would move the cursor backwards from {current.sequence}"
+    if refusal:
+        raise Refused(refusal, case="rewind-needed", root=root.path, route=route, sequence=sequence, group=group)
     journal = current.path.with_suffix(WORK_SUFFIX)
     if rewind and sequence < current.sequence and current.of_work_group:
         raise Refused(
@@ -283,7 +297,7 @@ def set_cursor(
         )
     lines = CursorLines(sequence, log_id, epoch, group, now)
     is_new = current.state is CursorState.ABSENT
-    owner = current.user_id if any_user and current.user_id > 0 else -1  # Disk gives the rest to the log's owner
+    owner = current.user_id if any_user and current.user_id > 0 else -1  # Disk gives other files to the log's owner
     make_cursor_directory(root, disk, route)
     try:
         disk.replace(current.path, encode_cursor(lines), mode=_MODE, owner=owner, exclusive=is_new)
@@ -303,14 +317,14 @@ def _directory(path: Path) -> Refused:
 
 
 def remove_cursor(root: Root, route: str, group: str, *, disk: Disk) -> Path:
-    """Take ``group`` away from ``route``: what it has not processed is not kept for it any more.
+    """Remove ``group`` from ``route``, so that it pins nothing there.
 
     Returns:
-        where its cursor was; gone from the disk when this returns.
+        The path of the removed cursor; the removal is on disk when this returns.
 
     Raises:
-        InvalidInput: an illegal name.
-        NotFound: no such route, or the group has no cursor on it.
+        InvalidInput: invalid group name.
+        NotFound: the route does not exist, or the group has no cursor on it.
         NotPermitted: this user may not remove it.
     """
     root.require_route(route)
@@ -323,38 +337,38 @@ def remove_cursor(root: Root, route: str, group: str, *, disk: Disk) -> Path:
         raise not_permitted(root, route, path, error) from error
     except IsADirectoryError:
         raise _directory(path) from None
-    with suppress(FileNotFoundError, IsADirectoryError, PermissionError):  # only an unfinished handover has one
+    with suppress(FileNotFoundError, IsADirectoryError, PermissionError):  # only an unfinished handover has a pin
         disk.unlink(path.with_suffix(PIN_SUFFIX))
     disk.sync_directory(path.parent)
     return path
 
 
-def newcomer(root: Root, route: str, group: str, *, with_workers: bool = False) -> str:
-    """The warning about a group that is about to get its first cursor on a route, with its hint; "" if there is none.
+def new_group_warning(root: Root, route: str, group: str, *, with_workers: bool = False) -> str:
+    """Return the warning, with a hint, about a group that has no cursor on a route yet; "" if it is not needed.
 
-    A misspelt name makes a group like any other, and what it has not read is kept for ever. The default group is no
-    mistake, unless the route has other groups.
+    A misspelt name creates a group whose unread records are retained for ever. The default group is only suspicious on
+    a route with other groups.
 
     Raises:
-        InvalidInput: an illegal name.
-        NotFound: no such route.
+        InvalidInput: invalid group name.
+        NotFound: the route does not exist.
     """
     others = root.groups(route)
     if check_group(group) in others or (group == DEFAULT_GROUP and not others):
         return ""
-    known = f" beside {', '.join(others)}" if others else ""
+    known = f", which already has {', '.join(others)}" if others else ""
     words = f"group remove {route} {group}" if with_workers else f"cursor remove {route} --group {group}"
-    removing = command_line(root.path, words)
+    remove = command_line(root.path, words)
     return (
-        f"group {group} is new on route {route}{known}: from now on what it has not read is kept for it\n"
-        f"  hint: {removing} takes it away"
+        f"group {group} is new on route {route}{known}: from now on the records that it has not read are retained\n"
+        f"  hint: {remove} removes it"
     )
 
 
-def require_no_remains(root: Root, cursor: Cursor) -> None:
+def reject_leftover_journal(root: Root, cursor: Cursor) -> None:
     """
     Raises:
-        Refused: the cursor of a work group was removed and its journal was not, which would count with a new cursor.
+        Refused: the cursor of a work group was removed, but its journal was not, and would count for a new cursor.
     """
     if cursor.state is CursorState.ABSENT and cursor.of_work_group:
         raise Refused(
@@ -367,59 +381,27 @@ def require_no_remains(root: Root, cursor: Cursor) -> None:
         )
 
 
-def cursors_of(root: Root, route: str, *, log_id: bytes, head_sequence: int) -> list[Cursor]:
-    """A cursor for each group of a route; the default group's, absent, if there is none at all.
-
-    A file that is named like a cursor of a group that cannot exist, or a directory that cannot be listed, counts as an
-    unreadable cursor: it may have been meant as one.
-
-    Raises:
-        NotFound: no such route.
-    """
-    try:
-        groups, strange = root.cursors(route)
-    except OSError as error:
-        where = Path(error.filename)
-        message = f"{where}: {error.strerror}"
-        return [Cursor(route, DEFAULT_GROUP, where, CursorState.UNREADABLE, 0, message)]
-    if not groups and not strange:
-        groups = {DEFAULT_GROUP: root.cursor(route, DEFAULT_GROUP)}
-    cursors = [_read(path, route, group, log_id, head_sequence) for group, path in groups.items()]
-    return cursors + [_strange(route, path) for path in strange]
-
-
-def _strange(route: str, path: Path) -> Cursor:
-    message = f"{path}: no group can have this name; rename the file, or remove it"
-    return Cursor(route, path.stem, path, CursorState.UNREADABLE, 0, message)
-
-
-_Unchanged = dict[str, tuple[tuple[int, ...], Cursor]]
-_SETTLED_NS = 1_000_000_000  # a file changed this recently may change again with the same time stamps
-
-
 class SlowestCursor:
     """Repeated search for the lowest cursor of a route, which rereads only files that have changed."""
 
     def __init__(self) -> None:
-        self._unchanged: _Unchanged = {}
+        self._unchanged: dict[str, tuple[tuple[int, ...], Cursor]] = {}
 
-    def look(self, root: Root, route: str, *, log_id: bytes, head_sequence: int) -> Cursor:
-        """Return the cursor that has read least; errors as in :func:`cursors_of`."""
+    def find(self, root: Root, route: str, *, log_id: bytes, head_sequence: int) -> Cursor:
+        """Return the cursor of the group that is furthest behind; errors as in :func:`read_cursors`."""
         settled_ns = time.time_ns() - _SETTLED_NS
         found: list[Cursor] = []
-        unchanged: _Unchanged = {}
+        unchanged: dict[str, tuple[tuple[int, ...], Cursor]] = {}
         try:
             for entry in root.cursor_entries(route):
                 if (group := parse_cursor_name(entry.name)) is None:
-                    return _strange(route, Path(entry.path))  # no group can have read less
+                    return _strange(route, Path(entry.path))  # no group can be further behind
                 status = entry.stat(follow_symlinks=False)
                 key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-                known = self._unchanged.get(entry.path)
-                if known is not None and known[0] == key and not _overtaken(known[1], head_sequence):
-                    cursor = known[1]
-                else:
+                known_key, cursor = self._unchanged.get(entry.path, ((), None))
+                if cursor is None or known_key != key or _is_reached(cursor, head_sequence):
                     try:
-                        cursor = _judge(Path(entry.path), route, group, log_id, head_sequence)
+                        cursor = _read_or_raise(Path(entry.path), route, group, log_id, head_sequence)
                     except OSError:
                         found.append(_read(Path(entry.path), route, group, log_id, head_sequence))
                         continue
@@ -429,11 +411,11 @@ class SlowestCursor:
         except OSError:
             found = []
         self._unchanged = unchanged
-        # No cursor, or an unreadable directory.
-        cursors = found or cursors_of(root, route, log_id=log_id, head_sequence=head_sequence)
+        # Without cursors, or with an unreadable directory:
+        cursors = found or read_cursors(root, route, log_id=log_id, head_sequence=head_sequence)
         return min(cursors, key=lambda cursor: (cursor.effective, cursor.group))
 
 
-def _overtaken(cursor: Cursor, head_sequence: int) -> bool:
-    """Tell if the head has reached a cursor that was beyond it."""
+def _is_reached(cursor: Cursor, head_sequence: int) -> bool:
+    """Return True if the head has reached a cursor that was beyond it."""
     return cursor.state is CursorState.BEYOND and cursor.sequence <= head_sequence

@@ -1,6 +1,4 @@
-"""Pins of unfinished handovers between routes.
-
-Pins of unfinished handovers: they retain copies that may already be in the log, so that a retry finds them.
+"""Pins of unfinished handovers: they retain copies that may already be in the log, so that a retry finds them.
 
 A handover sends copies of records to other routes: dead letters, or dead letters on their way back. If a crash
 interrupts it, the retry looks in the log for copies that were sent, which RECLAIM must not have deleted. So the file
@@ -27,10 +25,11 @@ from wald.errors import Damaged
 from wald.files.cursor_directory import file_owner, is_own, make_cursor_directory, not_permitted
 from wald.files.disk import Disk
 from wald.files.layout import Root, scan_cursor_directory
-from wald.files.safe_open import open_regular, read_start
+from wald.files.safe_open import read_start
 from wald.format.head import CURSOR_MAX_BYTES, BadCursor, decode_cursor
 from wald.format.ledger_lines import decode_line, encode_line
 from wald.format.names import CURSORS, PIN_SUFFIX, SEQUENCE_MAX, cursor_name, is_route
+from wald.retention.cursors import read_with_status
 
 Part = Literal["drain", "work"]
 Parts = dict[Part, dict[str, int]]
@@ -69,8 +68,8 @@ class HandoverPin:
         return f"group {self.group} of route {self.route} has not finished a handover; its next start does"
 
 
-class Pinning:
-    """The pin of ``group`` of ``route``, for the process that owns the group.
+class PinWriter:
+    """Writer of the pin of ``group`` of ``route``, for the process that owns the group.
 
     Args:
         part: "drain" or "work", the owner of the handover. The other part of the file is kept.
@@ -146,13 +145,13 @@ def handover_pins(root: Root, log_id: bytes) -> list[HandoverPin]:
     everything = dict.fromkeys(routes, 0)
     found: list[HandoverPin] = []
     for route in routes:
-        place = root.cursor_directory(route)
+        directory = root.cursor_directory(route)
         try:
-            owner, paths = place.stat().st_uid, _files(place)
+            owner, paths = directory.stat().st_uid, _files(directory)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            found.append(HandoverPin(route, CURSORS, place, everything, error.strerror or str(error)))
+            found.append(HandoverPin(route, CURSORS, directory, everything, error.strerror or str(error)))
             continue
         for path in paths:
             try:
@@ -163,26 +162,22 @@ def handover_pins(root: Root, log_id: bytes) -> list[HandoverPin]:
     return [each for each in found if each.positions or each.problem]
 
 
-def _files(place: Path) -> list[Path]:
+def _files(directory: Path) -> list[Path]:
     """Return the files that are named like pins.
 
     Raises:
         OSError: the directory cannot be read, or has too many files.
     """
-    names = (entry.name for entry in scan_cursor_directory(place))
-    return [place / name for name in sorted(names) if name.endswith(PIN_SUFFIX)]
+    names = (entry.name for entry in scan_cursor_directory(directory))
+    return [directory / name for name in sorted(names) if name.endswith(PIN_SUFFIX)]
 
 
 def _read(route: str, path: Path, log_id: bytes, owner: int) -> HandoverPin:
-    """
-    Args:
-        owner: the log's owner.
-    """
     group = path.name.removesuffix(PIN_SUFFIX)
     if not is_route(group):
         return HandoverPin(route, group, path, problem="no group can have this name")
     try:
-        content, status = _start(path, PIN_MAX_BYTES + 1)
+        content, status = read_with_status(path, PIN_MAX_BYTES + 1)
         positions = _lowest(decode_pin(content, log_id))
         if status.st_uid not in (0, owner):
             _require_cursor(path.with_name(cursor_name(group)), log_id, status)
@@ -200,15 +195,6 @@ def _read(route: str, path: Path, log_id: bytes, owner: int) -> HandoverPin:
     return HandoverPin(route, group, path, problem=problem)
 
 
-def _start(path: Path, length: int) -> tuple[bytes, os.stat_result]:
-    """Return the first ``length`` bytes of a file, and its status; errors as of :func:`open_regular`."""
-    descriptor = open_regular(path)
-    try:
-        return os.read(descriptor, length), os.fstat(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _require_cursor(path: Path, log_id: bytes, pin: os.stat_result) -> None:
     """Require a valid cursor of the owner of a pin.
 
@@ -216,7 +202,7 @@ def _require_cursor(path: Path, log_id: bytes, pin: os.stat_result) -> None:
         BadPin: the cursor is missing, invalid, or another user's.
     """
     try:
-        content, cursor = _start(path, CURSOR_MAX_BYTES + 1)
+        content, cursor = read_with_status(path, CURSOR_MAX_BYTES + 1)
         lines = decode_cursor(content)
     except (FileNotFoundError, PermissionError, Damaged, BadCursor):
         raise BadPin(f"{path.name} is missing or not a valid cursor") from None

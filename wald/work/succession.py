@@ -7,7 +7,7 @@ from wald.files.disk import Disk
 from wald.hints import command_line
 from wald.log import Log
 from wald.retention.cursors import CursorState
-from wald.retention.handovers import Pinning
+from wald.retention.handovers import PinWriter
 from wald.work.commands import require_none
 from wald.work.journal import discard
 from wald.work.ownership import Ownership
@@ -40,7 +40,7 @@ def succeed_workers(log: Log, route: str, group: str) -> None:
             if stands.floor > cursor.sequence:
                 log.set_cursor(route, stands.floor, group)
             # The workers were killed, or the power failed, after the last dead letter was recorded.
-            Pinning(log.root, disk, route, group, log.identity.log_id, "work").unpin()
+            PinWriter(log.root, disk, route, group, log.identity.log_id, "work").unpin()
 
 
 def done_above(log: Log, route: str, group: str, floor: int, command: str = "COMMAND") -> Refused:

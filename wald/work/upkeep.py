@@ -20,7 +20,7 @@ from wald.format.records import Record
 from wald.format.work import DeadRecord
 from wald.log import Log
 from wald.retention.cursors import CursorState
-from wald.retention.handovers import Pinning
+from wald.retention.handovers import PinWriter
 from wald.retention.missing import Missing
 from wald.work.asks import Ask
 from wald.work.deadletters import Undeliverable
@@ -67,7 +67,7 @@ class Upkeep:
         self._tell = report
         self._wake = wake
         self._lost = lost
-        self._pinning = Pinning(log.root, Disk(), route, group, log.identity.log_id, "work")
+        self._pinning = PinWriter(log.root, Disk(), route, group, log.identity.log_id, "work")
         self._pinned: Mapping[str, int] | None = None  # None: the previous owner may have left a pin
         self._closed = False
         # Reported failures that still last, of steps and of dead letters.

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from wald.errors import Damaged, Refused
 from wald.retention.cursor_moves import start_position
-from wald.retention.cursors import Cursor, CursorState, require_no_remains
+from wald.retention.cursors import Cursor, CursorState, reject_leftover_journal
 from wald_gate import shapes
 from wald_gate.call import Call
 from wald_gate.groups.making import require_group
@@ -32,7 +32,7 @@ async def put(call: Call) -> Response:
     def move() -> Cursor:
         log = call.state.log
         before = log.cursor(call.route, call.group)
-        require_no_remains(log.root, before)
+        reject_leftover_journal(log.root, before)
         if before.state is CursorState.ABSENT and not call.client.admin:
             _require_few(call)
         head = log.head()

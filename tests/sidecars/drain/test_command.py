@@ -20,7 +20,7 @@ import wald
 from wald.cli.entry import run
 from wald.client.producer import Producer
 from wald.format.names import Kind
-from wald.retention.cursors import newcomer
+from wald.retention.cursors import new_group_warning
 from wald_drain.command import command
 
 DRAIN = "$(ps -o ppid= -p $(ps -o ppid= -p $PPID))"  # of a command, whose parent is the keeper, a child of the runner
@@ -110,7 +110,7 @@ def test_what_is_given_up_is_in_the_dead_letter_route(own: Stream) -> None:
     output_of("append", "a", "--jsonl", "--root", own.root, stdin=lines)
     own.append("three")
     root = f"--root {own.root}"
-    news = newcomer(wald.open(own.root).root, "a", "g")
+    news = new_group_warning(wald.open(own.root).root, "a", "g")
     done = own.drain("--tries", 2, "--batch-records", 2, "--group", "g", "--", "sh", "-c", "exit 3")
 
     assert done.returncode == 10

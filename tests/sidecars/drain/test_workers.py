@@ -16,7 +16,7 @@ from running import TIMEOUT_SECONDS, Daemon, eventually, output_of
 
 import wald
 from wald.client.producer import Producer
-from wald.retention.cursors import newcomer
+from wald.retention.cursors import new_group_warning
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_group_leaves_no_file_of_a_worker_behind(built: Built, jobs: Jobs) -> 
 
 
 def test_a_new_group_is_reported(built: Built, jobs: Jobs) -> None:
-    news = newcomer(built.root, "a", "g", with_workers=True)
+    news = new_group_warning(built.root, "a", "g", with_workers=True)
     done = drain(*jobs.arguments(built.root.path, "--workers", 2, "--group", "g", "--exit-at-end"))
 
     assert (done.returncode, done.stderr.decode()) == (0, f"wald-drain: {news}\n")

@@ -25,9 +25,9 @@ from wald.files.routes import add_route, retire_route
 from wald.format.head import CursorLines, encode_cursor
 from wald.format.ledger_lines import encode_line
 from wald.format.names import ROUTE_MAX_LENGTH, SEQUENCE_MAX, Kind
-from wald.retention.blockers import read_claims, sealed_index
+from wald.retention.blockers import read_cursor_snapshot, sealed_index
 from wald.retention.cursors import remove_cursor
-from wald.retention.handovers import PIN_MAX_BYTES, ROUTES_MAX, Part, Pinning, decode_pin, encode_pin, handover_pins
+from wald.retention.handovers import PIN_MAX_BYTES, ROUTES_MAX, Part, PinWriter, decode_pin, encode_pin, handover_pins
 from wald.work.group import WorkGroup
 from wald.work.succession import succeed_workers
 
@@ -115,13 +115,13 @@ def built(tmp_path: Path) -> Built:
 
 
 def pins(built: Built) -> list[tuple[str, int]]:
-    claims = read_claims(built.root, log_id=built.log_id)
+    claims = read_cursor_snapshot(built.root, log_id=built.log_id)
     index = sealed_index(Segment(1, Kind.SEALED, built.path(1, Kind.SEALED)), built.log_id)
     return [(pin.group, pin.at) for pin in claims.pins(index.routes)]
 
 
 def test_a_pin_counts_like_a_cursor(built: Built) -> None:
-    drain, work = (Pinning(built.root, built.disk, "b", "g", built.log_id, part) for part in get_args(Part))
+    drain, work = (PinWriter(built.root, built.disk, "b", "g", built.log_id, part) for part in get_args(Part))
     drain.pin({"a": 1})
     assert pins(built) == [("b/g", 1)]
     work.pin({"a": 0, "gone": 5})
@@ -137,7 +137,7 @@ def test_a_pin_counts_like_a_cursor(built: Built) -> None:
 
 def test_a_group_that_is_removed_pins_nothing(built: Built) -> None:
     built.log.set_cursor("b", 0, "g")
-    Pinning(built.root, built.disk, "b", "g", built.log_id, "drain").pin({"a": 1})
+    PinWriter(built.root, built.disk, "b", "g", built.log_id, "drain").pin({"a": 1})
     remove_cursor(built.root, "b", "g", disk=built.disk)
 
     assert pins(built) == []
@@ -204,7 +204,7 @@ def test_the_pin_of_a_cursor_owner_without_a_cursor_of_the_same_user_pins_nothin
         spoil(path.with_suffix(suffix))
 
     assert pins(built) == []
-    assert f"{path}: " in "".join(read_claims(built.root, log_id=built.log_id).troubles())
+    assert f"{path}: " in "".join(read_cursor_snapshot(built.root, log_id=built.log_id).problems())
 
 
 @needs_to_give_files
@@ -214,11 +214,11 @@ def test_more_files_of_groups_than_are_looked_at_pin_all(built: Built, monkeypat
     monkeypatch.setattr("wald.files.layout.GROUP_FILES_MAX", 1)
 
     assert pins(built) == [("b/cursors", 0)]
-    assert f"{path.parent}: more than" in "".join(read_claims(built.root, log_id=built.log_id).troubles())
+    assert f"{path.parent}: more than" in "".join(read_cursor_snapshot(built.root, log_id=built.log_id).problems())
 
 
 def test_the_pin_of_a_retired_route_does_not_count(built: Built) -> None:
-    Pinning(built.root, built.disk, "b", "g", built.log_id, "drain").pin({"a": 0})
+    PinWriter(built.root, built.disk, "b", "g", built.log_id, "drain").pin({"a": 0})
     assert pins(built) == [("b/g", 0)]
     retire_route(built.root, built.disk, "b", now="now")
     assert pins(built) == []
@@ -253,7 +253,7 @@ def test_what_is_no_pin_pins_nothing_and_is_reported(built: Built, content: Call
     path.write_bytes(content(built.log_id))
 
     assert pins(built) == []
-    assert str(path) in "".join(read_claims(built.root, log_id=built.log_id).troubles())
+    assert str(path) in "".join(read_cursor_snapshot(built.root, log_id=built.log_id).problems())
     assert [finding.path for finding in verify(built.root) if finding.level is Level.ERROR] == [path]
 
 
@@ -269,7 +269,7 @@ def test_a_pin_that_the_disk_fails_to_read_counts_as_a_pin_of_everything(tmp_pat
     built = Built(tmp_path / "log")
     built.lines("a", [b"one"])
     built.lines("dead", [b"copy"])
-    Pinning(built.root, built.disk, "a", "g", built.log_id, "drain").pin({"dead": 1})
+    PinWriter(built.root, built.disk, "a", "g", built.log_id, "drain").pin({"dead": 1})
     real = os.open
 
     def failing(path: str | Path, flags: int, *more: int, **options: int) -> int:
@@ -289,7 +289,7 @@ def test_the_pin_of_workers_that_were_killed_ends_with_the_reader_that_takes_the
     built.lines("dead", [b"copy"])
     with WorkGroup(built.root.path, "a", "g") as group:
         group.ack("w", [delivery.record.sequence for delivery in group.lease("w", 1)])
-    Pinning(built.root, built.disk, "a", "g", built.log_id, "work").pin({"dead": 1})
+    PinWriter(built.root, built.disk, "a", "g", built.log_id, "work").pin({"dead": 1})
 
     succeed_workers(built.log, "a", "g")
 

@@ -156,9 +156,9 @@ def test_without_the_line_about_its_sealing_it_stays_and_what_to_type_is_said(
 
     assert bases(built.root) == [1]
     for answer in (done.stderr.decode(), words):
-        assert "no line of segments.jsonl says whose records they held" in answer
+        assert "no line of segments.jsonl gives the routes of their records" in answer
         assert "repair --accept-loss gives up its lost records" in answer
-    assert "whose records they held" in reported["message"]
+    assert "the routes of their records" in reported["message"]
 
 
 def lose_all(built: Built) -> None:

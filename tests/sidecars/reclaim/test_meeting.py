@@ -134,7 +134,7 @@ def test_a_cursor_that_is_set_while_its_segment_goes_in_any_order_of_the_steps_o
                 "wald.retention.cursor_moves.History",
             ):
                 pausing(patched, schedule, name)
-            pausing(patched, schedule, "wald_reclaim.plan.read_claims")
+            pausing(patched, schedule, "wald_reclaim.plan.read_cursor_snapshot")
             message = meet(root, schedule, now_ns=built.now_ns).message
         if "restores them" in message:
             Reclaimer(root, built.disk, grace_ns=10**18).look(now_ns=built.now_ns)  # the next run, as it was told

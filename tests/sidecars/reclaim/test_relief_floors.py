@@ -20,7 +20,7 @@ from wald.files.listing import list_segments
 from wald.files.routes import retire_route
 from wald.format.names import WHOLE_SUFFIX, Kind
 from wald.format.sealed_index import SealedIndex
-from wald.retention.blockers import read_claims, sealed_index
+from wald.retention.blockers import read_cursor_snapshot, sealed_index
 from wald.retention.history import History
 from wald_reclaim.relief import Floors, floors_of
 from wald_reclaim.relieve import Relieved, Relieving
@@ -72,7 +72,7 @@ def bundled(built: Built, through: int) -> History:
 @pytest.mark.parametrize("cursor", range(11))
 def test_a_batch_goes_when_its_last_record_is_read(built: Built, tmp_path: Path, cursor: int) -> None:
     built.log.set_cursor("web", cursor, rewind=True)
-    floors = floors_of(index(built), read_claims(built.root, log_id=built.log_id), None)
+    floors = floors_of(index(built), read_cursor_snapshot(built.root, log_id=built.log_id), None)
     web = [(1, 1), (2, 3), (5, 5), (8, 9)]
     stays = {4} | {sequence for first, last in web if last > cursor for sequence in range(first, last + 1)}
 
@@ -82,7 +82,7 @@ def test_a_batch_goes_when_its_last_record_is_read(built: Built, tmp_path: Path,
 @pytest.mark.parametrize("cursor", [0, 1, 3, 5, 9, 10])
 def test_of_a_route_nothing_goes_before_all_of_it_is_archived(built: Built, tmp_path: Path, cursor: int) -> None:
     built.log.set_cursor("web", cursor, rewind=True)
-    claims, held = read_claims(built.root, log_id=built.log_id), index(built)
+    claims, held = read_cursor_snapshot(built.root, log_id=built.log_id), index(built)
     everything = left(built, floors_of(held, claims, None), tmp_path) | {6, 7}
     for through in range(11):
         floors = floors_of(held, claims, bundled(built, through))
@@ -92,7 +92,7 @@ def test_of_a_route_nothing_goes_before_all_of_it_is_archived(built: Built, tmp_
 
 def test_a_retired_route_needs_no_bundle(built: Built, tmp_path: Path) -> None:
     retire_route(built.root, built.disk, "web", now="")
-    floors = floors_of(index(built), read_claims(built.root, log_id=built.log_id), bundled(built, 1))
+    floors = floors_of(index(built), read_cursor_snapshot(built.root, log_id=built.log_id), bundled(built, 1))
     assert left(built, floors, tmp_path) == {4, 6, 7}
 
 
