@@ -31,8 +31,7 @@ class Ruling:
     """Result of the audit of one deletion.
 
     Attributes:
-        errors: reasons why it was not allowed, or why the ledger does not prove that it was.
-        notes: other facts worth knowing.
+        errors: reasons why it was not allowed or is not proven to be.
         lost: number of records that were deleted unread, as the rule allows.
     """
 
@@ -56,7 +55,6 @@ class _Evidence:
 
     @property
     def expires(self) -> bool:
-        """True if the rule deletes unread records."""
         return self.rule in EXPIRING
 
     @property
@@ -91,7 +89,6 @@ class _Audit:
             self.errors.append(f"it records a loss on route {route}, of which it held nothing")
 
     def check_sealed(self, line: Entry, sealed: Entry) -> None:
-        """Compare the line with the contents of the segment when it was sealed."""
         held, evidence = _sealed_routes(sealed), _evidence(line)
         if line.get("damaged") and "sha256" not in line:
             self._check_damaged(held, evidence)
@@ -110,7 +107,7 @@ class _Audit:
                 self._check_same(route, claimed[route], held[route])
 
     def check_complete(self, line: Entry, before: Entry, whole: dict[str, RouteEntry]) -> None:
-        """Check that a shrink kept or dropped everything that the segment held before."""
+        """Check that a shrink kept or dropped every record."""
         held = _sealed_routes(before)
         for key, earlier in (("base", "base"), ("last", "last"), ("was_sha256", "sha256")):
             if line.get(key) != before.get(earlier):
@@ -119,7 +116,6 @@ class _Audit:
             self._check_same(route, whole.get(route), held.get(route))
 
     def check_runs(self, line: Entry) -> None:
-        """Check the number and the end of the records in the runs of a shrink."""
         for route in line["dropped"]:
             runs = runs_of(line, route)
             if runs is None and not route["count"]:  # only pieces of a record that begins in an earlier segment
@@ -152,13 +148,7 @@ class _Audit:
 
 
 def audit_deletion(line: Entry, sealed: Entry | None, *, exists: bool = False) -> Ruling:
-    """Audit the deletion that a ``reclaimed`` line records.
-
-    Args:
-        line: including its routes, see :meth:`wald.retention.history.History.with_routes`.
-        sealed: the ``sealed`` line of the segment; None if the ledger has none.
-        exists: whether the segment still exists.
-    """
+    """Audit the deletion in a ``reclaimed`` line with routes; ``sealed`` is None if no ledger has that line."""
     audit = _Audit()
     if not isinstance(line.get("routes"), list):
         reason = "its line 'excused' is missing" if "excused" in line else "no cursors are recorded"
@@ -179,11 +169,7 @@ def audit_deletion(line: Entry, sealed: Entry | None, *, exists: bool = False) -
 
 
 def audit_shrink(line: Entry, before: Entry | None) -> Ruling:
-    """Audit the shrink that a ``relieved`` line records.
-
-    Args:
-        before: the ``sealed`` or ``relieved`` line about the former file; None if no ledger has it.
-    """
+    """Audit the shrink in a ``relieved`` line; ``before`` is the line about the former file, if a ledger has it."""
     audit = _Audit()
     dropped = line | {"routes": line.get("dropped"), "rule": "read"}
     try:
@@ -201,7 +187,7 @@ def audit_shrink(line: Entry, before: Entry | None) -> Ruling:
 
 
 def _with_dropped(remaining: dict[str, RouteEntry], dropped: dict[str, _Evidence]) -> dict[str, RouteEntry]:
-    """Return the former contents of a shrunk segment, by route."""
+    """Return the routes of a segment before a shrink."""
     whole = dict(remaining)
     for route, evidence in dropped.items():
         one, other = evidence.records, remaining.get(route)
@@ -219,7 +205,6 @@ class Overlaps:
         self._deleted = Spans()
 
     def check(self, line: Entry, ruling: Ruling) -> Ruling:
-        """Return the ruling on ``line`` with an error added if it overlaps an earlier deletion."""
         base, last = line["base"], line["last"]
         if self._deleted.meets(base, last):
             ruling = replace(ruling, errors=(*ruling.errors, REPEATED))

@@ -48,12 +48,8 @@ class SegmentStatus:
 
     Attributes:
         last_sequence: of its records; None if unknown.
-        stored_bytes: of its file.
-        pins: the groups that pin it, if it is complete.
         waived: the retired routes with records that a group has not read; they pin nothing.
-        problem: description of damage, or "".
         readable: True if the routes of its records are known; with a damaged index, its frames may give them.
-        hint: remedy if it is not readable.
         newest: True for the last segment, which RECLAIM keeps, because the next start continues after it.
         routes: the known routes of a complete segment.
     """
@@ -87,7 +83,6 @@ _CONDITIONS = {State.ACTIVE: Condition.ACTIVE, State.CUT: Condition.WAITING, Sta
 
 
 def condition_of(status: SegmentStatus) -> Condition:
-    """Return the condition under which a segment is counted."""
     if not status.readable:
         return Condition.UNREADABLE
     return Condition.HELD_BACK if status.pins else _CONDITIONS.get(status.state, Condition.FREE)
@@ -95,12 +90,10 @@ def condition_of(status: SegmentStatus) -> Condition:
 
 @dataclass(slots=True)
 class GroupBacklog:
-    """One group of one route, and the segments that it pins.
+    """The segments that one group of one route pins.
 
     Attributes:
-        pinned_segments, pinned_bytes: complete segments that it pins, alone or with other groups.
-        exclusive_bytes: of those that only it pins; freed when its cursor reaches the head.
-        lag: the records that it still has to process.
+        exclusive_bytes: bytes that only it pins; freed when its cursor reaches the head.
     """
 
     cursor: Cursor
@@ -115,18 +108,14 @@ class GroupBacklog:
 
 
 class Backlog:
-    """The segments in ``view`` and what pins them. Iterate over :meth:`segments` first; then the rest is known.
+    """The segments of a view and what pins them. Iterate over :meth:`segments` first; then the rest is known.
 
     Args:
-        after: the last record of an earlier backlog, to count records received since; None to count nothing.
+        after: the last record of an earlier backlog, to count records received since.
 
     Attributes:
         groups: by (route, group).
-        alone: bytes that only one route pins, by route; freed when all its groups reach the head.
-        free_bytes: free space of the file system.
-
-    Raises:
-        Damaged: the directory or the end of the log cannot be read.
+        alone: bytes that only one route pins, by route.
     """
 
     def __init__(self, view: View, *, after: int | None = None) -> None:
@@ -169,20 +158,18 @@ class Backlog:
         self._settle_pins()
 
     def growth(self, *, now_ns: int) -> Growth | None:
-        """Return the growth over the newest segments; None if the log is too young or the clock is wrong."""
         return self._growth.growth(now_ns=now_ns)
 
     @property
     def handovers(self) -> tuple[HandoverPin, ...]:
-        """Pins of unfinished handovers."""
         return self._cursors.handovers
 
     def received(self) -> dict[str, int]:
-        """Return the number of records above ``after`` by route, without routes that received none."""
+        """Return the number of records above ``after`` by route."""
         return {route: lag.records for route, lag in self._received.items()}
 
     def lost_routes(self) -> tuple[str, ...]:
-        """Return the routes with records whose directories, and so cursors, are gone, by name."""
+        """Return the routes with records whose directories, and so cursors, are gone."""
         unknown = self._lags.keys() - self._cursors.cursors.keys()
         return tuple(sorted(name for name in unknown if not self._view.root.has_route(name)))
 
@@ -197,10 +184,6 @@ class Backlog:
         return found
 
     def _status(self, segment: Segment, end: int | None) -> SegmentStatus:
-        """
-        Args:
-            end: the base of the next segment; None for the newest one.
-        """
         state = self._view.state(segment)
         found = SegmentStatus(segment, state, None, _stored_bytes(segment), newest=end is None)
         if state is not State.ACTIVE:
@@ -248,7 +231,6 @@ class Backlog:
         self._stored_bytes += stored_bytes
 
     def _settle_pins(self) -> None:
-        """Add the latest segments to the groups that pin them."""
         groups = list(self._blockers.groups())
         if len(routes := {route for route, _ in groups}) == 1:
             self.alone[routes.pop()] += self._stored_bytes
@@ -261,7 +243,6 @@ class Backlog:
         self._blockers, self._segments, self._stored_bytes = NO_BLOCKERS, 0, 0
 
     def _add_complete(self, index: SealedIndex, found: SegmentStatus) -> None:
-        """Add a complete segment to the lags and the growth."""
         earliest_ns = min(FrameTable.from_frames(index.frames).earliest_ns, default=0)
         routes = RouteTable.from_entries(index.routes)
         grown = found.stored_bytes if found.state is State.SEALED else sum(routes.payload_bytes)
@@ -272,7 +253,7 @@ class Backlog:
         self._sealed.add(index)
 
     def _add_raw(self, segment: Segment) -> int:
-        """Add a raw segment to the lags and the growth; return its last sequence."""
+        """Add a raw segment to lags and growth; return its last sequence."""
         last = segment.base_sequence - 1
         earliest_ns: int | None = None
         payload_bytes: dict[str, int] = {}
@@ -309,17 +290,13 @@ def _stored_bytes(segment: Segment) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Growth in bytes on disk a second.
-
-    Attributes:
-        routes: share of each route, by payload.
-    """
+    """Growth in bytes on disk a second; ``routes`` has the share of each route, by payload."""
 
     bytes_per_second: float
     routes: dict[str, float]
 
     def seconds_until(self, free: int) -> float | None:
-        """Return the time in which ``free`` bytes are used up if nothing is reclaimed; None without growth."""
+        """Return the time in which ``free`` bytes are used up if nothing is reclaimed."""
         return free / self.bytes_per_second if self.bytes_per_second > 0 else None
 
 
@@ -342,7 +319,6 @@ class _Span:
         return _Span(self.earliest_ns, stored_bytes, tuple(sums), list(sums.values()))
 
     def shares(self) -> Iterator[tuple[str, float]]:
-        """Yield the bytes on disk of each route."""
         total = sum(self.payload_bytes) or 1
         for name, each in zip(self.names, self.payload_bytes, strict=True):
             yield name, self.stored_bytes * each / total
@@ -358,12 +334,7 @@ class GrowthMeter:
         return len(self._recent)
 
     def add(self, earliest_ns: int, stored_bytes: int, names: tuple[str, ...], payload_bytes: Sequence[int]) -> None:
-        """Add a segment newer than all before it, and drop old ones that are not needed.
-
-        Args:
-            earliest_ns: append time of its first record.
-            names, payload_bytes: of each route.
-        """
+        """Add a segment newer than all before it; ``earliest_ns`` is the append time of its first record."""
         newest = _Span(earliest_ns, stored_bytes, names, payload_bytes)
         recent = self._recent
         recent.append(newest)

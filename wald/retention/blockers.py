@@ -96,7 +96,6 @@ class CursorSnapshot:
         return self._groups.get(route, _LOST_ROUTE)
 
     def positions(self, route: str) -> dict[str, int]:
-        """Return the position of each group that can pin records of ``route``, without groups of a lost directory."""
         return {group: at for group, at, _ in self._groups.get(route, ())}
 
     def floor(self, route: str) -> int:
@@ -104,7 +103,6 @@ class CursorSnapshot:
         return self._floors.get(route, 0)
 
     def pins(self, routes: Sequence[RouteEntry]) -> Iterator[Pin]:
-        """Yield the pins of a segment with these routes."""
         table = RouteTable.from_entries(routes)
         names, floors = self._last_floors
         if names != table.names:
@@ -134,7 +132,7 @@ class CursorSnapshot:
         )
 
     def problems(self) -> list[str]:
-        """Return the problems of cursors that pin segments, and of handover pins; a missing cursor is not a problem."""
+        """Return the problems of cursors and handovers that pin segments; a missing cursor is not a problem."""
         cursors = [
             cursor.message
             for route, cursors in self.cursors.items()
@@ -146,11 +144,7 @@ class CursorSnapshot:
 
 
 def read_cursor_snapshot(root: Root, *, log_id: bytes) -> CursorSnapshot:
-    """Read the cursors and handover pins of all routes.
-
-    Raises:
-        Damaged: the end of the log is unknown, and so are the cursors beyond it.
-    """
+    """Read the cursors and handover pins of all routes; raise Damaged if the end of the log is unknown."""
     head_sequence = end_sequence(root, log_id) - 1
     cursors: dict[str, tuple[Cursor, ...]] = {}
     retired = set()
@@ -174,9 +168,8 @@ class Holders:
     """The groups that can pin segments with certain routes, as columns: no Python step per route and segment.
 
     Attributes:
-        numbers: of each group, the number of its route in the table of routes; the other columns are aligned.
+        numbers: of each group, the number of its route in the table of routes.
         groups: route and group.
-        messages: problem with its cursor, or "".
     """
 
     numbers: tuple[int, ...] = ()
@@ -186,7 +179,6 @@ class Holders:
 
     @classmethod
     def from_snapshot(cls, snapshot: CursorSnapshot, names: Sequence[str]) -> Holders:
-        """Return the groups of the routes ``names``."""
         rows = [
             (number, (route, group), at, message)
             for number, route in enumerate(names)
@@ -195,7 +187,6 @@ class Holders:
         return cls(*zip(*rows, strict=True)) if rows else cls()
 
     def blockers(self, routes: RouteTable) -> Blockers:
-        """Return the groups that pin a segment with these routes."""
         return Blockers(self, bytes(map(lt, self.positions, map(routes.lasts.__getitem__, self.numbers))), routes.lasts)
 
 
@@ -229,11 +220,9 @@ class Blockers(Sequence[Pin]):
         return list(self)[number]
 
     def groups(self) -> Iterator[tuple[str, str]]:
-        """Return route and group of each."""
         return compress(self.holders.groups, self.marks)
 
     def has_same_groups(self, other: Blockers) -> bool:
-        """Return True if the same groups pin both segments."""
         if self.holders is other.holders:
             return self.marks == other.marks
         return len(self) == len(other) and set(self.groups()) == set(other.groups())
@@ -243,12 +232,7 @@ NO_BLOCKERS = Blockers()
 
 
 def sealed_index(segment: Segment, log_id: bytes) -> SealedIndex:
-    """Read the index of a sealed segment.
-
-    Raises:
-        FileNotFoundError: the segment is gone.
-        Damaged: it is unreadable, or is not the segment that its name says. It does not count as read.
-    """
+    """Read the index of a sealed segment; raise FileNotFoundError if it is gone, Damaged if it is unusable."""
     try:
         with SealedFile(segment.path) as sealed:
             index = sealed.index
@@ -268,12 +252,11 @@ def segment_index(
     """Return the index of a complete segment. A raw one, or one with a damaged index, is read from start to end.
 
     Args:
-        on_damage: called with the damage of the index of a sealed one, before its frames replace the index.
+        on_damage: called with the damage of the index of a sealed one, whose frames replace it.
 
     Raises:
         FileNotFoundError: the segment is gone.
-        Damaged: nothing in it is readable, or it is not the segment that its name says, or it is raw and not intact,
-            so only the sealer may decide about it.
+        Damaged: nothing in it is readable, it is another segment, or it is raw and damaged, which is for the sealer.
     """
     if segment.kind.form is Kind.SEALED:
         try:
@@ -320,17 +303,11 @@ def _routes_unknown(segment: Segment, message: str) -> Damaged:
 def with_lost_routes(
     index: SealedIndex, segment: Segment, end: int | None, history: History, error: Damaged
 ) -> SealedIndex:
-    """Return ``index``, which was made from the frames of a sealed segment, with the routes of lost frames.
+    """Add the routes of lost frames, from the ledger, to the ``index`` made from the frames of a sealed segment.
 
     Args:
         end: the base of the next segment; None for the newest one.
         error: the damage of the index in the file.
-
-    Returns:
-        ``index`` if every frame is intact; otherwise with all routes from the ledger, and without a digest.
-
-    Raises:
-        Damaged: the ledger has no line about its sealing, so the routes of the lost records are unknown.
     """
     if not index.damage and end is not None and _true_end(index, end, history) == index.next_sequence:
         return index
@@ -363,9 +340,6 @@ def _extended(found: RouteEntry, held: RouteEntry) -> RouteEntry:
 
 def required_positions(index: SealedIndex, end: int, history: History) -> Sequence[RouteEntry]:
     """Return the routes of a complete segment, each with the last record that its cursors have to reach.
-
-    Args:
-        end: the base of the next segment that exists.
 
     Raises:
         BadSealed: the lost records of a damaged segment are unknown, or no other record of it is left.

@@ -41,18 +41,9 @@ def move_cursor(
     rewind: bool = False,
     any_user: bool = False,
 ) -> Cursor:
-    """Move the cursor of ``group`` on ``route`` to ``sequence``; it is on disk when this returns.
+    """Move a cursor durably; errors as in :func:`set_cursor`.
 
-    Args:
-        now: the time to write into the file.
-        rewind: let the cursor move backwards, or replace one that is invalid.
-        any_user: see :func:`set_cursor`.
-
-    Returns:
-        The cursor. If it is new or moved back, its message names needed records that were reclaimed.
-
-    Raises:
-        InvalidInput, NotFound, NotPermitted, Refused: see :func:`set_cursor`.
+    The message of a cursor that is new or moved back names needed records that were reclaimed.
     """
     try:
         head = durable_head(root)
@@ -145,7 +136,7 @@ def _dropped(root: Root, base: int, history: History, *, log_id: bytes) -> Itera
 
 
 def _spans(line: Entry, route: str) -> Iterator[Span]:
-    """Yield the range of a route in a reclaimed segment, or of the whole segment if its line does not list routes."""
+    """Yield the range of a route in a reclaimed segment, or of the whole segment if its line lists no routes."""
     match line.get("routes"):
         case [*routes]:
             for entry in routes:
@@ -162,7 +153,6 @@ class StartPosition:
 
     Attributes:
         sequence: the first record to read; a missing one if no ledger says that it was reclaimed.
-        message: the reclaimed records before it, or "".
     """
 
     sequence: int
@@ -170,11 +160,7 @@ class StartPosition:
 
 
 def start_position(view: View, route: str, group: str) -> StartPosition:
-    """Return the start of ``group``, which has no cursor on ``route`` yet: the oldest record.
-
-    Raises:
-        Damaged: the ledger that lists deletions is damaged.
-    """
+    """Return the start of a group without a cursor on ``route``: the oldest record."""
     oldest = view.segments[0].base_sequence if view.segments else 1
     if oldest == 1:
         return StartPosition(1)

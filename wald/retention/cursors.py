@@ -91,14 +91,9 @@ def read_cursor(
 ) -> Cursor:
     """Return the position of ``group`` on ``route``. The contents of the file never raise an error.
 
-    Args:
-        head_sequence: the last durable record.
-        any_user: return even a cursor of another user to a program of the log's owner, to show it.
-
     Raises:
-        InvalidInput: invalid group name.
-        NotFound: the route does not exist.
-        Refused: the cursor belongs to another user, and this program runs as the log's owner or as root.
+        Refused: the cursor belongs to another user, and this program runs as the log's owner or as root, without
+            ``any_user``.
     """
     root.require_route(route)
     cursor = _read(root.cursor(route, check_group(group)), route, group, log_id, head_sequence)
@@ -111,9 +106,6 @@ def read_cursors(root: Root, route: str, *, log_id: bytes, head_sequence: int) -
     """Return the cursors of all groups of a route; without any, an absent one of the default group.
 
     A file with the name of an impossible group, or an unreadable directory, counts as an unreadable cursor.
-
-    Raises:
-        NotFound: the route does not exist.
     """
     try:
         groups, strange = root.cursors(route)
@@ -127,11 +119,7 @@ def read_cursors(root: Root, route: str, *, log_id: bytes, head_sequence: int) -
 
 
 def _require_own(root: Root, cursor: Cursor) -> None:
-    """Keep the log's owner from using a cursor with which another user could make it skip records.
-
-    Raises:
-        Refused: the cursor belongs to another user, and this program runs as the log's owner or as root.
-    """
+    """Keep the log's owner from using a cursor with which another user could make it skip records."""
     if cursor.user_id == -1:
         return
     owner, user = cursor.path.parent.stat().st_uid, os.geteuid()
@@ -200,7 +188,6 @@ def _owner_id(path: Path) -> int:
 
 
 def read_with_status(path: Path, length: int) -> tuple[bytes, os.stat_result]:
-    """Return the first ``length`` bytes of a file, and its status; errors as in :func:`open_regular`."""
     descriptor = open_regular(path)
     try:
         return os.read(descriptor, length), os.fstat(descriptor)
@@ -215,10 +202,9 @@ def _strange(route: str, path: Path) -> Cursor:
 
 @contextmanager
 def cursor_lock(directory: Path, disk: Disk) -> Iterator[None]:
-    """Serialise processes and threads that compare and replace a cursor in ``directory``.
+    """Serialise processes and threads that replace a cursor in ``directory``.
 
-    Continue without a lock if the file system does not support them, if this user may not read the directory, or if
-    another process holds the lock too long.
+    Continue without a lock if it is unsupported, not permitted, or held too long by another process.
     """
     descriptor = -1
     try:
@@ -246,24 +232,20 @@ def set_cursor(
     rewind: bool = False,
     any_user: bool = False,
 ) -> Cursor:
-    """Record that ``group`` has processed ``route`` up to ``sequence``; it is on disk when this returns.
+    """Record durably that ``group`` has processed ``route`` up to ``sequence``.
 
     Of two concurrent calls, the one with the lower sequence may win, unless they hold :func:`cursor_lock`. A new
     cursor never replaces one that another user creates at the same moment.
 
     Args:
-        head_sequence: the last durable record.
-        epoch: the daemon's epoch, to write into the file.
-        now: the time, to write into the file.
         rewind: let the cursor move backwards, or replace one that is invalid.
         any_user: let root move the cursor of another user, who stays its owner.
 
     Raises:
         InvalidInput: invalid group name, or a negative sequence.
         NotFound: the route does not exist.
-        NotPermitted: this user may not create a cursor there, or the cursor belongs to another user.
-        Refused: backwards without ``rewind``, or beyond the head; or a directory has the cursor's name; or this program
-            runs as the log's owner, and the cursor belongs to another user.
+        NotPermitted: this user may not write there.
+        Refused: backwards without ``rewind``, beyond the head, a directory, or as in :func:`read_cursor`.
     """
     log_id = read_identity(root).log_id
     any_user = any_user and os.geteuid() == 0
@@ -317,16 +299,7 @@ def _directory(path: Path) -> Refused:
 
 
 def remove_cursor(root: Root, route: str, group: str, *, disk: Disk) -> Path:
-    """Remove ``group`` from ``route``, so that it pins nothing there.
-
-    Returns:
-        The path of the removed cursor; the removal is on disk when this returns.
-
-    Raises:
-        InvalidInput: invalid group name.
-        NotFound: the route does not exist, or the group has no cursor on it.
-        NotPermitted: this user may not remove it.
-    """
+    """Remove a group from a route durably, so that it pins nothing there; return the path of its cursor."""
     root.require_route(route)
     path = root.cursor(route, check_group(group))
     try:
@@ -348,10 +321,6 @@ def new_group_warning(root: Root, route: str, group: str, *, with_workers: bool 
 
     A misspelt name creates a group whose unread records are retained for ever. The default group is only suspicious on
     a route with other groups.
-
-    Raises:
-        InvalidInput: invalid group name.
-        NotFound: the route does not exist.
     """
     others = root.groups(route)
     if check_group(group) in others or (group == DEFAULT_GROUP and not others):
@@ -366,10 +335,7 @@ def new_group_warning(root: Root, route: str, group: str, *, with_workers: bool 
 
 
 def reject_leftover_journal(root: Root, cursor: Cursor) -> None:
-    """
-    Raises:
-        Refused: the cursor of a work group was removed, but its journal was not, and would count for a new cursor.
-    """
+    """Refuse a group whose cursor was removed but not its journal, which would count for a new cursor."""
     if cursor.state is CursorState.ABSENT and cursor.of_work_group:
         raise Refused(
             f"{cursor.path.with_suffix(WORK_SUFFIX)}: left over from a work group whose cursor was "
@@ -388,7 +354,6 @@ class SlowestCursor:
         self._unchanged: dict[str, tuple[tuple[int, ...], Cursor]] = {}
 
     def find(self, root: Root, route: str, *, log_id: bytes, head_sequence: int) -> Cursor:
-        """Return the cursor of the group that is furthest behind; errors as in :func:`read_cursors`."""
         settled_ns = time.time_ns() - _SETTLED_NS
         found: list[Cursor] = []
         unchanged: dict[str, tuple[tuple[int, ...], Cursor]] = {}
@@ -417,5 +382,4 @@ class SlowestCursor:
 
 
 def _is_reached(cursor: Cursor, head_sequence: int) -> bool:
-    """Return True if the head has reached a cursor that was beyond it."""
     return cursor.state is CursorState.BEYOND and cursor.sequence <= head_sequence

@@ -51,7 +51,6 @@ class HandoverPin:
         route: the route that the group processes.
         path: the file; the directory if it holds too many.
         positions: the pinned routes, each with the last record that is not pinned; empty for an invalid file.
-        problem: description of a problem with the file, or "".
     """
 
     route: str
@@ -62,17 +61,16 @@ class HandoverPin:
 
     @property
     def message(self) -> str:
-        """Message for the operator."""
         if self.problem:
             return f"{self.path}: {self.problem}; it pins {'all routes' if self.positions else 'nothing'}"
         return f"group {self.group} of route {self.route} has not finished a handover; its next start does"
 
 
 class PinWriter:
-    """Writer of the pin of ``group`` of ``route``, for the process that owns the group.
+    """Writer of the pin of a group, for the process that owns the group.
 
     Args:
-        part: "drain" or "work", the owner of the handover. The other part of the file is kept.
+        part: the owner of the handover. The other part of the file is kept.
     """
 
     def __init__(self, root: Root, disk: Disk, route: str, group: str, log_id: bytes, part: Part) -> None:
@@ -81,12 +79,7 @@ class PinWriter:
         self._part: Part = part
 
     def pin(self, positions: Mapping[str, int]) -> None:
-        """Pin at most :data:`ROUTES_MAX` routes, each after its position. The pin is on disk when this returns.
-
-        Raises:
-            NotPermitted: this user may not write it.
-            OSError: the pin cannot be written.
-        """
+        """Pin up to :data:`ROUTES_MAX` routes, each after its position, durably."""
         data = encode_pin(self._log_id, self._parts() | {self._part: dict(positions)})
         make_cursor_directory(self._root, self._disk, self._route)
         try:
@@ -95,11 +88,7 @@ class PinWriter:
             raise not_permitted(self._root, self._route, self._path, error) from error
 
     def unpin(self) -> None:
-        """Remove the pin, without a sync: the next owner removes a pin that reappears after a power cut.
-
-        Raises:
-            OSError: it cannot be removed.
-        """
+        """Remove the pin, without a sync: the next owner removes a pin that reappears after a power cut."""
         if not os.path.lexists(self._path):
             return
         parts = self._parts()
@@ -118,16 +107,11 @@ class PinWriter:
 
 
 def encode_pin(log_id: bytes, parts: Parts) -> bytes:
-    """Return the contents of the file."""
     return encode_line({"pin": _VERSION, "log": log_id.hex(), "drain": {}, "work": {}} | parts)
 
 
 def decode_pin(data: bytes, log_id: bytes) -> Parts:
-    """Return the pinned routes of each part, with their positions.
-
-    Raises:
-        BadPin: the data is half-written, too large, of another log, or not a pin.
-    """
+    """Return the positions of each part; raise BadPin if the data is not an intact pin of this log."""
     if len(data) > PIN_MAX_BYTES:
         raise BadPin("too large for a pin")
     match decode_line(data):
@@ -163,11 +147,6 @@ def handover_pins(root: Root, log_id: bytes) -> list[HandoverPin]:
 
 
 def _files(directory: Path) -> list[Path]:
-    """Return the files that are named like pins.
-
-    Raises:
-        OSError: the directory cannot be read, or has too many files.
-    """
     names = (entry.name for entry in scan_cursor_directory(directory))
     return [directory / name for name in sorted(names) if name.endswith(PIN_SUFFIX)]
 
@@ -196,11 +175,7 @@ def _read(route: str, path: Path, log_id: bytes, owner: int) -> HandoverPin:
 
 
 def _require_cursor(path: Path, log_id: bytes, pin: os.stat_result) -> None:
-    """Require a valid cursor of the owner of a pin.
-
-    Raises:
-        BadPin: the cursor is missing, invalid, or another user's.
-    """
+    """Raise BadPin unless the owner of the pin has a valid cursor."""
     try:
         content, cursor = read_with_status(path, CURSOR_MAX_BYTES + 1)
         lines = decode_cursor(content)
@@ -213,7 +188,6 @@ def _require_cursor(path: Path, log_id: bytes, pin: os.stat_result) -> None:
 
 
 def _lowest(parts: Parts) -> dict[str, int]:
-    """Return the position of each route; if it has two, the lower one."""
     lowest: dict[str, int] = {}
     for positions in parts.values():
         for route, at in positions.items():

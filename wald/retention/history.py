@@ -45,8 +45,7 @@ class Loss(NamedTuple):
 
     Attributes:
         extent: their sequences and routes, as far as known.
-        reason: why and when, and where their bytes are.
-        unrestored: True if they were never in this log, because a restore found them in no bundle.
+        unrestored: True if a restore found them in no bundle, so they were never in this log.
         saved_file: the file in the root with the rest of their bytes, or "".
         records: upper limit of their number; below the extent's if a shrink had dropped some before.
     """
@@ -59,30 +58,21 @@ class Loss(NamedTuple):
 
     @property
     def begun_extent(self) -> ReclaimedSegment:
-        """The records that began in ``extent``, without routes of which it had only later pieces."""
+        """The extent without routes of which it had only later pieces of a record."""
         if self.unrestored or self.extent.routes is None:  # a restore does not know the number of records
             return self.extent
         return self.extent._replace(routes=tuple(each for each in self.extent.routes if each.count))
 
 
 class ShrunkRecord(NamedTuple):
-    """Ledger's answer about a record of a shrunk segment.
-
-    Attributes:
-        entry: the shrink that may have dropped the record, otherwise the newest one.
-        dropped: None if the run lengths in the entry are damaged.
-    """
+    """The shrink that may have dropped a record, or the newest one; ``dropped`` is None if its line is damaged."""
 
     entry: Entry
     dropped: bool | None
 
 
 class History:
-    """The ledgers of a root, read on demand.
-
-    Attributes:
-        ledgers: readers by the name of the current file. Share them: each keeps lines in memory.
-    """
+    """The ledgers of a root, read on demand. Share ``ledgers``: each keeps lines in memory."""
 
     def __init__(self, root: Root) -> None:
         self.ledgers = {name: Lines(root.ledger / name) for name in LEDGERS}
@@ -92,16 +82,15 @@ class History:
         self._archived = _ArchivedSpans(self._archive)
 
     def reclaimed(self, sequence: int) -> Entry | None:
-        """Return the entry of the reclaimed segment that held ``sequence``."""
         return next(self.deletions(sequence, sequence), None)
 
     def deletions(self, first: int = 1, last: int = NO_SEQUENCE) -> Iterator[Entry]:
-        """Yield the entries, with routes, of reclaimed segments with any of ``first`` to ``last``, newest first."""
+        """Yield the entries, with routes, of deletions that were not withdrawn, newest first."""
         for line in self._deletions(first, last):
             yield self.with_routes(line.entry)
 
     def latest_deletions(self, bases: Collection[int]) -> Iterator[Entry]:
-        """Yield the entries of these segments' deletions that were not withdrawn, without routes of shared lines."""
+        """Yield the same for some segments, but without routes of shared lines."""
         decided: set[int] = set()
         for line in self._reclaim.about_bases(bases):
             event = line.entry.get("event")
@@ -118,11 +107,10 @@ class History:
         )
 
     def is_repeated(self, deletion: Entry, number: int) -> bool:
-        """Return True if a deletion in a line before line ``number`` deleted any of the same records."""
+        """Return True if a deletion before line ``number`` has any of the same records."""
         return any(line.number < number for line in self._deletions(deletion["base"], deletion["last"]))
 
     def _deletions(self, first: int, last: int) -> Iterator[Line]:
-        """Yield the lines of deletions that were not withdrawn; a withdrawn one may have been repeated later."""
         withdrawn: set[int] = set()
         for line in self._reclaim.about(first, last):
             if line.entry.get("event") == "kept":
@@ -148,12 +136,12 @@ class History:
         return deletion
 
     def reclaimed_segments(self, first: int, last: int) -> Iterator[ReclaimedSegment]:
-        """Yield the reclaimed segments with any of ``first`` to ``last``, in no order."""
+        """Yield reclaimed segments with any of ``first`` to ``last``, in no order."""
         for entry in self.deletions(first, last):
             yield self._reclaimed_segment(entry)
 
     def _reclaimed_segment(self, entry: Entry) -> ReclaimedSegment:
-        """Combine the line of the deletion (routes) with that of the sealer (times, which may be unknown)."""
+        """Combine the line of the deletion (routes) with that of the sealer (times)."""
         sealed: Entry = {}
         with suppress(Damaged):
             sealed = self.sealed(entry["base"]) or {}
@@ -168,7 +156,6 @@ class History:
         )
 
     def _before_shrinks(self, entry: Entry, remaining: tuple[RouteEntry, ...] | None) -> tuple[RouteEntry, ...] | None:
-        """Return the routes of a deleted segment before its first shrink."""
         if remaining is None:
             return None
         routes = {each.route: each for each in remaining}
@@ -214,7 +201,6 @@ class History:
         return (entry for entry in _entries(self._reclaim, "relieved", base, base) if entry.get("base") == base)
 
     def all_shrinks(self, first: int = 1) -> Iterator[Entry]:
-        """Yield the entries of shrinks of all segments with a record at or after ``first``."""
         return _entries(self._reclaim, "relieved", first, NO_SEQUENCE)
 
     def shrinks_before(self, deletion: Entry) -> Iterator[Entry]:
@@ -227,7 +213,7 @@ class History:
             digest = line.get("was_sha256")
 
     def shrunk_record(self, sequence: int) -> ShrunkRecord | None:
-        """Look up a record of a shrunk segment; return None if its segment was not shrunk."""
+        """Look up a record of a shrunk segment; None if it was not shrunk."""
         entries = list(_entries(self._reclaim, "relieved", sequence, sequence))
         for entry in entries:
             dropped = _has_dropped(entry, sequence)
@@ -254,7 +240,7 @@ class History:
         return tuple(dropped) if newest else None
 
     def last_dropped(self, base: int) -> dict[str, int] | None:
-        """Return the last sequence of each route in :meth:`dropped`; None if unknown or if the ledger is damaged."""
+        """Return the last sequence of each route in :meth:`dropped`; None if unknown."""
         with suppress(Damaged):
             dropped = self.dropped(base)
             return None if dropped is None else last_by_route(dropped)
@@ -268,21 +254,17 @@ class History:
         return next(matching, None) or self.sealed(base)
 
     def sealed(self, sequence: int) -> Entry | None:
-        """Return the entry of the sealed segment that held ``sequence``."""
         return next(_entries(self._segments, "sealed", sequence, sequence), None)
 
     def sealed_routes(self, base: int) -> tuple[RouteEntry, ...] | None:
-        """Return the routes of segment ``base`` when it was sealed; None if unknown."""
         entry = self.sealed(base)
         return None if entry is None or entry["base"] != base else _route_entries(entry.get("routes"))
 
     def remaining_routes(self, base: int, *, is_shrunk: bool = False) -> tuple[RouteEntry, ...] | None:
         """Return all records that segment ``base`` may have had when its file was last seen; None if unknown.
 
-        The line of a shrink is written before its file, so the newest one only proves the form before it.
-
-        Args:
-            is_shrunk: True if the file is known to be the result of a shrink.
+        The line of a shrink is written before its file, so the newest one only proves the form before it, unless
+        ``is_shrunk`` says that the file exists.
         """
         entry, newest = self.sealed(base), next(self.shrinks(base), None)
         if entry is None or newest is None or newest["last"] != entry["last"]:
@@ -294,14 +276,10 @@ class History:
         return _route_entries(former.get("routes")) if former["base"] == base else None
 
     def last_sealed(self) -> int:
-        """Return the last sequence of all segments ever sealed; 0 if no ledger lists one."""
         return self._segments.highest("sealed")
 
     def routes_between(self, first: int, last: int) -> dict[str, int] | None:
-        """Return the routes of the sealed segments that held ``first`` to ``last``, with their last sequences there.
-
-        None if unknown.
-        """
+        """Return the last sequence of each route in the sealed segments of ``first`` to ``last``; None if unknown."""
         found: dict[str, int] = {}
         while first <= last:
             entry = self.sealed(first)
@@ -318,10 +296,7 @@ class History:
         return max((entry for entry in entries if _is_archived_in(entry, sequence)), key=_time, default=None)
 
     def archive_location(self, route: str | None, first: int, last: int) -> str | None:
-        """Return the destination of the last bundle with records of ``route`` (None: any) from ``first`` to ``last``.
-
-        This is for a hint, so a damaged ledger gives None.
-        """
+        """Return the destination of the last matching bundle, for a hint: a damaged ledger gives None."""
         with suppress(Damaged):
             entries = _entries(self._archive, "archived", first, last)
             ours = (entry for entry in entries if route in (None, entry.get("route")) and entry.get("dest"))
@@ -330,14 +305,10 @@ class History:
         return None
 
     def all_archived(self, route: str, first: int, last: int) -> bool:
-        """Return True if every record of ``route`` from ``first`` to ``last`` is in a bundle."""
         return self._archived.covers(route, first, last)
 
     def archived_spans(self) -> Mapping[str, Spans]:
-        """Return the spans of each route in which every record of the route is in a bundle.
-
-        As long as the ledger only grows, this is the same object, updated.
-        """
+        """Return the spans in which every record of a route is archived; updated in place while the ledger grows."""
         return self._archived.routes()
 
 
@@ -352,11 +323,6 @@ class _ArchivedSpans:
         """Damaged lines, and the sequences that they may be about."""
 
     def covers(self, route: str, first: int, last: int) -> bool:
-        """Return True if all records from ``first`` to ``last`` are archived.
-
-        Raises:
-            Damaged: the lines that would show it cannot be read.
-        """
         self._read_new()
         if route in self._routes and self._routes[route].covers(first, last):
             return True
@@ -406,11 +372,7 @@ def candidate_routes(entry: Entry, sequence: int) -> list[tuple[Entry, bool]]:
 
 
 def runs_of(entry: Entry, route: Entry) -> list[Span] | None:
-    """Return the spans of one of the routes in the line of a deletion or shrink; None if the line does not have them.
-
-    Raises:
-        BadRunLengths: the run lengths do not decode.
-    """
+    """Return the spans of a route in the line of a deletion or shrink; None if the line does not have them."""
     first, last, runs, name = route["first"], route["last"], entry.get("runs"), str(route.get("route"))
     if isinstance(count := route.get("count"), int) and count > last - first:
         return [(first, last)]
@@ -420,19 +382,11 @@ def runs_of(entry: Entry, route: Entry) -> list[Span] | None:
 
 
 def archived_runs(entry: Entry) -> Iterator[Span]:
-    """Yield the spans of the records in the bundle of an ``archived`` entry.
-
-    Raises:
-        BadRunLengths: the run lengths do not decode.
-    """
     yield from spans_of(unpack(entry["runs"], entry["last"] - entry["first"] + 1), int(entry["after"]) + 1)
 
 
 def bundle_member(entry: Entry, sequence: int) -> str | None:
-    """Return the file with ``sequence`` in the bundle of an ``archived`` entry; None if unknown.
-
-    ``parts`` in the entry has the first record and the name of each file.
-    """
+    """Return the file with ``sequence`` in a bundle; ``parts`` has the first record and the name of each."""
     parts = entry.get("parts")
     found: tuple[int, str] | None = None
     for part in parts if isinstance(parts, list) else []:
@@ -443,12 +397,10 @@ def bundle_member(entry: Entry, sequence: int) -> str | None:
 
 
 def _entries(lines: Lines, event: str, first: int, last: int) -> Iterator[Entry]:
-    """Yield the entries of one event about any of ``first`` to ``last``, newest first."""
     return (line.entry for line in lines.about(first, last) if line.is_range(event))
 
 
 def _is_evidence(entry: Entry, deletion: Entry) -> bool:
-    """Return True if ``entry`` is the shared line that a deletion names."""
     same = entry.get("base") == deletion.get("excused") and entry.get("at") == deletion.get("at")
     return same and entry.get("event") == "excused"
 
@@ -456,9 +408,7 @@ def _is_evidence(entry: Entry, deletion: Entry) -> bool:
 def _with_evidence(deletion: Entry, shared: Entry, sealed: Entry | None) -> Entry:
     """Return the entry of a deletion with routes; unchanged if the lines make no sense.
 
-    Args:
-        sealed: the line about its sealing. Without one, each route gets a count of 0 and, as an upper limit, its
-            records in all segments of the shared line.
+    Without a ``sealed`` line, each route gets a count of 0 and its records in all segments of the shared line.
     """
     routes = shared.get("routes")
     if not isinstance(routes, list):
@@ -471,14 +421,12 @@ def _with_evidence(deletion: Entry, shared: Entry, sealed: Entry | None) -> Entr
 
 
 def _routes_when_sealed(sealed: Entry, routes: list[Entry]) -> Iterator[Entry]:
-    """Yield the routes of the segment with their evidence; a route without any gets no cursors."""
     evidence = {each["route"]: {key: each[key] for key in _EVIDENCE if key in each} for each in routes}
     for name, count, first, last, *_ in sealed["routes"]:
         yield {"route": name, "count": count, "first": first, "last": last} | evidence.get(name, {"cursors": {}})
 
 
 def _routes_in_range(deletion: Entry, routes: list[Entry]) -> Iterator[Entry]:
-    """Yield the routes that the segment may have had."""
     for each in routes:
         first, last = max(each["first"], deletion["base"]), min(each["last"], deletion["last"])
         if each["last"] < deletion["base"]:  # only pieces of a record that began before the segment
@@ -516,7 +464,6 @@ def _route_entries(routes: object) -> tuple[RouteEntry, ...] | None:
 
 
 def _has_dropped(entry: Entry, sequence: int) -> bool | None:
-    """Return True if a shrink has dropped a record; None if its line is damaged."""
     if _route_entries(entry.get("dropped")) is None:
         return None
     candidates = candidate_routes(entry, sequence)

@@ -69,13 +69,7 @@ class Missing:
         return f"{self.root / 'segments'}: RECLAIM has removed {span}: {count}{of} {are} missing"
 
     def error(self, *, stop: str | None = None, form: str = "", command: tuple[str, str] | None = None) -> NotFound:
-        """Return the error, with hints to the archives and to the records after these.
-
-        Args:
-            stop: the end of the range as the user gave it, a sequence or a time.
-            form: option with the output format, for the hint.
-            command: the user's command without ``wald`` and root, before and after the range; None for ``read``.
-        """
+        """Return the error, with hints to archives and later records; ``command`` is without ``wald`` and root."""
         route = self.route or next(iter(sorted(self.routes)), "ROUTE")
         return NotFound(
             self.message(),
@@ -97,11 +91,7 @@ OnMissing = Literal["error", "skip"] | Callable[[Missing], None] | None
 
 
 def missing_handler(on_missing: OnMissing) -> Callable[[Missing], None]:
-    """Return the function that handles missing records; for None, one that raises only if they were requested.
-
-    Raises:
-        InvalidInput: unknown policy.
-    """
+    """Return the function that handles missing records; for None, one that raises only if they were requested."""
     if callable(on_missing):
         return on_missing
     if on_missing is not None and on_missing not in POLICIES:
@@ -115,25 +105,14 @@ def missing_handler(on_missing: OnMissing) -> Callable[[Missing], None]:
 
 
 def skip_lost(missing: Missing) -> None:
-    """Skip records that an operator gave up with a repair; for ``on_missing``.
-
-    Raises:
-        NotFound: the records were reclaimed.
-    """
+    """Skip records that an operator gave up with a repair, but raise for reclaimed ones; for ``on_missing``."""
     if not missing.lost:
         raise missing.error()
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedRecords:
-    """A request that reclaimed segments are compared with.
-
-    Attributes:
-        floor: returns the first requested sequence of a route.
-        routes: None for all.
-        first, last: range of the sequences of all routes.
-        from_ns, until_ns: append times, from ≤ t < until.
-    """
+    """A request that reclaimed segments are compared with; ``floor`` returns the first sequence of a route."""
 
     floor: Callable[[str], int]
     routes: frozenset[str] | None
@@ -145,11 +124,7 @@ class RequestedRecords:
 
 @dataclass(frozen=True, slots=True)
 class MissingCount:
-    """Number and range of requested records that are missing; an upper limit unless ``exact``.
-
-    Attributes:
-        last_of_route: the last one of each route.
-    """
+    """Number and range of requested records that are missing; an upper limit unless ``exact``."""
 
     first: int = 0
     last: int = 0
@@ -160,7 +135,6 @@ class MissingCount:
 
 
 def count_missing(segments: Iterable[ReclaimedSegment], request: RequestedRecords) -> MissingCount:
-    """Count the requested records in reclaimed segments."""
     total = MissingCount()
     all_times = request.from_ns == _MIN_NS and request.until_ns == _MAX_NS
     for segment in segments:
@@ -202,7 +176,6 @@ def _requested_routes(segment: ReclaimedSegment, request: RequestedRecords) -> I
 
 
 def last_by_route(entries: Iterable[RouteEntry]) -> dict[str, int]:
-    """Return the last sequence of each route."""
     lasts: dict[str, int] = {}
     for each in entries:
         lasts[each.route] = max(each.last, lasts.get(each.route, 0))

@@ -34,9 +34,8 @@ class Lag:
     """Records after ``at``, the last sequence that a group has processed.
 
     Attributes:
-        oldest_ns: append time of the first one; None without any.
-        first: its sequence.
-        written_ns: estimates when a record with a future append time was written, like :meth:`View.written_ns`.
+        oldest_ns, first: append time and sequence of the first one.
+        written_ns: estimates when a record with a future append time was written.
     """
 
     at: int
@@ -48,7 +47,6 @@ class Lag:
     )
 
     def seconds(self, now_ns: int) -> float:
-        """Return the waiting time of the oldest record."""
         since_ns = self.oldest_ns
         if since_ns is not None and seconds_ahead(since_ns, now_ns):
             since_ns = self.written_ns(self.first, now_ns)
@@ -88,11 +86,7 @@ class SealedLags:
         self._sums: list[int] = []
 
     def add(self, index: SealedIndex) -> None:
-        """Count the records of one segment. Its batches are only read if a cursor is among them.
-
-        Raises:
-            BadSealed: the batches are needed and unreadable.
-        """
+        """Count the records of one segment. Its batches are only read if a cursor is among them."""
         routes = RouteTable.from_entries(index.routes)
         if routes.names is not self._names:
             self._align(routes.names)
@@ -108,7 +102,6 @@ class SealedLags:
         self._sums = list(map(add, self._sums, map(mul, whole, self._by_lag(routes.counts))))
 
     def settle(self) -> None:
-        """Add the sums to the lags."""
         for lag, records in zip(self._lags, self._sums, strict=True):
             lag.records += records
         self._sums = [0] * len(self._lags)
@@ -130,7 +123,6 @@ class SealedLags:
         return column if self._one_each else map(column.__getitem__, self._numbers)
 
     def _add_batches(self, index: SealedIndex, lags: Sequence[int]) -> None:
-        """Count batch by batch for some of the lags."""
         of_route: dict[int, list[Lag]] = {}
         for number in lags:
             of_route.setdefault(self._numbers[number], []).append(self._lags[number])
@@ -197,8 +189,6 @@ class Progress:
 
     Attributes:
         last_sequence: of its records; 0 without any; None if the end of the newest segment is damaged.
-        cursors: one per group; an absent one of the default group if the route has no group.
-        lags: their lags in records, in the same order.
         consumers: the OS group whose members may create cursors, or "".
     """
 
@@ -212,11 +202,6 @@ class Progress:
 
 
 def progress(view: View) -> list[Progress]:
-    """Return the progress on every route, by name.
-
-    Raises:
-        Damaged: the end of the log is unknown.
-    """
     root, head_sequence = view.root, end_of(view) - 1
     last = last_sequences(view)
     cursors = {
