@@ -258,13 +258,24 @@ def set_cursor(
             case="cursor-beyond-head",
             root=root.path,
         )
-    refusal = ""
     if not rewind and current.state in (CursorState.UNREADABLE, CursorState.FOREIGN, CursorState.BEYOND):
-        refusal = f"{current.message}; it is only replaced on request"
-    elif not rewind and sequence < current.sequence:
-        refusal = f"{current.path}: {sequence} would move the cursor backwards from {current.sequence}"
-    if refusal:
-        raise Refused(refusal, case="rewind-needed", root=root.path, route=route, sequence=sequence, group=group)
+        raise Refused(
+            f"{current.message}; it is only replaced on request",
+            case="rewind-needed",
+            root=root.path,
+            route=route,
+            sequence=sequence,
+            group=group,
+        )
+    if not rewind and sequence < current.sequence:
+        raise Refused(
+            f"{current.path}: {sequence} would move the cursor backwards from {current.sequence}",
+            case="rewind-needed",
+            root=root.path,
+            route=route,
+            sequence=sequence,
+            group=group,
+        )
     journal = current.path.with_suffix(WORK_SUFFIX)
     if rewind and sequence < current.sequence and current.of_work_group:
         raise Refused(
