@@ -181,7 +181,7 @@ def test_a_log_that_has_lost_its_ledger_directory_gets_another(log: Path, also: 
     for name in also:
         (log / name).unlink()
     before = snapshot(log)
-    assert b"no line of the ledger says that it was sealed" in wald("repair", "--dry-run", "--root", log).stdout
+    assert b"the ledger has no line about its sealing" in wald("repair", "--dry-run", "--root", log).stdout
     assert snapshot(log) == before
     output_of("repair", "--root", log)
     output_of("verify", "--root", log)

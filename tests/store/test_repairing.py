@@ -238,7 +238,7 @@ def test_a_damaged_segment_and_a_deleted_one_behind_it_are_given_up_each_with_it
     repair(log)
     (loss,) = History(Root(log)).losses(first, first)
     assert loss.extent.first == first
-    assert "no segment holds them" in loss.reason
+    assert "no segment has them" in loss.reason
     assert "quarantine" not in loss.reason
     (before,) = History(Root(log)).losses(first - 1, first - 1)
     assert before.extent.last == first - 1

@@ -1,14 +1,10 @@
-"""Repair plan: actions, and the records that are lost.
+"""Repair plan: the actions that repair a log, and the records that are lost.
 
-How many records were lost, and whose they were, as far as the ledger or what is left of an index says.
+The plan changes nothing. Segments are handled oldest first, so that the segment in which a broken record begins comes
+before the one that has lost a piece of it.
 
-What relief had dropped before the damage is not lost. An index says which records that were; the ledger only counts
-those of each route that were left, and its line about a relief is written before that. So it is believed only if
-something proves that the relief was carried out; else the records count as lost.
-
-What a repair does, from the facts about a log; nothing is read or changed here.
-
-Oldest first: the segment in which a broken record begins is treated before the one that has lost a piece of it.
+Records that shrinking dropped before the damage are not lost. The index lists them. The ledger only counts the records
+that remain, in a line that is written before the segment shrinks, so it counts only with proof that the segment shrank.
 """
 
 from __future__ import annotations
@@ -33,14 +29,14 @@ from wald.retention.history import History
 from wald.segments.sealed_file import SealedFile
 
 Batch = tuple[str, int, int, int]
-"""A route; the first sequence of a batch of it, how many records begin in that, and the bytes of its payload."""
+"""Route, first sequence, number of records that begin in the batch, bytes of its payload."""
 
 
 def records_lost(spans: Sequence[Span], found: SegmentFacts | None, history: History) -> int:
-    """How many records of ``spans`` were there before the damage; no more than that.
+    """Return the number of records in ``spans`` that existed before the damage, at most.
 
     Args:
-        found: about the segment that they were in, if it is there.
+        found: facts about their segment, if it exists.
     """
     total = sum(last - first + 1 for first, last in spans)
     if found is not None and found.dropped is not None:
@@ -60,21 +56,21 @@ def records_lost(spans: Sequence[Span], found: SegmentFacts | None, history: His
             return total
         there = found.survey.kept - sum(first == last and first in found.survey.broken for first, last in spans)
     lost = sum(entry.count for entry in left) - there
-    return min(total, lost) if lost >= 0 else total  # it holds more than the ledger says: that is not believed
+    return min(total, lost) if lost >= 0 else total  # more than the ledger lists, so its count is wrong
 
 
 def routes_lost(span: Span, segment: Segment | None, history: History) -> list[RouteEntry] | None:
-    """What of each route the records of ``span`` were; None if it is not known of all.
+    """Return the records of ``span`` by route; None if any of them is unknown.
 
     Args:
-        segment: the one that they were in, if it is there.
+        segment: the segment that had them, if it exists.
     """
     found = _by_index(span, segment) if segment is not None else None
     return found if found is not None else _by_ledger(span, history)
 
 
 def _by_index(span: Span, segment: Segment) -> list[RouteEntry] | None:
-    """By the table of all batches, in an index that can be read."""
+    """Return the records by route from a readable batch table."""
     first, last = span
     entries: dict[str, RouteEntry] = {}
     try:
@@ -87,7 +83,7 @@ def _by_index(span: Span, segment: Segment) -> list[RouteEntry] | None:
         begin, end = max(first, base), min(last, base + count - 1)
         if begin <= end:
             _add(entries, RouteEntry(routes[number].route, end - begin + 1, begin, end, 0))
-        elif not count and number in begun and first <= base <= last + 1:  # a piece of a record that began before
+        elif not count and number in begun and first <= base <= last + 1:  # a piece of an earlier record
             _add(entries, RouteEntry(routes[number].route, 0, begun[number], begun[number], 0))
         if count:
             begun[number] = base + count - 1
@@ -97,7 +93,7 @@ def _by_index(span: Span, segment: Segment) -> list[RouteEntry] | None:
 
 
 def _by_ledger(span: Span, history: History) -> list[RouteEntry] | None:
-    """By the lines about the sealing of segments all of whose records are lost."""
+    """Return the records by route from ledger lines, if whole segments are lost."""
     entries: dict[str, RouteEntry] = {}
     at = span[0]
     while at <= span[1]:
@@ -117,7 +113,7 @@ def _by_ledger(span: Span, history: History) -> list[RouteEntry] | None:
 
 
 def _add(entries: dict[str, RouteEntry], entry: RouteEntry) -> None:
-    """Add the losses of a route. An entry of pieces alone has no records; readers drop a begun record by it."""
+    """Add the losses of a route. An entry without records is for pieces: it makes readers drop an unfinished record."""
     if not entry.count and entry.route in entries:
         return
     if entry.count and entry.route in entries and not entries[entry.route].count:
@@ -127,30 +123,30 @@ def _add(entries: dict[str, RouteEntry], entry: RouteEntry) -> None:
 
 
 class ActionKind(Enum):
-    """What is done to a file."""
+    """Kind of a repair action."""
 
     LEDGER = "ledger"
-    """A ledger is begun again, with the lines of the old one that are whole."""
+    """Rebuild a ledger from the intact lines of the old one."""
     IDENTITY = "identity"
-    """``log.json`` is written again."""
+    """Rewrite ``log.json``."""
     REMOVE = "remove"
-    """What a killed program was making is removed."""
+    """Remove the temporary file of a killed program."""
     RENAME = "rename"
-    """A segment gets its own name; if that is taken in a ring, one of the ring first gets a name that is free."""
+    """Give a segment its own name; in a ring of swapped names, one segment first gets a free name."""
     PUT_BACK = "put back"
-    """A damaged segment is replaced by its form from before a relief that was interrupted."""
+    """Replace a damaged segment by its original from before an interrupted shrinking."""
     SET_ASIDE = "set aside"
-    """A file is moved to ``quarantine/``."""
+    """Move a file to ``quarantine/``."""
     CLEAR = "clear away"
-    """The second form of a segment is moved to ``quarantine/``."""
+    """Move the second form of a segment to ``quarantine/``."""
     REMAKE = "remake"
-    """A segment is made again out of what is whole of it."""
+    """Rewrite a segment from its intact batches."""
     GIVE_UP = "give up"
-    """A line of the ledger gives up records that are in no segment."""
+    """Record in the ledger that records are in no segment and lost."""
     RECORD = "record"
-    """The line about a sealed segment is written again."""
+    """Rewrite the ledger line about a sealed segment."""
     HEAD = "head"
-    """The head is written again."""
+    """Rewrite the head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,15 +154,15 @@ class Act:
     """One step of a repair.
 
     Attributes:
-        path: the file that it is about.
-        reason: what is wrong with that.
-        lost: the records that are given up with it.
-        lost_records: how many of these there were; relief may have dropped others.
-        loses: whether it gives up anything, which has to be accepted.
-        facts: about the segment.
-        broken: the records that have lost a piece and are left out of it, and their routes.
-        identity: what ``log.json`` gets.
-        target: the name that a segment gets. No file has it when the act is done.
+        path: file that is repaired.
+        reason: problem of that file.
+        lost: sequences that are given up.
+        lost_records: number of records among them; shrinking may have dropped the others.
+        loses: the step gives up data, which the operator must accept.
+        facts: facts about the segment.
+        broken: record → route of the records that have lost a piece and are dropped.
+        identity: new contents of ``log.json``.
+        target: new name of a segment, free when the step runs.
     """
 
     deed: ActionKind
@@ -182,17 +178,17 @@ class Act:
 
     @property
     def spanned(self) -> int:
-        """How many sequences ``lost`` has."""
+        """Return the number of sequences in ``lost``."""
         return sum(last - first + 1 for first, last in self.lost)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """
+    """Repair steps in order.
+
     Attributes:
-        acts: in the order in which they are done.
-        left: the errors that no act is about.
-        errors: whether ``wald verify`` reports any, of whatever is not a ledger or ``log.json``.
+        left: errors that no step repairs.
+        errors: ``wald verify`` reports errors outside the ledgers and ``log.json``.
     """
 
     acts: tuple[Act, ...]
@@ -205,12 +201,12 @@ class Plan:
 
     @property
     def damage(self) -> bool:
-        """Whether ``wald verify`` calls it damage."""
+        """True if ``wald verify`` reports damage."""
         return self.errors or any(act.deed in (ActionKind.LEDGER, ActionKind.IDENTITY) for act in self.acts)
 
 
 def plan(facts: LogSurvey) -> Plan:
-    """The acts that make the log good."""
+    """Return the steps that repair the log."""
     return _Planning(facts).plan()
 
 
@@ -226,13 +222,13 @@ class _Planning:
             Act(ActionKind.REMOVE, path, "a program was killed while it made this file") for path in facts.leftovers
         ]
         for path in facts.unneeded:
-            why = "the form of a segment from before an interrupted relief is damaged"
+            why = "the original of a segment whose shrinking was interrupted is damaged"
             first.append(Act(ActionKind.CLEAR, path, why))
         for segment in facts.segments:
             first += self._placed(segment)
         first += in_order(self.renames, {each.segment.path for each in facts.segments})
         for path in facts.put_back:
-            why = "it is lost, or damaged, and its form from before an interrupted relief is whole"
+            why = "it is lost or damaged, and its original from before an interrupted shrinking is intact"
             first.append(Act(ActionKind.PUT_BACK, path, why))
         broken = self._broken()
         lost = list(self._lost(broken))
@@ -240,7 +236,7 @@ class _Planning:
         acts += [self._given_up(span) for span in self._ownerless(acts, lost)]
         acts.sort(key=_place)
         records = [
-            Act(ActionKind.RECORD, each.segment.path, "no line of the ledger says that it was sealed", facts=each)
+            Act(ActionKind.RECORD, each.segment.path, "the ledger has no line about its sealing", facts=each)
             for each in self.kept
             if not each.problem and not each.recorded and each.twin is None
         ]
@@ -248,13 +244,13 @@ class _Planning:
         return Plan((*first, *acts, *records, *self._head(acts)), left, errors=bool(facts.findings))
 
     def _placed(self, found: SegmentFacts) -> Iterator[Act]:
-        """What is done to a file that is not to be kept; any other is kept, under its own name."""
+        """Yield the step for a file that is set aside; add any other to ``kept`` under its own name."""
         due = max((span[1] + 1 for each in self.kept for span in each.spans), default=1)
         path = found.segment.path
         if found.foreign:
             yield Act(ActionKind.SET_ASIDE, path, found.problem, facts=found)
         elif self._best(found) is not found:
-            why = f"{found.problem or 'it is a second one'}, and there is one of that name"
+            why = f"{found.problem or 'it is a duplicate'}, and another file is that segment"
             yield Act(ActionKind.SET_ASIDE, path, why, facts=found)
         elif found.base < due and not found.problem and all(last < due for _, last in found.spans):
             yield Act(ActionKind.SET_ASIDE, path, f"its records, up to {due - 1}, are in older segments", facts=found)
@@ -267,20 +263,20 @@ class _Planning:
             self.kept.append(found)
 
     def _best(self, found: SegmentFacts) -> SegmentFacts:
-        """Of the files that are the same segment, the one to keep: whole, the longest, under its own name."""
+        """Return the file to keep among those of the same segment: intact, longest, correctly named."""
         same = [each for each in self.facts.segments if each.base == found.base and not each.foreign]
         return max(same, key=lambda each: (each.whole, each.whole and each.spans, not each.misnamed))
 
     def _spans(self, found: SegmentFacts) -> tuple[Span, ...]:
-        """Of the records that the segment will give."""
+        """Return the sequences that the segment will contain."""
         return found.spans if found.twin_spans is None else found.twin_spans
 
     def _there(self) -> Spans:
-        """Return the records that the segments will hold."""
+        """Return the sequences that all segments will contain."""
         return Spans(span for each in self.kept for span in self._spans(each))
 
     def _broken(self) -> dict[int, str]:
-        """The records that have lost a piece, and of which the beginning is there."""
+        """Return the records that have lost a piece but not their beginning, with their routes."""
         broken: dict[int, str] = {}
         for each in self.kept:
             if each.survey is not None and each.twin_spans is None:
@@ -290,7 +286,7 @@ class _Planning:
         return {sequence: route for sequence, route in broken.items() if sequence in there}
 
     def _lost(self, broken: Collection[int]) -> Iterator[Span]:
-        """The records that are in no segment, and of which no ledger says why; apart by the segments they were in."""
+        """Yield the unexplained missing sequences, split at the bounds of the segments that had them."""
         holes = [*self._there().outside(1, self.facts.last), *((sequence, sequence) for sequence in broken)]
         bases = sorted({each.base for each in self.kept})
         for first, last in sorted(holes):
@@ -300,32 +296,36 @@ class _Planning:
                     yield one, other - 1
 
     def _ends(self, first: int, last: int) -> Iterator[int]:
-        """Behind which of the records ``first`` to ``last`` a segment ended, as far as the ledger says."""
-        with suppress(Damaged):  # then they are given up as one
+        """Yield the segment bounds between ``first`` and ``last`` that the ledger lists."""
+        with suppress(Damaged):  # then they are given up as one range
             while first <= last and (sealed := self.facts.history.sealed(first)) is not None:
                 first = int(sealed["last"]) + 1
                 yield first
 
     def _treated(self, found: SegmentFacts, broken: Mapping[int, str], lost: list[Span]) -> Act | None:
-        """What is done to a segment that is in its place; None: nothing."""
+        """Return the step for a correctly named segment, or None."""
         there = Spans(self._spans(found))
         inside = frozenset(sequence for sequence in broken if sequence in there)
         if not found.problem and not inside:
             return None
         if found.twin_spans is not None and not inside:
-            return Act(ActionKind.SET_ASIDE, found.segment.path, f"{found.problem}; its raw form is whole", facts=found)
+            return Act(
+                ActionKind.SET_ASIDE, found.segment.path, f"{found.problem}; its raw form is intact", facts=found
+            )
         begin, end = self._extent(found)
         ours = tuple(span for span in lost if begin <= span[0] < end)
         reason = found.problem or f"a piece of record {min(inside, default=0)} is lost"
         records = records_lost(ours, found, self.facts.history)
-        guessed = bool(ours) and found.dropped is None  # a count by the ledger alone does not say that nothing is lost
+        guessed = (
+            bool(ours) and found.dropped is None
+        )  # a count from the ledger alone does not prove that nothing is lost
         loses = bool(records or guessed or found.changed or (found.survey is not None and found.survey.broken))
         if found.survey is not None and not (found.survey.spans or found.survey.pieces):
             return Act(ActionKind.SET_ASIDE, found.segment.path, reason, ours, records, loses, found)
         return Act(ActionKind.REMAKE, found.segment.path, reason, ours, records, loses, found, broken)
 
     def _extent(self, found: SegmentFacts) -> Span:
-        """From its base to its end; of a damaged one that the ledger does not list, to the next one."""
+        """Return the base and the end of a segment; a damaged one without a ledger line ends at the next segment."""
         if not found.problem:
             return found.base, max(last + 1 for _, last in found.spans)
         following = [each.base for each in self.kept if each.base > found.base]
@@ -338,17 +338,17 @@ class _Planning:
 
     def _given_up(self, span: Span) -> Act:
         records = records_lost((span,), None, self.facts.history)
-        return Act(ActionKind.GIVE_UP, self.facts.root.segments, "no segment holds them", (span,), records, loses=True)
+        return Act(ActionKind.GIVE_UP, self.facts.root.segments, "no segment has them", (span,), records, loses=True)
 
     def _head(self, acts: list[Act]) -> list[Act]:
-        """The head stands in a segment that is made again, or cannot be read."""
+        """Return the step for a head that is unreadable or in a rewritten segment."""
         facts, head = self.facts, self.facts.head
         treated = {act.facts.base for act in acts if act.facts is not None}
         if head is None and self.kept:
-            return [Act(ActionKind.HEAD, facts.root.head, "it is lost, or damaged", loses=False)]
+            return [Act(ActionKind.HEAD, facts.root.head, "it is lost or damaged", loses=False)]
         if head is not None and head.segment in treated:
             loses = any(act.loses for act in acts if act.facts is not None and act.facts.base == head.segment)
-            return [Act(ActionKind.HEAD, facts.root.head, "it stands in a segment that is made again", loses=loses)]
+            return [Act(ActionKind.HEAD, facts.root.head, "it is in a segment that is rewritten", loses=loses)]
         return []
 
     def _left(self, acts: tuple[Act, ...]) -> tuple[Finding, ...]:
@@ -357,18 +357,18 @@ class _Planning:
 
 
 def _place(act: Act) -> int:
-    """The sequence by which an act has its place in the order."""
+    """Return the sequence by which steps are ordered."""
     return act.facts.base if act.facts is not None else act.lost[0][0]
 
 
 def in_order(renames: list[Act], taken: set[Path]) -> Iterator[Act]:
-    """The renames, each to a name that is free by then.
+    """Yield renames in an order in which each target is free.
 
-    What is in the way is renamed first. If all are in each other's way, one gets a name that no segment has. A repair
-    that is killed then leaves a segment under the name of another one, as it found it.
+    In a ring of swapped names, one segment first gets a name that no segment has. A repair that is killed then leaves
+    a misnamed segment, which the next repair handles.
 
     Args:
-        taken: the names of all segments.
+        taken: names of all segments.
     """
     pending = {act.path: act for act in renames}
     while pending:
@@ -377,14 +377,14 @@ def in_order(renames: list[Act], taken: set[Path]) -> Iterator[Act]:
             act = next(iter(pending.values()))
             free = _free_name(act, taken)
             pending[free] = replace(act, path=free)
-            yield replace(act, target=free, reason=f"{act.reason}; its own name is another one's until that has moved")
+            yield replace(act, target=free, reason=f"{act.reason}; another segment has its name until that is renamed")
         else:
             yield act
         del pending[act.path]
 
 
 def _free_name(act: Act, taken: set[Path]) -> Path:
-    """Close behind the name that it has: a program that lists segments takes the last one for the newest."""
+    """Return a free name just after the current one: the last name in a listing counts as the newest segment."""
     assert act.facts is not None
     bases = {path.name.partition(".")[0] for path in taken}
     number = next(n for n in itertools.count(act.facts.base + 1) if f"{n:020d}" not in bases)

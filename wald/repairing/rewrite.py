@@ -1,9 +1,7 @@
-"""New segments written from intact batches.
+"""New segments written from the intact batches of a damaged one: one for each contiguous range of sequences.
 
-New segments made of what is whole in a damaged one: one for each run of sequences; what is lost lies between them.
-
-Where every batch is whole, the new segment has the same raw bytes as the old one, and the same digest. Elsewhere the
-batches get new places, and each new segment opens with the state of the log in front of it.
+If every batch is intact, the new segment has the raw bytes and the digest of the old one. Otherwise batches move, and
+each new segment starts with a control batch that contains the state of the log at its beginning.
 """
 
 from __future__ import annotations
@@ -36,13 +34,13 @@ _U32 = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A segment to be made again.
+    """Segment to rewrite.
 
     Attributes:
-        durable, end, cut: as of :func:`wald.repairing.rescue.batches`.
-        broken: whether a record is left out, because a piece of it is lost.
-        dropped: as of :func:`wald.format.log_state.still_open`.
-        whole: whether all of its batches are whole, and none is to be left out.
+        durable, end, cut: see :func:`wald.repairing.rescue.batches`.
+        broken: predicate for records to leave out, because a piece of them is lost.
+        dropped: see :func:`wald.format.log_state.still_open`.
+        whole: all batches are intact, and none is left out.
     """
 
     segment: Segment
@@ -57,7 +55,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A new segment under its temporary name, synced and read back; ``index`` only of a sealed one."""
+    """New segment under a temporary name, synced and read back; ``index`` is None if it is raw."""
 
     base_sequence: int
     path: Path
@@ -65,14 +63,14 @@ class Made:
 
 
 def remake(root: Root, disk: Disk, source: Source, before: LogState) -> list[Made]:
-    """The new segments, oldest first. On any failure nothing is left of them.
+    """Write the new segments and return them, oldest first; remove all of them on failure.
 
     Args:
-        before: the state of the log in front of the segment.
+        before: state of the log at the beginning of the segment.
 
     Raises:
-        Damaged: a new segment does not read back as it should.
-        OSError: a step failed.
+        Damaged: a new segment differs when it is read back.
+        OSError: a system call failed.
     """
     made: list[Made] = []
     try:
@@ -95,7 +93,7 @@ def remake(root: Root, disk: Disk, source: Source, before: LogState) -> list[Mad
 
 
 def header_of(source: Source) -> SegmentHeader:
-    """The header of the segment; where it is lost, what its batches say."""
+    """Return the header of the segment, or one made from its first batch if it is lost."""
     found = _own_header(source.segment, source.log_id)
     if found is not None:
         return found
@@ -120,21 +118,21 @@ def _batches(source: Source) -> Iterator[IntactBatch | str]:
 
 
 def _same(root: Root, disk: Disk, source: Source) -> Iterator[tuple[Path, int]]:
-    """The raw bytes as they were, each batch in its place; nothing if the header, which has the salt, is lost."""
+    """Yield a copy of the raw bytes; nothing if the header, which has the salt, is lost."""
     header = _own_header(source.segment, source.log_id)
     if header is None:
         return
     with closing(_Output(root, disk, header)) as output:
         for met in _batches(source):
-            assert isinstance(met, IntactBatch), "all of them are whole"
+            assert isinstance(met, IntactBatch), "all batches are intact"
             if met.position != output.position:
-                return  # bytes between them are not theirs
+                return  # other bytes are between them
             output.add(met)
         yield output.finish(), header.base_sequence
 
 
 def _moved(root: Root, disk: Disk, source: Source, before: LogState) -> Iterator[tuple[Path, int]]:
-    """The batches in new places, a segment for each run of sequences."""
+    """Yield segments of moved batches, one for each contiguous range."""
     header, output = header_of(source), None
     state = replace(before, open_records=_without_broken(before.open_records, source))
     try:
@@ -188,7 +186,7 @@ def _joined(found: LogState | None, before: LogState, source: Source) -> LogStat
 
 
 def _is_orphan(header: BatchHeader, state: LogState) -> bool:
-    """Whether a batch is only a piece of a record whose beginning is not there, or lost."""
+    """True if a batch is only a piece of a record whose beginning is missing."""
     return not header.count and header.continues_sequence not in state.open_records.values()
 
 
@@ -211,14 +209,14 @@ def _control(state: LogState, epoch: int) -> IntactBatch:
 
 
 class _Output:
-    """A raw segment being written under a temporary name."""
+    """Raw segment under construction, under a temporary name."""
 
     def __init__(self, root: Root, disk: Disk, header: SegmentHeader) -> None:
         self.base_sequence = header.base_sequence
         self.path = _temporary(root, header.base_sequence, Kind.RAW)
         self._disk = disk
         self._salt = header.salt
-        self._numbers = {FIFO_PEER: FIFO_PEER, STDIN_PEER: STDIN_PEER}  # of the peers: before → here
+        self._numbers = {FIFO_PEER: FIFO_PEER, STDIN_PEER: STDIN_PEER}  # old → new peer number
         self._descriptor = disk.create(self.path)
         self.position = disk.write(self._descriptor, [encode_segment_header(header)], 0)
         self._finished = False
@@ -229,7 +227,7 @@ class _Output:
         self.position += self._disk.write(self._descriptor, buffers, self.position)
 
     def add_from(self, peers: dict[int, IntactBatch], whole: IntactBatch) -> None:
-        """Add a batch whose peer one of ``peers`` introduces, in its new place."""
+        """Add a batch, after the introduction of its peer."""
         header, number = whole.header, whole.header.peer
         if number in peers and number not in self._numbers:
             self._numbers[number] = peer_number(self.position)
@@ -240,13 +238,13 @@ class _Output:
         self.add(replace(whole, header=header._replace(peer=self._numbers.get(number, UNKNOWN_PEER))))
 
     def finish(self) -> Path:
-        """Sync it; returns its path."""
+        """Sync the segment and return its path."""
         self._disk.sync(self._descriptor)
         self._finished = True
         return self.path
 
     def close(self) -> None:
-        """Close it, and remove it unless it is finished."""
+        """Close the file; remove it unless it is finished."""
         if self._descriptor >= 0:
             self._disk.close(self._descriptor)
             self._descriptor = -1
@@ -260,7 +258,7 @@ def _temporary(root: Root, base: int, kind: Kind) -> Path:
 
 
 def _finished(root: Root, disk: Disk, source: Source, raw: Path, base: int) -> Made:
-    """The new segment in the form of the old one."""
+    """Return the new segment in the form of the old one."""
     if source.segment.kind.form is Kind.RAW:
         return Made(base, raw, None)
     path = _temporary(root, base, Kind.SEALED)
@@ -269,7 +267,7 @@ def _finished(root: Root, disk: Disk, source: Source, raw: Path, base: int) -> M
         with open_file(raw) as file:
             compressed = compress_segment(file.fileno(), target, disk)
         disk.sync(target)
-        os.posix_fadvise(target, 0, 0, os.POSIX_FADV_DONTNEED)  # it is to be read back from the disk
+        os.posix_fadvise(target, 0, 0, os.POSIX_FADV_DONTNEED)  # so that it is read back from the disk
     except BaseException:
         path.unlink(missing_ok=True)
         raise
@@ -280,7 +278,7 @@ def _finished(root: Root, disk: Disk, source: Source, raw: Path, base: int) -> M
 
 
 def _wrong(made: Made, source: Source) -> str:
-    """What the check of a new segment finds; "": nothing."""
+    """Return the first error in a new segment, or ""."""
     sha256 = None if made.index is None else made.index.sha256.hex()
     kind = source.segment.kind.form
     target = SegmentToCheck(Segment(made.base_sequence, kind, made.path), source.log_id, sha256=sha256)
