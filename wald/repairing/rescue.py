@@ -1,10 +1,8 @@
 """Intact batches of a damaged segment, and the records they contain.
 
-The whole batches of a damaged segment, and what of its records they give.
-
-A record in several pieces is given only if all its pieces are there. It is not known which pieces damaged bytes were.
-So every record that had begun and not ended in front of them is broken. The batch in which a broken record begins is
-kept without it; readers pass over its later pieces, as they do with those of a record that began before the log does.
+A record in several pieces survives only with all its pieces. Damaged bytes may have been a piece of any record that was
+open before them, so all those records are broken. The batch in which a broken record begins is kept without it, and
+readers skip its later pieces.
 """
 
 from __future__ import annotations
@@ -31,10 +29,10 @@ from wald.segments.shrinking import dropped_batch
 
 @dataclass(frozen=True, slots=True)
 class IntactBatch:
-    """A batch that is whole, its place in the raw segment, and the payload that is kept of it.
+    """Intact batch, with its raw position and the payload to keep.
 
     Attributes:
-        restored: why a batch in place of dropped ones was made again by the index; "": it was not.
+        restored: reason for which a batch in place of dropped ones was rebuilt from the index, or "".
     """
 
     header: BatchHeader
@@ -46,15 +44,16 @@ class IntactBatch:
 
 @dataclass(slots=True)
 class Survey:
-    """
+    """Intact contents of a damaged segment.
+
     Attributes:
-        spans: of the records that begin in whole batches, or that relief has dropped, in order.
-        broken: the records that have lost a piece, wherever they begin, with their routes.
-        open_records: at the end, by route.
-        reason: what is wrong, of the first damage; "": every batch is whole.
-        pieces: whether batches continue a record without beginning one.
-        kept: how many records begin in whole batches.
-        relieved: whether a batch stands in the place of those that relief has dropped.
+        spans: sequences that begin in intact batches or were dropped, in order.
+        broken: record → route of records that have lost a piece, wherever they begin.
+        open_records: route → unfinished record at the end.
+        reason: first damage; "" if every batch is intact.
+        pieces: some batches continue a record without beginning one.
+        kept: number of records that begin in intact batches.
+        relieved: a batch stands for dropped ones.
     """
 
     spans: list[Span] = field(default_factory=list)
@@ -78,10 +77,10 @@ class Survey:
             self.pieces = True
 
     def drop(self, header: BatchHeader, dropped: Mapping[str, int] | None) -> None:
-        """Add a batch in place of batches that relief dropped, which may be pieces.
+        """Add a batch that stands for dropped ones, which may be pieces of records.
 
         Args:
-            dropped: as of :func:`wald.format.log_state.still_open`.
+            dropped: see :func:`wald.format.log_state.still_open`.
         """
         self.relieved = True
         if dropped is None:
@@ -115,17 +114,15 @@ def survey(
     end: int,
     cut: int = 0,
 ) -> Survey:
-    """What is whole in a segment.
+    """Return the intact contents of a segment.
 
     Args:
-        before: the records that were open before it, if it does not list them.
-        dropped: as of :func:`wald.format.log_state.still_open`.
-        durable: as in :func:`batches`.
-        end: the sequence at which the next segment begins; what is behind that is not taken from this one.
-        cut: as in :func:`batches`.
+        before: records open before it, if it does not list them.
+        dropped: see :func:`wald.format.log_state.still_open`.
+        durable, end, cut: see :func:`batches`.
 
     Raises:
-        Damaged: nothing in it can be read.
+        Damaged: nothing in it is readable.
     """
     found = Survey(open_records=dict(before))
     for met in batches(segment, log_id, durable=durable, end=end, cut=cut):
@@ -146,14 +143,15 @@ def survey(
 def batches(
     segment: Segment, log_id: bytes, *, durable: int | None = None, end: int, cut: int = 0
 ) -> Iterator[IntactBatch | str]:
-    """Every whole batch in order, control batches included; and why there is damage, where there is.
+    """Yield intact batches in order, including control batches, and a reason for each damaged range.
 
     Args:
-        durable: where the head stands in it; behind that are only the batches that follow each other.
-        cut: the position at which a raw segment ended when it was cut; 0: not known.
+        durable: position of the head in the segment; after it, only contiguous batches count.
+        end: first sequence of the next segment; batches beyond it are ignored.
+        cut: position at which a raw segment was cut; 0 if unknown.
 
     Raises:
-        Damaged: nothing in it can be read.
+        Damaged: nothing in it is readable.
     """
     expected, position = segment.base_sequence, 0
     relieved = _relieved_frames(segment)
@@ -180,7 +178,7 @@ def batches(
 
 
 def without(whole: IntactBatch, broken: Callable[[int], bool]) -> IntactBatch | None:
-    """A batch without the broken record that begins in it; None if nothing is left of it."""
+    """Return a batch without the broken record that begins in it; None if it becomes empty."""
     header = whole.header
     if not header.count or not header.open_sequence or not broken(header.open_sequence):
         return whole
@@ -199,7 +197,7 @@ def without(whole: IntactBatch, broken: Callable[[int], bool]) -> IntactBatch | 
 
 
 def _stored(segment: Segment, log_id: bytes, durable: int | None) -> Iterator[StoredBatch | DamagedBytes]:
-    """What stands in a segment, whatever its form."""
+    """Yield the stored batches and damage of a segment in any form."""
     damage = _damaged_before(segment)
     with closing(_opened(segment, log_id)) as opened:
         whole = opened.batches if isinstance(opened, RawSegment) else opened.stored
@@ -211,7 +209,7 @@ def _stored(segment: Segment, log_id: bytes, durable: int | None) -> Iterator[St
         tail = opened.tail
         if tail is not None and tail.garbage_bytes:
             yield DamagedBytes(tail.offset, tail.garbage_bytes, tail.reason)
-        if durable is not None:  # what follows it is whole, or was never acknowledged
+        if durable is not None:  # batches after it are intact, or were never acknowledged
             behind = opened.batches(durable, None)
             yield from (met for met in takewhile(_is_batch, behind) if isinstance(met, StoredBatch))
 
@@ -221,14 +219,14 @@ def _is_batch(met: object) -> bool:
 
 
 def _opened(segment: Segment, log_id: bytes) -> RawSegment | SalvagedSegment:
-    """Even where the index can be read, the frames are walked: of a damaged one that gives the batches in front."""
+    """Open a segment frame by frame, even with a readable index: a damaged frame yields its first batches."""
     if segment.kind.form is Kind.RAW:
         return RawSegment(segment, log_id)
     return SalvagedSegment(segment, log_id, Damaged(f"{segment.path}: offset 0: none of its frames can be read"))
 
 
 def _damaged_before(segment: Segment) -> list[Span]:
-    """The bytes that the index says to be no batch, even if they look like some."""
+    """Return the raw ranges that the index lists as damaged, even if they look like batches."""
     if segment.kind.form is Kind.RAW:
         return []
     try:
@@ -239,10 +237,7 @@ def _damaged_before(segment: Segment) -> list[Span]:
 
 
 def _relieved_frames(segment: Segment) -> dict[Span, IntactBatch]:
-    """The batch in place of all others of each frame of which relief has dropped all, by its offset and length.
-
-    Readers pass over such a frame by the index alone.
-    """
+    """Return (offset, length) → batch for the frames whose batches were all dropped; readers skip such frames."""
     if segment.kind.form is Kind.RAW:
         return {}
     try:
@@ -272,7 +267,7 @@ def _open_records(control: IntactBatch, before: dict[str, int]) -> dict[str, int
 
 
 def state_of(control: IntactBatch) -> LogState | None:
-    """The state in a control batch; None if this version cannot read it."""
+    """Return the state in a control batch; None if this version cannot read it."""
     try:
         return decode_state(control.payload)
     except BadControl:

@@ -1,11 +1,8 @@
-"""Survey of a damaged log, without changes.
+"""Survey of a damaged log: the facts for a repair plan. Nothing is changed.
 
-The identity of a log whose ``log.json`` is lost, damaged or that of another log, from the files that name their log.
-
-These are the segments, their sparse indexes, and the cursors of the log's owner. The head and the ledgers name no log,
-and the cursors of other users are not trusted. Nothing is guessed: if two files name different logs, nothing is made.
-
-What is wrong with a log, and what of it is whole: all that a repair decides by. Nothing is changed.
+If ``log.json`` is lost, damaged or from another log, the identity comes from files that contain the log id: segments,
+sparse indexes, and cursors of the log's owner. Cursors of other users are not trusted. If two files disagree, there is
+no repair.
 """
 
 from __future__ import annotations
@@ -52,7 +49,7 @@ from wald.writing.recovery import state_after
 
 @dataclass(frozen=True, slots=True)
 class LostIdentity:
-    """What has to be written into ``log.json``, and why."""
+    """New contents of ``log.json``, with the reason."""
 
     identity: Identity
     reason: str
@@ -60,7 +57,7 @@ class LostIdentity:
 
 @dataclass(frozen=True, slots=True)
 class _Witness:
-    """A file that names its log; ``created_ns`` is when it was made, None if it does not say."""
+    """File that contains a log id, with its creation time if it has one."""
 
     path: Path
     log_id: bytes
@@ -68,12 +65,12 @@ class _Witness:
 
 
 def lost_identity(root: Root) -> LostIdentity | None:
-    """The identity that ``log.json`` must get; None if it is there, and any file is of that log, or none says.
+    """Return the identity to write into ``log.json``; None if the current one agrees with the files.
 
     Raises:
         NotFound: there is no log.
-        UnsupportedFormat: it was written by a newer wald.
-        Damaged: no file says which log it is, or files name different ones.
+        UnsupportedFormat: a newer wald wrote it.
+        Damaged: no file contains the log id, or files disagree.
     """
     require_no_links(root)
     own, wrong = None, "it is missing"
@@ -116,7 +113,7 @@ def _disagree(root: Root, own: Identity | None, found: list[_Witness]) -> Damage
 
 
 def _witnesses(root: Root) -> Iterator[_Witness]:
-    """Every file that can be read and names its log; segments by name, then cursors."""
+    """Yield the readable files that contain a log id: segments by name, then cursors."""
     if root.segments.is_dir():
         for name in sorted(os.listdir(root.segments)):
             parsed = parse_segment_name(name.removesuffix(WHOLE_SUFFIX))
@@ -137,9 +134,10 @@ def _witnesses(root: Root) -> Iterator[_Witness]:
 
 
 def _of_segment(path: Path, kind: Kind) -> _Witness:
-    """
+    """Return the witness for a segment or a sparse index.
+
     Raises:
-        Damaged, OSError, zstandard.ZstdError, BadHeader: it does not say.
+        Damaged, OSError, zstandard.ZstdError, BadHeader: it contains no readable log id.
     """
     if kind is Kind.INDEX or kind.form is Kind.RAW:
         with open_file(path) as file:
@@ -156,13 +154,13 @@ def _of_segment(path: Path, kind: Kind) -> _Witness:
 
 
 def _sealed_header(path: Path) -> SegmentHeader:
-    """The segment header, with which the first frame of a sealed segment begins."""
+    """Return the segment header at the start of the first frame of a sealed segment."""
     with open_file(path) as file, zstandard.ZstdDecompressor().stream_reader(file) as stream:
         return decode_segment_header(stream.read(SEGMENT_HEADER.size))
 
 
 def _is_of(root: Root, found: list[_Witness]) -> bool:
-    """Whether the head is that of the log whose segments are there: it stands at the end of a batch of one of them."""
+    """True if the head belongs to the segments: it is at the end of a batch of one of them."""
     head = readable_head(root)
     if head is None:
         return False
@@ -197,23 +195,23 @@ def _created(root: Root, found: list[_Witness]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SegmentFacts:
-    """One segment.
+    """Facts about one segment.
 
     Attributes:
-        segment: by what it is; its path may have the name of another one.
-        spans: of the records in it that are whole.
-        problem: what is wrong; "": nothing.
-        survey: of a damaged one.
-        changed: whether it is whole, and not what was sealed, by the ledger.
-        twin: the raw form beside a sealed one.
-        twin_spans: of the records in that, if it is whole.
-        foreign: whether it is another log's.
-        recorded: whether a line of the ledger says that it was sealed, and what it held.
-        durable: where the head stands in it.
-        cut: the position at which a raw one ended when it was cut; 0: not known.
-        dropped: of a damaged one, what relief had dropped by its index; None if that cannot be read.
-        stray: whether it stands behind the head with nothing whole in it: no record of the log was ever in it.
-        open_records: those that have begun and not ended at its end, by route; only of one in front of a hole.
+        segment: its identity from its contents; its path may have another name.
+        spans: sequences of its intact records.
+        problem: description of the damage, or "".
+        survey: contents of a damaged segment.
+        changed: intact, but different from what was sealed according to the ledger.
+        twin: raw form next to a sealed one.
+        twin_spans: sequences in the twin, if that is intact.
+        foreign: belongs to another log.
+        recorded: a ledger line lists its contents.
+        durable: position of the head, if the head is in it.
+        cut: position at which a raw segment was cut; 0 if unknown.
+        dropped: dropped sequences in the index of a damaged segment; None if unreadable.
+        stray: after the head and without intact batches, so that it never contained a record.
+        open_records: route → record that is open at its end, if the next segment is missing.
     """
 
     segment: Segment
@@ -236,7 +234,7 @@ class SegmentFacts:
         return self.segment.base_sequence
 
     def holds(self, sequence: int) -> bool:
-        """Whether a record that is whole begins in it."""
+        """True if an intact record with this sequence begins in the segment."""
         return any(first <= sequence <= last for first, last in self.spans)
 
     @property
@@ -246,20 +244,21 @@ class SegmentFacts:
 
     @property
     def whole(self) -> bool:
-        """Whether all of it can be read, under whatever name, and it is of this log."""
+        """True if the segment belongs to this log and is readable, under any name."""
         return not self.foreign and self.survey is None
 
 
 @dataclass(frozen=True, slots=True)
 class LogSurvey:
-    """
+    """Facts about a log.
+
     Attributes:
-        root: of the log; its ledgers may be those that a repair would make of damaged ones.
-        last: the last sequence that is known to have been given out.
-        leftovers: temporary files of programs that were killed.
-        put_back: by the path of a segment that is lost or damaged, its form from before a relief that was interrupted.
-        unneeded: such forms that are damaged themselves.
-        findings: all errors that ``wald verify`` reports.
+        root: the log; in a dry run with the ledgers that the repair would write.
+        last: last sequence known to be assigned.
+        leftovers: temporary files of killed programs.
+        put_back: lost or damaged segment → its original from before an interrupted shrinking.
+        unneeded: such originals that are damaged themselves.
+        findings: errors of ``wald verify``.
     """
 
     root: Root
@@ -275,9 +274,10 @@ class LogSurvey:
 
 
 def examine(root: Root) -> LogSurvey:
-    """
+    """Return the facts about a log.
+
     Raises:
-        Damaged: the log's identity, or the directory of its segments, is lost.
+        Damaged: its identity or the directory of its segments is lost.
     """
     return _Examination(root).facts()
 
@@ -321,9 +321,9 @@ class _Examination:
         return found
 
     def _interrupted(self) -> tuple[dict[Path, Path], tuple[Path, ...]]:
-        """What an interrupted relief has left; a form that is to be put back takes its place in the listing.
+        """Return originals left by an interrupted shrinking: those to put back, also in the listing, and damaged ones.
 
-        Both forms are whole as a rule. Then wald-reclaim decides, by the cursors.
+        If both forms are intact, wald-reclaim decides by the cursors.
         """
         put_back: dict[Path, Path] = {}
         unneeded: list[Path] = []
@@ -346,9 +346,9 @@ class _Examination:
     def _unlisted(self, there: Listing) -> Iterator[Segment]:
         """Yield the segments that readers do not find under their present names.
 
-        A sealed segment under the name of another one hides the raw form of that one, and is hidden by the remains of
-        an interrupted relief of it. A file named as reclaimed is not reclaimed if it has no ledger line or is another
-        segment.
+        A sealed segment with the name of another one hides the raw form of that one, and is hidden by leftovers of an
+        interrupted shrinking of it. A file with the name of a reclaimed segment is not reclaimed if no ledger line
+        exists or if it is another segment.
         """
         yield from self.misplaced
         for segment in there.segments:
@@ -385,12 +385,12 @@ class _Examination:
             return replace(found, foreign=True, problem=f"it belongs to log {claimed[0].hex()}")
         segment = listed if claimed is None else claimed[1]
         if segment != listed:
-            problem = f"it is segment {segment.base_sequence}, not what its name says"
+            problem = f"it is segment {segment.base_sequence} under another name"
             if segment.base_sequence == listed.base_sequence:
-                problem = "its name says that it is in another form"
+                problem = "its name is that of another form"
             found = replace(found, segment=segment, problem=problem, twin=None)
         elif found.misnamed:
-            problem = "its name says that it was reclaimed, and no line of the ledger does"
+            problem = "its name is that of a reclaimed segment, and the ledger has no line about that"
             found = replace(found, problem=problem)
         return self._content(found, number)
 
@@ -407,7 +407,7 @@ class _Examination:
         wrong = [each.message for each in checked.findings if each.level is Level.ERROR]
         if not wrong:
             last = checked.after.next_sequence - 1
-            spans = ((segment.base_sequence, last),) if last >= segment.base_sequence else ()  # also if all are dropped
+            spans = ((segment.base_sequence, last),) if last >= segment.base_sequence else ()  # even if all are dropped
             return replace(found, spans=spans, recorded=found.recorded or not spans)
         digests = frozenset[str]() if target.sha256 is None else frozenset({target.sha256, *target.relieved})
         return self._damaged(replace(found, problem=found.problem or wrong[0]), number, digests)
@@ -416,7 +416,7 @@ class _Examination:
         segment = found.segment
         older = Listing(self.listing.segments[:number])
         before = state_after(older, self.log_id, [], self.history.last_dropped).open_records
-        # Of one of which nothing can be read all records are broken that had begun in front of it.
+        # An unreadable segment breaks every record that was open before it.
         met = Survey(broken={at: route for route, at in before.items()}, reason=found.problem)
         with suppress(Damaged, OSError):
             lasts = last_dropped(segment, self.history)
@@ -439,7 +439,7 @@ class _Examination:
         )
 
     def _end(self, number: int) -> int:
-        """The base of the next segment that is whole: after a repair that was killed it may be a part of this one."""
+        """Return the base of the next intact segment, which may be a part of this one after a killed repair."""
         for following in self.listing.segments[number + 1 :]:
             checked = self.checked.get(following.path)
             if checked is not None and not any(each.level is Level.ERROR for each in checked.findings):
@@ -459,7 +459,7 @@ class _Examination:
         return index_salvaged(segment, self.log_id, error).sha256.hex() if segment.kind is Kind.SEALED else ""
 
     def _before_a_hole(self, found: SegmentFacts, behind: list[SegmentFacts], last: int) -> SegmentFacts:
-        """With the records that are open at its end, if what follows it is lost."""
+        """Add the records that are open at the end, if the next records are missing."""
         behind = [each for each in behind if not (each.foreign or each.stray)]
         end = found.spans[-1][1] + 1 if found.spans else found.base
         following = behind[0].base - 1 if behind else last
@@ -489,7 +489,7 @@ def _dropped(segment: Segment) -> tuple[Span, ...] | None:
 
 
 def last_dropped(segment: Segment, history: History) -> Mapping[str, int] | None:
-    """The last sequence that relief dropped of each route; None if neither the index nor the ledger has it."""
+    """Return route → last dropped sequence, from the index or the ledger; None if neither has it."""
     with suppress(Damaged, OSError), SealedFile(segment.path) as sealed:
         if sealed.index.shrunk is not None and sealed.index.shrunk.is_complete:
             return sealed.index.shrunk.lasts
@@ -501,4 +501,4 @@ def _leftovers(root: Root) -> Iterator[Path]:
         if directory.is_dir():
             names = sorted(entry.name for entry in os.scandir(directory) if entry.name.endswith(TEMPORARY))
             yield from (directory / name for name in names)
-    yield from leftovers(Root(root.path), Disk())  # even if the ledgers are those of a dry run
+    yield from leftovers(Root(root.path), Disk())  # the ledgers of a dry run are elsewhere
