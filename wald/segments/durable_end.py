@@ -78,9 +78,9 @@ def seconds_ahead(append_time_ns: int, now_ns: int) -> float:
 
 
 def lost_head(root: Root, bound: Bound) -> Damaged:
-    behind = "" if bound.sequence is None else f" behind record {bound.sequence}"
+    after = "" if bound.sequence is None else f" after record {bound.sequence}"
     return Damaged(
-        f"{root.head}: there is no readable head, so it is unknown which records{behind} are durable",
+        f"{root.head}: there is no readable head, so it is unknown which records{after} are durable",
         case="no-readable-head",
         root=root.path,
     )

@@ -1,7 +1,7 @@
 """Index of a segment, built from its batches, and sparse index files.
 
 A sparse index saves a reader from scanning a raw segment from its start. It is only a hint: it is not synced and may be
-missing, short, stale or damaged. A reader checks the batch it lands on, may find entries behind the durable end of the
+missing, short, stale or damaged. A reader checks the batch it lands on, may find entries after the durable end of the
 log, and scans the segment if the index does not help.
 """
 
@@ -85,11 +85,11 @@ class SegmentIndexBuilder:
         Several times as fast as :meth:`RawFile.scan`, which handles everything else.
         """
         begin = end = 0 if origin else FIRST_BATCH
-        for at, behind, fields in whole_batches(window, begin, position=origin, salt=self._salt):
+        for at, next_at, fields in whole_batches(window, begin, position=origin, salt=self._salt):
             _, _, _, payload_bytes, base, time_ns, _, number, count, _, encoding, flags, name, peer = fields
             if base < self.next_sequence:
                 break
-            self.last_position, end = origin + at, behind
+            self.last_position, end = origin + at, next_at
             if encoding:
                 begin = at + HEADER.size
                 route = window[begin : begin + name]
@@ -103,21 +103,14 @@ class SegmentIndexBuilder:
     def add(self, position: int, header: BatchHeader, route: str, payload: bytes | memoryview = b"") -> None:
         """Add a whole batch; only a control batch needs ``payload``."""
         self.last_position = position
+        base, count, time_ns = header.base_sequence, header.count, header.append_time_ns
         if header.is_dropped:
-            self._drop(header.base_sequence, header.count, header.append_time_ns)
+            self._drop(base, count, time_ns)
         elif header.is_control:
             self._introduce(header.peer, payload)
         else:
-            self._add(
-                position,
-                route.encode(),
-                header.base_sequence,
-                header.count,
-                header.append_time_ns,
-                header.flags,
-                header.producer_sequence,
-                header.payload_bytes,
-            )
+            number, size = header.producer_sequence, header.payload_bytes
+            self._add(position, route.encode(), base, count, time_ns, header.flags, number, size)
 
     def end_frame(self) -> BatchSpan:
         """Return the span of the batches added since the last call."""
@@ -193,15 +186,7 @@ class SegmentIndexBuilder:
                 self.peers[number] = decode_peer(payload)
 
     def _add(
-        self,
-        position: int,
-        route: bytes,
-        base: int,
-        count: int,
-        time_ns: int,
-        flags: int,
-        continued: int,
-        payload_bytes: int,
+        self, position: int, route: bytes, base: int, count: int, time_ns: int, flags: int, continued: int, size: int
     ) -> None:
         tally = self._tallies.get(route)
         if tally is None:
@@ -212,7 +197,7 @@ class SegmentIndexBuilder:
         table.counts.append(count)
         table.routes.append(tally.id)
         table.times_ns.append(time_ns)
-        tally.payload_bytes += payload_bytes
+        tally.payload_bytes += size
         if count:
             if not tally.count:
                 tally.first = base
@@ -259,7 +244,7 @@ class SparseIndexWriter:
         written = 0
         with suppress(OSError):
             written = os.write(self._descriptor, data)
-        if written != len(data):  # no reader could find entries behind half an entry
+        if written != len(data):  # no reader could find entries after half an entry
             self.close()
 
 

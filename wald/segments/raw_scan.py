@@ -65,7 +65,7 @@ class ScannedBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DamagedBytes:
-    """Damaged bytes with whole batches behind them."""
+    """Damaged bytes with whole batches after them."""
 
     offset: int
     length: int
@@ -158,12 +158,12 @@ class RawFile:
                     continue
                 found = Parsed(ParseOutcome.DAMAGED, header, SEQUENCES_REPEAT)
             damage = damage or (offset, found)
-            behind = self._resume(offset, header)
-            if behind is None:
-                begun, found = damage
-                yield SegmentEnd(begun, found.outcome, found.reason, max(0, self._data_end - begun))
+            resumed = self._resume(offset, header)
+            if resumed is None:
+                begin, found = damage
+                yield SegmentEnd(begin, found.outcome, found.reason, max(0, self._data_end - begin))
                 return
-            offset = behind
+            offset = resumed
 
     def _parse(self, offset: int) -> tuple[Parsed, str]:
         """Parse a batch as :func:`wald.format.batch.parse` does, but in windows; return its route, too."""
@@ -188,16 +188,16 @@ class RawFile:
         return found, route
 
     def _resume(self, offset: int, header: BatchHeader | None) -> int | None:
-        """Return where to continue behind damage at ``offset``; None at the end.
+        """Return where to continue after damage at ``offset``; None at the end.
 
         An intact ``header`` there gives the length, so that no payload is read.
         """
         if header is not None:
-            behind = offset + header.total_bytes
-            return behind if behind < self.limit else None
+            resumed = offset + header.total_bytes
+            return resumed if resumed < self.limit else None
         if offset >= self._data_end:
             return None
-        return self._resync.behind(offset)
+        return self._resync.after(offset)
 
     @cached_property
     def _resync(self) -> Resync:
@@ -206,7 +206,7 @@ class RawFile:
 
     @cached_property
     def _data_end(self) -> int:
-        """The position behind which all bytes are zero."""
+        """The position after which all bytes are zero."""
         position = self.limit
         while position > 0:
             start = max(0, position - WINDOW_BYTES)
@@ -248,7 +248,7 @@ _BACKWARDS_BYTES = 64 << 10  # window for reading trailers backwards
 
 
 class Resync:
-    """Search for the first batch behind damage.
+    """Search for the first batch after damage.
 
     ``read`` returns bytes by offset and length. Unless they are damaged, batches end at the positions ``ends``. Entries
     of ``index`` count only where they agree with the segment.
@@ -262,8 +262,8 @@ class Resync:
         self._window, self._window_offset = b"", 0
         self._anchors = sorted({*self._confirmed(index or SparseIndex()), *filter(self._begin, ends)})
 
-    def behind(self, position: int) -> int | None:
-        """Return the first position behind damage at which a batch ended; None if unknown."""
+    def after(self, position: int) -> int | None:
+        """Return the first position after damage at which a batch ended; None if unknown."""
         number = bisect_right(self._anchors, position)
         if number == len(self._anchors):
             return None

@@ -2,7 +2,7 @@
 
 Positions in every form are offsets in the raw form, so that sealing does not move a reader. Raw batches are checked
 against their checksums. The sealer has checked those of a sealed segment, and decompression checks each frame. A frame
-that fails gives the batches in front of the damage, each checked.
+that fails gives the batches before the damage, each checked.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import zstandard
 
@@ -36,7 +37,10 @@ from wald.format.segment import (
 )
 from wald.segments.index_builder import find_index
 from wald.segments.raw_scan import FIRST_BATCH, WINDOW_BYTES, DamagedBytes, RawFile, SegmentEnd
-from wald.segments.sealed_file import ReadAhead, SealedFile
+from wald.segments.sealed_file import SealedFile
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +248,8 @@ class SealedSegment(OpenSegment):
     def __init__(self, segment: Segment, log_id: bytes) -> None:
         super().__init__(segment)
         self._file = SealedFile(segment.path)
-        self._ahead = ReadAhead(self._file.frame)
+        self._pool: ThreadPoolExecutor | None = None
+        self._ahead: tuple[int, Future[bytes]] | None = None  # the next frame wanted
         self.index = self._file.index
         try:
             check_name(segment, log_id, self.index)
@@ -253,7 +258,8 @@ class SealedSegment(OpenSegment):
             raise
 
     def close(self) -> None:
-        self._ahead.close()
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
         self._file.close()
 
     @property
@@ -337,7 +343,7 @@ class SealedSegment(OpenSegment):
         end = frame.raw_offset + frame.raw_bytes
         reason = ""
         try:
-            data = self._ahead.load(number, following)
+            data = self._load(number, following)
         except Damaged as error:
             reason = error.message.removeprefix(f"{self.path}: offset {frame.offset}: ")
             data = self._file.readable_start(number)
@@ -356,6 +362,21 @@ class SealedSegment(OpenSegment):
             yield as_item(batch)
         if (at := frame.raw_offset + batches.end) < (end if limit is None else min(end, limit)):
             yield DamagedBytes(at, end - at, reason or "no valid batch header")
+
+    def _load(self, number: int, following: int | None) -> bytes:
+        """Return one frame; after the first call, a thread decompresses ``following`` in the meantime."""
+        if self._pool is None:
+            data = self._file.frame(number)
+            if following is not None:
+                from concurrent.futures import ThreadPoolExecutor  # 10 ms that reading one record can do without
+
+                self._pool = ThreadPoolExecutor(1, "wald-read-ahead")
+            return data
+        ahead, self._ahead = self._ahead, None
+        loading = ahead[1] if ahead is not None and ahead[0] == number else self._pool.submit(self._file.frame, number)
+        if following is not None:
+            self._ahead = (following, self._pool.submit(self._file.frame, following))
+        return loading.result()
 
 
 class Misplaced(Damaged):

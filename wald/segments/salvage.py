@@ -2,7 +2,7 @@
 
 The index is derived, so its loss loses no record: the frames are read from the front, one at a time. The headers of a
 frame show where the next one begins; if they are damaged, the seek table does. Every batch is checked against its
-checksums, and a damaged or truncated frame gives the batches in front of the damage.
+checksums, and a damaged or truncated frame gives the batches before the damage.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import zstandard
 
@@ -39,12 +39,9 @@ from wald.format.segment import SparseIndex
 from wald.segments.index_builder import BatchSpan, SegmentIndexBuilder, read_index
 from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
 
-if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
-
 FRAME_BYTES = (1 << 20) + (1 << 16)  # 1 MiB, and room for the headers of two half-MiB batches that fill it
 LEVEL = 3
-_BLOCK_BYTES = 128 << 10  # of zstd: blocks in front of a damaged one decompress
+_BLOCK_BYTES = 128 << 10  # of zstd: blocks before a damaged one decompress
 
 
 def decompress_start(stored: bytes, wanted: int) -> tuple[bytes, str]:
@@ -56,7 +53,7 @@ def decompress_start(stored: bytes, wanted: int) -> tuple[bytes, str]:
                 parts.append(part)
                 got += len(part)
             if got == wanted:
-                stream.read(1)  # it compares the checksum behind the last byte
+                stream.read(1)  # it compares the checksum after the last byte
     except zstandard.ZstdError as error:
         return b"".join(parts), f"a frame does not decompress ({error})"
     return b"".join(parts), "" if got == wanted else "the frame is cut short"
@@ -102,35 +99,6 @@ class FrameWriter:
         return self._stored_bytes + self._disk.write(self._target, [index_frame, seek_table], self._stored_bytes)
 
 
-class ReadAhead:
-    """Decompression of the next frame, in another thread, while the caller uses the current one."""
-
-    def __init__(self, frame: Callable[[int], bytes]) -> None:
-        self._frame = frame
-        self._pool: ThreadPoolExecutor | None = None
-        self._ahead: tuple[int, Future[bytes]] | None = None
-
-    def load(self, number: int, following: int | None) -> bytes:
-        """Return one frame; after the first call, also start on ``following``, the next one wanted."""
-        if self._pool is None:
-            data = self._frame(number)
-            if following is not None:
-                from concurrent.futures import ThreadPoolExecutor  # 10 ms that reading one record can do without
-
-                self._pool = ThreadPoolExecutor(1, "wald-read-ahead")
-            return data
-        ahead, self._ahead = self._ahead, None
-        is_loading = ahead is not None and ahead[0] == number
-        loading = ahead[1] if ahead is not None and is_loading else self._pool.submit(self._frame, number)
-        if following is not None:
-            self._ahead = (following, self._pool.submit(self._frame, following))
-        return loading.result()
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-
-
 @dataclass(frozen=True, slots=True)
 class Compressed:
     """Result of :func:`compress_segment`."""
@@ -151,8 +119,8 @@ def compress_segment(
 ) -> Compressed:
     """Write the sealed form of a complete raw segment to an empty file; the caller syncs it.
 
-    Takes a few MiB of memory, and about 60 bytes per batch. Bytes other than zeros behind the last batch are damage,
-    and are kept. The sparse index at ``index_path`` helps to find batches behind damage. ``frame_bytes`` limits a frame
+    Takes a few MiB of memory, and about 60 bytes per batch. Bytes other than zeros after the last batch are damage,
+    and are kept. The sparse index at ``index_path`` helps to find batches after damage. ``frame_bytes`` limits a frame
     of several batches.
     """
 
@@ -272,7 +240,7 @@ class SealedFile:
         return Batches(data, begin, position=self.index.frames[number].raw_offset, salt=self.index.salt)
 
     def readable_start(self, number: int) -> bytes:
-        """Return the raw bytes of a damaged frame in front of the damage, which only checksums of batches validate.
+        """Return the raw bytes of a damaged frame before the damage, which only checksums of batches validate.
 
         Another thread may be in :meth:`frame` at the same time, reading ahead.
         """
@@ -336,7 +304,7 @@ class SealedFile:
                 while left and (part := stream.read(min(FRAME_BYTES, left))):
                     yield part
                     left -= len(part)
-                stream.read(1)  # it compares the checksum behind the last byte
+                stream.read(1)  # it compares the checksum after the last byte
             except zstandard.ZstdError as error:
                 raise self._damaged(frame.offset, f"frame {number} does not decompress ({error})") from error
         if left:

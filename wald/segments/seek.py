@@ -50,8 +50,8 @@ def sequence_since(view: View, time_ns: int) -> int:
 
 def sequence_until(view: View, time_ns: int) -> int:
     """Return the first sequence from which no record is older than ``time_ns``, in any range of times."""
-    for first, behind in reversed(ranges(view.root)):
-        _, at = _search(view, time_ns, first, behind)
+    for first, until in reversed(ranges(view.root)):
+        _, at = _search(view, time_ns, first, until)
         if at > first:
             return at
     return 1
@@ -59,25 +59,25 @@ def sequence_until(view: View, time_ns: int) -> int:
 
 def _first(view: View, time_ns: int) -> tuple[int, int]:
     """Return the results of :func:`sequence_since` and :func:`sequence_at`."""
-    for first, behind in ranges(view.root):
-        if behind is not None and not _readable(view, first, behind):
+    for first, until in ranges(view.root):
+        if until is not None and not _readable(view, first, until):
             continue  # the range was reclaimed
-        since, at = _search(view, time_ns, first, behind)
-        if behind is None or since < behind:
+        since, at = _search(view, time_ns, first, until)
+        if until is None or since < until:
             break
     return since, at
 
 
-def _search(view: View, time_ns: int, first: int, behind: int | None) -> tuple[int, int]:
+def _search(view: View, time_ns: int, first: int, until: int | None) -> tuple[int, int]:
     """Return the results of :func:`_first` for one range of times."""
-    readable = _readable(view, first, behind)
+    readable = _readable(view, first, until)
     later = bisect_left(
         range(len(readable)), True, key=lambda number: not _begins_earlier(view, readable[: number + 1], time_ns)
     )
     # Start of the missing records that may be of that time. Append times do not decrease within a range, so records
     # missing before an older record are older, too.
     missing = None if later else first
-    last = (view.bound.sequence or 0) if behind is None else behind - 1
+    last = (view.bound.sequence or 0) if until is None else until - 1
     for found in _candidates(view, readable[max(0, later - 1) :], time_ns, last):
         if isinstance(found, int):
             missing = missing or found
@@ -85,12 +85,12 @@ def _search(view: View, time_ns: int, first: int, behind: int | None) -> tuple[i
             return missing or found.base_sequence, found.base_sequence
         else:
             missing = None
-    end = behind or end_of(view)
+    end = until or end_of(view)
     return missing or end, end
 
 
-def _readable(view: View, first: int, behind: int | None) -> list[Segment]:
-    end = behind or 1 << 64
+def _readable(view: View, first: int, until: int | None) -> list[Segment]:
+    end = until or 1 << 64
     return [s for s in view.segments if first <= s.base_sequence < end and s.base_sequence <= view.bound.segment]
 
 

@@ -37,7 +37,7 @@ from wald.format.segment import BadHeader, NewerVersion
 from wald.segments.index_builder import remove_index
 from wald.segments.raw_scan import DamagedBytes
 from wald.segments.sealed_file import LEVEL, Compressed, SealedFile, compress_segment
-from wald.segments.view import recorded_end, truncated, view_behind
+from wald.segments.view import recorded_end, truncated, view_after
 from wald.writing.disk_budget import sealed_bytes_max
 
 _OURS = f".{secrets.token_hex(8)}{TEMPORARY}"  # unique: a daemon that another one has taken over may still be sealing
@@ -126,7 +126,7 @@ def _publish(
     try:
         compressed = _compress(segment, temporary, disk, level, reserve=reserve)
         index, digest = compressed.index, compressed.index.sha256
-        end = recorded_end(view_behind(root, index.log_id, segment.base_sequence), segment)
+        end = recorded_end(view_after(root, index.log_id, segment.base_sequence), segment)
         if index.raw_bytes < end:
             raise truncated(segment.path, index.raw_bytes, end)
         if _digest(temporary) != digest:
