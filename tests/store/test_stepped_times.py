@@ -198,7 +198,7 @@ def test_a_start_keeps_the_clock_behind_a_step_whose_segment_is_damaged(tmp_path
     assert again.report.fate == fate
     again.lines("a", [b"after a start"])
     assert [r.append_time_ns for r in again.log.records("a", 3)] == [START_NS + HOUR_NS + SECOND_NS]
-    assert not any("before that of the batch before it" in each for each in errors(root))
+    assert not any("earlier than that of the previous batch" in each for each in errors(root))
 
 
 def test_a_step_brings_append_times_back_to_the_clock(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_step_brings_append_times_back_to_the_clock(tmp_path: Path) -> None:
     built.root.clock_steps.unlink()
     found = errors(tmp_path / "root")
     assert found
-    assert all("before that of the batch before it" in each for each in found)
+    assert all("earlier than that of the previous batch" in each for each in found)
     built.root.clock_steps.write_bytes(b"nonsense\n")
     assert any("is not a clock step" in each for each in errors(tmp_path / "root"))
 
