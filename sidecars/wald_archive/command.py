@@ -312,7 +312,7 @@ def _disk_failures(root: Path, destination: Destination) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
-        raise NotPermitted.of(error, error.filename or root) from error
+        raise NotPermitted.from_error(error, error.filename or root) from error
     except OSError as error:
         if (misplaced := wrong_type(error)) is not None:
             raise misplaced from error
@@ -329,7 +329,7 @@ def _restore_failures(into: Path) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
-        raise NotPermitted.of(error, error.filename or into) from error
+        raise NotPermitted.from_error(error, error.filename or into) from error
     except OSError as error:
         place = shlex.quote(str(into))
         raise DiskFailure(

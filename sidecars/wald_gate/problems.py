@@ -137,7 +137,7 @@ def without_path(text: str, root: Root) -> str:
 def _of_system(error: OSError) -> Exception:
     """Return the error that a client gets for an operating system error; ``error`` itself if it is a bug."""
     if isinstance(error, PermissionError):
-        return NotPermitted.of(error)
+        return NotPermitted.from_error(error)
     if (misplaced := wrong_type(error)) is not None:
         return misplaced
     if error.errno in (*DISK_ERRORS, errno.EMFILE, errno.ENFILE):

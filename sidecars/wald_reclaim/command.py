@@ -149,7 +149,7 @@ def command(
             with serving(metrics, lambda: of_reclaim(counts)):
                 _work(log, wanted, report, counts, reload=in_force if watch else None)
     except PermissionError as error:
-        raise NotPermitted.of(error, error.filename or log.root.path) from error
+        raise NotPermitted.from_error(error, error.filename or log.root.path) from error
     except BrokenPipeError:  # the reader of a dry run has exited
         raise
     except OSError as error:

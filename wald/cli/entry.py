@@ -54,7 +54,7 @@ def run(command: click.Command, program: str, arguments: list[str]) -> int:
     except BrokenPipeError:
         return OUTPUT_CLOSED
     except PermissionError as error:
-        refused = NotPermitted.of(error)
+        refused = NotPermitted.from_error(error)
         return _fail(program, refused.message, refused.hint, refused.exit_code)
     except OSError as error:
         if (misplaced := wrong_type(error)) is not None:

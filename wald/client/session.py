@@ -73,7 +73,7 @@ def unreachable(reason: OSError | ProtocolError, *, root: Path | None, socket: P
             return DiskFailure(message, case="daemon-lacks-room", root=root, socket=socket)
         return Unavailable(message, case="daemon-not-available", root=root, socket=socket)
     if isinstance(reason, PermissionError):
-        return NotPermitted.of(reason, socket)
+        return NotPermitted.from_error(reason, socket)
     if isinstance(reason, TimeoutError):
         return _silent(root, socket)
     return Unavailable(

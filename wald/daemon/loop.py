@@ -43,7 +43,7 @@ def run(
         try:
             loop = MainLoop(Parts(path, config, closers, stdin_route=stdin_route), reload)
         except PermissionError as error:
-            raise NotPermitted.of(error, error.filename or path) from error
+            raise NotPermitted.from_error(error, error.filename or path) from error
         except OSError as error:
             if (misplaced := wrong_type(error)) is not None:
                 raise misplaced from error

@@ -172,7 +172,7 @@ def not_permitted(root: Root, route: str, path: Path, error: PermissionError) ->
     if os.access(root.route(route), os.X_OK):
         log_owner = root.path.stat().st_uid
         return NotPermitted(message, case="cursor-owner-needed", root=root.path, route=route, owner=log_owner)
-    return NotPermitted.of(error, path)
+    return NotPermitted.from_error(error, path)
 
 
 def _own_user(directory: Path) -> int:

@@ -38,7 +38,7 @@ def read_identity(root: Root) -> Identity:
     except (FileNotFoundError, NotADirectoryError):
         raise _no_log(root.path) from None
     except PermissionError as error:
-        raise NotPermitted.of(error) from error
+        raise NotPermitted.from_error(error) from error
     except OSError as error:
         raise Damaged(f"{root.identity}: {error.strerror}", case="root-unreadable", root=root.path) from error
     try:

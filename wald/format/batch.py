@@ -1,27 +1,13 @@
 """Batches, the unit of the log: consecutive records of one route under one header and one checksum.
 
-    offset  size  field
-         0     4  magic              WBAT; four zeros: nothing was written yet (segments are preallocated)
-         4     4  header checksum    crc32c of bytes 8..64, starting from the seed; checked before the length is used
-         8     4  body checksum      crc32c of the whole body, padding included
-        12     4  payload length     bytes
-        16     8  base sequence      of the first record that begins here
-        24     8  append time        ns since 1970, never decreasing between two clock steps
-        32     8  producer id        0: none
-        40     8  producer sequence  with a producer: the number of this batch; otherwise see Flag.CONTINUES
-        48     4  count              records that begin here
-        52     4  epoch              of the daemon run that wrote it, low 32 bits
-        56     1  encoding           0 control, 1 lines, 2 columns
-        57     1  flags              :class:`Flag`
-        58     2  route length
-        60     4  peer               the process that sent it, see :mod:`wald.format.log_state`; 0: unknown
+docs/format.md lists the fields. The body is the route's name and the payload, each zero-padded to a multiple of 8; its
+checksum covers the padding. The trailer repeats the length of the batch and has another checksum, so readers get
+past damage in both directions: forwards by the headers, backwards by the trailers. Four zeros instead of the magic mean
+that nothing was written yet, because segments are preallocated.
 
-The body is the route's name and the payload, each zero-padded to a multiple of 8. The trailer is the length of the
-whole batch (4 bytes) and the crc32c of these 4 bytes, starting from the seed. Readers therefore get past damage in
-both directions: forwards by the headers, backwards by the trailers.
-
-The seed is (position of the batch in the segment / 8) XOR (salt of the segment). Producers do not know the salt, so no
-payload can contain a valid batch, and a batch is valid only at its own position.
+The checksums of header and trailer start from a seed, (position of the batch in the segment / 8) XOR (salt of the
+segment). Producers do not know the salt, so no payload can contain a valid batch, and a batch is valid only at its own
+position.
 
 A batch never spans segments. A record in several pieces (a line longer than the pipe) has its sequence where it
 begins; every segment that contains a piece lists that sequence.
@@ -94,15 +80,15 @@ class BatchHeader(NamedTuple):
     body_checksum: int
     payload_bytes: int
     base_sequence: int
-    append_time_ns: int
-    producer_id: int
-    producer_sequence: int
-    count: int  # type: ignore[assignment]  # tuples have a method of that name
+    append_time_ns: int  # never decreases between two clock steps
+    producer_id: int  # 0: none
+    producer_sequence: int  # number of the producer's batch; without a producer see Flag.CONTINUES
+    count: int  # type: ignore[assignment]  # records that begin here; tuples have a method of that name
     epoch: int  # low 32 bits
     encoding: int
     flags: int
     route_bytes: int
-    peer: int = 0
+    peer: int = 0  # see wald.format.log_state
 
     @property
     def payload_offset(self) -> int:

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def load_extension(package: str, extension: str) -> Any:
-    """Load one extension module of a package without importing the package.
-
-    Raises:
-        ImportError: the package has no such extension, or it cannot be loaded.
-    """
+    """Load one extension module of a package without importing the package, or raise ImportError."""
     found = PathFinder.find_spec(package)
     places = found.submodule_search_locations if found is not None else None
     inner = PathFinder.find_spec(f"{package}.{extension}", places) if places else None

@@ -101,11 +101,7 @@ def encode_cursor(cursor: CursorLines) -> bytes:
 
 
 def decode_cursor(data: bytes) -> CursorLines:
-    """Decode the contents of a cursor file.
-
-    Raises:
-        BadCursor: no number, a number above 64 bits, or a second line that does not match the first.
-    """
+    """Decode the contents of a cursor file; raise BadCursor if the second line does not match the first."""
     if len(data) > CURSOR_MAX_BYTES:
         raise BadCursor(f"{len(data)} bytes are too many for a cursor")
     number, _, rest = data.partition(b"\n")

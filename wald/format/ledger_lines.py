@@ -5,18 +5,8 @@ previous line without its newline (64 zeros in the first line), so a changed, re
 ``crc`` is the crc32c of everything before ``,"crc"`` and protects the last line too. Lines written by one append share
 ``append``, the offset of the first of them: a power cut can leave any of their sectors without the others.
 
-A sealed part stores the lines in zstd frames of about 256 KiB of whole lines. Its last, skippable frame is an index,
-which readers rebuild from the lines if it is damaged:
-
-    u32 0x184D2A58, u32 content length, JSON, u32 length of the JSON, u32 crc32c of the JSON, 8 bytes WALDLIX1
-
-    line, lines  number of the first line in the ledger, from 1, and number of lines
-    prev, tip    digests of the line before the part and of its last line
-    frames       [[stored bytes, raw bytes, lines, low, high, earliest, latest, prev], …]: lowest and highest sequence
-                 (low > high without any), earliest and latest "at", digest of the line before the frame
-    before       [low, high] of the previous part, for readers that cannot read it, or null
-
-:func:`encode_line` and :func:`decode_line` are the plain form, without a chain, for other files of checksummed lines.
+A sealed part stores the lines in zstd frames of about 256 KiB of whole lines. Its last, skippable frame is an index
+(docs/format.md), which readers rebuild from the lines if it is damaged.
 """
 
 from __future__ import annotations
@@ -150,11 +140,7 @@ def span_of(entry: Entry) -> Span:
 
 
 def decode_entry(line: bytes) -> Entry:
-    """Decode one line without its newline, including ``prev`` and ``append``.
-
-    Raises:
-        BadLine: it is damaged.
-    """
+    """Decode one line without its newline, including ``prev`` and ``append``; raise BadLine if it is damaged."""
     end = _END.fullmatch(line, max(0, len(line) - _END_BYTES))
     if end is None:
         raise BadLine("not a ledger line")
@@ -237,23 +223,23 @@ class PartFrame(NamedTuple):
     stored_bytes: int
     raw_bytes: int
     lines: int
-    low: int
+    low: int  # lowest sequence in the lines; above ``high`` without any
     high: int
-    earliest_ns: int
+    earliest_ns: int  # earliest "at" of the lines
     latest_ns: int
-    prev: str
+    prev: str  # digest of the line before the frame
 
 
 @dataclass(slots=True)
 class PartIndex:
     """The index of a sealed part."""
 
-    line: int
+    line: int  # number of its first line in the ledger, from 1
     lines: int
-    prev: str
-    tip: str
+    prev: str  # digest of the line before it
+    tip: str  # digest of its last line
     frames: list[PartFrame] = field(default_factory=list)
-    before: Span | None = None
+    before: Span | None = None  # sequences of the previous part, for readers that cannot read it
 
     def add(self, stored_bytes: int, raw_bytes: int, entries: Sequence[Entry], tip: str) -> None:
         """Add a frame of ``entries``; ``tip`` is the digest of the last line."""
@@ -281,22 +267,14 @@ def encode_part_index(index: PartIndex) -> bytes:
 
 
 def part_index_bytes(footer: bytes) -> int:
-    """Return the length of the index frame that ends with ``footer``.
-
-    Raises:
-        BadPart: it is not the end of an index frame.
-    """
+    """Return the length of the index frame that ends with ``footer``."""
     if len(footer) != FOOTER_BYTES or not footer.endswith(_MAGIC):
         raise BadPart("the file does not end with an index")
     return SKIPPABLE.size + int(_FOOTER.unpack(footer)[0]) + FOOTER_BYTES
 
 
 def decode_part_index(frame: bytes) -> PartIndex:
-    """Decode the index frame.
-
-    Raises:
-        BadPart: it is damaged.
-    """
+    """Decode the index frame; raise BadPart if it is damaged."""
     magic, length = SKIPPABLE.unpack_from(frame)
     text = frame[SKIPPABLE.size : -FOOTER_BYTES]
     known, checksum, _ = _FOOTER.unpack(frame[-FOOTER_BYTES:])

@@ -88,11 +88,7 @@ def encode_peer(peer: Peer) -> bytes:
 
 
 def decode_peer(payload: bytes | memoryview) -> Peer:
-    """Return the peer that a payload introduces.
-
-    Raises:
-        BadPeer: it does not introduce a peer.
-    """
+    """Return the peer that a payload introduces; raise BadPeer if it does not introduce a peer."""
     try:
         line = json.loads(bytes(payload))
         return Peer(int(line["user"]), int(line["pid"]), str(line["process"]))
@@ -130,7 +126,7 @@ class DedupEntry(NamedTuple):
     fingerprint: int
 
     @classmethod
-    def of(cls, header: BatchHeader) -> Self:
+    def from_header(cls, header: BatchHeader) -> Self:
         digest = fingerprint(
             body_checksum=header.body_checksum,
             payload_bytes=header.payload_bytes,
@@ -231,7 +227,7 @@ class LogState:
         elif self.open_records:
             self.open_records.pop(route, None)
         if producer_id:
-            self.producers.add(producer_id, DedupEntry.of(header))
+            self.producers.add(producer_id, DedupEntry.from_header(header))
 
 
 def still_open(open_records: Mapping[str, int], dropped: Mapping[str, int] | None) -> dict[str, int]:
@@ -264,11 +260,7 @@ def encode_state(state: LogState) -> bytes:
 
 
 def decode_state(payload: bytes | memoryview) -> LogState:
-    """Decode a control payload.
-
-    Raises:
-        BadControl: this version cannot read it.
-    """
+    """Decode a control payload; raise BadControl if this version cannot read it."""
     data = bytes(payload)
     text, newline, rest = data.partition(b"\n")
     try:

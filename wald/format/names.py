@@ -114,11 +114,7 @@ def parse_ledger_part_name(name: str) -> tuple[str, int] | None:
 
 
 def check_route(name: str) -> str:
-    """Return ``name``.
-
-    Raises:
-        InvalidInput: it is not a valid name of a route.
-    """
+    """Return ``name``; raise InvalidInput if it is not a valid name of a route."""
     return _check(name, "route")
 
 
@@ -127,11 +123,7 @@ def is_route(name: str) -> bool:
 
 
 def check_group(name: str) -> str:
-    """Return ``name``.
-
-    Raises:
-        InvalidInput: it is not a valid name of a consumer group.
-    """
+    """Return ``name``; raise InvalidInput if it is not a valid name of a consumer group."""
     return _check(name, "group")
 
 

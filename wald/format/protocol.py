@@ -92,11 +92,7 @@ VERBS = ("HEAD", "STAT", "CUT", "CLOCK", "ROUTE", "PING")
 
 @lru_cache(maxsize=256)  # a producer without an id sends the same line repeatedly
 def parse_request(line: bytes, request_max_bytes: int = REQUEST_MAX_BYTES) -> Publish | Command:
-    """Parse a request line without its newline; a trailing carriage return is ignored.
-
-    Raises:
-        ProtocolError: it is not a valid request.
-    """
+    """Parse a request line without its newline (a trailing carriage return is ignored), or raise ProtocolError."""
     words = line.split()
     if words and words[0] == b"PUB":
         return _parse_publish(words, request_max_bytes)
@@ -127,11 +123,7 @@ def encode_err(code: Code, message: str) -> bytes:
 
 
 def parse_reply(line: bytes) -> str:
-    """Return the text after OK.
-
-    Raises:
-        ProtocolError: the reply is an ERR or invalid.
-    """
+    """Return the text after OK; raise ProtocolError if the reply is an ERR or invalid."""
     text = line.decode("utf-8", "replace").rstrip("\n")
     status, _, rest = text.partition(" ")
     if status == "OK":
@@ -165,11 +157,7 @@ def _parse_publish(words: list[bytes], request_max_bytes: int) -> Publish:
 
 
 def _parse_options(words: list[bytes]) -> tuple[bool, int, int, int | None]:
-    """Return (columns, producer id, producer sequence, seen).
-
-    Raises:
-        ValueError, KeyError: the options are invalid.
-    """
+    """Return (columns, producer id, producer sequence, seen); raise ValueError or KeyError for invalid options."""
     options: dict[bytes, bytes] = {}
     for word in words:
         name, _, value = word.partition(b"=")

@@ -85,11 +85,7 @@ class Record(NamedTuple):
 
 
 def record_from_json(line: bytes | str) -> Record:
-    """Invert :meth:`Record.to_json`, except for the spaces in headers.
-
-    Raises:
-        ValueError: the line is not such an object.
-    """
+    """Invert :meth:`Record.to_json`, except for spaces in headers; raise ValueError for any other line."""
     try:
         shown: dict[str, Any] = json.loads(line)
         value, headers = _parse_bytes(shown, "value"), shown.get("headers")
@@ -233,11 +229,7 @@ def with_first_headers(payload: bytes, headers: bytes) -> bytes:
 
 
 def first_headers(payload: bytes | memoryview) -> bytes | None:
-    """Return the headers of the first record, if any.
-
-    Raises:
-        BadColumns: the payload is not well-formed.
-    """
+    """Return the headers of the first record, if any; raise BadColumns if the payload is not well-formed."""
     headers = decode_columns(payload).headers
     if headers is None or headers.validity is None or not headers.validity[0] & 1:
         return None
@@ -245,11 +237,7 @@ def first_headers(payload: bytes | memoryview) -> bytes | None:
 
 
 def decode_columns(payload: bytes | memoryview) -> Columns:
-    """Wrap the buffers of ``payload``.
-
-    Raises:
-        BadColumns: a length, offset or bitmap is invalid; checked without a loop over the records.
-    """
+    """Wrap the buffers of ``payload``; raise BadColumns if any is invalid, checked without a loop over the records."""
     view = memoryview(payload)
     if len(view) < PREFIX.size:
         raise BadColumns("too short for the count")

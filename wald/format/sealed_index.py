@@ -5,31 +5,9 @@ with the segment header. A skippable frame with the index follows, then the seek
 Format" (0.1.0, contrib/seekable_format in the zstd sources), so that other programs find the frames. It lists the index
 frame with decompressed size 0, because those programs require that every frame is listed.
 
-    index frame   u32 0x184D2A57, u32 content length, content
-    content       header, directory, sections
-    header        72 bytes: magic WALDSIX1 (8), crc32c of the rest of the header and of the directory (4), version u16,
-                  number of sections u16, log id (16), base sequence u64, next sequence u64, raw bytes u64, epoch u64,
-                  salt u32, writer u32 (as in the segment header)
-    directory     32 bytes a section: name (16, zero-padded), offset in the content u32, stored bytes u32,
-                  raw bytes u32, crc32c of the raw bytes u32
-    sections      one zstd frame each; readers ignore unknown sections
-
-    frames        u32 n, then columns: offset u64[n], compressed u32[n], raw u32[n], first u64[n], next u64[n],
-                  earliest i64[n], latest i64[n], ends of the route ids of each frame u32[n], route ids u32[]
-    batches       columns: position u64[n], base u64[n], count u32[n], route id u32[n], append time i64[n]
-    route names   JSON list, in the order of the ids
-    route columns count u64[n], first u64[n], last u64[n], payload bytes u64[n]
-    sha256        of the raw segment, 32 bytes
-    damage        JSON list of [position, length] of bytes that are not batches; optional
-    relieved      of a shrunk segment: {"sha256": …, "bytes": …} of the raw segment and the file before,
-                  "dropped": [[first, last], …], "routes": [[route, count, first, last, payload bytes], …]; optional
-    peers         JSON list of [number, user, pid, process], see :mod:`wald.format.log_state`; optional
-
-    seek table    u32 0x184D2A5E, u32 content length; for each frame u32 compressed bytes, u32 decompressed bytes;
-                  u32 number of frames, u8 descriptor 0, u32 0x8F92EAB1
-
-A segment may have a thousand routes and a backlog ten thousand segments, so tables are columns, and programs that read
-every segment process them column by column.
+The index is a header, a directory, and sections, each a zstd frame with a checksum; docs/format.md lists them. Readers
+ignore unknown sections. A segment may have a thousand routes and a backlog ten thousand segments, so tables are stored
+and processed as columns.
 """
 
 from __future__ import annotations
@@ -335,11 +313,7 @@ class SealedIndex:
         return any(offset <= frame.raw_offset < offset + length for offset, length in self.damage)
 
     def batch_table(self) -> BatchTable:
-        """Decode the batch table.
-
-        Raises:
-            BadSealed: the section is damaged.
-        """
+        """Decode the batch table; raise BadSealed if the section is damaged."""
         data = _decompress(self.stored_batches, "batches")
         count, rest = divmod(len(data), _BATCH_BYTES)
         if rest:
@@ -351,11 +325,7 @@ class SealedIndex:
         return table
 
     def peers(self) -> dict[int, Peer]:
-        """Decode the peers by number.
-
-        Raises:
-            BadSealed: the section is damaged.
-        """
+        """Decode the peers by number; raise BadSealed if the section is damaged."""
         if self.stored_peers is None:
             return {}
         try:
@@ -387,11 +357,7 @@ def store_batches(batches: BatchTable) -> StoredSection:
 
 
 def decode_sealed_index(frame: bytes) -> SealedIndex:
-    """Decode the index frame.
-
-    Raises:
-        BadSealed: it is damaged; sizes are checked before memory is allocated.
-    """
+    """Decode the index frame; raise BadSealed if it is damaged; sizes are checked before memory is allocated."""
     content = memoryview(frame)[SKIPPABLE.size :]
     end, log_id, base, following, raw_bytes, epoch, salt, writer = _decode_header(frame)
     sections: dict[str, StoredSection] = {}
@@ -478,11 +444,7 @@ def encode_seek_table(frames: Sequence[tuple[int, int]]) -> bytes:
 
 
 def seek_table_bytes(footer: bytes) -> int:
-    """Return the length of the seek table that ends with these 9 bytes.
-
-    Raises:
-        BadSealed: they are not the end of a seek table that wald writes.
-    """
+    """Return the length of the seek table that ends with these 9 bytes."""
     if len(footer) != SEEK_FOOTER.size:
         raise BadSealed("the file is too short for a seek table")
     count, descriptor, magic = SEEK_FOOTER.unpack(footer)
@@ -492,11 +454,7 @@ def seek_table_bytes(footer: bytes) -> int:
 
 
 def decode_seek_table(table: bytes, *, file_bytes: int) -> list[tuple[int, int]]:
-    """Return the (compressed, decompressed) bytes of each frame, the index frame last.
-
-    Raises:
-        BadSealed: the frames do not add up to the file.
-    """
+    """Return the (compressed, decompressed) bytes of each frame, the index frame last."""
     if len(table) < SKIPPABLE.size + SEEK_FOOTER.size or len(table) != seek_table_bytes(table[-SEEK_FOOTER.size :]):
         raise BadSealed("the seek table's length is wrong")
     if SKIPPABLE.unpack_from(table) != (_SEEK_TABLE_MAGIC, len(table) - SKIPPABLE.size):

@@ -1,30 +1,11 @@
-"""Header and sparse index of a raw segment.
+"""Header and sparse index of a raw segment; docs/format.md lists the fields.
 
-The 64 bytes at the start of every raw segment and, under another magic, of every sparse index:
+The same 64 bytes, with different magics, start every raw segment and every sparse index. A magic of zeros means that
+nothing was written yet, because segments are preallocated.
 
-    offset  size  field
-         0     8  magic          WALDSEG1 or WALDIDX1; zeros: nothing was written yet (segments are preallocated)
-         8     4  checksum       crc32c of bytes 12..64
-        12     2  version        1
-        14     2  header size    64
-        16    16  log id         uuid of the log
-        32     8  base sequence  the first record that can be in the file
-        40     8  epoch          of the daemon run that created the file
-        48     8  created at     ns since 1970, signed
-        56     4  salt           of the batches' checksums, see :mod:`wald.format.batch`; random, one for each segment
-        60     4  writer         the version of wald that created the file, see :func:`pack_version`; 0: unknown
-
-In a sparse index, entries of 32 bytes follow:
-
-    u64 sequence     base sequence of a batch
-    u64 position     its offset in the raw segment
-    i64 append time  ns since 1970
-    u32 checksum     crc32c of the 24 bytes before it
-    u32 reserved     zero
-
-Positions increase; sequences and append times do not decrease. The index is only a hint: it is not synced, and readers
-check the batch at the position. A payload may contain bytes that look like a batch, so an entry with a wrong checksum
-is never used. The first entry that is cut short or out of order ends the index.
+The sparse index is only a hint: it is not synced, and readers check the batch at the position. A payload may contain
+bytes that look like a batch, so an entry with a wrong checksum is never used. Positions increase, sequences and append
+times do not decrease; the first entry that is cut short or out of order ends the index.
 """
 
 from __future__ import annotations
@@ -55,39 +36,25 @@ class NewerVersion(BadHeader):
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """The decoded 64 bytes; ``log_id`` has 16 bytes."""
+    """The decoded 64 bytes."""
 
-    log_id: bytes
+    log_id: bytes  # 16 bytes
     base_sequence: int
-    epoch: int
+    epoch: int  # of the daemon run that created the file
     created_at_ns: int
-    salt: int
+    salt: int  # of the batches' checksums; random
     version: int = VERSION
-    writer: int = 0
+    writer: int = 0  # pack_version() of the program that created the file; 0: unknown
 
 
 def encode_segment_header(header: SegmentHeader, magic: bytes = SEGMENT_MAGIC) -> bytes:
-    packed = SEGMENT_HEADER.pack(
-        magic,
-        0,
-        header.version,
-        SEGMENT_HEADER.size,
-        header.log_id,
-        header.base_sequence,
-        header.epoch,
-        header.created_at_ns,
-        header.salt,
-        header.writer,
-    )
+    span = (header.log_id, header.base_sequence, header.epoch, header.created_at_ns)
+    packed = SEGMENT_HEADER.pack(magic, 0, header.version, SEGMENT_HEADER.size, *span, header.salt, header.writer)
     return packed[:8] + struct.pack("<I", crc32c(packed[_CHECKED_FROM:])) + packed[_CHECKED_FROM:]
 
 
 def decode_segment_header(data: bytes | memoryview, magic: bytes = SEGMENT_MAGIC) -> SegmentHeader:
-    """Decode the first 64 bytes of ``data``.
-
-    Raises:
-        BadHeader: too short, wrong magic, wrong checksum or newer version.
-    """
+    """Decode the first 64 bytes of ``data``; raise BadHeader if they are not a header of this magic."""
     if len(data) < SEGMENT_HEADER.size:
         raise BadHeader(f"{len(data)} bytes are too few for a header of {SEGMENT_HEADER.size}")
     found, checksum, version, header_bytes, log_id, base, epoch, created, salt, writer = SEGMENT_HEADER.unpack_from(
@@ -160,11 +127,7 @@ def encode_sparse_header(header: SegmentHeader) -> bytes:
 
 
 def decode_sparse_index(data: bytes, *, log_id: bytes | None, base_sequence: int) -> SparseIndex | None:
-    """Return the valid entries of an index file; None if it is not the index of that segment.
-
-    Args:
-        log_id: None accepts the index of any log.
-    """
+    """Return an index file's valid entries; None if it is of another segment or log (None: any log)."""
     try:
         header = decode_segment_header(data, SPARSE_MAGIC)
     except BadHeader:

@@ -104,11 +104,7 @@ def pack(lengths: Sequence[int]) -> list[int] | str:
 
 
 def unpack(stored: object, records: int) -> array[int]:
-    """Invert :func:`pack`; ``records``, the number of records they cover, limits the decompressed size.
-
-    Raises:
-        BadRunLengths: they do not decode.
-    """
+    """Invert :func:`pack`; ``records``, the number of records they cover, limits the decompressed size."""
     lengths: array[int] = array("Q")
     try:
         if isinstance(stored, str):

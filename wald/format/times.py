@@ -123,11 +123,7 @@ def is_absolute(text: str) -> bool:
 
 
 def parse_time_option(option: str, given: str, now: datetime, examples: Sequence[str] = TIME_EXAMPLES) -> datetime:
-    """Parse the time ``given`` for ``option`` as :func:`parse_time` does; a hint shows ``examples``.
-
-    Raises:
-        InvalidInput: it is not a time.
-    """
+    """Parse the time ``given`` for ``option`` as :func:`parse_time` does, or raise InvalidInput with ``examples``."""
     if given.isdecimal():
         raise InvalidInput(
             f"{option} {given}: a number alone is a sequence, not a time",
@@ -144,11 +140,7 @@ def parse_time_option(option: str, given: str, now: datetime, examples: Sequence
 
 
 def parse_position_option(option: str, given: str, now: datetime, names: Collection[str] = ()) -> int | datetime:
-    """Parse the sequence or time ``given`` for ``option``; a hint shows the other ``names`` that it accepts.
-
-    Raises:
-        InvalidInput: it is not a sequence or a time.
-    """
+    """Parse the sequence or time ``given`` for ``option``, or raise InvalidInput, with ``names`` as more examples."""
     if given.isdecimal() and given.isascii():
         return int(given)
     try:

@@ -1,26 +1,11 @@
 """The transfers file: bytes on their way from a pipe to the log.
 
-The bytes stay in the pipe until they are on disk, so for a moment they are in both places. A slot is written before the
-batch; with it, the daemon's next start knows exactly whether the bytes have left the pipe.
+The bytes stay in the pipe until they are on disk, so for a moment they are in both places. A slot (docs/format.md) is
+written before the batch; with it, the daemon's next start knows exactly whether the bytes have left the pipe.
 
-    offset  size  field
-         0     4  checksum      crc32c of bytes 4..192
-         4     4  bytes         0: the slot is empty
-         8     8  segment       base sequence of the batch's segment
-        16     8  position      of the batch in that segment
-        24     1  first byte    of the bytes in the pipe
-        25     1  zero
-        26     2  route length
-        28   128  route
-       156     4  zeros
-       160     8  inode         of the pipe
-       168    24  zeros
-       192     1  mark          before the transfer: the first byte XOR 0xFF; after it: the first byte
-       193    63  unused
-
-Slot n begins at n x 256. One readv(2) removes all the bytes from the pipe and stores the first of them in ``mark``.
-Linux does not interrupt a read whose bytes are available, so whenever the process is killed, the mark tells whether
-all bytes or none have left the pipe. See ``wald.daemon.pipes``.
+Before the transfer, the slot's mark is the first byte of the bytes XOR 0xFF. One readv(2) removes all of them from the
+pipe and stores the first one in the mark. Linux does not interrupt a read whose bytes are available, so whenever the
+process is killed, the mark tells whether all bytes or none have left the pipe. See ``wald.daemon.pipes``.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class WorkerLease:
 
 @dataclass(frozen=True, slots=True)
 class FailureReason:
-    """Why ranges of records were last returned, in the worker's words.
+    """The worker's reason for the last return of ranges of records.
 
     Attributes:
         reason: "" leaves the previous reason unchanged.
@@ -134,16 +134,8 @@ class Commit:
     dead: list[DeadRecord] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(
-            self.done
-            or self.extended
-            or self.returned
-            or self.reasons
-            or self.read
-            or self.due
-            or self.leased
-            or self.dead
-        )
+        settled = self.done or self.extended or self.returned or self.reasons
+        return bool(settled or self.read or self.due or self.leased or self.dead)
 
 
 Line = Start | Page | Commit
@@ -177,11 +169,7 @@ def encode_work(line: Line, synced: int) -> bytes:
 
 
 def decode_work(data: bytes) -> tuple[Line, int]:
-    """Decode a line without its newline; return it and its ``synced``.
-
-    Raises:
-        BadWork: it is half-written, damaged, or of a later version.
-    """
+    """Decode a line without its newline; return it and its ``synced``."""
     fields = decode_line(data)
     if fields is None:
         raise BadWork("not a line with a valid checksum")

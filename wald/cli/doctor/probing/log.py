@@ -56,7 +56,7 @@ def place(root: Path) -> Place:
     try:
         check_root(root)
     except PermissionError as error:
-        refused = NotPermitted.of(error)
+        refused = NotPermitted.from_error(error)
         return Place(Kind.HIDDEN, str(at), refused.message, refused.hint)
     except NotPermitted as error:
         return Place(Kind.HIDDEN, str(at), error.message, error.hint)
