@@ -74,22 +74,21 @@ class TestEvery:
 
         assert b"".join(destination.read("bag/file")) == DATA
 
-    @pytest.mark.parametrize("offset", range(len(DATA)))
-    def test_refuses_another_byte_and_names_it(self, destination: Destination, offset: int) -> None:
+    def test_refuses_another_byte_and_names_it(self, destination: Destination) -> None:
         write(destination, DATA)
-        other = DATA[:offset] + b"#" + DATA[offset + 1 :]
+        for offset in range(len(DATA)):
+            other = DATA[:offset] + b"#" + DATA[offset + 1 :]
 
-        with pytest.raises(Refused, match=rf"bag/file: offset {offset}: .*not overwritten"):
-            write(destination, other)
-        assert b"".join(destination.read("bag/file")) == DATA
+            with pytest.raises(Refused, match=rf"bag/file: offset {offset}: .*not overwritten"):
+                write(destination, other)
+            assert b"".join(destination.read("bag/file")) == DATA
 
-    @pytest.mark.parametrize("length", range(len(DATA)))
-    def test_refuses_a_shorter_file(self, destination: Destination, length: int) -> None:
+    def test_refuses_a_shorter_file(self, destination: Destination) -> None:
         write(destination, DATA)
-
-        with pytest.raises(Refused, match=rf"offset {length}:"):
-            write(destination, DATA[:length])
-        assert b"".join(destination.read("bag/file")) == DATA
+        for length in range(len(DATA)):
+            with pytest.raises(Refused, match=rf"offset {length}:"):
+                write(destination, DATA[:length])
+            assert b"".join(destination.read("bag/file")) == DATA
 
 
 class TestDirectory:
