@@ -1,7 +1,7 @@
-"""Backpressure: the reasons that make a request wait, and the snapshot of them that a commit round applies.
+"""Backpressure: reasons that make a request wait, and the snapshot of them that a commit round applies.
 
-A connection reads nothing while it waits. Room on the disk and quotas are waited for without limit; a route that stays
-busy, inside the long line of a pipe, turns into :data:`OVERDUE` after the timeout, which refuses the request.
+Room on the disk and quotas are waited for without limit. A route that stays busy, inside the long line of a pipe, turns
+into :data:`OVERDUE` after the timeout, which refuses the request.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Backpressure:
 
     Attributes:
         closed: no record is accepted at all.
-        rejects: refuse records that lack room instead of making them wait.
+        rejects: refuse requests that lack room instead of making them wait.
         busy: routes that are inside the long line of a pipe.
-        room_bytes: may be written before the disk counts as full.
+        room_bytes: left before the disk counts as full.
         over: routes over their quota.
         is_open: nothing makes a request wait, so :meth:`admit` may be skipped.
     """
@@ -100,11 +100,7 @@ class Backpressure:
             raise MustWait(Wait(Reason.BUSY, route.name))
 
     def holds(self, wait: Wait, promised_before: Callable[[int], int]) -> bool:
-        """Return True if a connection must keep waiting.
-
-        Args:
-            promised_before: the room promised to other requests, given the room that this one wants.
-        """
+        """Return True if a connection must keep waiting; ``promised_before`` returns the room promised to others."""
         match wait.reason:
             case Reason.COMMAND | Reason.HELD:
                 return True

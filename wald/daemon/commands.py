@@ -1,7 +1,7 @@
 """Commands of the socket (every request but PUB), and the table of routes with their permissions.
 
-Everyone may write to a route and add one. Settings may restrict the writers of a route; retiring a route, FIFO modes
-and cursor owners are for root and the user who runs the daemon.
+Everyone may add routes and write to them, unless the settings name the writers of a route. Only owners, which are root
+and the user who runs the daemon, may set FIFO modes and cursor owners; they and the writers may retire a route.
 """
 
 from __future__ import annotations
@@ -56,15 +56,12 @@ class Routes:
         return entry.route
 
     def is_owner(self, user_id: int) -> bool:
-        """Return True for root and the user who runs the daemon."""
         return user_id in (0, os.geteuid())
 
     def has_writers(self, name: str) -> bool:
-        """Return True if the settings restrict the writers of a route."""
         return name in self._writers
 
     def lets_write(self, name: str, user_id: int) -> bool:
-        """Return True if a user may write to a route, retired or not."""
         writers = self._writers.get(name)
         return writers is None or user_id in writers
 
@@ -128,7 +125,6 @@ class Commands:
         self._next_cut_at = 0.0  # for users other than the owner
 
     def answer(self, command: Command, user_id: int) -> bytes:
-        """Execute a user's command; return the reply."""
         try:
             match command.verb, command.arguments:
                 case "PING", ():

@@ -1,16 +1,15 @@
-"""Sans-IO state machine of one connection: bytes in, drafts, replies and a reason to wait out.
+"""Sans-IO state machine of one connection: bytes in, drafts, replies and a wait out.
 
-:meth:`Connection.receive` parses requests where they were received, in the arena of the commit round, and payloads stay
-there until they are durable. The connection copies only an unfinished request, up to 256 KiB of it; a larger payload is
-spooled into an unnamed file, so a record of 40 MB costs disk instead of memory.
-
-A request is admitted when its line has arrived, and again when a spooled payload is complete: in the meantime the disk
-may have filled up, the route may be retired, or a pipe may have begun a long line.
+Payloads stay where they were received, in the arena of the commit round, until they are durable. The connection copies
+only an unfinished request, up to 256 KiB; a larger payload is spooled into an unnamed file, so that a record of 40 MB
+costs disk instead of memory. A spooled request is admitted twice, when its line arrives and when its payload is
+complete: in between, the disk may have filled up or the route may have become busy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stringzilla import count as count_bytes
@@ -48,14 +47,11 @@ Answer = bytes | Ticket | Command
 
 
 class UnfinishedRequests:
-    """Memory and disk space occupied by the unfinished requests of all connections.
+    """Memory and disk space that the unfinished requests of all connections occupy.
 
     Args:
         spool_directory: on the file system of the segments.
-        leaves_enough: returns True if the daemon has enough descriptors left after opening this one.
-
-    Attributes:
-        memory_bytes: held by all connections.
+        leaves_enough: True if enough descriptors are left after this one.
     """
 
     def __init__(
@@ -70,12 +66,13 @@ class UnfinishedRequests:
         self._memory_max_bytes = memory_max_bytes
         self._complete: list[Spooling] = []
         self.memory_bytes = 0
+        self.receive_max_bytes = RECEIVE_BYTES  # from one connection in one read
         self._promised_small_bytes = self._promised_large_bytes = 0  # that spooled payloads may still write
 
-    @property
-    def receive_max_bytes(self) -> int:
-        """Limit on the next read from any connection."""
-        return RECEIVE_BYTES if self.memory_bytes < self._memory_max_bytes else COMMAND_RECEIVE_BYTES
+    def add_memory(self, change: int) -> None:
+        self.memory_bytes += change
+        has_space = self.memory_bytes < self._memory_max_bytes
+        self.receive_max_bytes = RECEIVE_BYTES if has_space else COMMAND_RECEIVE_BYTES
 
     def fits_in_memory(self, payload_bytes: int) -> bool:
         return payload_bytes <= RECEIVE_BYTES and self.memory_bytes + payload_bytes <= self._memory_max_bytes
@@ -83,7 +80,7 @@ class UnfinishedRequests:
     def promised_before(self, wanted_bytes: int) -> int:
         """Return the promised room that a request for ``wanted_bytes`` must leave to others.
 
-        A small request ignores the promises to large ones, as one in memory does: their payloads may never arrive.
+        A small one ignores promises to large ones, as one in memory does: their payloads may never arrive.
         """
         large = self._promised_large_bytes if wanted_bytes > _SMALL_ROOM_BYTES else 0
         return self._promised_small_bytes + large
@@ -117,7 +114,7 @@ class UnfinishedRequests:
             self._promise(spooling, spooling.promised_bytes - before)
 
     def complete(self, spooling: Spooling) -> None:
-        """Keep the file of a complete payload open until :meth:`close_complete`."""
+        """Keep the file of a complete payload open until :meth:`close_complete`, after the commit."""
         self._promise(spooling, -spooling.promised_bytes)
         self._complete.append(spooling)
 
@@ -126,7 +123,6 @@ class UnfinishedRequests:
         spooling.close()
 
     def close_complete(self) -> None:
-        """Close the files whose payloads are in the log, or were refused."""
         for spooling in self._complete:
             spooling.close()
         self._complete.clear()
@@ -138,73 +134,48 @@ class UnfinishedRequests:
             self._promised_small_bytes += change
 
 
+@dataclass(slots=True, eq=False)
 class Connection:
     """State of one connection.
 
     Attributes:
         unread: received bytes that were not processed; the next buffer must begin with them.
-        wait: why they were not processed, and nothing more may be received; None: they are incomplete.
-        command: the command that has to run before anything else; ``wait`` is COMMAND.
+        wait: why they were not processed; nothing may be received while it is set.
+        command: must run before anything else; ``wait`` is COMMAND.
         answers: replies of the current round, in order.
         receive_bytes: limit on the next read.
-        payload_missing: bytes of the current request's payload that were not processed.
-        is_inside_request: a request has begun and its end was not processed.
+        payload_missing: payload bytes of the current request that were not processed.
         is_closing: nothing more is processed, and the connection ends after its last reply.
     """
 
-    __slots__ = (
-        "_end",
-        "_peer",
-        "_position",
-        "_request",
-        "_request_max_bytes",
-        "_routes",
-        "_skip_bytes",
-        "_spooling",
-        "_unfinished",
-        "answers",
-        "command",
-        "is_closing",
-        "is_inside_request",
-        "payload_missing",
-        "process_id",
-        "receive_bytes",
-        "unread",
-        "user_id",
-        "wait",
-    )
-
-    def __init__(
-        self, user_id: int, process_id: int, routes: Routes, unfinished: UnfinishedRequests, request_max_bytes: int
-    ) -> None:
-        self.user_id = user_id
-        self.process_id = process_id
-        self.unread = b""
-        self.wait: Wait | None = None
-        self.command: Command | None = None
-        self.answers: list[Answer] = []
-        self.receive_bytes = COMMAND_RECEIVE_BYTES
-        self.payload_missing = 0
-        self.is_inside_request = False
-        self.is_closing = False
-        self._routes = routes
-        self._unfinished = unfinished
-        self._request_max_bytes = request_max_bytes
-        self._peer: Peer | None = None
-        self._request: Publish | None = None  # its line was processed and its payload was not
-        self._spooling: Spooling | None = None
-        self._skip_bytes = 0  # to come, of a refused payload
-        self._position = self._end = 0  # in the arena
+    user_id: int
+    process_id: int
+    _routes: Routes
+    _unfinished: UnfinishedRequests
+    _request_max_bytes: int
+    unread: bytes = b""
+    wait: Wait | None = None
+    command: Command | None = None
+    answers: list[Answer] = field(default_factory=list)
+    receive_bytes: int = COMMAND_RECEIVE_BYTES
+    payload_missing: int = 0
+    is_inside_request: bool = False
+    is_closing: bool = False
+    _peer: Peer | None = None
+    _request: Publish | None = None  # its line was processed and its payload was not
+    _spooling: Spooling | None = None
+    _skip_bytes: int = 0  # to come, of a refused payload
+    _position: int = 0  # in the arena
+    _end: int = 0
 
     @property
     def process(self) -> str:
-        """Name of the client's process; "" before its first record."""
         return self._peer.process if self._peer else ""
 
     def receive(self, arena: Arena, end: int, commit_round: CommitRound, backpressure: Backpressure) -> None:
-        """Process the bytes from ``arena.used`` to ``end``: ``unread``, then those that have arrived since.
+        """Process the bytes from ``arena.used`` to ``end``: ``unread`` and those received since.
 
-        Sets ``wait`` and ``unread``, and moves ``arena.used`` behind the payloads in it.
+        Sets ``wait`` and ``unread``, and moves ``arena.used`` behind the payloads.
         """
         self._position, self._end = end if self.is_closing else arena.used, end
         unread_before = len(self.unread)
@@ -218,7 +189,7 @@ class Connection:
         position = arena.used = self._position
         if position < end or unread_before:
             self.unread = bytes(arena.view[position:end])
-            self._unfinished.memory_bytes += end - position - unread_before
+            self._unfinished.add_memory(end - position - unread_before)
         self.is_inside_request = position < end or self._request is not None or self._skip_bytes > 0
 
     def reply(self, execute: Callable[[Command, int], bytes], refusal: bytes = b"") -> bytes:
@@ -237,19 +208,18 @@ class Connection:
         return b"".join(replies)
 
     def hold(self) -> bool:
-        """Wait if the current round, which the disk refuses, contains records of this connection."""
+        """Wait until the round is committed, which the disk refuses, if it has records of this connection."""
         if not any(isinstance(answer, Ticket) for answer in self.answers):
             return False
         self.wait = HELD
         return True
 
     def end_command(self) -> None:
-        """Continue after the command."""
         self.command = None
         self.wait = NEXT_ROUND if self.unread else None
 
     def time_out(self) -> bool:
-        """Refuse a request that has waited too long for a busy route; return False if no such request exists."""
+        """Refuse a request that waits for a busy route; return False if none does."""
         if self.wait is None or self.wait.reason is not Reason.BUSY:
             return False
         self.wait = OVERDUE
@@ -258,7 +228,7 @@ class Connection:
     def close(self) -> None:
         """Free the memory and the file of an unfinished request."""
         self.wait = None
-        self._unfinished.memory_bytes -= len(self.unread)
+        self._unfinished.add_memory(-len(self.unread))
         self.unread = b""
         self._discard_spool()
 
@@ -369,11 +339,7 @@ class Connection:
         payload: memoryview | None,
         spooling: Spooling | None = None,
     ) -> bytes | Ticket:
-        """Add a payload, in memory or spooled, to the round.
-
-        Raises:
-            ProtocolError: it is malformed, or :meth:`CommitRound.publish` refuses it.
-        """
+        """Add a payload, in memory or spooled, to the round; raises ProtocolError if it is malformed or refused."""
         peer = self._peer
         if peer is None:  # looked up late, so that clients without records cost nothing
             peer = self._peer = Peer(self.user_id, self.process_id, process_name(self.process_id))
@@ -410,7 +376,7 @@ class Connection:
 
 
 def _room_bytes(request: Publish) -> int:
-    """Return the room that a spooled payload needs: it exists twice once it is copied to the log."""
+    """Return the room for a spooled payload, which exists twice once it is copied to the log."""
     return 2 * request.payload_bytes
 
 

@@ -1,8 +1,8 @@
 """Sockets of the open connections: reading, fair scheduling, commands, replies and timeouts.
 
-Each round serves connections until its time or its arena is used up, and the next one continues with the rest: one
-connection of each user, then a second one of each. Commands run one per round after the records are answered, users
-taking turns, and get a fifth of the time while records arrive. A client must have read its last reply first.
+A round serves one connection of each user, then a second one of each, until its time or its arena is used up; the next
+round continues with the others. Commands run one per round, users taking turns, and get a fifth of the time while
+records arrive. A client must have read its last reply first.
 
 An idle connection stays open until its place is needed. One that does not read its replies, or that stalls inside a
 request, is closed after a timeout.
@@ -20,6 +20,7 @@ import termios
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import chain, zip_longest
 
 from wald.daemon.backpressure import COMMAND, HELD, NEXT_ROUND, OVERDUE, Backpressure, Reason, Wait
@@ -41,11 +42,12 @@ _SENT_AHEAD_BYTES = 16 << 10  # in a socket whose client sends ahead of a large 
 _UNREAD = struct.Struct("i")
 
 
+@dataclass(slots=True, eq=False)
 class Client:
-    """Socket of a connection, and its state as far as fairness and timeouts need it.
+    """Socket of a connection, with its state for fairness and timeouts.
 
     Attributes:
-        active_at: time of the last progress: a request begun, completed or advanced by 256 KiB, or a reply sent.
+        active_at: time at which a request was begun, completed or advanced by 256 KiB, or a reply sent.
         served: number of the round that last processed something.
         is_proven: it has sent a complete request, or 256 KiB of one.
         slow_bytes: received since ``active_at``.
@@ -54,33 +56,18 @@ class Client:
         events: registered with the poller.
     """
 
-    __slots__ = (
-        "active_at",
-        "connection",
-        "descriptor",
-        "events",
-        "filed",
-        "is_proven",
-        "received_bytes",
-        "served",
-        "slow_bytes",
-        "socket",
-        "unsent",
-        "user_id",
-    )
-
-    def __init__(self, accepted: socket.socket, connection: Connection, now: float) -> None:
-        self.socket = accepted
-        self.descriptor = accepted.fileno()
-        self.connection = connection
-        self.user_id = connection.user_id
-        self.active_at = now
-        self.served = 0
-        self.is_proven = False
-        self.slow_bytes = self.received_bytes = 0
-        self.unsent: bytes | memoryview = b""
-        self.filed: Wait | None = None
-        self.events = select.EPOLLIN
+    socket: socket.socket
+    descriptor: int
+    user_id: int
+    connection: Connection
+    active_at: float
+    served: int = 0
+    is_proven: bool = False
+    slow_bytes: int = 0
+    received_bytes: int = 0
+    unsent: bytes | memoryview = b""
+    filed: Wait | None = None
+    events: int = select.EPOLLIN
 
     @property
     def may_yield(self) -> bool:
@@ -94,7 +81,7 @@ class Client:
 
     @property
     def has_sent_ahead(self) -> bool:
-        """True if the rest of the current payload has arrived, or as much of a large one as arrives unread."""
+        """True if the rest of the payload has arrived, or as much of a large one as arrives unread."""
         connection = self.connection
         (in_socket,) = _UNREAD.unpack(fcntl.ioctl(self.socket, termios.FIONREAD, bytes(_UNREAD.size)))
         return len(connection.unread) + int(in_socket) >= min(connection.payload_missing, _SENT_AHEAD_BYTES)
@@ -111,9 +98,6 @@ class Client:
 
 class Connections:
     """All open connections, and the listening socket.
-
-    Args:
-        execute: runs a user's command and returns the reply.
 
     Attributes:
         descriptors: of the open connections; a live view.
@@ -162,7 +146,6 @@ class Connections:
 
     @property
     def listener_descriptor(self) -> int:
-        """Readable when a connection can be accepted."""
         return self._listener.fileno()
 
     @property
@@ -171,7 +154,7 @@ class Connections:
 
     @property
     def wanted_bytes(self) -> int | None:
-        """The least room on the disk that lets a held request continue; None if no request is held."""
+        """The least room on the disk that lets a held request continue."""
         return min(self._held_room.values(), default=None)
 
     @property
@@ -181,12 +164,11 @@ class Connections:
 
     @property
     def wants_room(self) -> bool:
-        """True if any request waits for room on the disk, even if only its line has arrived."""
+        """True if any request waits for room, even if only its line has arrived."""
         return any(wait.reason is Reason.ROOM for wait in self._waiting)
 
     @property
     def needs_sweep(self) -> bool:
-        """True if :meth:`expire` may have work."""
         return bool(self._open) or not self._is_accepting
 
     def due(self) -> float | None:
@@ -196,7 +178,6 @@ class Connections:
         return (self._next_command_at if self._has_recorded else 0.0) if COMMAND in self._waiting else None
 
     def largest_senders(self) -> list[dict[str, object]]:
-        """Return the open connections that have sent most, as STAT reports them."""
         ordered = sorted(self._open.values(), key=lambda client: client.received_bytes, reverse=True)
         return [client.to_json() for client in ordered[:_SENDERS_SHOWN]]
 
@@ -222,7 +203,6 @@ class Connections:
         self._poller.register(listener, select.EPOLLIN)
 
     def close(self) -> None:
-        """Close the listening socket and every connection."""
         for client in list(self._open.values()):
             self._close(client)
         self._listener.close()
@@ -259,7 +239,7 @@ class Connections:
             return
         self._limits.add(user_id)
         connection = Connection(user_id, process_id, self._routes, self._unfinished, self._request_max_bytes)
-        client = Client(accepted, connection, now)
+        client = Client(accepted, accepted.fileno(), user_id, connection, now)
         self._open[client.descriptor] = client
         self._poller.register(accepted, client.events)
 
@@ -299,7 +279,7 @@ class Connections:
     def collect(
         self, readable: list[int], commit_round: CommitRound, arena: Arena, backpressure: Backpressure, now: float
     ) -> None:
-        """Process what connections have sent, and requests whose wait is over, within the limits of a round."""
+        """Process received requests, and those whose wait is over, within the limits of a round."""
         self._round += 1
         # By descriptor: a waiting connection whose client is gone is handled once.
         ready = {descriptor: self._open[descriptor] for descriptor in readable if descriptor in self._open}
@@ -363,10 +343,9 @@ class Connections:
             self._answering.append(client)
 
     def run_command(self, now: float, *, is_held: bool = False) -> None:
-        """Run the command of the user that has waited longest; the same commands of that user share the reply.
+        """Run the command of the user that has waited longest; equal commands of that user share the reply.
 
-        Args:
-            is_held: the disk refuses a round, so commands that need the disk are refused.
+        While the disk refuses a round (``is_held``), commands that need the disk are refused.
         """
         if self._has_recorded and now < self._next_command_at:
             return
@@ -395,13 +374,11 @@ class Connections:
     # Replies.
 
     def flush(self, descriptor: int, now: float) -> None:
-        """Send replies that the socket did not accept before."""
         client = self._open[descriptor]
         client.active_at = now
         self._send(client, b"")
 
     def reply(self, commit_round: CommitRound) -> None:
-        """Answer the requests of a committed round."""
         self._has_recorded = self._has_recorded or bool(commit_round.drafts)
         self._answer()
 
@@ -418,7 +395,6 @@ class Connections:
         self.answer_others()
 
     def answer_others(self) -> None:
-        """Answer the connections without records in the held round."""
         answering, self._answering = self._answering, []
         for client in answering:
             if client.socket.fileno() >= 0 and client.connection.wait is not HELD:
@@ -498,7 +474,7 @@ def _is_readable(connection: socket.socket) -> bool:
 
 
 def _fair_order(ready: Iterable[Client]) -> Iterable[Client]:
-    """Return one connection of each user, then a second one of each; a user's least recently served come first."""
+    """Return one connection of each user, then a second one; a user's least recently served come first."""
     by_user: dict[int, list[Client]] = {}
     for client in sorted(ready, key=lambda each: each.served):
         by_user.setdefault(client.user_id, []).append(client)
@@ -515,10 +491,10 @@ def _replaceable(
     only_user: int | None,
     quiet_since: float,
 ) -> Client | None:
-    """Return the connection to close in favour of a new one of the user ``newcomer``; None if there is none.
+    """Return the connection to close in favour of a new one of the user ``newcomer``.
 
-    First, at once, come clients that have sent no complete request or do not read, of the user with most connections,
-    provided that it has at least as many as the newcomer; then those that have been idle since ``quiet_since``.
+    First come clients that have sent no complete request or do not read, of the user with most connections, provided
+    that it has at least as many as the newcomer; then those that have been idle since ``quiet_since``.
 
     Args:
         counts: connections by user.

@@ -1,8 +1,7 @@
 """Listening unix socket, and limits on connections.
 
-The limits are a total, a number per user, and the descriptors that the log itself needs. A connection must be accepted
-before the kernel reports its user, so a refused one gets an ERR. One place in 16 is reserved for root and the log's
-owner, who must be able to diagnose a full daemon.
+The kernel reports the user of a connection only after it was accepted, so a refused one gets an ERR. One place in 16 is
+reserved for root and the log's owner, who must be able to diagnose a full daemon.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ _REPORT_SECONDS = 10.0  # between lines in the journal
 def check_socket(path: Path, root: Path) -> None:
     """Check that a socket can be created at ``path``.
 
-    Inside the root the caller holds the lock, so any socket there is stale unless systemd listens on it. Elsewhere a
-    socket with a listener belongs to another program.
+    Inside the root the caller holds the lock, so any socket there is stale unless systemd listens on it.
 
     Raises:
         InvalidInput: it cannot.
@@ -59,9 +57,6 @@ class Listener:
 
     Args:
         inherited: the socket that systemd passed and owns; None to create one at ``path``.
-
-    Attributes:
-        socket: the current listener; :meth:`restore` may replace it.
 
     Raises:
         InvalidInput: the socket cannot be created.
@@ -107,7 +102,7 @@ class Listener:
 
 
 def inherited_listener(sockets: Sequence[socket.socket]) -> socket.socket | None:
-    """Return the listening socket that systemd passed; None if it passed none.
+    """Return the listening socket that systemd passed, if any.
 
     Raises:
         InvalidInput: it passed several, or one of another kind, on which nothing would answer.
@@ -124,12 +119,12 @@ def inherited_listener(sockets: Sequence[socket.socket]) -> socket.socket | None
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int, int]:
-    """Return process, user and group ids of the peer at the time it connected or began to listen."""
+    """Return process, user and group ids of the peer when it connected or began to listen."""
     return _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
 
 
 def process_name(process: int) -> str:
-    """Return the name of a process's command; "" if it has exited or /proc hides it from this user."""
+    """Return the name of a process's command; "" if it has exited or is hidden."""
     try:
         with open(f"/proc/{process}/comm", "rb") as file:
             return file.read().rstrip(b"\n").decode("utf-8", "replace")
@@ -227,7 +222,7 @@ def _listen(path: Path, mode: int, *, replace: bool) -> socket.socket:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Return device and inode of a file, which no other file has while a socket is open; None if it is absent."""
+    """Return device and inode, which no other file has while a socket is open; None if the file is absent."""
     try:
         status = path.lstat()
     except OSError:
@@ -236,7 +231,6 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _find_listener(path: Path) -> int | None:
-    """Return the process that listens on a socket; None without one."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as client:
         if client.connect_ex(str(path)) not in (0, errno.EAGAIN):
             return None

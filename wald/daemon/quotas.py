@@ -1,13 +1,11 @@
 """Quotas on the payload bytes of a route that its slowest consumer group has not read.
 
-A commit round adds its records to the routes with a quota; other routes cost nothing. A route above
-``pinned_max_bytes`` becomes a suspect: the loop reads its cursors, for at most 2 ms at a time, and subtracts what every
-group has read. At a start a thread counts the backlog from the indexes of complete segments, and routes with a quota
-accept nothing until it has finished.
+A commit round adds its records to the routes with a quota. A route above ``pinned_max_bytes`` becomes a suspect: the
+loop reads its cursors, for at most 2 ms at a time, and subtracts the records that every group has read. At a start a
+thread counts the backlog from the indexes of complete segments; until then routes with a quota accept nothing.
 
-A cursor moved back, or a new group, needs records that were already subtracted. The loop therefore checks the cursors
-several times a second and starts the thread again for such routes, which stay open in the meantime. The active segment
-has no index, so the subtracted records of newer segments are remembered for that count.
+A cursor moved back, or a new group, needs records that were already subtracted. The loop checks for them and starts the
+thread again; the routes stay open. The active segment has no index, so its subtracted records are remembered.
 """
 
 from __future__ import annotations
@@ -137,7 +135,6 @@ class Quotas:
         self._base = base
 
     def update(self, now: float, head_sequence: int) -> None:
-        """Determine which routes are over their quota, if that is due."""
         if now >= self._rewinds_at and self._thread is None and self._unread:
             self._check_rewinds(now, head_sequence)
         if self.due is None or now < self._check_at:
@@ -156,7 +153,6 @@ class Quotas:
         self._metrics.over_quota = {(route, over.policy.value): over.unread_bytes for route, over in self.over.items()}
 
     def changes(self, config: Config) -> bool:
-        """Return True if ``config`` has other quotas."""
         return _quotas(config) != _quotas(self._config)
 
     def reload(self, config: Config, before: int) -> None:
@@ -165,7 +161,6 @@ class Quotas:
         self._begin(config, before)
 
     def close(self) -> None:
-        """Stop the thread."""
         self._cancelled.set()
         if self._thread is not None:
             self._thread.join()
@@ -214,7 +209,6 @@ class Quotas:
         self._thread.start()
 
     def _count_segments(self, routes: list[str], before: int, head_sequence: int, cancelled: threading.Event) -> None:
-        """Count the unread records of complete segments, in the thread."""
         self._counted = _unread_before(
             self._root,
             routes,
@@ -239,11 +233,10 @@ class Quotas:
 
     @property
     def _keep_from(self) -> int:
-        """Base of the first segment whose read records the current or next count still needs."""
+        """Base of the first segment whose dropped records a count still needs."""
         return self._base if self._thread is None else self._count_before
 
     def _limits_of(self, route: str) -> RouteLimits | None:
-        """Return the limits of a route with an enforced quota."""
         if route not in self._limits:
             limits = self._config.limits(route)
             self._limits[route] = limits if _quota(limits) else None
@@ -337,12 +330,11 @@ class _Unread:
         self._dropped: list[_Stretch] = []
 
     def add(self, stretch: _Stretch) -> None:
-        """Add records above all others."""
         self.payload_bytes += stretch.payload_bytes
         _append(self._stretches, stretch)
 
     def replace_older(self, counted: _Unread, before: int) -> None:
-        """Replace the records below ``before`` by those of ``counted``; dropped records at or above it count again."""
+        """Replace the records below ``before`` by those of ``counted``; later dropped ones count again."""
         newer = [*self._dropped, *self._stretches]
         self.floor, self._stretches, self.payload_bytes = counted.floor, counted._stretches, counted.payload_bytes
         self._dropped = []
@@ -352,11 +344,7 @@ class _Unread:
         self.drop(self.floor, before)
 
     def drop(self, floor: int, keep_from: int, exists: Callable[[int], bool] | None = None) -> None:
-        """Drop records up to ``floor``, and those of deleted segments.
-
-        Args:
-            keep_from: base of the first segment whose dropped records are remembered.
-        """
+        """Drop records up to ``floor``, and those of deleted segments; remember those of ``keep_from`` and later."""
         self.floor = max(self.floor, floor)
         self._dropped = [stretch for stretch in self._dropped if stretch.base >= keep_from]
         for stretch in self._stretches:
@@ -368,7 +356,6 @@ class _Unread:
 
 
 def _append(stretches: list[_Stretch], stretch: _Stretch) -> None:
-    """Append to a list; join pairs in one that gets long."""
     stretches.append(stretch)
     if len(stretches) > _STRETCHES_MAX:
         pairs = zip(stretches[:-1:2], stretches[1:-1:2], strict=True)
