@@ -129,7 +129,7 @@ def test_a_full_disk_is_called_one(tmp_path: Path) -> None:
         fill(disk / "filler")
         code, message, hint = refusal_of("append", "a", "--root", daemon.root, "--retry-for", "0.3s", stdin=b"x\n")
         assert code == DiskFailure.exit_code
-        assert re.search(r"wald\.sock: the disk is full: \d+ bytes are free of \d+ that are needed", message)
+        assert re.search(r"wald\.sock: the disk is full: \d+ of the required \d+ bytes are free", message)
         assert hint.startswith("df -h ")
 
 

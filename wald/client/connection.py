@@ -1,6 +1,6 @@
-"""A connection to the daemon's socket: connect, send whole requests, read answers line by line.
+"""Connection to the daemon's socket: connect, send whole requests, read answers line by line.
 
-Errors are those of the operating system; which of them pass is decided by :mod:`wald.client.session`.
+Errors are those of the operating system; :mod:`wald.client.session` decides which are temporary.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from pathlib import Path
 
 from wald.format.protocol import ProtocolError, parse_reply
 
-_PATH_MAX_BYTES = 107  # what fits into a socket address
+_PATH_MAX_BYTES = 107  # limit of a socket address
 _RECEIVE_BYTES = 64 << 10
-_LEAST_SECONDS = 0.001  # an answer that has arrived is read even when the deadline has passed
-_STATUS_SECONDS = 1.0  # for a daemon to say why it has not answered
+_LEAST_SECONDS = 0.001  # so that a received answer is read even after the deadline
+_STATUS_SECONDS = 1.0
 
 
 class Connection:
-    """One connection at a time to the socket at ``path``; it begins closed.
+    """Connection to the socket at ``path``, initially closed; can be reopened.
 
     Attributes:
-        received: bytes read and not taken yet. They outlive the connection.
+        received: bytes read and not yet parsed; they survive the connection.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,7 +64,7 @@ class Connection:
                 connection.sendall(memoryview(payload)[sent - len(line) :])
         except OSError:
             raise
-        except BaseException:  # raised by a signal handler: the next request would be read as the rest of this one
+        except BaseException:  # from a signal handler: the daemon would read the next request as part of this one
             self.read_available()
             self.close()
             raise
@@ -86,10 +86,10 @@ class Connection:
         return line
 
     def read_available(self) -> None:
-        """Read what has arrived, without waiting for more."""
+        """Read received bytes without waiting for more."""
         if self._socket is None:
             return
-        self._socket.setblocking(False)  # with a timeout recv would wait, in spite of MSG_DONTWAIT
+        self._socket.setblocking(False)  # with a timeout, recv would wait despite MSG_DONTWAIT
         with suppress(OSError):
             while part := self._socket.recv(_RECEIVE_BYTES):
                 self.received += part
@@ -101,10 +101,10 @@ class Connection:
 
 
 def connect(path: Path, *, seconds: float | None = None) -> socket.socket:
-    """A socket connected to ``path``, which may be longer than a socket address can hold.
+    """Return a socket connected to ``path``, which may be longer than a socket address.
 
     Args:
-        seconds: how long this and what follows may take; a daemon that accepts no connection lets it wait.
+        seconds: timeout of the socket, also for connecting; None for none.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(seconds)
@@ -124,7 +124,7 @@ def connect(path: Path, *, seconds: float | None = None) -> socket.socket:
 
 
 def status(path: Path) -> dict[str, object]:
-    """The daemon's answer to STAT on another connection; empty if it does not answer."""
+    """Return the daemon's answer to STAT on a new connection; empty without an answer."""
     try:
         return ask_status(path, seconds=_STATUS_SECONDS)
     except OSError:
@@ -132,11 +132,11 @@ def status(path: Path) -> dict[str, object]:
 
 
 def ask_status(path: Path, *, seconds: float) -> dict[str, object]:
-    """The daemon's answer to STAT on another connection; empty if it is none.
+    """Return the daemon's answer to STAT on a new connection; empty if the answer is invalid.
 
     Raises:
-        TimeoutError: it has not answered for so long.
-        OSError: nothing listens there, or this user may not ask.
+        TimeoutError: no answer within ``seconds``.
+        OSError: nothing listens there, or this user may not connect.
     """
     try:
         with connect(path, seconds=seconds) as connection, connection.makefile("rb") as replies:
@@ -148,5 +148,5 @@ def ask_status(path: Path, *, seconds: float) -> dict[str, object]:
 
 
 def seconds_until(deadline: float) -> float:
-    """Seconds until ``deadline`` on the monotonic clock, and at least a millisecond."""
+    """Return the seconds until ``deadline`` on the monotonic clock, at least 0.001."""
     return max(_LEAST_SECONDS, deadline - time.monotonic())

@@ -1,9 +1,4 @@
-"""Payloads of requests, from lines and from JSON.
-
-Records as JSON objects, one a line, as ``wald append --jsonl`` and the gate take them.
-
-What a producer sends, cut into payloads of one request each: lines, or values with keys, times and headers.
-"""
+"""Payloads of requests, from lines, from values with keys, times and headers, and from JSON lines."""
 
 from __future__ import annotations
 
@@ -23,7 +18,7 @@ from wald.format.protocol import Publish, parse_request
 from wald.format.records import check_not_before, not_before, with_not_before
 from wald.format.times import nanoseconds, require_nanoseconds, timestamp_ns
 
-_FORMS: Mapping[str, Callable[[str], bytes]] = {  # of what is no text
+_FORMS: Mapping[str, Callable[[str], bytes]] = {  # encodings of bytes that are not text
     "_hex": bytes.fromhex,
     "_base64": partial(base64.b64decode, validate=True),
 }
@@ -34,12 +29,12 @@ _FIELDS = frozenset(
 _NOTATIONS = {"_hex": "hexadecimal", "_base64": "base64"}
 _ASSIGNED = frozenset(
     {"sequence", "route", "append_time_ns", "append_time", "event_time", "sender", "terminated"}
-)  # written by wald read; the log assigns them
+)  # assigned by the log; ignored, so that the output of wald read is valid input
 _TIME_LIMIT = 1 << 63
 
 
 class _DuplicateKeys(dict[str, Any]):
-    """An object with a key that is there twice, of which the last value counts."""
+    """Object with a duplicate key, whose last value counts."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -48,10 +43,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_json(constant: str) -> None:
-    """
-    Raises:
-        ValueError: always.
-    """
     raise ValueError(f"it has {constant}")
 
 
@@ -66,16 +57,17 @@ class _Fields(NamedTuple):
 
 
 def json_payloads(lines: bytes, name: str, number: int, due_ns: int | None, *, bare: bool = False) -> Iterator[bytes]:
-    """Whole lines as payloads, in order; lines of white space alone are passed over.
+    """Yield payloads for whole JSON lines, in order; blank lines are skipped.
 
     Args:
-        name: of the source of the lines; ``number`` of the first of them in it.
-        due_ns: when those that say nothing of it are due, in ns since 1970; None: at once.
-        bare: whether a line is the value of a record alone, of any type.
+        name: source of the lines, for messages.
+        number: line number of the first line in the source.
+        due_ns: due time of records without one, in ns since 1970, or None.
+        bare: each line is the value of a record, of any JSON type.
 
     Raises:
-        InvalidInput: a line is no JSON object, or has a wrong field; the message has its number. The lines before it
-            were yielded.
+        InvalidInput: a line is not a JSON object or has an invalid field; the message has its number. Earlier lines
+            have been yielded.
     """
     parsed = []
     wrong = ""
@@ -87,7 +79,7 @@ def json_payloads(lines: bytes, name: str, number: int, due_ns: int | None, *, b
         except ValueError as error:
             wrong = f"{name}:{position}: {error}"
             break
-    # Times are all there or all absent in one payload.
+    # In one payload, either all records have a time or none does.
     for timed, records in groupby(parsed, lambda record: record.time_ns is not None):
         values, keys, times, headers = zip(*records, strict=True)
         yield from column_payloads(
@@ -122,7 +114,7 @@ def _fields(line: bytes, due_ns: int | None) -> _Fields:
     if not isinstance(fields, dict):
         raise ValueError("not a JSON object")
     if isinstance(fields, _DuplicateKeys) or isinstance(fields.get("headers"), _DuplicateKeys):
-        raise ValueError("a key is there twice")
+        raise ValueError("duplicate key")
     unknown = fields.keys() - _FIELDS - _ASSIGNED
     if unknown:
         raise ValueError(f"unknown field {min(unknown)!r}; there are {', '.join(sorted(_FIELDS))}")
@@ -139,7 +131,7 @@ def _fields(line: bytes, due_ns: int | None) -> _Fields:
 
 
 def _as_sent(line: str, name: str) -> str:
-    """The value of a field as it stands in a line, which is an object with that field."""
+    """Return the source text of a field's value in a JSON object."""
     rest = line[line.index("{") + 1 :]
     while True:
         found, end = _DECODER.raw_decode(rest.lstrip())
@@ -199,7 +191,7 @@ def _due(given: object) -> int | None:
 
 
 def _headers(given: object, own_due_ns: int | None, due_ns: int | None) -> bytes | None:
-    """Headers with the time when the record is due: its own, else the later one of its headers and the option."""
+    """Encode headers with the due time: the record's own, or the later of its header and the option."""
     if given is not None and (
         not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values())
     ):
@@ -211,10 +203,10 @@ def _headers(given: object, own_due_ns: int | None, due_ns: int | None) -> bytes
 
 
 def encoded_headers(headers: Mapping[str, str]) -> bytes:
-    """The headers of a record as they are stored.
+    """Return the stored form of headers.
 
     Raises:
-        ValueError: a text in them is none.
+        ValueError: text with half of a surrogate pair.
     """
     try:
         return json.dumps(headers, ensure_ascii=False, separators=(",", ":")).encode()
@@ -222,20 +214,20 @@ def encoded_headers(headers: Mapping[str, str]) -> bytes:
         raise ValueError("headers has half of a surrogate pair") from None
 
 
-FRAME_MAX_BYTES = 128 << 10  # of whole records in one request; a unix socket holds about twice that
-_FIXED_BYTES = 256  # of columns besides their records: count, last offsets, padding, and what the gate may add; at most
-_RECORD_BYTES = 24  # of a record besides its bytes: a time, three offsets, its bits
+FRAME_MAX_BYTES = 128 << 10  # of whole records in one request; a unix socket buffers about twice that
+_FIXED_BYTES = 256  # overhead of columns: count, last offsets, padding, and additions of the gate; at most
+_RECORD_BYTES = 24  # overhead of a record: a time, three offsets, its bits
 _TIME_LIMIT_NS = 1 << 63
 
 Value = bytes | str
 """Text is stored as UTF-8."""
 
 Time = datetime | int
-"""A moment (one without a time zone is local time, as everywhere in Python), or nanoseconds since 1970."""
+"""Datetime (local time if it has no zone), or nanoseconds since 1970."""
 
 
 def frames(payload: bytes) -> Iterator[bytes | memoryview]:
-    """Whole lines of ``payload``, as many as fit into :data:`FRAME_MAX_BYTES`, and at least one."""
+    """Yield whole lines of ``payload`` in parts of up to :data:`FRAME_MAX_BYTES`, at least one line each."""
     if len(payload) <= FRAME_MAX_BYTES:
         yield payload
         return
@@ -254,10 +246,10 @@ def encode_values(
     headers: Sequence[Mapping[str, str] | None] | None = None,
     not_before: Sequence[Time | None] | None = None,
 ) -> Iterator[bytes]:
-    """The records as payloads, as :func:`column_payloads` makes them.
+    """Return payloads from :func:`column_payloads` for the arguments of ``Producer.send``.
 
     Raises:
-        InvalidInput: a column has another length than ``values``, or an entry is of another type or cannot be stored.
+        InvalidInput: a column whose length differs from ``values``, or an entry of a wrong type or value.
     """
     if isinstance(values, bytes | str):
         raise InvalidInput("values is a single value", case="values-are-not-a-list")
@@ -289,7 +281,7 @@ def column_payloads(
     times_ns: Sequence[int | None] | None = None,
     headers: Sequence[bytes | None] | None = None,
 ) -> Iterator[bytes]:
-    """Yield the records as ``columns`` payloads: as many as fit into :data:`FRAME_MAX_BYTES`, and at least one each.
+    """Yield ``columns`` payloads of up to :data:`FRAME_MAX_BYTES`, with at least one record each.
 
     Within a payload, either all records have a time or none does.
     """
@@ -306,7 +298,7 @@ def column_payloads(
 
 
 def records_in(line: bytes, payload: bytes | memoryview) -> int:
-    """How many records a request carries."""
+    """Return the number of records in a request."""
     from wald.format.records import decode_columns
 
     request = parse_request(line)
@@ -355,7 +347,7 @@ def _as_bytes(value: object) -> bytes:
 def _time_ns(time: object) -> int:
     time_ns: object = time
     if isinstance(time, datetime):
-        with suppress(OverflowError, ValueError):  # in UTC its year is none from 1 to 9999
+        with suppress(OverflowError, ValueError):  # its year in UTC is outside 1 to 9999
             time_ns = nanoseconds(time)
     if isinstance(time_ns, bool) or not isinstance(time_ns, int) or not -_TIME_LIMIT_NS <= time_ns < _TIME_LIMIT_NS:
         raise InvalidInput(f"time {time!r} is not a datetime or nanoseconds within 64 bits", case="time-is-not-valid")

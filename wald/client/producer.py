@@ -1,8 +1,7 @@
-r"""A producer: sends records over the daemon's socket and reports which sequences they got, each exactly once.
+r"""Producer: sends records over the daemon's socket, each stored exactly once, and reports their sequences.
 
-Every request carries the producer's id and a number. After a lost connection each request that was not acknowledged is
-sent again, and the daemon recognises the requests that it has already. Up to 8 requests are under way at a time;
-their payloads are kept here until they are acknowledged.
+Every request carries the producer's id and a number. After a lost connection, unacknowledged requests are resent and
+the daemon deduplicates them. Up to 8 requests are in flight; their payloads stay in memory until they are acknowledged.
 
     with Producer("/var/spool/wald") as producer:
         producer.send("orders", ["one", "two"], keys=["a", "b"])
@@ -34,31 +33,29 @@ __all__ = ["Durable", "Producer"]
 
 
 class Producer:
-    """Sends records to the daemon of a log; the connection outlives restarts of the daemon.
+    """Client that sends records to the daemon of a log, and survives restarts of the daemon.
 
-    At the end of a ``with`` block it flushes and closes; if the block raises, it only closes.
+    A ``with`` block flushes and closes the producer at its end; if the block raises, it only closes.
 
-    An error that the daemon answers, or its absence, ends the producer: each later call that needs the daemon raises
-    Refused, and :meth:`acknowledged` and :attr:`unanswered` report what became of the records. An error that is found
-    before anything is sent, such as a line without a newline, does not end it.
+    A permanent error, or a daemon that stays unreachable, ends the producer: each later call that needs the daemon
+    raises Refused, and :meth:`acknowledged` and :attr:`unanswered` report the state of the records. An error that is
+    detected before sending, such as a missing newline, does not end it.
 
-    The sequences of what is durable are kept until they are asked for: a program that sends for long should call
-    :meth:`flush` or :meth:`acknowledged` now and then.
+    The sequences of durable records accumulate until they are read: call :meth:`flush` or :meth:`acknowledged` from
+    time to time.
 
-    Threads may share a producer: a call waits until the calls of other threads have returned. After a fork (os.fork)
-    the child's copy is another producer, with a connection and an id of its own and nothing under way; the parent
-    flushes what the parent has sent.
+    Threads may share a producer; their calls run one at a time. After a fork the child's copy is a new producer with
+    its own connection and id, and without requests in flight; the parent flushes its own.
 
     Args:
-        at: the root of the log, or the socket itself. A path at which nothing is yet is a socket, and is waited for.
-        producer_id: 1 to 2**64 - 1. No other producer may use it at the same time, not even the child of a fork.
-            By default a random one.
-        retry_for: seconds without any progress after which the producer gives up.
-        connect_for: seconds for which the first connection is tried; None: ``retry_for``.
+        at: the root of the log, or the socket. A path that does not exist yet is a socket, and is waited for.
+        producer_id: 1 to 2**64 - 1, by default random. Only one producer may use an id at a time, also after a fork.
+        retry_for: seconds without progress after which the producer gives up.
+        connect_for: seconds to try the first connection; by default ``retry_for``.
 
     Raises:
         NotFound: ``at`` is a directory without a log.
-        Unavailable: no daemon for that long.
+        Unavailable: no daemon was reachable in that time.
         NotPermitted: this user may not connect.
 
     Example::
@@ -111,26 +108,25 @@ class Producer:
         headers: Sequence[Mapping[str, str] | None] | None = None,
         not_before: Sequence[Time | None] | None = None,
     ) -> None:
-        """Send a record for each value; a value may hold any bytes, newlines too.
+        """Send a record for each value, which may contain any bytes, including newlines.
 
-        Returns when the records are under way; :meth:`flush` and :meth:`acknowledged` report their sequences. The
-        records are stored in the order given, and those of one call in at most a few requests.
+        Returns without waiting for the answers; :meth:`flush` and :meth:`acknowledged` report the sequences. Records
+        are stored in the given order.
 
         Args:
-            route: the route that the records go to.
+            route: destination of the records.
             values: the records; text is stored as UTF-8.
-            keys: a key for each value, or None where there is none.
-            times: when each happened: a datetime, nanoseconds since 1970, or None if that is not known. A datetime
-                without a zone is local time. A number from 1 to 10**17 is refused: as nanoseconds it is before March
-                1973, so it must be in another unit.
-            headers: a mapping of text to text for each value, or None where there is none.
-            not_before: when each is due, as in ``times``, or None for at once: no :class:`wald.WorkGroup` delivers it
-                before. Other readers do not wait. It is kept as the header ``wald.not-before``. A number that in
-                nanoseconds is before 2001-09-09 is refused, as it is in another unit.
+            keys: a key or None for each value.
+            times: event time of each value: a datetime (local time if it has no zone), nanoseconds since 1970, or None.
+                Numbers from 1 to 10**17 are refused: they are before March 1973 in nanoseconds, so the unit is wrong.
+            headers: a mapping of text to text, or None, for each value.
+            not_before: due time of each value, in the form of ``times``, or None. No :class:`wald.WorkGroup` delivers
+                the record earlier; other readers do not wait. It is stored as the header ``wald.not-before``. Numbers
+                before 2001-09-09 in nanoseconds are refused.
 
         Raises:
-            InvalidInput: an illegal route, a column of another length than ``values``, or a value that cannot be sent.
-            WaldError: as :meth:`publish`.
+            InvalidInput: an invalid route, a column whose length differs from ``values``, or a value of a wrong type.
+            WaldError: see :meth:`publish`.
 
         Example::
 
@@ -150,23 +146,22 @@ class Producer:
         self._publish_all(route, payloads, columns=True)
 
     def publish(self, route: str, payload: bytes, *, columns: bool = False) -> None:
-        """Send a payload that is encoded already: lines, each ending in a newline, or columns.
+        """Send an encoded payload: lines that each end in a newline, or columns.
 
-        Lines are cut into requests of at most 128 KiB; a longer line goes alone. Returns when they are under way;
-        :meth:`flush` and :meth:`acknowledged` report what is durable.
+        Lines are split into requests of at most 128 KiB; a longer line is a request of its own. Returns without waiting
+        for the answers; :meth:`flush` and :meth:`acknowledged` report the sequences.
 
         Args:
-            route: the route that the records go to.
-            payload: whole lines, or one result of :func:`wald.format.records.encode`.
-            columns: whether it is the latter.
+            route: destination of the records.
+            payload: whole lines, or with ``columns`` one result of :func:`wald.format.records.encode_columns`.
 
         Raises:
-            InvalidInput: an illegal route, a last line without a newline, a payload the daemon finds too large.
+            InvalidInput: an invalid route, a last line without a newline, or a payload that is too large.
             NotFound: there is no such route.
-            Refused: a request was overtaken by another producer with the same id, or this one has ended before.
-            NotPermitted: this user may not write to it.
-            DiskFailure: the daemon has had too little space for ``retry_for`` seconds.
-            Unavailable: no daemon for that long, or one that does not answer, or the route is over its quota.
+            Refused: another producer used the same id, or this producer has ended.
+            NotPermitted: this user may not write to the route.
+            DiskFailure: the daemon lacked space for ``retry_for`` seconds.
+            Unavailable: no daemon answered in that time, or the route is over its quota.
         """
         from wald.client.payloads import frames
 
@@ -178,80 +173,74 @@ class Producer:
         self._publish_all(route, [payload] if columns else frames(payload), columns)
 
     def flush(self) -> list[Durable]:
-        """Wait until all records sent are durable.
-
-        Returns:
-            what :meth:`acknowledged` returns.
+        """Wait until all sent records are durable; return the result of :meth:`acknowledged`.
 
         Raises:
-            WaldError: as :meth:`publish`.
+            WaldError: see :meth:`publish`.
         """
         with self._exclusively():
             self._session.receive_all()
-            return self._session.take_durable()
+            return self._session.pop_durable()
 
     def acknowledged(self) -> list[Durable]:
-        """Report what has become durable since the last report, in the order in which it was sent; does not wait.
+        """Return the requests acknowledged since the last report, in the order sent, without waiting.
 
         Returns:
-            the sequences of each acknowledged request. Records of other producers may lie between two requests, never
+            first and last sequence of each request. Records of other producers may be between two requests, never
             within one.
         """
         with self._lock:
             self._session.read_answers()
-            return self._session.take_durable()
+            return self._session.pop_durable()
 
     @property
     def unanswered(self) -> int:
-        """How many records are sent and not answered; after a failure they may be in the log or not.
+        """Return the number of records in flight; after a failure they may or may not be in the log.
 
-        It does not wait for the calls of other threads.
+        It does not wait for calls of other threads.
         """
         return self._session.unanswered
 
     def close(self) -> None:
-        """Close the connection. Records that were not acknowledged may be in the log or not: :meth:`flush` first."""
+        """Close the connection. Call :meth:`flush` first: unacknowledged records may or may not be in the log."""
         with self._lock:
             self._session.close()
 
     def wait_for(self, descriptor: int) -> None:
-        """Return once ``descriptor`` can be read; meanwhile take acknowledgements, and send lost requests again.
+        """Process acknowledgements and resend lost requests until ``descriptor`` is readable.
 
         Raises:
-            WaldError: as :meth:`publish`.
+            WaldError: see :meth:`publish`.
         """
         with self._exclusively():
             self._session.wait_for(descriptor)
 
     def command(self, *arguments: str) -> str:
-        """Send HEAD, STAT, CUT, ROUTE or PING after everything that was published before is durable.
+        """Send HEAD, STAT, CUT, ROUTE or PING once all earlier records are durable; return the text after ``OK``.
 
-        A command is repeated after a lost connection.
-
-        Returns:
-            the text of the answer behind ``OK``.
+        The command is resent after a lost connection.
 
         Raises:
-            WaldError: as :meth:`publish`.
+            WaldError: see :meth:`publish`.
         """
         with self._exclusively():
             return self._session.command(*arguments)
 
     def begin_in_child(self) -> None:
-        """Give up the parent's connection and requests; called in the child of a fork, before anything else there."""
-        self._session.disconnect()  # the parent's stays open: it has a descriptor of its own
+        """Drop the parent's connection and requests; called first in the child after a fork."""
+        self._session.disconnect()  # the parent's descriptor stays open
         self._begin()
         self._is_inherited = True
 
     def _begin(self) -> None:
-        """Set the state of a producer that has sent nothing yet."""
+        """Reset to the state of a new producer."""
         self._lock = threading.Lock()
         self._is_inherited = False
         self._session = Session(self._path, producer_id=self._given_id, retry_for=self._retry_for)
 
     @contextmanager
     def _exclusively(self) -> Iterator[None]:
-        """One call at a time; the first one in the child of a fork connects."""
+        """Admit one call at a time; connect in the first call after a fork."""
         with self._lock:
             if self._is_inherited:
                 if self._given_id:
@@ -264,7 +253,7 @@ class Producer:
             yield
 
     def _finish(self) -> None:
-        """Wait for the answers, unless the producer has ended; :meth:`acknowledged` still reports them."""
+        """Wait for all answers unless the producer has ended; keep them for :meth:`acknowledged`."""
         with self._lock:
             if not self._session.has_ended:
                 self._session.receive_all()
@@ -276,14 +265,15 @@ class Producer:
 
 
 def socket_at(path: Path) -> Path:
-    """The socket in the root ``path``; ``path`` itself if it is no directory."""
+    """Return the socket in the root ``path``, or ``path`` itself unless it is a directory."""
     return path / SOCKET_NAME if path.is_dir() else path
 
 
 def _require_log(root: Path) -> None:
-    """
+    """Refuse to wait for a daemon in a directory that has neither a log nor a socket.
+
     Raises:
-        NotFound: ``root`` has neither a log nor a socket, so it is useless to wait for a daemon.
+        NotFound: see above.
     """
     try:
         if not (root / SOCKET_NAME).exists():

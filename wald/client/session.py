@@ -1,10 +1,6 @@
-"""Requests in flight on one connection, and their retries.
+"""Requests of a producer in flight: numbered, resent after a lost connection, answered in order.
 
-Which error a refusal by the daemon, or its silence, is for the caller, and what to type next.
-
-The requests of one producer that are under way: numbered, sent again after a lost connection, answered in order.
-
-Not for several threads, except :attr:`Session.unanswered`: :mod:`wald.client.producer` admits one call at a time.
+Not thread-safe, except :attr:`Session.unanswered`: :mod:`wald.client.producer` admits one call at a time.
 """
 
 from __future__ import annotations
@@ -26,19 +22,18 @@ from wald.format.protocol import REQUEST_MAX_BYTES, Code, ProtocolError, Publish
 
 
 def refused(error: ProtocolError, request: bytes, *, root: Path | None, socket: Path) -> WaldError:
-    """The error for an ERR that does not pass.
+    """Return the error for a permanent ERR reply.
 
     Args:
-        error: the answer of the daemon.
-        request: the request line that got this answer.
-        root: root of the log; None if it is not known.
-        socket: its owner is the user that the daemon runs as.
+        request: the request line that got this reply.
+        root: root of the log; None if unknown.
+        socket: the socket, owned by the daemon's user.
     """
     words = request.decode(errors="replace").split()
     route = words[2] if words[:1] == ["ROUTE"] else words[1] if len(words) > 1 else ""
     match error.code:
         case Code.NO_ROUTE:
-            message, _, _ = error.message.partition("; ROUTE ")  # what follows is for clients of the bare protocol
+            message, _, _ = error.message.partition("; ROUTE ")  # the rest is for clients without a library
             return NotFound(
                 message,
                 case="route-missing-at-daemon",
@@ -58,13 +53,7 @@ def refused(error: ProtocolError, request: bytes, *, root: Path | None, socket: 
 
 
 def unreachable(reason: OSError | ProtocolError, *, root: Path | None, socket: Path) -> WaldError:
-    """The error for a daemon that was waited for in vain.
-
-    Args:
-        reason: how the last attempt failed.
-        root: root of the log; None if it is not known.
-        socket: where the daemon should listen.
-    """
+    """Return the error after the last retry has failed for ``reason``; ``root`` is None if unknown."""
     if isinstance(reason, ProtocolError):
         message, is_full = f"{socket}: {reason.code}: {reason.message}", reason.code is Code.FULL
         if is_full and _is_quota(status(socket)):
@@ -82,10 +71,10 @@ def unreachable(reason: OSError | ProtocolError, *, root: Path | None, socket: P
 
 
 def _silent(root: Path | None, socket: Path) -> WaldError:
-    """The error for a daemon that is connected and does not answer: its STAT may say why."""
+    """Return the error for a daemon that accepted a connection and does not answer; STAT may tell the cause."""
     state = status(socket)
     if state.get("degraded"):
-        numbers = f"{state.get('free_bytes')} bytes are free of {state.get('needed_bytes')} that are needed"
+        numbers = f"{state.get('free_bytes')} of the required {state.get('needed_bytes')} bytes are free"
         return DiskFailure(
             f"{socket}: the disk is full: {numbers}; the daemon waits for space",
             case="daemon-lacks-room",
@@ -107,7 +96,7 @@ def _silent(root: Path | None, socket: Path) -> WaldError:
             root=root,
             socket=socket,
         )
-    return Unavailable(  # without a state, it is stopped by a signal, or hangs
+    return Unavailable(  # without a state, it hangs or a signal has stopped it
         f"{socket}: the daemon does not answer",
         case="daemon-lacks-room" if state else "daemon-hangs",
         root=root,
@@ -116,47 +105,47 @@ def _silent(root: Path | None, socket: Path) -> WaldError:
 
 
 def _is_quota(state: Mapping[str, object]) -> bool:
-    """Whether it is a quota, and not the disk, that lets a daemon of this STAT refuse records."""
+    """True if the STAT of a daemon that refuses records blames a quota, not the disk."""
     return bool(state.get("over_quota")) and not state.get("degraded")
 
 
-WINDOW = 8  # requests under way; the daemon remembers 16 a producer, so all of them can be repeated
+WINDOW = 8  # requests in flight; the daemon deduplicates the last 16 of a producer, so all can be resent
 SOCKET_NAME = "wald.sock"
-_PAUSE_SECONDS, _PAUSE_MAX_SECONDS = 0.02, 1.0  # between attempts to connect, doubled every time
+_PAUSE_SECONDS, _PAUSE_MAX_SECONDS = 0.02, 1.0  # between attempts to connect, doubled each time
 _ACKNOWLEDGED = re.compile(rb"OK .*\n")
 _TRY_AGAIN = frozenset({Code.FULL, Code.BUSY, Code.TIMEOUT, Code.FAILED})
 
 
 class Durable(NamedTuple):
-    """The sequences of the first and the last record of one acknowledged request; its records are on disk."""
+    """First and last sequence of an acknowledged request, whose records are on disk."""
 
     first: int
     last: int
 
 
 class Session:
-    """Connects on :meth:`connect`; an error that does not pass ends it.
+    """Session of one producer. It connects in :meth:`connect`, and a permanent error ends it.
 
     Args:
         path: the socket.
-        producer_id: None: a random one.
-        retry_for: seconds without any progress after which it gives up.
-        number: the number of the producer's previous request.
+        producer_id: by default a random one.
+        retry_for: seconds without progress after which it gives up.
+        number: number of the producer's previous request.
     """
 
     def __init__(self, path: Path, *, producer_id: int | None, retry_for: float, number: int = 0) -> None:
         self._path = path
-        self._root = path.parent if path.name == SOCKET_NAME else None  # a socket elsewhere does not show its root
+        self._root = path.parent if path.name == SOCKET_NAME else None  # unknown for a socket elsewhere
         self._id = producer_id or int.from_bytes(os.urandom(8)) >> 1 or 1
         self._retry_for = retry_for
         self._connection = Connection(path)
         self._number = number
         self._is_established = False
         self._durable: list[Durable] = []
-        self._under_way: deque[tuple[bytes, bytes | memoryview]] = deque()
-        self._deadline: float | None = None  # of a trouble, which ends with an answer, not with a connection
-        self._last_error: ProtocolError | None = None  # that the daemon answered in this trouble
-        self._ended = ""  # the message of the error that ended it
+        self._in_flight: deque[tuple[bytes, bytes | memoryview]] = deque()
+        self._deadline: float | None = None  # of the current failure, which an answer ends, not a connection
+        self._last_error: ProtocolError | None = None  # error that the daemon has sent in the current failure
+        self._ended = ""  # message of the error that ended the session
         self._pause = _PAUSE_SECONDS
 
     @property
@@ -165,38 +154,39 @@ class Session:
 
     @property
     def unanswered(self) -> int:
-        """How many records are sent and not answered; another thread may ask, so it counts in a copy."""
-        return sum(records_in(line, payload) for line, payload in tuple(self._under_way))
+        """Return the number of records in flight; thread-safe, as it counts a copy."""
+        return sum(records_in(line, payload) for line, payload in tuple(self._in_flight))
 
     def connect(self, within: float) -> None:
-        """
+        """Connect.
+
         Raises:
-            WaldError: no daemon could be reached within so many seconds.
+            WaldError: no daemon was reachable for ``within`` seconds.
         """
         self._recover(None, time.monotonic() + within)
-        self._trouble_ends()
+        self._clear_failure()
 
     def disconnect(self) -> None:
         """Close the connection, without reading from it."""
         self._connection.close()
 
     def close(self) -> None:
-        """Close the connection, and end."""
+        """Close the connection and end the session."""
         self._connection.read_available()
         self.disconnect()
-        self._take_answers()
+        self._process_answers()
         self._ended = self._ended or f"{self._path}: it was closed"
 
     def publish(self, route: str, payload: bytes | memoryview, columns: bool) -> None:
-        """Send one request; returns when it is under way."""
+        """Send one request without waiting for its answer."""
         if len(payload) > REQUEST_MAX_BYTES:
             raise InvalidInput(
                 f"route {route}: a record of {len(payload)} bytes; the limit is {REQUEST_MAX_BYTES}",
                 case="record-too-large",
             )
-        # The first goes alone: the daemon lets a new producer start at any number, so if it took the second and not
-        # the first, the first would come too late.
-        while len(self._under_way) >= (WINDOW if self._is_established else 1):
+        # The first request goes alone: a new producer may start at any number, so if the daemon accepted the second
+        # and not the first, it would refuse the first as too old.
+        while len(self._in_flight) >= (WINDOW if self._is_established else 1):
             self._receive()
         self._number += 1
         request = Publish(route.encode(), len(payload), columns, self._id, self._number)
@@ -204,7 +194,7 @@ class Session:
 
     def _send(self, line: bytes, payload: bytes | memoryview) -> None:
         deadline = self._give_up_at()
-        self._under_way.append((line, payload))
+        self._in_flight.append((line, payload))
         try:
             self._connection.send(line, payload, deadline)
         except OSError as error:
@@ -214,61 +204,61 @@ class Session:
         first, last = self._answer().split()
         self._is_established = True
         self._durable.append(Durable(int(first), int(last)))
-        self._under_way.popleft()  # last: what raises before, as Ctrl-C may, leaves the request among the unanswered
+        self._in_flight.popleft()  # last, so that after Ctrl-C the request still counts as unanswered
 
     def receive_all(self) -> None:
         """Wait until every request is answered."""
-        while self._under_way:
+        while self._in_flight:
             self._receive()
 
     def command(self, *arguments: str) -> str:
-        """Send a request that carries no records, after all others are answered; returns the text behind OK."""
+        """Send a request without records once all others are answered; return the text after OK."""
         self.receive_all()
         self._send(" ".join(arguments).encode() + b"\n", b"")
         answer = self._answer()
-        self._under_way.popleft()
+        self._in_flight.popleft()
         return answer
 
-    def take_durable(self) -> list[Durable]:
-        """What has become durable since the last call."""
+    def pop_durable(self) -> list[Durable]:
+        """Return the requests that have become durable since the last call."""
         durable, self._durable = self._durable, []
         return durable
 
     def read_answers(self) -> None:
-        """Take the acknowledgements that have arrived, without waiting for more."""
+        """Process received acknowledgements without waiting for more."""
         self._connection.read_available()
-        self._take_answers()
+        self._process_answers()
 
     def wait_for(self, descriptor: int) -> None:
-        """Return once ``descriptor`` can be read; meanwhile take acknowledgements, and send lost requests again."""
+        """Process acknowledgements and resend lost requests until ``descriptor`` is readable."""
         while not self._is_readable(descriptor):
             self._receive()
 
-    def _take_answers(self) -> None:
-        """Take the acknowledgements that have been read; an error is left for the next call that waits."""
-        while self._under_way and self._under_way[0][0].startswith(b"PUB "):
+    def _process_answers(self) -> None:
+        """Process buffered acknowledgements; leave an error to the next call that waits."""
+        while self._in_flight and self._in_flight[0][0].startswith(b"PUB "):
             if not _ACKNOWLEDGED.match(self._connection.received):
                 return
             self._receive()
 
     def _is_readable(self, descriptor: int) -> bool:
-        """Wait for either: True if ``descriptor`` can be read, False if there is an answer to take."""
+        """Wait until ``descriptor`` is readable (True) or an answer has arrived (False)."""
         while b"\n" not in self._connection.received:
             deadline = self._give_up_at()
-            if self._under_way and not self._connection.is_open:
+            if self._in_flight and not self._connection.is_open:
                 self._recover(None, deadline)
             poller = select.poll()
             poller.register(descriptor, select.POLLIN)
-            if self._under_way and self._connection.is_open:
+            if self._in_flight and self._connection.is_open:
                 poller.register(self._connection, select.POLLIN)
-            readable = dict(poller.poll(seconds_until(deadline) * 1000 if self._under_way else None))
+            readable = dict(poller.poll(seconds_until(deadline) * 1000 if self._in_flight else None))
             if readable:
                 return descriptor in readable
             self._recover(TimeoutError(), deadline)
         return False
 
     def _answer(self) -> str:
-        """The answer to the oldest request, which the caller then forgets; errors that pass are waited out."""
+        """Return the answer to the oldest request, which the caller removes; retry after temporary errors."""
         deadline = self._give_up_at()
         while True:
             try:
@@ -278,16 +268,16 @@ class Session:
             except ProtocolError as error:
                 self._connection.close()
                 if error.code not in _TRY_AGAIN:
-                    request, _ = self._under_way[0]
-                    self._under_way.clear()
+                    request, _ = self._in_flight[0]
+                    self._in_flight.clear()
                     raise self._end(refused(error, request, root=self._root, socket=self._path)) from None
-                self._connection.received = b""  # answers to requests behind the one that failed are errors, too
+                self._connection.received = b""  # answers to later requests are errors as well
                 self._recover(error, deadline)
             else:
-                self._trouble_ends()
+                self._clear_failure()
                 return text
 
-    def _trouble_ends(self) -> None:
+    def _clear_failure(self) -> None:
         self._deadline, self._pause, self._last_error = None, _PAUSE_SECONDS, None
 
     def _end(self, error: WaldError) -> WaldError:
@@ -295,7 +285,7 @@ class Session:
         return error
 
     def _give_up_at(self) -> float:
-        """When a call that begins to wait now gives up, on the monotonic clock.
+        """Return the monotonic time at which a call that starts now gives up.
 
         Raises:
             Refused: the producer has ended.
@@ -308,12 +298,12 @@ class Session:
         return time.monotonic() + self._retry_for if self._deadline is None else self._deadline
 
     def _recover(self, reason: OSError | ProtocolError | None, deadline: float) -> None:
-        """Connect anew and send again what is under way; if all of it was answered, the next call that sends does."""
+        """Reconnect and resend the requests in flight; if all were answered, leave that to the next call that sends."""
         self._deadline = deadline
         while True:
             reason = self._keep_answers() or reason
             self._connection.close()
-            if self._under_way and self._connection.received.count(b"\n") == len(self._under_way):
+            if self._in_flight and self._connection.received.count(b"\n") == len(self._in_flight):
                 return
             if isinstance(reason, ProtocolError):
                 self._last_error = reason
@@ -324,7 +314,7 @@ class Session:
                 self._pause = min(2 * self._pause, _PAUSE_MAX_SECONDS)
             try:
                 self._connection.open()
-                for line, payload in islice(self._under_way, self._connection.received.count(b"\n"), None):
+                for line, payload in islice(self._in_flight, self._connection.received.count(b"\n"), None):
                     self._connection.send(line, payload, deadline)
             except OSError as failure:
                 reason = failure
@@ -332,11 +322,7 @@ class Session:
                 return
 
     def _keep_answers(self) -> ProtocolError | None:
-        """Keep the answers that arrived before the connection broke; those on a new connection follow them.
-
-        Returns:
-            the error that the daemon answered before it closed the connection, if there is one and it may pass.
-        """
+        """Keep answers that arrived before the connection broke; return the temporary error after them, if any."""
         if not self._connection.is_open:
             return None
         self._connection.read_available()
@@ -352,7 +338,7 @@ class Session:
 
     def _give_up(self, reason: OSError | ProtocolError) -> WaldError:
         if isinstance(reason, TimeoutError) and self._last_error is not None:
-            reason = self._last_error  # the last attempt had only too little time to get it again
+            reason = self._last_error  # the last attempt had too little time to receive it again
         error = unreachable(reason, root=self._root, socket=self._path)
-        self._take_answers()  # these records are durable, though their daemon is given up
+        self._process_answers()  # these records are durable
         return self._end(error)

@@ -172,11 +172,11 @@ def send(
             session.receive_all()
         except InvalidInput as error:
             session.receive_all()
-            durable += session.take_durable()
+            durable += session.pop_durable()
             raise Undeliverable(error.message, sent=sum(last - first + 1 for first, last in durable)) from error
         finally:
             session.close()
-        durable += session.take_durable()
+        durable += session.pop_durable()
     return durable
 
 
