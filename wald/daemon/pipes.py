@@ -272,6 +272,9 @@ class Pipe:
             self._open_bytes += draft.payload_bytes
         else:
             self._open_sequence = self._open_bytes = 0
+        # The poller reports the next write to an empty pipe, so no further round needs to find it empty.
+        if draft.payload and not (self.hung_up or self._relay) and not held_bytes(self.descriptor):
+            self.ready = False
         if consumed == draft.payload_bytes:
             return ""
         numbers = f"{draft.payload_bytes} bytes were committed, and only {consumed} of them were still there"
