@@ -106,8 +106,10 @@ class Disk:
     def write(self, descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
         """Write all of ``buffers`` at ``offset``; return the number of bytes."""
         total = sum(map(len, buffers))
-        with _NamesFile(descriptor):
+        try:
             done = written = os.pwritev(descriptor, buffers[:_IOV_MAX], offset) if total else 0
+            if done == total:
+                return total
             first, pending = 0, list(buffers)
             while done < total:
                 while written >= len(pending[first]):
@@ -117,32 +119,46 @@ class Disk:
                     pending[first] = memoryview(pending[first])[written:]
                 written = os.pwritev(descriptor, pending[first : first + _IOV_MAX], offset + done)
                 done += written
+        except OSError as error:
+            _name_file(error, descriptor)
+            raise
         return total
 
     def update(self, descriptor: int, data: bytes, offset: int) -> None:
-        with _NamesFile(descriptor):
+        try:
             if os.pwrite(descriptor, data, offset) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            _name_file(error, descriptor)
+            raise
 
     def copy(self, descriptor: int, source: int, length: int, offset: int, *, source_offset: int = 0) -> None:
         done = 0
-        with _NamesFile(descriptor):
+        try:
             os.lseek(descriptor, offset, os.SEEK_SET)
             while done < length:
                 count = os.sendfile(descriptor, source, source_offset + done, length - done)
                 if count == 0:
                     raise OSError(errno.EIO, "the file to copy is shorter than it was", _path_of(source))
                 done += count
+        except OSError as error:
+            _name_file(error, descriptor)
+            raise
 
     def sync(self, descriptor: int) -> None:
-        with _NamesFile(descriptor):
+        try:
             os.fdatasync(descriptor)
+        except OSError as error:
+            _name_file(error, descriptor)
+            raise
 
     def sync_directory(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            with _NamesFile(descriptor):
-                os.fsync(descriptor)
+            os.fsync(descriptor)
+        except OSError as error:
+            _name_file(error, descriptor)
+            raise
         finally:
             os.close(descriptor)
 
@@ -160,8 +176,11 @@ class Disk:
                 self.sync_directory(above)
 
     def truncate(self, descriptor: int, length: int) -> None:
-        with _NamesFile(descriptor):
+        try:
             os.ftruncate(descriptor, length)
+        except OSError as error:
+            _name_file(error, descriptor)
+            raise
 
     def rename(self, source: Path, target: Path) -> None:
         os.rename(source, target)
@@ -298,20 +317,10 @@ def _link_to_free(source: Path, target: Path) -> int:
     return 0
 
 
-class _NamesFile:
-    """Adds the path of a descriptor to an OSError without one."""
-
-    __slots__ = ("_descriptor",)
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = _path_of(self._descriptor)
+def _name_file(error: OSError, descriptor: int) -> None:
+    """Add the path of a descriptor to an error without one."""
+    if error.filename is None:
+        error.filename = _path_of(descriptor)
 
 
 def _path_of(descriptor: int) -> str | None:
