@@ -1,17 +1,10 @@
 """Assembly of whole records from the pieces in stored batches.
 
-Who sent a batch: the process on the socket, the FIFO, or stdin, as its header and its segment say.
+A :class:`Batch` contains only whole records that the reader selected, without copying them. :class:`Assembler` collects
+the pieces of a long record and yields it as a separate batch when it ends, so records are ordered by their ends; within
+a route that is the order of their sequences.
 
-The records of a batch, decoded, of which a :class:`Record` is made when it is wanted.
-
-The garbage collector looks at each object of Python again and again, but not at bytes. So many records cost more than
-the lists of bytes that they are made of.
-
-A batch as a reader gets it: only whole records, only those that were asked for, and no copy of them.
-
-What a record in several pieces needs is done here too: :class:`Joiner` holds the pieces until the last has come, and
-hands the record out as a batch of its own. So records come in the order in which they end; within a route that is the
-order of their sequences.
+:class:`Rows` creates :class:`Record` objects on demand: the garbage collector traverses objects, but not bytes.
 """
 
 from __future__ import annotations
@@ -36,18 +29,17 @@ from wald.segments.view import View
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_WAYS = {UNKNOWN_PEER: "unknown", FIFO_PEER: "fifo", STDIN_PEER: "stdin"}
+_VIA = {UNKNOWN_PEER: "unknown", FIFO_PEER: "fifo", STDIN_PEER: "stdin"}
 
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Who sent a batch.
+    """Sender of a batch.
 
     Attributes:
-        via: ``socket``, ``fifo``, ``stdin``, or ``unknown``: a program without the daemon
-            wrote the batch.
-        peer: the process; None but for ``socket``, and where what introduces it is damaged.
-        producer_id: as it is in the log; 0: none.
+        via: ``socket``, ``fifo``, ``stdin``, or ``unknown`` if a program wrote the batch without the daemon.
+        peer: the process; None unless ``via`` is ``socket``, or if the peer's introduction is damaged.
+        producer_id: 0 without one.
     """
 
     via: str
@@ -55,7 +47,7 @@ class Sender:
     producer_id: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """An object for JSON, with the keys that are known."""
+        """Return a JSON object with the known keys."""
         peer = {} if self.peer is None else self.peer._asdict()
         return {"via": self.via} | peer | ({"producer_id": f"{self.producer_id:x}"} if self.producer_id else {})
 
@@ -68,17 +60,13 @@ class Sender:
 
 
 class Senders:
-    """Looks up the senders of batches. It holds the segment of the last one open; use it in a ``with`` statement.
-
-    Args:
-        view: the log as it is now.
-    """
+    """Lookup of the senders of batches; keeps the last segment open, so use it in a ``with`` statement."""
 
     def __init__(self, view: Callable[[], View]) -> None:
         self._view = view
         self._base = -1
         self._segment: OpenSegment | None = None
-        self._known: dict[int, Sender] = {}  # of the segment: the number of the peer → the sender
+        self._known: dict[int, Sender] = {}  # by the segment's peer numbers
 
     def __enter__(self) -> Self:
         return self
@@ -89,7 +77,7 @@ class Senders:
         self._enter(-1)
 
     def of(self, segment: int, header: BatchHeader) -> Sender:
-        """The sender of the batch with ``header`` in the segment with the base sequence ``segment``."""
+        """Return the sender of the batch with ``header`` in the segment with base sequence ``segment``."""
         if segment != self._base:
             self._enter(segment)
         sender = self._known.get(header.peer)
@@ -101,25 +89,23 @@ class Senders:
         if self._segment is not None:
             self._segment.close()
         self._base, self._segment = segment, None
-        self._known = {number: Sender(via) for number, via in _WAYS.items()}
+        self._known = {number: Sender(via) for number, via in _VIA.items()}
 
     def _peer(self, number: int) -> Peer | None:
         try:
             if self._segment is None:
-                self._segment = _open(self._view(), self._base)
-            return None if self._segment is None else self._segment.peer(number)
+                view = self._view()
+                segments = view.including_released().listing.between(self._base, self._base)
+                if not segments:
+                    return None
+                self._segment = view.open(segments[0])
+            return self._segment.peer(number)
         except Damaged:  # or reclaimed since
             return None
 
 
-def _open(view: View, base: int) -> OpenSegment | None:
-    listing = view.including_released().listing
-    found = listing.between(base, base)
-    return view.open(found[0]) if found else None
-
-
 T = TypeVar("T")
-_RECORD: Callable[[tuple[object, ...]], Record] = partial(tuple.__new__, Record)  # in half the time of Record(*fields)
+_RECORD: Callable[[tuple[object, ...]], Record] = partial(tuple.__new__, Record)  # twice as fast as Record(*fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +113,10 @@ class Rows:
     """Consecutive records of one route.
 
     Attributes:
-        first: the sequence of the first one.
-        count: how many there are; the lists have one for each, and may have more.
-        keys, times, headers: None if no record has any.
-        terminated: whether the last line ended with a newline.
+        first: sequence of the first record.
+        count: number of records; the lists may be longer.
+        keys, times, headers: None if no record has one.
+        terminated: False if the last line ended without a newline.
     """
 
     route: str
@@ -144,7 +130,7 @@ class Rows:
     terminated: bool = True
 
     def records(self, first: int, last: int) -> Iterator[Record]:
-        """Those of the records that are numbered ``first`` to ``last``."""
+        """Iterate over the records whose sequences are within ``first`` to ``last``."""
         here = self._place(first, last)
         numbers = range(self.first + here.start, self.first + here.stop)
         end = 0 if self.terminated else self.first + self.count - 1
@@ -154,7 +140,7 @@ class Rows:
         return map(_RECORD, zip(*made_of, ended, strict=False))
 
     def values_of(self, first: int, last: int) -> Sequence[bytes]:
-        """As :meth:`records`, but the values alone."""
+        """Return the values of :meth:`records`."""
         return self.values[self._place(first, last)]
 
     def _place(self, first: int, last: int) -> slice:
@@ -165,23 +151,23 @@ def _part(column: Sequence[T] | None, here: slice) -> Sequence[T] | repeat[None]
     return repeat(None) if column is None else column[here]
 
 
-_WINDOW_BYTES = 64 << 10  # looked at for newlines at once, so that cutting a batch up takes linear time
+_WINDOW_BYTES = 64 << 10  # searched for newlines at a time, so that slicing a batch takes linear time
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Consecutive records of one route, as they are stored; none of the methods but :meth:`records` loops over them.
+    """Consecutive records of one route in stored form; only :meth:`records` loops over them.
 
     Attributes:
-        route: the name of the route.
-        first_sequence: number of the first record that was asked for.
-        last_sequence: number of the last one.
-        payload: the stored bytes that hold these records, and maybe others of the same stored batch, in the encoding
-            that the header names; not copied. :meth:`raw` has these records only, in one form for both encodings.
+        route: name of the route.
+        first_sequence: sequence of the first selected record.
+        last_sequence: sequence of the last selected record.
+        payload: the stored bytes, not copied, in the encoding that the header names. A payload of columns may contain
+            other records; :meth:`raw` returns only the selected ones, and the same form for both encodings.
         terminated: False if the last line ended without a newline.
-        header: as stored; of a joined record the header of the batch in which it began.
-        segment: base sequence of the segment that the stored batch is in.
-        position: of the stored batch in the raw segment, in bytes.
+        header: the stored header; for a record in several pieces, that of its first batch.
+        segment: base sequence of the segment that contains the stored batch.
+        position: offset of the stored batch in the raw segment, in bytes.
 
     Example::
 
@@ -200,30 +186,30 @@ class Batch:
 
     @property
     def count(self) -> int:
-        """How many records there are."""
+        """Number of selected records."""
         return self.last_sequence - self.first_sequence + 1
 
     @property
     def append_time_ns(self) -> int:
-        """When the daemon took the records, in nanoseconds since 1970."""
+        """Time at which the daemon accepted the records, in nanoseconds since 1970."""
         return self.header.append_time_ns
 
     @property
     def is_columns(self) -> bool:
-        """Whether the payload holds columns (values with keys, times and headers), and not lines."""
+        """True if the payload is columns (values with keys, times and headers) instead of lines."""
         return self.header.encoding == Encoding.COLUMNS
 
     @property
     def skipped(self) -> int:
-        """How many records of a payload of columns are in front of the first one that was asked for."""
+        """Number of records in a payload of columns before the first selected one."""
         return self.first_sequence - self.header.base_sequence
 
     def records(self) -> Iterator[Record]:
-        """Iterate over the records. An object for each takes time: :meth:`raw` and :meth:`to_arrow` are faster."""
+        """Iterate over the records; :meth:`raw` and :meth:`to_arrow` are faster, without an object per record."""
         return self.rows().records(self.first_sequence, self.last_sequence)
 
     def rows(self) -> Rows:
-        """The records, decoded: for who wants some of them, or some of what they hold."""
+        """Decode the records without creating an object for each."""
         route, first, count, time_ns = self.route, self.first_sequence, self.count, self.header.append_time_ns
         if not self.is_columns:
             return Rows(route, first, count, time_ns, split_lines(self.payload), terminated=self.terminated)
@@ -236,20 +222,20 @@ class Batch:
         return Rows(route, first, count, time_ns, values, keys, times, headers)
 
     def raw(self) -> bytes | memoryview:
-        """The value of each record with a newline behind it; lines are not copied."""
+        """Return each value followed by a newline; lines are not copied."""
         if self.is_columns:
             values = decode_columns(self.payload).values.to_list()[self.skipped : self.skipped + self.count]
             return b"\n".join([value or b"" for value in values] + [b""])
         return self.payload if self.terminated else bytes(self.payload) + b"\n"
 
     def to_arrow(self) -> pa.RecordBatch:
-        """The records as a ``pyarrow.RecordBatch``, made without a loop over them; needs ``wald[arrow]``."""
-        from wald.reading.arrow import record_batch  # pyarrow and numpy take 100 ms and more to import
+        """Return a ``pyarrow.RecordBatch``, created without a loop over the records; needs ``wald[arrow]``."""
+        from wald.reading.arrow import record_batch  # importing pyarrow and numpy takes 100 ms or more
 
         return record_batch([self])
 
     def between(self, first: int, last: int) -> Batch | None:
-        """The records numbered ``first`` to ``last``, as far as they are in this batch; None if none is."""
+        """Return the records whose sequences are within ``first`` to ``last``; None without any."""
         first, last = max(first, self.first_sequence), min(last, self.last_sequence)
         if first > last:
             return None
@@ -258,17 +244,17 @@ class Batch:
         payload, terminated = self.payload, self.terminated
         if not self.is_columns:
             if last < self.last_sequence:
-                payload, terminated = payload[: _behind_lines(payload, last - self.first_sequence + 1)], True
-            payload = payload[_behind_lines(payload, first - self.first_sequence) :]
+                payload, terminated = payload[: _offset_after_lines(payload, last - self.first_sequence + 1)], True
+            payload = payload[_offset_after_lines(payload, first - self.first_sequence) :]
         return replace(self, first_sequence=first, last_sequence=last, payload=payload, terminated=terminated)
 
 
-def _behind_lines(payload: memoryview, count: int) -> int:
-    """The offset behind the ``count``-th newline; what lies behind it is hardly looked at."""
+def _offset_after_lines(payload: memoryview, count: int) -> int:
+    """Return the offset after ``count`` lines, without searching much further."""
     offset = 0
     while True:
         window = bytes(payload[offset : offset + _WINDOW_BYTES])
-        assert window or not count, "fewer lines than the header says"
+        assert window or not count, "fewer lines than in the header"
         newlines = window.count(b"\n")
         if newlines >= count:
             return offset + len(window) - len(window.split(b"\n", count)[-1])
@@ -277,7 +263,7 @@ def _behind_lines(payload: memoryview, count: int) -> int:
 
 
 def _complete(stored: StoredBatch, segment: int, count: int, start: int, end: int) -> Batch:
-    """The ``count`` records that begin in a stored batch and end there; lines from ``start`` to ``end`` of its data."""
+    """Return the first ``count`` records of a stored batch; lines are at ``start`` to ``end`` of its data."""
     header = stored.header
     lines = header.encoding == Encoding.LINES
     payload = memoryview(stored.data)[start:end] if lines else stored.payload
@@ -287,8 +273,8 @@ def _complete(stored: StoredBatch, segment: int, count: int, start: int, end: in
 
 
 @dataclass(slots=True)
-class Begun:
-    """A record whose end has not come yet."""
+class OpenRecord:
+    """Record whose last piece has not been read yet."""
 
     route: str
     sequence: int
@@ -298,73 +284,70 @@ class Begun:
     position: int
 
 
-class Joiner:
-    """Stored batches in, batches of whole records out."""
+class Assembler:
+    """Assembler of stored batches into batches of whole records; at most one record of each route is open."""
 
     def __init__(self) -> None:
-        self._open: dict[str, Begun] = {}
+        self._open: dict[str, OpenRecord] = {}
 
     @property
-    def waits(self) -> bool:
-        """Whether a record has begun and not ended."""
+    def has_open(self) -> bool:
+        """True while a record is open: it has begun, and its last piece has not been read."""
         return bool(self._open)
 
     @property
     def first_open(self) -> int | None:
-        """First record that has begun and not ended; None without one."""
+        """Sequence of the first open record."""
         return min((record.sequence for record in self._open.values()), default=None)
 
-    def begun(self, route: str | None = None) -> list[Begun]:
-        """The records that have begun and not ended, of one route or of all."""
+    def open_records(self, route: str | None = None) -> list[OpenRecord]:
+        """Return the open records of one route or of all."""
         return [record for record in self._open.values() if route in (None, record.route)]
 
-    def drop(self, routes: Iterable[RouteEntry] | None = None) -> list[Begun]:
-        """Drop and return the records that may lack a piece.
+    def drop(self, routes: Iterable[RouteEntry] | None = None) -> list[OpenRecord]:
+        """Drop and return the open records that may lack a piece.
 
         Args:
-            routes: the missing records of each route; None: unknown, so any record may lack a piece.
+            routes: the missing records of each route; None if unknown, so that any record may lack a piece.
         """
         lasts = None if routes is None else last_by_route(routes)
         dropped = [
-            begun for begun in self._open.values() if lasts is None or begun.sequence <= lasts.get(begun.route, 0)
+            record for record in self._open.values() if lasts is None or record.sequence <= lasts.get(record.route, 0)
         ]
-        for begun in dropped:
-            del self._open[begun.route]
+        for record in dropped:
+            del self._open[record.route]
         return dropped
 
-    def take(self, stored: StoredBatch, segment: int, first: int, last: int) -> Iterator[Batch | DamagedRange]:
-        """What becomes complete with ``stored``, numbers ``first`` to ``last`` only."""
+    def add(self, stored: StoredBatch, segment: int, first: int, last: int) -> Iterator[Batch | DamagedRange]:
+        """Yield the records within ``first`` to ``last`` that ``stored`` completes."""
         header = stored.header
         start, end = stored.at + header.payload_offset, stored.at + header.payload_offset + header.payload_bytes
-        begun = self._open.get(stored.route)
-        if begun is not None and begun.sequence != header.continues_sequence:
+        record = self._open.get(stored.route)
+        if record is not None and record.sequence != header.continues_sequence:
             del self._open[stored.route]
-            yield DamagedRange(f"record {begun.sequence} has lost a piece", begun.sequence, begun.sequence)
+            yield DamagedRange(f"record {record.sequence} has lost a piece", record.sequence, record.sequence)
         if header.flags & Flag.CONTINUES:
             newline = stored.data.find(b"\n", start, end)
             stop = newline if newline >= 0 else end
             if newline >= 0 or not header.open_sequence:
                 yield from self._finish(stored, start, stop, terminated=newline >= 0)
             else:
-                self._extend(stored, start, stop)
+                record = self._open.get(stored.route)
+                if record is not None:
+                    record.pieces.append(stored.data[start:stop])
             start = newline + 1 if newline >= 0 else end
         count, number = header.count, header.open_sequence
         if number and count:
             begin = max(stored.data.rfind(b"\n", start, end) + 1, start)
             if first <= number <= last:
                 pieces = [stored.data[begin:end]]
-                self._open[stored.route] = Begun(stored.route, number, pieces, header, segment, stored.position)
+                self._open[stored.route] = OpenRecord(stored.route, number, pieces, header, segment, stored.position)
             count, end = count - 1, begin
         if count and (trimmed := _complete(stored, segment, count, start, end).between(first, last)) is not None:
             yield trimmed
 
-    def _extend(self, stored: StoredBatch, start: int, stop: int) -> None:
-        record = self._open.get(stored.route)
-        if record is not None:
-            record.pieces.append(stored.data[start:stop])
-
     def _finish(self, stored: StoredBatch, start: int, stop: int, *, terminated: bool) -> Iterator[Batch]:
-        """Joined, if its beginning was seen and wanted."""
+        """Yield the open record with its last piece; there is none if its beginning was not read or not selected."""
         record = self._open.pop(stored.route, None)
         if record is None:
             return

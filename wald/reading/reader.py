@@ -1,25 +1,22 @@
 """Reader of batches and records, with following.
 
-Reading: batches from a place on, through sealed, cut and active segments, each durable record once and in order.
+It reads each durable record once and in order. Reclaimed records are an error if the start is a sequence or a time, or
+if a cursor is before them; a start at "earliest", or of a group without a cursor, skips them. ``on_missing`` overrides
+this. Damage is an error unless ``on_damage`` accepts it. Records that are missing without an entry in a ledger are
+damage.
 
-Records that were reclaimed are an error where a start was named, a sequence or a time, and where a cursor is in front
-of them; from "earliest" on, or for a group without a cursor, they are passed over. ``on_missing`` decides otherwise.
-Damage is an error, too, or reported to ``on_damage``, and what follows it is read. Records that are in no segment
-although no ledger says that they were reclaimed are damage, from record 1 on.
-
-Following polls the head: one 160-byte read, after 1 ms at first and then ever more rarely, up to 50 ms. File events
-would help little: those that a segment raises come before the data in it is durable, and on a file system that another
-machine writes to there are none.
+Following polls the head, a 160-byte read, every 1 ms at first and then less often, down to every 50 ms. File events
+would help little: those of a segment arrive before its data is durable, and there are none if another machine writes to
+the file system.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
-from typing import NamedTuple
 
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.files.uptime import read_steps
@@ -27,8 +24,16 @@ from wald.format.batch import StoredBatch, holds_pieces
 from wald.format.names import DEFAULT_GROUP
 from wald.format.sealed_index import RouteEntry
 from wald.format.spans import Spans
-from wald.reading.assembler import Batch, Begun, Joiner
-from wald.reading.scanner import DamagedRange, DeletedSegment, DroppedRange, MissingRange, Remade, Walk
+from wald.reading.assembler import Assembler, Batch, OpenRecord
+from wald.reading.scanner import (
+    DamagedRange,
+    DeletedSegment,
+    DroppedRange,
+    MissingRange,
+    RebuiltSegment,
+    Scanner,
+    has_moved,
+)
 from wald.reading.selection import NO_SEQUENCE, Selection, Start, Stop, select
 from wald.retention.cursors import read_cursor
 from wald.retention.history import History
@@ -40,15 +45,15 @@ from wald.retention.missing import (
     count_missing,
     missing_handler,
 )
-from wald.segments.durable_end import lost_head, readable_head
+from wald.segments.durable_end import lost_head
 from wald.segments.reader import SkippedBatches
 from wald.segments.seek import end_of
 from wald.segments.view import View, no_segment, read_view
 
-POLL_FIRST_SECONDS = 0.001
-POLL_LAST_SECONDS = 0.050  # 20 polls a second of some 10 µs each: nothing on the CPU
-_WORTH_A_JUMP = 1000  # records: opening a segment at a position costs as much as walking over this number of batches
-_DURABLE_NS = 2_000_000_000  # from the append time of a record to its sync, which an interval may put off
+_POLL_FIRST_SECONDS = 0.001
+_POLL_LAST_SECONDS = 0.050  # 20 polls of about 10 µs a second: negligible
+_WORTH_A_JUMP = 1000  # records: opening a segment at a position costs as much as scanning this number of batches
+_DURABLE_NS = 2_000_000_000  # from the append time of a record to its sync, which a sync interval may delay
 
 
 def read_batches(
@@ -65,10 +70,7 @@ def read_batches(
     on_missing: OnMissing,
     on_wait: Callable[[], None] | None,
 ) -> Iterator[Batch]:
-    """Batches of whole records, from ``start`` on; without ``follow`` up to where ``view`` ends.
-
-    Arguments and errors are those of :meth:`wald.log.Log.batches`.
-    """
+    """Return batches of whole records starting at ``start``; see :meth:`wald.log.Log.batches`."""
     selection = select(view, route, start, stop, group)
     if limit is not None and limit < 0:
         raise InvalidInput(f"a limit of {limit} records", case="limit-below-zero")
@@ -86,14 +88,11 @@ def read_span(
     on_missing: OnMissing = "error",
     on_damage: Callable[[Damaged], None] | None = None,
 ) -> Iterator[Batch]:
-    """Batches with the records ``first`` to ``last`` of ``routes`` (None: all).
-
-    Args:
-        on_missing: the policy for records that RECLAIM has removed.
+    """Read the records ``first`` to ``last`` of ``routes`` (None for all).
 
     Raises:
-        NotFound: RECLAIM has removed some of them since, and none may be missing.
-        Damaged: something cannot be read, and there is no ``on_damage`` to report it to.
+        NotFound: some of them were reclaimed, and ``on_missing`` is "error".
+        Damaged: some of them cannot be read, and ``on_damage`` is None.
     """
     reading = _Reading(view, Selection(routes, first, last=last), on_damage, missing_handler(on_missing))
     return reading.batches(follow=False, cancel=threading.Event(), renewed=False)
@@ -109,12 +108,11 @@ def read_portion(
     on_damage: Callable[[Damaged], None],
     on_missing: Callable[[Missing], None],
 ) -> Iterator[Batch]:
-    """Batches with those of the selected records that are numbered ``first`` to ``last``.
+    """Read the selected records within ``first`` to ``last``.
 
     Args:
-        absent: whether nothing is wanted of these bytes of a sealed segment, of which the checksum is right. If no
-            record goes on from a batch of them to another, they are passed over, and none of their batches is looked
-            at: the sealer has, and the index says which records they hold.
+        absent: returns True if these verified bytes of a sealed segment contain no wanted record. They are then skipped
+            without parsing their batches, unless a record continues into or out of one of them.
     """
     portion = replace(selection, first=max(first, selection.first), last=min(last, selection.last))
     reading = _Reading(view, portion, on_damage, on_missing, absent)
@@ -133,17 +131,16 @@ def read_onward(
     on_missing: OnMissing = None,
     resume_at: Callable[[], int] = lambda: 0,
 ) -> Generator[Batch | int | None]:
-    """Batches as of :func:`read_batches`, and in the place of waiting the number of the last record that is durable.
+    """Yield batches like :func:`read_batches`, and instead of waiting the sequence of the last durable record.
 
-    All wanted records up to that number have been yielded; a record whose last piece is still missing comes after it.
-    The next call continues with the records that are durable by then. The generator ends when no further record can be
-    wanted. None is a step without a batch, because the way to the next one may be the whole log.
+    All wanted records up to that sequence have been yielded; a record whose last piece is not durable yet is after it.
+    The next step continues with the records that have become durable. None is a step without a batch: the next wanted
+    record may be far away. The generator ends when no further record can be wanted.
 
     Args:
-        since_ns: only records appended then or later are wanted.
+        since_ns: select only records appended then or later.
         on_damage: called with each error about unreadable data; reading continues after it. None to raise the error.
-        resume_at: called when reading continues after such a number; returns the next record that may be wanted, so
-            that earlier ones are skipped. 0 if any may be wanted.
+        resume_at: called after a sequence was yielded; returns the next record that may be wanted, or 0 for any.
     """
     selection = select(view, route, start, stop, group)
     if since_ns is not None:
@@ -151,50 +148,8 @@ def read_onward(
     return _Reading(view, selection, on_damage, missing_handler(on_missing)).onward(resume_at)
 
 
-class Arrivals(NamedTuple):
-    """Records that have become durable since the last look.
-
-    Attributes:
-        routes: their routes, each with its first record; None if any route may have some.
-        last: the last durable record.
-    """
-
-    routes: Mapping[str, int] | None
-    last: int
-
-
-def read_arrivals(view: View) -> Generator[Arrivals]:
-    """Yield, at each step, the routes of the records that have arrived since the step before.
-
-    The first step reports any route. Only headers are decoded. The generator ends if the log now ends before an earlier
-    step, because an older copy was restored.
-    """
-    last = end_of(view) - 1
-    with closing(Walk(view, sequence=last + 1, routes=None)) as walk:
-        for _ in walk.advance(view):  # enters the active segment, at its end
-            pass
-        yield Arrivals(None, last)
-        while True:
-            routes: dict[str, int] | None = {}
-            if _moved(view):
-                before, view = view, view.renewed()
-                last = end_of(view) - 1
-                if _end(view) < _end(before):
-                    return
-                for met in walk.advance(view):
-                    if not isinstance(met, StoredBatch):
-                        routes = None
-                    elif routes is not None:
-                        routes.setdefault(met.route, met.header.continues_sequence or met.header.base_sequence)
-            yield Arrivals(routes, last)
-
-
-def _end(view: View) -> tuple[int, int]:
-    return view.bound.segment, view.bound.position
-
-
 class _Reading:
-    """One way through the log for one consumer."""
+    """State of one pass through the log."""
 
     def __init__(
         self,
@@ -205,19 +160,19 @@ class _Reading:
         absent: Callable[[bytes], bool] | None = None,
     ) -> None:
         self._root = view.root
-        self._walk: Walk | None = None
-        # What is released is still there for a reader that needs it.
+        self._scanner: Scanner | None = None
+        # A reader with a start may still need released segments.
         self._view = view if selection.earliest else view.including_released()
         self._selection = selection
         self._begin = min([selection.first, *selection.floors.values()])
-        self._begun: dict[str, int] = {}  # the records before that which are read again, by their routes
-        self._remade: tuple[int, tuple[int, ...]] | None = None
+        self._begun: dict[str, int] = {}  # records before that to read again, by route
+        self._restart: tuple[int, tuple[int, ...]] | None = None
         self._on_damage = on_damage
         self._on_missing = on_missing
         self._absent = absent
         self._history = History(view.root)
         self._mark = self._history.version()
-        self._joiner = Joiner()
+        self._assembler = Assembler()
         self._complete = False
         self._stepped: tuple[View, int] | None = None  # the position of the last clock step, in a view
         self._dropped_of = 0  # the segment whose dropped batches were reported last
@@ -230,10 +185,7 @@ class _Reading:
         on_wait: Callable[[], None] | None = None,
         renewed: bool = True,
     ) -> Generator[Batch]:
-        """
-        Args:
-            renewed: whether records count that are appended before the first batch is taken.
-        """
+        """Yield batches to the end, and with ``renewed`` also records appended before the first step."""
         if renewed:
             self.renew()
         with closing(self):
@@ -246,136 +198,133 @@ class _Reading:
                     return
                 if not self._await_change(cancel, on_wait):
                     return
-                follow = not self._is_over()  # asked first: what is wanted is in the view that is taken then
+                follow = not self._is_over()  # before the view is renewed, which then contains all wanted records
                 self._view = self._view.renewed()
 
     def onward(self, resume_at: Callable[[], int]) -> Generator[Batch | int | None]:
-        """The same without waiting; see :func:`read_onward`."""
+        """Yield batches without waiting; see :func:`read_onward`."""
         with closing(self):
             while not self._complete:
                 self.renew()
                 yield from self.to_end()
                 self.require_head()
                 last = end_of(self._view) - 1
-                yield min(last, (self._joiner.first_open or last + 1) - 1)
+                yield min(last, (self._assembler.first_open or last + 1) - 1)
                 begin = resume_at()
-                if begin - last > _WORTH_A_JUMP and not self._joiner.waits:
+                if begin - last > _WORTH_A_JUMP and not self._assembler.has_open:
                     self.close()
                     self._begin, self._begun = begin, {}
 
     def renew(self) -> None:
-        """Take in what has become durable."""
-        if _moved(self._view):
+        """Update the view if the head has moved."""
+        if has_moved(self._view):
             self._view = self._view.renewed()
 
     def to_end(self) -> Generator[Batch | None]:
         """Yield batches to the end of the view or of the wanted records; None is a step without a batch."""
         again = True
         while again and not self._complete:
-            if self._walk is None or not self._walk.begun:
+            if self._scanner is None or not self._scanner.begun:
                 self.close()
-                self._walk = self._walk_from(min([self._begin, *self._begun.values()]))
+                self._scanner = self._scanner_from(min([self._begin, *self._begun.values()]))
             try:
-                again = yield from self._advance(self._walk)
+                again = yield from self._advance(self._scanner)
             except (Damaged, NotFound):
                 self._view.require_continuity()
                 raise
 
     def require_head(self) -> None:
-        """Report that the head is lost, if what is wanted may be behind the place where reading has ended."""
+        """Report a lost head if wanted records may be after the end of the view."""
         bound = self._view.bound
         if bound.lost and not self._complete and self._selection.last > (bound.sequence or 0):
             self._report(lost_head(self._root, bound))
 
     def close(self) -> None:
-        """Close the segment that is read."""
-        if self._walk is not None:
-            self._walk.close()
-            self._walk = None
+        """Close the open segment."""
+        if self._scanner is not None:
+            self._scanner.close()
+            self._scanner = None
 
-    def _walk_from(self, sequence: int) -> Walk:
+    def _scanner_from(self, sequence: int) -> Scanner:
         absent = self._absent
 
         def passable(data: bytes, at: int) -> bool:
-            return absent is not None and not self._joiner.waits and absent(data) and not holds_pieces(data, at)
+            return absent is not None and not self._assembler.has_open and absent(data) and not holds_pieces(data, at)
 
         routes = self._selection.routes
-        return Walk(self._view, sequence=sequence, routes=routes, passable=absent and passable)
+        return Scanner(self._view, sequence=sequence, routes=routes, passable=absent and passable)
 
-    def _advance(self, walk: Walk) -> Generator[Batch | None, None, bool]:
+    def _advance(self, scanner: Scanner) -> Generator[Batch | None, None, bool]:
         """Read to the end of the view or of the wanted records; return True to continue in a new view."""
-        for met in walk.advance(self._view):
-            self._drop_given_up(met.route if isinstance(met, StoredBatch) else None)
-            if isinstance(met, StoredBatch):
-                last = self._last(met, walk.segment)
-                yield from self._take(met, walk.segment, last)
-                self._complete = met.header.end_sequence > last and not self._joiner.waits
-            elif isinstance(met, SkippedBatches):
-                self._complete = met.next_sequence > self._selection.last and not self._joiner.waits
-            elif isinstance(met, DamagedRange):
-                self._report_damaged(met)
-            elif isinstance(met, DroppedRange):
-                self._report_dropped(met)
-                self._complete = met.last >= self._selection.last and not self._joiner.waits
-            elif isinstance(met, DeletedSegment):
-                self._report_deleted(met)
-            elif isinstance(met, Remade):
-                self._begin_again(met.sequence)
+        for item in scanner.advance(self._view):
+            self._report_given_up(item.route if isinstance(item, StoredBatch) else None)
+            if isinstance(item, StoredBatch):
+                last = self._last(item, scanner.segment)
+                yield from self._assemble(item, scanner.segment, last)
+                self._complete = item.header.end_sequence > last and not self._assembler.has_open
+            elif isinstance(item, SkippedBatches):
+                self._complete = item.next_sequence > self._selection.last and not self._assembler.has_open
+            elif isinstance(item, DamagedRange):
+                self._report_damaged(item)
+            elif isinstance(item, DroppedRange):
+                self._report_dropped(item)
+                self._complete = item.last >= self._selection.last and not self._assembler.has_open
+            elif isinstance(item, DeletedSegment):
+                self._report_deleted(item)
+            elif isinstance(item, RebuiltSegment):
+                self._begin_again(item.sequence)
                 return True
-            elif self._report_missing(met, walk):
+            elif self._report_missing(item, scanner):
                 return True
             if self._complete:
                 return False
             yield None
-        self._drop_given_up()
+        self._report_given_up()
         return False
 
     def _begin_again(self, due: int) -> None:
-        """Continue with record ``due`` in a new walk, which reads the begun records again, and no others before it."""
-        remade = due, self._history.version()
-        if remade != self._remade:  # otherwise the segments overlap, and it has led here again
-            self._remade = remade
-            self._begun = {each.route: each.sequence for each in self._joiner.drop()}
+        """Continue with record ``due`` with a new scanner, which reads the open records again."""
+        restart = due, self._history.version()
+        if restart != self._restart:  # otherwise overlapping segments have led here again
+            self._restart = restart
+            self._begun = {each.route: each.sequence for each in self._assembler.drop()}
         else:
             self._begun = {}
         self._begin = due
         self.close()
         self._view = self._view.renewed()
 
-    def _drop_given_up(self, route: str | None = None) -> None:
-        """Report the begun records that a repair has given up since: later segments may lack pieces of them.
-
-        Args:
-            route: only records of this route; None: of all.
-        """
-        if not self._joiner.waits or not (begun := self._joiner.begun(route)) or self._history.version() == self._mark:
+    def _report_given_up(self, route: str | None = None) -> None:
+        """Report open records, of one route or of all, that a repair has given up: later pieces may be gone."""
+        begun = self._assembler.open_records(route)
+        if not begun or self._history.version() == self._mark:
             return
         for each in begun:
             reason = self._why_given_up(each.sequence)
             if reason is not None:
-                torn = self._joiner.drop([RouteEntry(each.route, 1, each.sequence, each.sequence)])
+                torn = self._assembler.drop([RouteEntry(each.route, 1, each.sequence, each.sequence)])
                 self._report_gone(map(_as_reclaimed, torn), each.sequence, each.sequence, reason)
 
     def _why_given_up(self, sequence: int) -> str | None:
-        """Return why a record was given up; "" if it was reclaimed since, None if it was not given up."""
-        with suppress(Damaged):  # of the ledger: a repair would have replaced it
+        """Return why a record was given up; "" if it was reclaimed, None if it was not given up."""
+        with suppress(Damaged):  # a repair would have replaced a damaged ledger
             if self._history.is_given_up(sequence):
                 return next((loss.reason for loss in self._history.losses(sequence, sequence)), "")
         return None
 
     def _last(self, stored: StoredBatch, segment: int) -> int:
-        """The last sequence wanted, as far as it is known once ``stored`` is met."""
+        """Return the last wanted sequence, given the append time of ``stored``."""
         selection = self._selection
         if stored.header.append_time_ns >= selection.until_ns and not self._steps_behind(segment):
             return min(selection.last, stored.header.base_sequence - 1)
         return selection.last
 
-    def _take(self, stored: StoredBatch, segment: int, last: int) -> Iterator[Batch]:
+    def _assemble(self, stored: StoredBatch, segment: int, last: int) -> Iterator[Batch]:
         selection = self._selection
         if selection.routes is not None and stored.route not in selection.routes:
             return
         first = max(selection.floor(stored.route), self._begun.get(stored.route, self._begin))
-        for done in self._joiner.take(stored, segment, first, last):
+        for done in self._assembler.add(stored, segment, first, last):
             if isinstance(done, DamagedRange):
                 self._report_lost(f"{self._root.segments}: {done.message}", done.last)
             elif selection.from_ns <= done.append_time_ns < selection.until_ns:
@@ -389,22 +338,22 @@ class _Reading:
         return self._stepped[1] > segment
 
     def _await_change(self, cancel: threading.Event, on_wait: Callable[[], None] | None) -> bool:
-        """Return when the head has moved, or nothing more is to come; False if ``cancel`` was set instead."""
-        delay = POLL_FIRST_SECONDS
-        while not _moved(self._view) and not self._is_over():
+        """Wait until the head moves or the end time has passed; return False if ``cancel`` is set."""
+        delay = _POLL_FIRST_SECONDS
+        while not has_moved(self._view) and not self._is_over():
             if on_wait is not None:
                 on_wait()
             if cancel.wait(delay):
                 return False
-            delay = min(2 * delay, POLL_LAST_SECONDS)
+            delay = min(2 * delay, _POLL_LAST_SECONDS)
         return not cancel.is_set()
 
     def _is_over(self) -> bool:
-        """Whether the time before which records are wanted has passed, and all of them are durable by now."""
+        """Return True if all records appended before the end time are durable by now."""
         return time.time_ns() >= self._selection.until_ns + _DURABLE_NS
 
     def _report_damaged(self, damaged: DamagedRange) -> None:
-        begun = [each.sequence for each in self._joiner.drop()]
+        begun = [each.sequence for each in self._assembler.drop()]
         first, last = damaged.first, damaged.last
         spans = [", ".join(f"record {sequence}" for sequence in begun)] if begun else []
         if first <= min(last, self._selection.last):
@@ -414,13 +363,13 @@ class _Reading:
         elif damaged.whole_segment and first <= self._selection.last:
             self._report_lost(damaged.message, 0)
 
-    def _report_missing(self, missing: MissingRange, walk: Walk) -> bool:
-        """Report records that are in no segment. If some of them may be there, take a new view and return True.
+    def _report_missing(self, missing: MissingRange, scanner: Scanner) -> bool:
+        """Report records that are in no segment; return True to try a new view first.
 
         RECLAIM may have renamed their segments before the directory was listed, and undone that in its ledger.
         """
         first, last = missing.first, missing.last
-        if not self._joiner.waits:
+        if not self._assembler.has_open:
             last = min(last, self._selection.last)  # otherwise pieces of wanted records may follow it
         unmounted = None
         try:
@@ -428,29 +377,29 @@ class _Reading:
             if lost:
                 listed = read_view(self._root, self._view.log_id, continuity=self._view.continuity)
                 view = replace(listed.including_released(), bound=self._view.bound)
-                if view.listing.between(walk.segment + 1, min(missing.last, view.bound.segment)):
+                if view.listing.between(scanner.segment + 1, min(missing.last, view.bound.segment)):
                     self._view = view
                     return True
                 if not view.segments and view.head is not None:
                     unmounted = no_segment(self._root, view.head.sequence)
                     raise unmounted
-                lost = list(self._history.unexplained(first, last))  # they may have been deleted since it was read
+                lost = list(self._history.unexplained(first, last))  # they may just have been deleted
             explained = Spans()
             missing_records = [self._missing(self._deleted(first, last, explained), first, last, "")]
             for loss in self._history.losses(first, last):
                 explained.add(loss.extent.first, loss.extent.last)
-                # A repair has removed the beginning of every record that has lost a piece.
-                torn = self._joiner.drop(loss.extent.routes or ())
+                # A repair removes the beginning of every record that lacks a piece.
+                torn = self._assembler.drop(loss.extent.routes or ())
                 missing_records.append(
                     self._missing([loss.begun_extent, *map(_as_reclaimed, torn)], first, last, loss.reason)
                 )
         except Damaged as error:  # of the ledger
-            if error is unmounted:  # no loss that a consumer may pass over
+            if error is unmounted:  # not a loss that a consumer may skip
                 raise
-            self._joiner.drop()
+            self._assembler.drop()
             self._report(error)
             return False
-        torn = [] if explained.covers(first, last) else self._joiner.drop()
+        torn = [] if explained.covers(first, last) else self._assembler.drop()
         self._report_unexplained(first, last, lost, torn)
         for found in filter(None, missing_records):
             self._view.require_continuity()
@@ -458,17 +407,17 @@ class _Reading:
         return False
 
     def _deleted(self, first: int, last: int, explained: Spans) -> Iterator[ReclaimedSegment]:
-        """Yield the deleted segments in ``first`` to ``last``, with the begun records that now lack a piece.
+        """Yield the segments deleted within ``first`` to ``last`` and the open records that now lack a piece.
 
-        Such records are dropped. All sequences of the segments are added to ``explained``.
+        Such records are dropped. The sequences of the segments are added to ``explained``.
         """
         for segment in self._history.reclaimed_segments(first, last):
             explained.add(segment.first, segment.last)
-            torn = self._joiner.drop(segment.routes)
+            torn = self._assembler.drop(segment.routes)
             yield _without_pieces(segment, torn)
             yield from map(_as_reclaimed, torn)
 
-    def _report_unexplained(self, first: int, last: int, lost: list[tuple[int, int]], torn: list[Begun]) -> None:
+    def _report_unexplained(self, first: int, last: int, lost: list[tuple[int, int]], torn: list[OpenRecord]) -> None:
         """Report a gap that no ledger explains, and the records that lack a piece because of it."""
         sequences = [each.sequence for each in torn]
         named = ", ".join(f"record {sequence}" for sequence in sequences)
@@ -482,7 +431,7 @@ class _Reading:
             self._report_lost(message, max(sequences))
 
     def _report_dropped(self, dropped: DroppedRange) -> None:
-        """Report records that relief has dropped: a range of all routes, or all of the wanted routes in a segment."""
+        """Report records dropped to shrink a segment: a range of all routes, or the wanted routes of the segment."""
         selection = self._selection
         first, last = dropped.first, min(dropped.last, selection.last)
         routes = dropped.routes
@@ -491,14 +440,14 @@ class _Reading:
             if routes is None and not losses:
                 routes = self._history.dropped(dropped.segment)
         except Damaged as error:  # of the ledger
-            self._joiner.drop()
+            self._assembler.drop()
             self._report(error)
             return
         if losses:  # these records were never in this log
             for loss in losses:
                 self._report_gone([loss.begun_extent], first, last, loss.reason)
             return
-        torn = self._joiner.drop(routes)
+        torn = self._assembler.drop(routes)
         if torn and routes is None:
             self._report_unexplained(first, dropped.last, [], torn)
         elif torn:
@@ -521,18 +470,18 @@ class _Reading:
         self._report_gone([gone], first, last, "")
 
     def _report_deleted(self, deleted: DeletedSegment) -> None:
-        """Report the begun records of which a deleted segment had pieces after the end of the copy that was read."""
+        """Report open records of which a deleted segment had pieces after the end of the copy that was read."""
         base = deleted.segment
         try:
             sealed = self._history.sealed(base)
-            if not self._joiner.waits or (sealed is not None and sealed.get("raw_bytes") == deleted.position):
+            if not self._assembler.has_open or (sealed is not None and sealed.get("raw_bytes") == deleted.position):
                 return
             gone = next(self._history.reclaimed_segments(base, base), None)
         except Damaged as error:  # of the ledger
-            self._joiner.drop()
+            self._assembler.drop()
             self._report(error)
             return
-        torn = self._joiner.drop(None if gone is None else gone.routes)
+        torn = self._assembler.drop(None if gone is None else gone.routes)
         if gone is None:
             self._report_unexplained(base, base, [], torn)
         elif torn:
@@ -546,10 +495,10 @@ class _Reading:
             self._on_missing(missing)
 
     def _missing(self, gone: Iterable[ReclaimedSegment], first: int, last: int, lost: str) -> Missing | None:
-        """What of ``gone`` was wanted of the records ``first`` to ``last``; None if nothing was.
+        """Return the wanted records of ``gone`` within ``first`` to ``last``; None without any.
 
         Args:
-            lost: why it is gone; "": it was reclaimed.
+            lost: why they are gone; "" if they were reclaimed.
         """
         selection = self._selection
         wanted = RequestedRecords(self._floor, selection.routes, first, last, selection.from_ns, selection.until_ns)
@@ -574,7 +523,7 @@ class _Reading:
         )
 
     def _floor(self, route: str) -> int:
-        """The first sequence wanted of a route, which a group may have processed meanwhile."""
+        """Return the first wanted sequence of a route, after the records that its group has processed by now."""
         selection = self._selection
         if route not in selection.floors or route in selection.fresh:
             return selection.floor(route)
@@ -584,13 +533,10 @@ class _Reading:
         return max(selection.floor(route), cursor.effective + 1)
 
     def _report_lost(self, message: str, last: int) -> None:
-        """
-        Args:
-            last: the last record that is lost; 0: none is.
-        """
+        """Report damage; ``last`` is the last lost record, 0 if no record is lost."""
         selection = self._selection
         damaged = Damaged(message, case="records-lost", root=self._root.path)
-        if last and selection.floors and selection.routes is not None:  # it began at a cursor
+        if last and selection.floors and selection.routes is not None:  # reading began at a cursor
             (route,) = selection.routes
             damaged = Damaged(
                 message,
@@ -610,14 +556,6 @@ class _Reading:
         self._on_damage(error)
 
 
-def _moved(view: View) -> bool:
-    """Whether the head has moved since ``view``."""
-    head = readable_head(view.root)
-    if head is None:
-        return view.renewed().bound != view.bound
-    return head != view.head
-
-
 def _limited(batches: Generator[Batch], limit: int) -> Iterator[Batch]:
     left = limit
     with closing(batches):
@@ -628,7 +566,7 @@ def _limited(batches: Generator[Batch], limit: int) -> Iterator[Batch]:
             yield trimmed
 
 
-def _without_pieces(segment: ReclaimedSegment, torn: list[Begun]) -> ReclaimedSegment:
+def _without_pieces(segment: ReclaimedSegment, torn: list[OpenRecord]) -> ReclaimedSegment:
     """Return ``segment`` without routes of which it had only pieces of records that are reported individually."""
     pieces = {each.route for each in torn}
     if not pieces or segment.routes is None:
@@ -636,8 +574,8 @@ def _without_pieces(segment: ReclaimedSegment, torn: list[Begun]) -> ReclaimedSe
     return segment._replace(routes=tuple(h for h in segment.routes if h.count or h.route not in pieces))
 
 
-def _as_reclaimed(begun: Begun) -> ReclaimedSegment:
-    """Return a record that lacks a piece as if all of it was deleted."""
+def _as_reclaimed(begun: OpenRecord) -> ReclaimedSegment:
+    """Return a record that lacks a piece as a deleted segment of one record."""
     sequence, time_ns = begun.sequence, begun.header.append_time_ns
     return ReclaimedSegment(sequence, sequence, (RouteEntry(begun.route, 1, sequence, sequence),), time_ns, time_ns)
 

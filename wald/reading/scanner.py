@@ -1,23 +1,24 @@
 """Scan of stored batches across segments.
 
-The way through a log: every stored batch from a sequence on, across segments, as far as a view reaches.
-
-The way goes on where it ended when it is given a later view. A raw segment is kept open until its end, so that it does
-not matter when it is sealed. Sequences have no gaps, so whatever is missing shows: as a :class:`DamagedRange` where
-bytes are damaged, as a :class:`MissingRange` where a whole segment is not there, as a :class:`DroppedRange` where
-relief has dropped batches of one.
+A :class:`Scanner` stops at the end of a view and continues there in a later one. A raw segment remains open until its
+end, so sealing it does not matter. Sequences have no gaps, so everything missing is noticed: damaged bytes as a
+:class:`DamagedRange`, a missing segment as a :class:`MissingRange`, batches dropped to shrink a segment
+as a :class:`DroppedRange`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from wald.errors import Damaged
 from wald.files.listing import Segment
 from wald.format.batch import StoredBatch
 from wald.format.names import Kind
 from wald.format.sealed_index import RouteEntry
+from wald.segments.durable_end import readable_head
 from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes
 from wald.segments.reader import (
     DroppedBatches,
@@ -28,16 +29,17 @@ from wald.segments.reader import (
     SealedSegment,
     SkippedBatches,
 )
+from wald.segments.seek import end_of
 from wald.segments.view import SegmentGone, View, recorded_end, truncated
 
 
 @dataclass(frozen=True, slots=True)
 class DamagedRange:
-    """Records ``first`` to ``last`` cannot be read; none if last < first: a piece of one is lost, or control state.
+    """Records that cannot be read; if last < first, only a piece of a record, or control state, is lost.
 
     Attributes:
-        message: path, offset in the file, and what is wrong.
-        whole_segment: whether a segment cannot be opened, which is reported even where no record is lost.
+        message: path, offset in the file, and reason.
+        whole_segment: True if a segment cannot be opened, which is reported even if no record is lost.
     """
 
     message: str
@@ -48,7 +50,7 @@ class DamagedRange:
 
 @dataclass(frozen=True, slots=True)
 class MissingRange:
-    """No segment holds the records ``first`` to ``last``."""
+    """Records that are in no segment."""
 
     first: int
     last: int
@@ -56,12 +58,12 @@ class MissingRange:
 
 @dataclass(frozen=True, slots=True)
 class DroppedRange:
-    """Relief has dropped the records ``first`` to ``last``; none if last < first: pieces of a record that began before.
+    """Records that were dropped to shrink a segment; if last < first, only pieces of a record that began before.
 
     Attributes:
         segment: base sequence of the segment.
-        latest_ns: append time of the last of them.
-        routes: all that was dropped of the segment, by route; None: its index cannot be read.
+        latest_ns: append time of the last dropped record.
+        routes: all dropped records of the segment by route; None if its index cannot be read.
     """
 
     first: int
@@ -73,29 +75,75 @@ class DroppedRange:
 
 @dataclass(frozen=True, slots=True)
 class DeletedSegment:
-    """A segment was deleted while an earlier copy of its file was open; the batches of the copy end at ``position``."""
+    """Segment that was deleted while an earlier copy of its file was open; the copy ends at ``position``."""
 
     segment: int
     position: int
 
 
 @dataclass(frozen=True, slots=True)
-class Remade:
-    """A repair has made a segment again that was open, or split it. The walk begins again at record ``sequence``."""
+class RebuiltSegment:
+    """Segment that a repair has rebuilt or split while it was open; the scan restarts at record ``sequence``."""
 
     sequence: int
 
 
-Found = StoredBatch | SkippedBatches | DamagedRange | MissingRange | DroppedRange | DeletedSegment | Remade
+class Arrivals(NamedTuple):
+    """Records that have become durable since the previous check.
+
+    Attributes:
+        routes: the first new record of each of their routes; None if any route may have new records.
+        last: the last durable record.
+    """
+
+    routes: Mapping[str, int] | None
+    last: int
 
 
-class Walk:
-    """One way through a log, in the order of its sequences.
+ScanItem = StoredBatch | SkippedBatches | DamagedRange | MissingRange | DroppedRange | DeletedSegment | RebuiltSegment
+
+
+def read_arrivals(view: View) -> Generator[Arrivals]:
+    """Yield, at each step, the routes of the records that have arrived since the previous step.
+
+    The first step reports any route. Only headers are decoded. The generator ends if an older copy of the log was
+    restored, which ends before the previous step.
+    """
+    last = end_of(view) - 1
+    with closing(Scanner(view, sequence=last + 1, routes=None)) as scanner:
+        for _ in scanner.advance(view):  # enters the active segment, at its end
+            pass
+        yield Arrivals(None, last)
+        while True:
+            routes: dict[str, int] | None = {}
+            if has_moved(view):
+                before, view = view.bound, view.renewed()
+                last = end_of(view) - 1
+                if (view.bound.segment, view.bound.position) < (before.segment, before.position):
+                    return
+                for item in scanner.advance(view):
+                    if not isinstance(item, StoredBatch):
+                        routes = None
+                    elif routes is not None:
+                        routes.setdefault(item.route, item.header.continues_sequence or item.header.base_sequence)
+            yield Arrivals(routes, last)
+
+
+def has_moved(view: View) -> bool:
+    """Return True if the head has moved since ``view``."""
+    head = readable_head(view.root)
+    if head is None:
+        return view.renewed().bound != view.bound
+    return head != view.head
+
+
+class Scanner:
+    """Scanner of a log in the order of its sequences.
 
     Args:
-        sequence: the first record wanted; batches before it may be met, too.
-        routes: batches of other routes may be skipped; None: none may.
-        passable: which others of a sealed segment may be skipped; None: none may.
+        sequence: the first wanted record; earlier batches may be yielded, too.
+        routes: batches of other routes may be skipped; None to skip none.
+        passable: decides which other batches of a sealed segment may be skipped; None to skip none.
     """
 
     def __init__(
@@ -110,8 +158,8 @@ class Walk:
         self._wanted = sequence
         self._position = 0
         self._was_active = False
-        self._only_control = False  # of the segment, only control batches were met; a start may write longer ones
-        self._expected: int | None = None  # the next sequence; None until the first batch has been met
+        self._only_control = False  # only control batches were read in this segment; a start may write longer ones
+        self._expected: int | None = None  # the next sequence; None before the first batch
         begin = view.segments[view.listing.covering(sequence)].base_sequence if view.segments else sequence
         self._behind = begin - 1 if begin <= sequence else 0  # segments with a larger base are still to come
         self._pending: DamagedBytes | None = None
@@ -128,7 +176,7 @@ class Walk:
 
     @property
     def _due(self) -> int:
-        """The next record wanted: if it is not there, it is missing."""
+        """The next wanted record, which is missing if the log continues after it."""
         return max(self._wanted, self._expected or 0)
 
     def close(self) -> None:
@@ -136,13 +184,13 @@ class Walk:
             self._current.close()
             self._current = None
 
-    def advance(self, view: View) -> Iterator[Found]:
-        """Go on to where ``view`` ends, which is not before the end of an earlier one."""
+    def advance(self, view: View) -> Iterator[ScanItem]:
+        """Continue to the end of ``view``, which must not be before the end of an earlier one."""
         while True:
             if self._current is None:
                 following = self._following(view)
                 if following is None:
-                    yield from self._missing_until(view)
+                    yield from self._missing_head_segment(view)
                     return
                 if self._expected is not None and following.base_sequence < self._expected:
                     yield self._begin_again(view)  # split from a segment that was read before
@@ -156,19 +204,19 @@ class Walk:
                     yield from self._unreadable(following, error, view)
             segment = self._current
             if segment is not None:
-                yield from self._through(segment, view)
+                yield from self._rest(segment, view)
                 if self._current is None:
                     continue
                 if self._behind >= view.bound.segment:
-                    yield from self._missing_behind(view)
+                    yield from self._missing_end(view)
                     return
                 self.close()
 
-    def _begin_again(self, view: View) -> Remade:
+    def _begin_again(self, view: View) -> RebuiltSegment:
         due = self._due
         self.close()
         self._begin_at(due, view)
-        return Remade(due)
+        return RebuiltSegment(due)
 
     def _following(self, view: View) -> Segment | None:
         found = view.listing.behind(self._behind)
@@ -193,8 +241,8 @@ class Walk:
         self._only_control = self._position == FIRST_BATCH
         return view
 
-    def _through(self, segment: OpenSegment, view: View) -> Iterator[Found]:
-        """The rest of one segment, or as much of it as may be read."""
+    def _rest(self, segment: OpenSegment, view: View) -> Iterator[ScanItem]:
+        """Yield the rest of one segment, up to the end of ``view``."""
         limit, deleted = view.bound.limit(segment.base_sequence), False
         # The writer may have continued in a copy until it cut the segment, which may now be sealed, or deleted.
         if (limit is not None or self._was_active) and segment.replaced(removed=limit is None):
@@ -208,7 +256,7 @@ class Walk:
                 yield from self._unreadable(Segment(segment.base_sequence, Kind.RAW, segment.path), error, view)
                 return
             else:
-                if segment.salt != salt and not self._only_control:  # positions of the other file mean nothing in it
+                if segment.salt != salt and not self._only_control:  # positions in the other file are different
                     yield self._begin_again(view)
                     return
         for found in segment.batches(self._position, limit, self._routes, self._passable):
@@ -238,15 +286,15 @@ class Walk:
 
     def _dropped(self, segment: OpenSegment, found: DroppedBatches) -> Iterator[DamagedRange | DroppedRange]:
         yield from self._report_gap(segment, found.first_sequence, self._position)
-        relieved = segment.index.shrunk if isinstance(segment, SealedSegment) else None
-        routes = None if relieved is None or not relieved.is_complete else tuple(relieved.routes)
+        shrunk = segment.index.shrunk if isinstance(segment, SealedSegment) else None
+        routes = None if shrunk is None or not shrunk.is_complete else tuple(shrunk.routes)
         first = max(self._due, found.first_sequence)
         self._expected = max(found.next_sequence, self._expected or 0)
         self._position = found.position
         yield DroppedRange(first, found.next_sequence - 1, segment.base_sequence, found.latest_ns, routes)
 
     def _report_gap(self, segment: OpenSegment, resumed: int, position: int = 0) -> Iterator[DamagedRange]:
-        """Report the damage that ends at record ``resumed``, or a jump to that record."""
+        """Report damage that ends at record ``resumed``, or a jump to that record."""
         gap, self._pending = self._pending, None
         if gap is not None:
             yield DamagedRange(_message(segment, gap.offset, gap.reason), self._due, resumed - 1)
@@ -254,7 +302,7 @@ class Walk:
             yield DamagedRange(_message(segment, position, "the sequence jumps"), self._due, resumed - 1)
 
     def _at_end(self, segment: OpenSegment, view: View) -> Iterator[DamagedRange]:
-        """Compare where the batches ended with where they should have."""
+        """Report it if the batches of a segment end too early."""
         bound = view.bound
         if segment.base_sequence == bound.segment:
             due = None if bound.sequence is None or self._position >= bound.position else bound.sequence + 1
@@ -277,17 +325,13 @@ class Walk:
             self._position = bound.position
 
     def _recorded_end(self, segment: OpenSegment, view: View) -> int:
-        """Return the position at which a complete raw segment ended when it was cut; 0 if that is not known."""
+        """Return the position at which a complete raw segment ended when it was cut; 0 if unknown."""
         if segment.base_sequence == view.bound.segment or not isinstance(segment, RawSegment):
             return 0
         return recorded_end(view, Segment(segment.base_sequence, Kind.RAW, segment.path))
 
     def _reopen(self, segment: OpenSegment, view: View) -> OpenSegment:
-        """Open the file in which the segment continues: batches have the same positions in every copy and form.
-
-        Raises:
-            SegmentGone: it was deleted.
-        """
+        """Open the file in which the segment continues: batches have the same positions in every copy and form."""
         self._current = view.open(Segment(segment.base_sequence, Kind.RAW, segment.path))
         if self._only_control:
             self._position = FIRST_BATCH
@@ -295,7 +339,7 @@ class Walk:
         return self._current
 
     def _unreadable(self, segment: Segment, error: Damaged, view: View) -> Iterator[DamagedRange]:
-        """Report a segment that cannot be opened; the first record wanted may be in the one before a misplaced one."""
+        """Report a segment that cannot be opened; for a misplaced first one, try the segment before it."""
         before = view.listing.before(segment)
         if isinstance(error, Misplaced) and self._expected is None and before is not None:
             self._behind = before.base_sequence - 1
@@ -307,16 +351,16 @@ class Walk:
         self._expected = max(end, begin)
         yield DamagedRange(error.message, begin, end - 1, whole_segment=True)
 
-    def _missing_until(self, view: View) -> Iterator[MissingRange]:
-        """The segment that the head stands in is not there, nor is any later one."""
+    def _missing_head_segment(self, view: View) -> Iterator[MissingRange]:
+        """Report the missing segment of the head, after which there is no other segment."""
         bound = view.bound
         if bound.sequence is not None and self._behind < bound.segment and self._due <= bound.sequence:
             yield MissingRange(self._due, bound.sequence)
             self._expected = bound.sequence + 1
             self._behind = bound.segment - 1
 
-    def _missing_behind(self, view: View) -> Iterator[MissingRange]:
-        """The last segment ends where the head says, and in front of the head's record: its end was given up."""
+    def _missing_end(self, view: View) -> Iterator[MissingRange]:
+        """Report records up to the head that a repair has given up: the last segment ends at the head's position."""
         last = view.bound.sequence
         if last is not None and self._due <= last:
             yield MissingRange(self._due, last)

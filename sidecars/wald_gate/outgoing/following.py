@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 
 from wald.log import Log
-from wald.reading.reader import Arrivals, read_arrivals
+from wald.reading.scanner import Arrivals, read_arrivals
 
 _FIRST_SECONDS, _LAST_SECONDS = 0.001, 0.050  # between two looks, as of readers of a log; each takes some 10 µs
 _SHARE = 1 / 16  # of the time that nothing has come for: so much later a record may be seen
