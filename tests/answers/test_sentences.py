@@ -52,9 +52,11 @@ def test_numbers_are_exact_or_readable() -> None:
             "web/g skipped 1,000 to 2,000 by ann, past 1,001 records",
         ),
         (
-            event(event="skip-failed", route="web", group="g", first=1000, sequence=2000, why="no owner"),
-            "web/g failed to skip 1000 to 2000; no owner",
-            "web/g failed to skip 1,000 to 2,000; no owner",
+            event(
+                event="skip-failed", route="web", group="g", first=1000, sequence=2000, by="ann", records=1, why="no"
+            ),
+            "web/g failed to skip 1000 to 2000 by ann, past 1 record; no",
+            "web/g failed to skip 1,000 to 2,000 by ann, past 1 record; no",
         ),
         (
             event(event="lost", base=1000, last=2000, why="gone"),

@@ -50,8 +50,8 @@ def one_round(intake: Intake) -> int:
 
 def test_a_round_costs_nothing_for_idle_fifos(tmp_path: Path) -> None:
     costs = []
-    for fifos in (2, 50):
-        with reading(tmp_path / str(fifos), fifos) as (root, intake, poller):
+    for number, fifos in enumerate((2, 2, 50)):  # the first one fills caches
+        with reading(tmp_path / str(number), fifos) as (root, intake, poller):
             descriptor = os.open(root.fifo("r1"), os.O_WRONLY)
             os.write(descriptor, b"line\n")
             for ready, events in poller.poll(0):
@@ -60,7 +60,7 @@ def test_a_round_costs_nothing_for_idle_fifos(tmp_path: Path) -> None:
             costs.append(steps(lambda: one_round(intake)))
             os.close(descriptor)
 
-    assert costs[0] == costs[1]
+    assert costs[1] == costs[2]
 
 
 def test_an_empty_pipe_needs_no_further_round(tmp_path: Path) -> None:

@@ -210,8 +210,8 @@ class Backlog:
             return replace(found, problem=error.message, readable=False, hint=error.hint)
         except BadSealed as error:
             problem = f"{segment.path}: its batches cannot be found: {error}"
-            hint = hint_for("lost-routes-unknown", root=segment.path.parents[1])
-            return replace(found, problem=problem, readable=False, hint=hint)
+            root = segment.path.parents[1]
+            return replace(found, problem=problem, readable=False, hint=hint_for("lost-routes-unknown", root=root))
         self._add_pins(pins, found.stored_bytes)
         problem = damage[0].message if damage else ""
         last = index.next_sequence - 1

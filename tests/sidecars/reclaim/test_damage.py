@@ -72,7 +72,7 @@ def test_a_segment_of_which_no_record_is_left_never_goes(tmp_path: Path) -> None
 
     assert bases(built.root)[0] == 1
     (status,) = [each for each in Backlog(built.view).segments() if each.segment.base_sequence == 1]
-    assert "whose they were" in status.problem
+    assert "their routes are unknown" in status.problem
     assert errors(built.root.path)
 
 

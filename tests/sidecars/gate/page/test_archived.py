@@ -126,5 +126,5 @@ def test_a_long_history_of_deletions_is_looked_at_some_in_each_walk_and_none_twi
 
     runs = [list(found(bundled, source).gone) for _ in range(4)]
     assert runs == [[(4, 4)], [(2, 4)], [(1, 4)], [(1, 4)]]
-    monkeypatch.setattr(History, "gone", None)  # it is not asked again
+    monkeypatch.setattr(History, "reclaimed_segments", None)  # it is not asked again
     assert list(found(bundled, source).gone) == [(1, 4)]
