@@ -22,7 +22,9 @@ napoleon_numpy_docstring = False
 
 nitpicky = True  # with --fail-on-warning: a reference to a name of wald that is in no page fails
 # The names of other libraries, the modules behind the public ones, and type variables.
-nitpick_ignore_regex = [(r"py:.*", r"(?!wald\b).*|wald\.(format|files|segments|retention|reading|payloads|session)\..*|wald\.aio\.T$")]
+nitpick_ignore_regex = [
+    (r"py:.*", r"(?!wald\b).*|wald\.(format|files|segments|retention|reading|payloads|session)\..*|wald\.aio\.T$")
+]
 
 html_theme = "furo"
 html_title = "wald"
