@@ -1,12 +1,8 @@
-"""Lock of the single writer, and its epoch.
-
-The lock on a root, which a daemon holds while it runs, and the epoch, which grows by one at every start.
+"""Lock of the single writer, and its epoch, which grows by one at every start of a daemon.
 
 The lock file holds one line of JSON: epoch, pid, host, started, nonce. Some network and FUSE file systems grant the
-lock to two processes. So a daemon writes a nonce into the file and reads it back before it writes to the log: of two
-daemons that start together, the one that wrote last continues, and the other finds another nonce. A daemon that loses
-its lock later, because the file was deleted or the file system does not lock, sees before its next acknowledgement that
-the file is not the one it wrote.
+lock to two processes, so a daemon writes a nonce and reads it back: of two that start together, the last one to write
+continues. Before each acknowledgement, a daemon checks that the file is still the one it wrote.
 """
 
 from __future__ import annotations
@@ -31,8 +27,8 @@ from wald.format.head import decode_head
 from wald.format.names import Kind
 from wald.format.segment import SEGMENT_HEADER, SEGMENT_MAGIC, SPARSE_MAGIC, BadHeader, decode_segment_header
 
-_SETTLE_SECONDS = 0.02  # more than a tick of the clock that files' times come from
-_SETTLE_UNLOCKED_SECONDS = 1.0  # if flock(2) does not lock: the time another daemon may need to write its nonce
+_SETTLE_SECONDS = 0.02  # more than a clock tick of file times
+_SETTLE_UNLOCKED_SECONDS = 1.0  # without flock(2), another daemon may need this long to write its nonce
 _START_BYTES = 32
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _CURSOR = re.compile(rb"[0-9]{1,20}\n")
@@ -46,18 +42,15 @@ _BEGINNINGS = {
     SPARSE_MAGIC: "the index of a segment",
     _ZSTD: "a sealed segment or a part of a ledger",
 }
-_ASKED_SECONDS = 0.1  # another process may hold the lock for an instant, to see whether it is held
+_ASKED_SECONDS = 0.1  # another process may hold the lock briefly to test it
 
 
 class Lock:
-    """The right to write to ``root``, and the epoch of this life.
-
-    Attributes:
-        signature: what is in the file, but for the nonce.
+    """Exclusive right to write to ``root``, with the epoch of this run.
 
     Raises:
-        Locked: another daemon holds it. The message names the daemon.
-        Damaged: as in :func:`require_own_files`.
+        Locked: another daemon holds it.
+        Damaged: see :func:`require_own_files`.
     """
 
     def __init__(self, root: Root, disk: Disk, *, now: str) -> None:
@@ -75,11 +68,11 @@ class Lock:
             raise
 
     def is_ours(self) -> bool:
-        """Whether no other daemon has taken the root over; one stat(2)."""
+        """Return True unless another daemon owns the root now."""
         return self._stat() == self._seen
 
     def loss(self, root: Root) -> WaldError:
-        """Return the error for a lost lock: it names the new owner, or what happened to the file."""
+        """Return the error for a lost lock."""
         if not os.path.lexists(root.identity):
             return root_gone(root)
         if not os.path.lexists(root.lock):
@@ -117,7 +110,7 @@ class Lock:
             )
 
     def _excludes(self, root: Root) -> bool:
-        """Whether the lock excludes another descriptor. A network file system may do so only within one machine."""
+        """Return True if the lock excludes another descriptor, at least on this machine."""
         descriptor = self._disk.open_lock(root.lock)
         try:
             return not self._disk.lock(descriptor)
@@ -133,7 +126,6 @@ class Lock:
 
 
 def root_gone(root: Root) -> NotFound:
-    """Return the error for a log that is no longer at its path."""
     message = "the log is gone (removed, moved or unmounted)" if root.path.is_dir() else "the root is gone"
     return NotFound(
         f"{root.path}: {message}; nothing is acknowledged until it is back",
@@ -143,15 +135,11 @@ def root_gone(root: Root) -> NotFound:
 
 
 def require_own_files(root: Root) -> None:
-    """Check that no other file of the log has the name of a file that a start overwrites.
-
-    Raises:
-        Damaged: such a file exists; the message identifies it.
-    """
+    """Raise Damaged if a file to be overwritten at a start is another file of the log under a wrong name."""
     for path in (root.lock, root.head, root.transfers):
         try:
             start = read_start(path, _START_BYTES)
-        except (FileNotFoundError, Damaged):  # opening it fails later unless it is a regular file
+        except (FileNotFoundError, Damaged):  # opening it fails later if it is not a regular file
             continue
         other = next((what for begins, what in _BEGINNINGS.items() if start.startswith(begins)), "")
         if _CURSOR.match(start):
@@ -166,7 +154,7 @@ def require_own_files(root: Root) -> None:
 
 
 def _own_name(root: Root, path: Path) -> Path | None:
-    """Return the proper path of the segment in a file, if that name is free."""
+    """Return the proper path of a misnamed segment if that path is free."""
     from wald.segments.reader import identify  # only a refused start needs it
 
     form, header = identify(path) or (Kind.RAW, None)
@@ -175,12 +163,11 @@ def _own_name(root: Root, path: Path) -> Path | None:
 
 
 def holder(root: Root) -> str:
-    """The daemon that wrote the lock file last, as text."""
+    """Describe the daemon that last wrote the lock file."""
     return in_words(signature(root))
 
 
 def in_words(found: Mapping[str, object]) -> str:
-    """What a daemon wrote into the lock file, as text."""
     if not found:
         return "the lock file does not say who"
     if "pid" not in found:
@@ -189,41 +176,41 @@ def in_words(found: Mapping[str, object]) -> str:
 
 
 def signature(root: Root) -> dict[str, object]:
-    """What the daemon that started last wrote into the lock file: epoch, pid, host, started; empty if it is lost."""
+    """Return the lock file's epoch, pid, host and started; empty if they are lost."""
     return _content(root.lock)
 
 
 def is_hidden(root: Root) -> bool:
-    """Whether the lock file may not be opened by this user, who could hold the lock otherwise."""
+    """Return True if this user cannot open the lock file."""
     return os.path.lexists(root.lock) and not os.access(root.lock, os.R_OK, effective_ids=True)
 
 
 def holding_processes(root: Root) -> list[int]:
-    """The processes that hold the lock, as the kernel lists them; those of other PID namespaces are not listed."""
+    """List the processes that hold the lock, without those of other PID namespaces."""
     return locks.holders(root.lock)
 
 
 def how_to_stop(root: Root) -> str:
-    """What to type to stop the daemon that holds the lock."""
+    """Return the command that stops the daemon."""
     processes = " ".join(map(str, holding_processes(root)))
     other = f"kill {processes}" if processes else f"fuser -v {shlex.quote(os.fspath(root.lock))} names it"
     return f"stop it: systemctl stop wald.socket wald, if it is the service; else {other}"
 
 
 def is_held(root: Root, disk: Disk) -> bool:
-    """Whether a daemon runs on ``root`` now. If the lock may not be opened, the kernel's list of locks says so."""
+    """Return True if a daemon runs on ``root``, by the kernel's list of locks if the file cannot be opened."""
     return locks.is_held(root.lock, disk)
 
 
 def require_free(root: Root, disk: Disk) -> None:
-    """Check whether a daemon could start on ``root``, without writing anything.
+    """Check that a daemon could start on ``root``, without writing anything.
 
     Raises:
-        Locked: another daemon runs. The message names it.
+        Locked: another daemon runs.
         PermissionError: this user may not run a daemon on it.
     """
     if os.path.lexists(root.lock):
-        disk.close(disk.open_lock(root.lock))  # a user who may not write to it may not run a daemon
+        disk.close(disk.open_lock(root.lock))  # fails without permission to run a daemon
         _await(lambda: not is_held(root, disk), root)
 
 
@@ -248,7 +235,7 @@ def _content(path: Path) -> dict[str, object]:
 
 
 def _last_epoch(root: Root) -> int:
-    """The largest epoch in the root. Each of the files that have one may have been lost."""
+    """Return the largest epoch in the root; any of the files that hold one may be lost."""
     epoch = _content(root.lock).get("epoch", 0)
     found = [epoch if isinstance(epoch, int) else 0]
     try:

@@ -1,15 +1,11 @@
-"""Space that a daemon may use on its disk.
+"""Limits on the disk space that a daemon uses.
 
-How much of its disk a daemon may use.
+Sealing a segment needs room for the sealed form next to the raw one, and input never uses that room. Input needs
 
-A segment can be sealed only if its sealed form fits beside it, so the room for one sealed form is never used for input.
-Input is taken while
+    free bytes + bytes allocated for the next segment  ≥  reserve + one sealed form + the next segment
 
-    free bytes + what the next segment has already  ≥  reserve + one sealed form + the next segment
-
-The reserve (``free_space_min``) is left to other programs, by the sealer too. A disk must hold the reserve, the active
-segment, the next one, and one more in both forms. If it cannot, segments are smaller than configured, and if that is
-not enough, so is the reserve. So there is always enough room once everything was read and reclaimed.
+The reserve (``free_space_min``) belongs to other programs. A disk must hold the reserve, the active segment, the next
+one, and one more in both forms; on a smaller disk, segments and then the reserve are smaller than configured.
 """
 
 from __future__ import annotations
@@ -27,23 +23,22 @@ from wald.hints import hint_for
 _SEGMENT_MIN_BYTES = 64 << 10
 _SEGMENT_USUAL_BYTES = 1 << 20  # a reserve that makes segments smaller than this is too large for the disk
 _UNLIMITED = 1 << 62
-_OWN_SHARE = 32  # of the disk, one part is for ledgers, indexes, cursors and other small files
-_PLENTY = 8  # sealed forms: more than is written while one is made
-_RESERVE_SHARE = 4  # of the disk, one part is the reserve if the configured one does not fit
+_OWN_SHARE = 32  # 1/32 of the disk is for ledgers, indexes, cursors and other small files
+_PLENTY = 8  # sealed forms; more than is written while one is made
+_RESERVE_SHARE = 4  # the reserve is 1/4 of the disk if the configured one does not fit
 
 
 class Cause(StrEnum):
-    """Why input waits for room."""
+    """Reason why input waits for room."""
 
     SEGMENTS = "segments"
     """The log itself fills the disk."""
     OTHERS = "others"
-    """Other files fill the disk: without any complete segment there would be too little room as well."""
+    """Other files fill the disk: there would be too little room even without complete segments."""
     REFUSED = "refused"
-    """The last write failed because of a full disk or a quota, whatever the numbers say."""
+    """The last write hit a full disk or a quota, regardless of the free space."""
 
     def hint(self, root: Path) -> str:
-        """Commands that a person can type."""
         if self is Cause.SEGMENTS:
             return hint_for("log-fills-disk", root=root)
         segments = Root(root).segments
@@ -52,13 +47,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes that apply to a disk, in bytes.
-
-    Attributes:
-        segment_bytes: of a segment, allocated ahead.
-        reserve_bytes: left to other programs.
-        payload_bytes: of the largest record or request that the disk can hold.
-    """
+    """Sizes that fit a disk; ``payload_bytes`` is the largest record or request that it can hold."""
 
     segment_bytes: int
     reserve_bytes: int
@@ -66,26 +55,22 @@ class Sizes:
 
     @property
     def kept_bytes(self) -> int:
-        """What must stay free for other programs and for sealing."""
+        """Space for other programs and for sealing."""
         return self.reserve_bytes + sealed_bytes_max(self.segment_bytes)
 
     @property
     def needed_bytes(self) -> int:
-        """Input is taken only while so much is free or held: otherwise there would be no next segment."""
+        """Free and preallocated space that input requires, so that the next segment fits."""
         return self.kept_bytes + self.segment_bytes
 
 
 def sealed_bytes_max(raw_bytes: int) -> int:
-    """The largest sealed form: nothing in it can be compressed, and it has an index."""
+    """Return the size of a sealed form that cannot be compressed, with its index."""
     return raw_bytes + raw_bytes // 64 + (64 << 10)
 
 
 def sizes_for(total_bytes: int, *, segment_max_bytes: int, free_space_min: int) -> Sizes:
-    """The sizes that apply to a disk of ``total_bytes``, none of them above the configured one.
-
-    Args:
-        total_bytes: what the daemon could use if the disk were empty; 0: not known.
-    """
+    """Return sizes for a disk of ``total_bytes`` (0 if unknown), at most the configured ones."""
     if not total_bytes:
         return Sizes(segment_max_bytes, free_space_min, _UNLIMITED)
     usable = total_bytes - total_bytes // _OWN_SHARE
@@ -93,28 +78,23 @@ def sizes_for(total_bytes: int, *, segment_max_bytes: int, free_space_min: int) 
     if _largest_segment(usable - reserve) < min(segment_max_bytes, _SEGMENT_USUAL_BYTES):
         reserve = min(free_space_min, total_bytes // _RESERVE_SHARE)
     segment = min(segment_max_bytes, max(_SEGMENT_MIN_BYTES, _largest_segment(usable - reserve)))
-    # A large payload is collected in a file and copied from there while the active segment may be full.
+    # A large payload is spooled to a file and copied from there while the active segment may be full.
     payload = (usable - reserve - sealed_bytes_max(segment) - 2 * segment) // 2
     return Sizes(segment, reserve, max(_SEGMENT_MIN_BYTES // 2, payload))
 
 
 def _largest_segment(usable_bytes: int) -> int:
-    """The largest segment of which four fit, one of them sealed: a multiple of 1 MiB, or of 64 KiB if it is smaller."""
+    """Return the largest segment of which four fit, one of them sealed, in steps of 1 MiB or 64 KiB."""
     largest = max(0, usable_bytes - (64 << 10)) * 64 // 257
     return largest - largest % (_SEGMENT_USUAL_BYTES if largest >= _SEGMENT_USUAL_BYTES else _SEGMENT_MIN_BYTES)
 
 
 class DiskBudget:
-    """The disk of one daemon.
-
-    Args:
-        path: the directory of the segments.
+    """Space on the disk of one daemon.
 
     Attributes:
-        sizes: that apply now.
-        spare_bytes: allocated for the next segment. It is set after they were allocated and before they are used:
-            room that is counted too early is used for input, and then there is none to seal. The sealed form that is
-            being written is not counted; input waits for it.
+        spare_bytes: allocated for the next segment. Set after the allocation and before the use: input would spend room
+            that is counted too early, and sealing would find none.
     """
 
     def __init__(self, path: Path, sizes: Sizes) -> None:
@@ -123,32 +103,30 @@ class DiskBudget:
         self.spare_bytes = 0
 
     def resize(self, sizes: Sizes) -> None:
-        """Apply other sizes."""
         self.sizes = sizes
 
     def left_bytes(self, free_bytes: int) -> int:
-        """How much input may be taken; below 0: how much room is missing."""
+        """Return the room left for input, negative if room is missing."""
         return free_bytes + self.spare_bytes - self.sizes.needed_bytes
 
     def lets_allocate(self, segment_bytes: int) -> bool:
-        """Whether a segment may be allocated ahead."""
         return free_bytes(self._path) >= self.sizes.kept_bytes + segment_bytes
 
     def lets_seal(self, raw_bytes: int) -> bool:
-        """Whether a segment may be sealed. The reserve is not used for that."""
+        """Return True if a segment may be sealed without using the reserve."""
         return free_bytes(self._path) >= self.sizes.reserve_bytes + sealed_bytes_max(raw_bytes)
 
     def is_plenty(self, raw_bytes: int) -> bool:
-        """Whether a segment can be sealed without allocating the room for it first."""
+        """Return True if a segment can be sealed without allocating the room first."""
         return free_bytes(self._path) >= self.sizes.needed_bytes + _PLENTY * sealed_bytes_max(raw_bytes)
 
     def cause(self, free: int) -> Cause:
-        """Why there is too little room, if ``free`` bytes were left after writing the input that waits."""
+        """Return the cause of missing room; ``free`` is what writing the waiting input would leave."""
         segments = 0
         with os.scandir(self._path) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):  # sealed or reclaimed in the meantime
                     segments += entry.stat(follow_symlinks=False).st_blocks * 512
-        # There is always an active segment.
+        # The active segment always exists.
         enough = free + segments >= self.sizes.needed_bytes + self.sizes.segment_bytes
         return Cause.SEGMENTS if enough else Cause.OTHERS

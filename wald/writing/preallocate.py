@@ -1,7 +1,4 @@
-"""Preallocated files for new segments.
-
-The files that become segments: each has a temporary name, is allocated ahead if there is room, and one is spare.
-"""
+"""Preallocated files for new segments, one of them spare, under temporary names."""
 
 from __future__ import annotations
 
@@ -20,18 +17,14 @@ from wald.writing.disk_budget import DiskBudget
 
 
 class Blank(NamedTuple):
-    """An empty file: its temporary name, and a descriptor."""
+    """Empty file under a temporary name."""
 
     path: Path
     descriptor: int
 
 
 class Preallocator:
-    """Makes them in ``directory`` and keeps a spare one for the next segment.
-
-    Args:
-        room: limits what may be allocated ahead; None: no limit.
-    """
+    """Maker of new segment files in ``directory``, with one spare."""
 
     def __init__(self, directory: Path, disk: Disk, *, epoch: int, room: DiskBudget | None) -> None:
         self._directory = directory
@@ -43,29 +36,21 @@ class Preallocator:
         self._mutex = threading.Lock()
 
     def require_directory(self) -> None:
-        """Check that the path still leads to the directory in which the first file was made.
-
-        Raises:
-            OSError: ESTALE: the directory was unmounted or replaced, so new files would not be with the others.
-        """
+        """Raise ESTALE if the directory was unmounted or replaced since the first file."""
         if self._place is not None and not self._place.is_current():
             raise OSError(errno.ESTALE, "the directory was unmounted or replaced", os.fspath(self._directory))
 
     def prepare(self, length: int) -> bool:
-        """Make the spare one, of ``length`` bytes; False if there is no room. Called by the background thread."""
+        """Make the spare file, in the background thread; return False without room."""
         with self._mutex:
             if self._spare is None and self._lets_allocate(length):
-                with contextlib.suppress(OSError):  # the cut will report that the disk is full
+                with contextlib.suppress(OSError):  # the cut will report the full disk
                     self._spare = self._make("spare", length)
                 self._hold(os.fstat(self._spare.descriptor).st_blocks * 512 if self._spare else 0)
             return self._spare is not None
 
     def take(self, length: int) -> Blank:
-        """The spare one, or a new one of ``length`` bytes. The caller names or discards it.
-
-        Raises:
-            OSError: no file can be made.
-        """
+        """Return the spare file or a new one; the caller names or discards it."""
         with self._mutex:
             spare, self._spare = self._spare, None
             self._hold(0)
@@ -75,23 +60,17 @@ class Preallocator:
         return spare or self._make("next", length)
 
     def name(self, blank: Blank, target: Path) -> None:
-        """Rename it to ``target``, whose file it replaces. The directory is not synced.
-
-        Raises:
-            OSError: the rename failed, or another program removed or replaced the file.
-        """
+        """Rename the file to ``target``, replacing it, without a directory sync."""
         if not FileIdentity(*blank).is_current():
             raise OSError(errno.ENOENT, "another program removed or replaced the file", os.fspath(blank.path))
         self._disk.rename(blank.path, target)
 
     def discard(self, blank: Blank) -> None:
-        """Close it and try to remove it."""
         self._disk.close(blank.descriptor)
         with contextlib.suppress(OSError):  # the next start removes it
             self._disk.unlink(blank.path)
 
     def close(self) -> None:
-        """Discard the spare one."""
         with self._mutex:
             if self._spare is not None:
                 self.discard(self._spare)
@@ -107,13 +86,13 @@ class Preallocator:
 
     def _make(self, purpose: str, length: int) -> Blank:
         self.require_directory()
-        # The name is unique: another thread may make one, and a daemon that was taken over may still run.
+        # A unique name: another thread may make one, and a superseded daemon may still run.
         path = self._directory / f"{purpose}-{self._epoch}-{secrets.token_hex(8)}{TEMPORARY}"
         blank = Blank(path, self._disk.create(path))
         try:
-            if self._place is None:  # only now: the first file makes an overlay copy the directory up
+            if self._place is None:  # not earlier: the first file makes an overlay copy the directory up
                 self._place = _name_of(self._directory)
-            if self._lets_allocate(length):  # otherwise it grows as it is written
+            if self._lets_allocate(length):  # otherwise the file grows with its writes
                 self._disk.allocate(blank.descriptor, length)
         except OSError:
             self.discard(blank)

@@ -1,18 +1,12 @@
-"""Recovery of the newest segment at a start: facts, decision, repair.
+"""Recovery at a start: facts about the newest segment, a decision, the repair, and a report.
 
-The facts about the newest raw segment by which a start decides what becomes of it.
+Only the newest raw segment can be unfinished, because a segment is named only after the previous one was complete. It
+is scanned batch by batch, which also rebuilds the state of the log. Bytes after its last good batch are copied to
+``quarantine/`` and truncated. The writer then starts a new segment and never appends to an old one, so the time of a
+start is bounded by one raw segment.
 
-The state of a log at the end of a segment, rebuilt from the batches of that segment.
-
-Recovery at a start: facts → decision → repair, and a report of it.
-
-Only the newest raw segment can be unfinished, because a segment is named only after the one before it was complete.
-Older raw segments wait for the sealer. The newest is scanned batch by batch. What is behind its last good batch is
-copied to ``quarantine/`` and truncated. The writer then starts a new segment and never appends to an old one. So the
-time that a start takes is bounded by one raw segment and not by the log.
-
-The report calls info what a crash leaves behind, and errors what a crash cannot do: bytes that were durable are missing
-or wrong. No error stops the start. The report names the sequences that are lost, and none of them is given out again.
+The report lists the traces of a crash as info. Its errors are losses of durable bytes, which a crash cannot cause. No
+error stops the start; lost sequences are reported and never reused.
 """
 
 from __future__ import annotations
@@ -58,33 +52,31 @@ _BARRIER = int(Flag.BARRIER)  # enums are slow
 
 
 class Header(Enum):
-    """The first 64 bytes of the segment."""
+    """State of the segment's header, its first 64 bytes."""
 
     OURS = "ours"
     DAMAGED = "damaged"
-    FOREIGN = "foreign"  # good, but of another log, or of another segment
+    FOREIGN = "foreign"  # good, but of another log or segment
     NEWER = "newer"  # good, but of a newer wald
 
 
 class Content(Enum):
-    """What the good batches of the segment hold."""
+    """Contents of the segment's good batches."""
 
-    NOTHING = "nothing"  # not even the control batch, which was durable before the segment had its name
+    NOTHING = "nothing"  # not even the control batch, which was durable before the segment was named
     CONTROL = "control"  # only the control batch
-    PIECES = "pieces"  # of a record that began earlier; no sequence of its own
+    PIECES = "pieces"  # of a record that began earlier; no sequence is used
     RECORDS = "records"
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentFacts:
-    """What is known of the newest raw segment.
+    """Facts about the newest raw segment.
 
     Attributes:
-        reason: what is wrong with the header; "" if nothing is.
+        reason: the problem of the header; "" if it is good.
         state: of the log at the end of the segment.
-        batches: how many good ones there are.
-        durable_bytes: its length by the head; 0: the head stands in another segment.
-        salt: of its checksums.
+        durable_bytes: the segment's length by the head; 0 if the head is in another segment.
     """
 
     segment: Segment
@@ -100,17 +92,12 @@ class SegmentFacts:
 
 
 def examine(root: Root, listing: Listing, log_id: bytes, durable_bytes: int, errors: list[str]) -> SegmentFacts:
-    """Scan the newest segment of ``listing``, which is a raw one.
-
-    Args:
-        durable_bytes: as in :class:`Facts`.
-        errors: what cannot be read of the segment before it is added to these.
-    """
+    """Scan the newest segment of ``listing``, which is raw; ``errors`` gets problems of the previous one."""
     torn_turn = _TornTurn(durable_bytes)
     facts = _scan(root, listing, log_id, durable_bytes, errors, torn_turn.add)
     if torn_turn.offset is None:
         return facts
-    # The batches behind the gap are not durable either. Only those in front of it count.
+    # Batches after the gap are not durable either; only those before it count.
     end = facts.tail.offset + facts.tail.garbage_bytes
     facts = _scan(root, listing, log_id, durable_bytes, errors, lambda _: None, limit=torn_turn.offset)
     reason = "parts of one turn reached the disk, others did not"
@@ -118,19 +105,16 @@ def examine(root: Root, listing: Listing, log_id: bytes, durable_bytes: int, err
 
 
 class _TornTurn:
-    """Finds the gap that a power cut can leave in the last turn, whose pages reach the disk in any order.
+    """Detector of the gap that a power cut can leave in the last commit round.
 
-    The first batch of a turn says whether everything before it was synced before it was written. So a gap behind the
-    durable end is an unfinished write if no such batch follows it, and damage if one does. Append times cannot tell:
-    after a clock was set back, several turns have the same one.
-
-    Attributes:
-        offset: where the unfinished turn begins; None if there is none.
+    The first batch of a round is flagged if everything before it was synced before it was written. So a gap after the
+    durable end is damage if a flagged batch follows, and an unfinished write otherwise. Append times cannot tell: after
+    a clock was set back, several rounds share one.
     """
 
     def __init__(self, durable_bytes: int) -> None:
         self.offset: int | None = None
-        # The control batch was durable before the segment had its name.
+        # The control batch was durable before the segment was named.
         self._from = max(durable_bytes, FIRST_BATCH + 1)
 
     def add(self, found: ScannedBatch | DamagedBytes) -> None:
@@ -167,7 +151,7 @@ def _scan(
                 replay.add_scanned(raw, found)
                 continue
             gaps.append(found)
-            if found.offset == FIRST_BATCH:  # without the control batch its state comes from the segment before
+            if found.offset == FIRST_BATCH:  # without the control batch, the state comes from the previous segment
                 replay.state = state_before(root, segment, older, log_id, errors)
     assert end is not None, "a scan ends with its tail"
     content = _content(replay, segment.base_sequence)
@@ -206,12 +190,11 @@ def _not_known(_base: int) -> None:
 
 
 class Replay:
-    """The state that batches build up: a control batch replaces it, every other batch adds to it.
+    """State built from batches: a control batch replaces it, every other batch adds to it.
 
     Attributes:
-        batches: how many there were.
-        pieces: whether one of them continues a record that began in an earlier segment.
-        dropped: what relief has dropped of the segment, as of :func:`wald.format.log_state.still_open`.
+        pieces: whether a batch continues a record from an earlier segment.
+        dropped: records that shrinking removed, as of :func:`wald.format.log_state.still_open`.
     """
 
     def __init__(self, state: LogState) -> None:
@@ -221,7 +204,7 @@ class Replay:
         self.dropped: Mapping[str, int] | None = None
 
     def add(self, header: BatchHeader, route: str, payload: bytes | memoryview) -> None:
-        """Add the next batch. The payload is used only if it is a state."""
+        """Apply the next batch; the payload is used only if it is a state."""
         self.batches += 1
         self.pieces = self.pieces or bool(header.continues_sequence)
         self.state.apply(header, route, self.dropped)
@@ -229,29 +212,25 @@ class Replay:
             self._keep_lasts(header)
         if not header.is_state:
             return
-        with contextlib.suppress(BadControl):  # a newer wald wrote it; the batches that follow say enough
+        with contextlib.suppress(BadControl):  # written by a newer wald; later batches hold enough
             before, self.state = self.state, decode_state(payload)
             self.state.next_sequence = max(self.state.next_sequence, before.next_sequence)
             self.state.append_time_ns = max(self.state.append_time_ns, before.append_time_ns)
 
     def _keep_lasts(self, dropped: BatchHeader) -> None:
-        """Keep the last sequence of each route whose last record was dropped."""
         routes = self.state.routes
         for route, last in (self.dropped or {}).items():
             if last < dropped.end_sequence:
                 routes[route] = max(last, routes.get(route, 0))
 
     def add_scanned(self, raw: RawFile, batch: ScannedBatch) -> None:
-        """Add a batch of a raw segment."""
         self.add(batch.header, batch.route, raw.control_payload(batch))
 
 
 def state_after(listing: Listing, log_id: bytes, errors: list[str], dropped: Dropped = _not_known) -> LogState:
-    """The state at the end of the newest segment, as far as it can be read; without segments that of a new log.
+    """Return the readable state at the end of the newest segment; ``errors`` gets the unreadable parts.
 
-    Args:
-        errors: what cannot be read is added to these.
-        dropped: used if the index does not have the routes of all that relief has dropped.
+    ``dropped`` is used if the index lacks routes that shrinking dropped.
     """
     if not listing.segments:
         return LogState()
@@ -273,11 +252,7 @@ def state_after(listing: Listing, log_id: bytes, errors: list[str], dropped: Dro
 def state_before(
     root: Root, segment: Segment, older: Listing, log_id: bytes, errors: list[str], dropped: Dropped = _not_known
 ) -> LogState:
-    """Return the state at the beginning of a segment; ``older`` are the segments before it.
-
-    Args:
-        errors, dropped: as of :func:`state_after`.
-    """
+    """Return the state at the beginning of a segment; ``older`` are the segments before it."""
     state = state_after(older, log_id, errors, dropped)
     replay_clock_step(root, state, end_of_times(older, state), segment.base_sequence)
     return state
@@ -289,7 +264,7 @@ def end_of_times(older: Listing, state: LogState) -> int:
 
 
 def replay_clock_step(root: Root, state: LogState, first: int, base: int) -> None:
-    """Restart append times for a segment at ``base``, if a clock step lies at one of ``first`` to ``base``."""
+    """Restart append times for a segment at ``base`` if a clock step is recorded at ``first`` to ``base``."""
     step = step_between(read_steps(root), first, base)
     if step is not None:
         state.append_time_ns = min(state.append_time_ns, step.at_ns)
@@ -324,7 +299,7 @@ def _replay_sealed(sealed: SealedFile, replay: Replay, errors: list[str]) -> Non
 
 
 def _replay_salvaged(segment: Segment, log_id: bytes, replay: Replay, error: Damaged) -> None:
-    """Add the batches that can be read of a sealed segment without its index."""
+    """Add the readable batches of a sealed segment without its index."""
     with contextlib.suppress(Damaged), contextlib.closing(SalvagedSegment(segment, log_id, error)) as salvaged:
         for met in salvaged.batches(FIRST_BATCH, None):
             if isinstance(met, StoredBatch):
@@ -333,34 +308,29 @@ def _replay_salvaged(segment: Segment, log_id: bytes, replay: Replay, error: Dam
 
 
 REPORTS_KEPT = 32
-_EPOCH = re.compile(r"[0-9]{1,10}")  # a repair keeps a segment under 16 digits of its hash
+_EPOCH = re.compile(r"[0-9]{1,10}")  # a repair names a segment with 16 digits of its hash
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Fate(Enum):
-    """What becomes of the newest raw segment."""
+    """Treatment of the newest raw segment."""
 
-    CUT = "cut"  # it is complete; the sealer seals it
-    CARRY = "carry"  # it has no sequence of its own, so the next segment has its name and a copy of its pieces
+    CUT = "cut"  # complete; the sealer seals it
+    CARRY = "carry"  # it uses no sequence, so the next segment has its name and a copy of its pieces
     REPLACE = "replace"  # it holds no record, so the next segment has its name
-    QUARANTINE = "quarantine"  # nothing in it can be read
-    REFUSE = "refuse"  # it is not a segment of this log, or a newer wald wrote it: the start fails
+    QUARANTINE = "quarantine"  # nothing is readable
+    REFUSE = "refuse"  # another log's segment, or one of a newer wald: the start fails
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a start does with the newest raw segment.
-
-    Attributes:
-        trim: whether the bytes behind the last good batch are copied to ``quarantine/`` and truncated.
-    """
+    """Treatment of the newest raw segment; ``trim`` moves its torn end to ``quarantine/``."""
 
     fate: Fate
     trim: bool
 
 
 def decide(*, header: Header, content: Content, torn: bool) -> Decision:
-    """The decision for each combination of facts."""
     match header, content:
         case ((Header.FOREIGN | Header.NEWER), _):
             return Decision(Fate.REFUSE, trim=False)
@@ -377,17 +347,16 @@ def decide(*, header: Header, content: Content, torn: bool) -> Decision:
 
 @dataclass(slots=True)
 class Report:
-    """What one start found and did, as it is written to ``recovery/<epoch>.json``.
+    """Findings and actions of one start, as written to ``recovery/<epoch>.json``.
 
     Attributes:
-        life: random, so that no other start has the same value, in any copy of the log.
-        boot: the kernel's id of the boot.
-        before: how the life before ended, as a sentence.
-        fate: a :class:`Fate`; "" if there is no raw segment.
-        skipped: the first and the last sequence that are never given out, and why.
-        given_up: True if acknowledged records are missing that a repair has given up.
-        pid, host, started: as in the lock file, which not every reader may open.
-        software, settings: what the life runs with; each setting has its value and where that comes from.
+        life: random identifier of this start, unique even among copies of the log.
+        boot: the kernel's boot id.
+        before: the end of the previous run, as a sentence.
+        skipped: the first and last sequence that are never used, and the reason.
+        given_up: whether a repair has given up missing acknowledged records.
+        pid, host, started: as in the lock file, which some readers cannot open.
+        settings: each with its value and its source.
     """
 
     epoch: int
@@ -417,7 +386,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What the writer starts from."""
+    """Starting point of the writer."""
 
     state: LogState
     carry: tuple[Path, int] | None
@@ -427,15 +396,14 @@ class Recovered:
 def recover(
     root: Root, disk: Disk, *, log_id: bytes, epoch: int, now_ns: int, about: Mapping[str, Any] = NOTHING
 ) -> Recovered:
-    """Repair ``root`` so that it can be written. It may be interrupted at any step and run again.
+    """Repair ``root`` for writing. The repair may be interrupted at any step and run again.
 
     Args:
-        about: fields of the report that the daemon gives; ``Any``: they are JSON.
+        about: fields of the report that the daemon adds.
 
     Raises:
         UnsupportedFormat: a newer wald wrote the newest segment.
         Damaged: the newest segment belongs to another log, or another file has the name of a file to overwrite.
-        OSError: the repair failed.
     """
     started = time.monotonic()
     require_own_files(root)
@@ -452,8 +420,6 @@ def recover(
 
 
 class _Recovery:
-    """The repair of one root."""
-
     def __init__(self, root: Root, disk: Disk, log_id: bytes, report: Report) -> None:
         self._root = root
         self._disk = disk
@@ -461,7 +427,7 @@ class _Recovery:
         self._report = report
         self._listing = list_segments(root)
         self._head = _head(root)
-        self._ending: PreviousEnd | None = None  # of the newest segment, if it is a raw one
+        self._ending: PreviousEnd | None = None  # of the newest segment if it is raw
 
     def run(self) -> Recovered:
         self._require_mounted()
@@ -483,7 +449,7 @@ class _Recovery:
         replay_clock_step(self._root, state, first, state.next_sequence)
         name_is_needed = report.fate in (Fate.CARRY.value, Fate.REPLACE.value)
         if name_is_needed and newest is not None and state.next_sequence > newest.base_sequence:
-            # The next segment begins behind the sequences that are passed over, so it has another name.
+            # The next segment begins after the skipped sequences, so it has another name.
             recovered, report.fate = replace(recovered, carry=None), Fate.CUT.value
             state.previous = self._ending
         return recovered
@@ -493,11 +459,7 @@ class _Recovery:
         return examine(self._root, self._listing, self._log_id, durable_bytes, self._report.errors)
 
     def _require_mounted(self) -> None:
-        """
-        Raises:
-            Damaged: no segment exists, although the newest one is never deleted, and neither did a repair give it up
-                nor a start set it aside.
-        """
+        """Raise Damaged if no segment exists, though no repair gave up the newest and no start moved it."""
         head, root = self._head, self._root
         if self._listing.segments or self._listing.released or head is None or not head.sequence:
             return
@@ -505,10 +467,9 @@ class _Recovery:
             raise no_segment(root, head.sequence, starting=True)
 
     def _require_newest(self, newest: Segment) -> None:
-        """
-        Raises:
-            Damaged: the newest name is that of another segment, so the start would take a wrong place for the end of
-                the log. If both are raw segments, :func:`_refuse` raises this.
+        """Raise Damaged if another segment has the newest name and so hides the end of the log.
+
+        If both are raw, :func:`_refuse` raises this.
         """
         try:
             require_named(newest, self._log_id)
@@ -516,14 +477,11 @@ class _Recovery:
             form, _ = identify(newest.path) or (Kind.RAW, None)
             if newest.kind is Kind.SEALED or form is Kind.SEALED:
                 raise Damaged(error.message, case="newest-segment-misnamed", root=self._root.path) from error
-        except OSError:  # what opens it next reports it
+        except OSError:  # the next open reports it
             pass
 
     def _misplaced(self) -> Iterator[str]:
-        """Yield an error for each older raw file that is another segment.
-
-        A start opens no sealed segments, because there may be very many. Readers and ``wald verify`` report those.
-        """
+        """Yield an error for each older raw file that is another segment; opening the sealed ones takes too long."""
         for segment in self._listing.segments[:-1]:
             if segment.kind is not Kind.RAW:
                 continue
@@ -535,14 +493,14 @@ class _Recovery:
                 continue
 
     def _was_set_aside(self, head: Head) -> bool:
-        """Return whether a start after the one that wrote ``head`` moved its segment away and was then killed."""
+        """Return True if a later start than that of ``head`` moved its segment away and was then killed."""
         name = segment_name(head.segment, Kind.RAW)
         found = chain.from_iterable(each.glob(f"{name}.*") for each in (self._root.quarantine, self._root.segments))
         epochs = (path.name.removeprefix(f"{name}.") for path in found)
         return any(_EPOCH.fullmatch(epoch) and int(epoch) > head.epoch for epoch in epochs)
 
     def _durable_bytes(self, segment: Segment) -> int:
-        """The length of a segment by the head; 0 if the head stands in another one."""
+        """Return a segment's length by the head; 0 if the head is in another one."""
         head = self._head
         return head.position if head is not None and head.segment == segment.base_sequence else 0
 
@@ -581,9 +539,9 @@ class _Recovery:
         self._report.errors.append(f"{path}: nothing in it can be read; moved to {target}")
 
     def _keep_aside(self, path: Path, tail: SegmentEnd) -> None:
-        """Copy what is behind the last good batch to ``quarantine/``. It is truncated only once the copy is durable."""
+        """Copy the bytes after the last good batch to ``quarantine/``, durably, before they are truncated."""
         report = self._report
-        # With the epoch, because the next segment of this name may be torn at the same place.
+        # The epoch keeps it unique: the next segment of this name may be torn at the same place.
         kept = self._root.quarantine / f"{path.name}.{tail.offset}.{report.epoch}.torn"
         self._copy(path, tail, self._root.quarantine / f"torn{TEMPORARY}", kept)
         report.trimmed_bytes, report.kept_in = tail.garbage_bytes, str(kept.relative_to(self._root.path))
@@ -605,7 +563,7 @@ class _Recovery:
         disk.sync_directory(kept.parent)
 
     def _make_durable(self, path: Path, length: int) -> None:
-        """Truncate and sync: good batches may have been written and not synced, and readers see them from now on."""
+        """Truncate and sync: good batches may not be synced yet, and readers see them after this start."""
         descriptor = self._disk.open(path)
         try:
             self._disk.truncate(descriptor, max(length, FIRST_BATCH))
@@ -614,11 +572,11 @@ class _Recovery:
             self._disk.close(descriptor)
 
     def _never_reuse(self, state: LogState, newest: Segment | None) -> None:
-        """Raise the next sequence above every sequence that was acknowledged, even if its record is lost."""
+        """Raise the next sequence above every acknowledged one, even if its record is lost."""
         head = self._head
         floor = max(head.sequence if head else 0, last_sealed(self._root, next_sequence=state.next_sequence)) + 1
         if newest is not None:
-            # A raw segment may be empty. A sealed one is not, even if none of it can be read.
+            # Unlike a raw segment, a sealed one is never empty, even if it is unreadable.
             floor = max(floor, newest.base_sequence + (newest.kind is Kind.SEALED))
         if floor > state.next_sequence:
             first, last = state.next_sequence, floor - 1
@@ -631,7 +589,7 @@ class _Recovery:
             state.next_sequence = floor
 
     def _never_join(self, state: LogState, newest: Segment | None) -> None:
-        """Pass over one sequence if pieces of a record are lost: readers find a gap and do not join the rest."""
+        """Skip one sequence if pieces of a record are lost, so that readers find a gap and do not join the rest."""
         head, report = self._head, self._report
         if not state.open_records or head is None or newest is None or head.segment < newest.base_sequence:
             return
@@ -651,7 +609,7 @@ class _Recovery:
         state.next_sequence += 1
 
     def _pass_over(self, state: LogState) -> None:
-        """Raise the next sequence above every sequence that a cursor or a ledger names."""
+        """Raise the next sequence above every one that a cursor or a ledger names."""
         report = self._report
         floor = find_floor(self._root, log_id=self._log_id, next_sequence=state.next_sequence)
         report.warnings += floor.doubts

@@ -1,8 +1,7 @@
 """Reports about runs of the daemon, and how they ended.
 
-How the lives of the daemon ended. Each life writes a report to ``recovery/`` at its start and adds its end to it.
-
-A life that was killed, or whose machine went down, adds no end. The kernel's id of the boot tells the two apart.
+Each run writes a report to ``recovery/`` at its start and adds its end. A run that was killed, or whose machine went
+down, adds no end; the kernel's boot id tells these two apart.
 """
 
 from __future__ import annotations
@@ -26,45 +25,34 @@ _SIGNED = ("epoch", "pid", "host", "started")
 
 
 def end_run(root: Root, disk: Disk, epoch: int, how: str, *, now_ns: int) -> None:
-    """Add to the report of a life how it ends.
-
-    Args:
-        how: STOPPED, or what went wrong.
-
-    Raises:
-        OSError: the report cannot be written. The life counts as killed.
-    """
+    """Record the end of a run (STOPPED, or the failure); without that record, the run counts as killed."""
     add_to_run(root, disk, epoch, {"ended": how, "ended_at_ns": now_ns})
 
 
 def add_to_run(root: Root, disk: Disk, epoch: int, fields: Mapping[str, Any]) -> None:
-    """Add fields to the report of a life, if it has one; ``Any``: they are JSON.
-
-    Raises:
-        OSError: the report cannot be written.
-    """
+    """Add JSON fields to the report of a run, if it has one."""
     report = read_run(root, epoch)
     if report is not None:
         disk.replace(root.report(epoch), json.dumps(report | dict(fields), indent=2).encode() + b"\n")
 
 
 def read_run(root: Root, epoch: int) -> dict[str, Any] | None:
-    """The report of a life; None if it is missing or not a report."""
+    """Return the report of a run; None if it is missing or invalid."""
     return read_object(root.report(epoch))
 
 
 def run_reports(root: Root) -> Iterator[dict[str, Any]]:
-    """The reports that are kept, the newest life first."""
+    """Yield the reports that were kept, newest first."""
     for path in sorted(root.recovery.glob("*.json"), reverse=True):
         if (report := read_object(path)) is not None:
             yield report
 
 
 def signed(root: Root) -> dict[str, object]:
-    """What the daemon that started last says of itself: epoch, pid, host, started; empty if none has.
+    """Return epoch, pid, host and started of the daemon that started last, if known.
 
-    The lock file says it; to a user who may not open that, the report of the life. Before the start has written its
-    report, such a user knows only when the lock was taken.
+    They come from the lock file, or from the run's report for a user who cannot open it. Before that report is written,
+    such a user only learns when the lock was taken.
     """
     from wald.writing.daemon_lock import is_hidden, signature
 
@@ -79,25 +67,24 @@ def signed(root: Root) -> dict[str, object]:
 
 
 def last_has_ended(root: Root) -> bool:
-    """Whether the last life with a report added its end to it."""
+    """Return True if the last run with a report recorded its end."""
     return bool(next(run_reports(root), {}).get("ended"))
 
 
 def last_end(root: Root) -> str:
-    """How the last life with a report ended, as a sentence; "" if there is none."""
+    """Describe how the last run with a report ended; "" without one."""
     report = next(run_reports(root), None)
     return "" if report is None else _ending(report)
 
 
 @dataclass(frozen=True, slots=True)
 class CrashReport:
-    """A life that did not end with a stop.
+    """Run that did not end with a stop.
 
     Attributes:
-        how: as a sentence.
-        found_ns: when the next start found it, ns since 1970; None: no start has, so what was lost is not known yet.
-        lost: what was durable and is no longer there; nothing, unless the disk or the machine is at fault.
-        cut_bytes: of a write that was not finished, and so not acknowledged.
+        found_ns: when the next start found it; None before that, while the loss is unknown.
+        lost: missing durable data, which only a failing disk or machine can cause.
+        cut_bytes: of an unfinished and so unacknowledged write.
     """
 
     epoch: int
@@ -108,11 +95,7 @@ class CrashReport:
 
 
 def last_crash(root: Root, *, running: int | None) -> CrashReport | None:
-    """The last crash that the reports know of.
-
-    Args:
-        running: the epoch of the life that has not ended; None: no daemon runs.
-    """
+    """Return the last crash, ignoring the run with epoch ``running``."""
     after: dict[str, Any] = {}
     for report in run_reports(root):
         if report.get("epoch") != running and report.get("ended") != STOPPED:
@@ -122,7 +105,7 @@ def last_crash(root: Root, *, running: int | None) -> CrashReport | None:
 
 
 def crashes(root: Root) -> Iterator[CrashReport]:
-    """The crashes that the reports know of and a start has found, the newest first."""
+    """Yield the crashes that a later start has found, newest first."""
     after: dict[str, Any] = {}
     for report in run_reports(root):
         if after and report.get("ended") != STOPPED:
@@ -138,7 +121,7 @@ def _crash(report: Mapping[str, Any], after: Mapping[str, Any]) -> CrashReport:
 
 
 def no_daemon(root: Root, disk: Disk) -> str:
-    """Says that no daemon runs and how the last one ended; "" if one runs, or records came without one."""
+    """Report that no daemon runs and how the last one ended; "" if one runs, or records came without one."""
     if not os.path.lexists(root.lock):
         return "" if os.path.lexists(root.head) else "no daemon runs: none has run on this log"
     if is_held(root.lock, disk):

@@ -1,15 +1,12 @@
-"""Compression of cut segments in repeatable steps.
-
-Sealing: a raw segment that was cut becomes a compressed one. Each step can be repeated after a crash.
+"""Compression of cut segments, in steps that can be repeated after a crash.
 
     raw                  compress into a temporary file, sync it, read every frame back, compare the digests
     raw + temporary      rename, sync the directory
     raw + sealed         ledger: cut, damaged, sealed; then unlink the sparse index and the raw file
     sealed               done
 
-The names in the directory say which state a segment is in. The ledger has no line about a segment before its sealed
-form is in place, so the ledger is read only if a crash has left both forms. Both hold the same bytes, and readers may
-use either. A raw file is never unlinked before its sealed form has been read back and its name is durable.
+The names in the directory show the state of a segment; the ledger is read only if a crash left both forms. Both hold
+the same bytes, and readers may use either.
 """
 
 from __future__ import annotations
@@ -40,17 +37,12 @@ from wald.segments.sealed_file import LEVEL, Compressed, SealedFile, compress_se
 from wald.segments.view import recorded_end, truncated, view_after
 from wald.writing.disk_budget import sealed_bytes_max
 
-_OURS = f".{secrets.token_hex(8)}{TEMPORARY}"  # unique: a daemon that another one has taken over may still be sealing
+_OURS = f".{secrets.token_hex(8)}{TEMPORARY}"  # unique: a superseded daemon may still be sealing
 
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """One segment that was sealed.
-
-    Attributes:
-        sha256: of the raw bytes, hexadecimal.
-        gaps: damage in the raw segment, whose bytes are kept.
-    """
+    """Result of sealing one segment; ``gaps`` are damaged bytes, which are kept."""
 
     base_sequence: int
     last_sequence: int
@@ -61,8 +53,8 @@ class Sealed:
 
 
 def pending(root: Root, active_base: int) -> list[Segment]:
-    """The segments to seal: the raw ones older than the active one, oldest first."""
-    # A complete listing of thousands of sealed segments would take longer than sealing the next one.
+    """Return the segments to seal: raw, older than the active one, oldest first."""
+    # Listing thousands of sealed segments would take longer than sealing the next one.
     files = (entry.name for entry in os.scandir(root.segments) if entry.name.endswith(Kind.RAW.value))
     names = (parse_segment_name(name) for name in files)
     raw = (name.base_sequence for name in names if name is not None and name.kind is Kind.RAW)
@@ -80,27 +72,23 @@ def seal(
     now: Callable[[], int],
     moment: Callable[[], Moment] = uptime.now,
 ) -> Sealed:
-    """Replace one raw segment by its sealed form. The call may be repeated after a failure or a crash.
+    """Replace a raw segment by its sealed form. Repeatable after a failure or crash, which keeps the raw file.
 
     Args:
-        ledger: of the root's segments.
-        reserve: whether to allocate the largest possible sealed form first, so that no other file can take the room in
-            the meantime. On a tmpfs this takes as long as writing it.
-        now: the time for the ledger, ns since 1970.
-        moment: the time by a clock that cannot be set.
+        reserve: allocate the largest possible sealed form first, so that no other file can use the room. On a tmpfs
+            this takes as long as writing it.
 
     Raises:
-        Damaged: the raw file has no valid header or was truncated after the cut, or the sealed one does not read back
-            as it. The raw file is kept.
-        UnsupportedFormat: the raw file was written by a newer wald.
+        Damaged: the raw file has no valid header or was truncated after the cut, or the sealed one reads back
+            differently.
+        UnsupportedFormat: a newer wald wrote the raw file.
         FileNotFoundError: the segment was reclaimed.
-        OSError: a step failed. The raw file is kept.
     """
     target = root.segment(segment.base_sequence, Kind.SEALED)
-    cut_ns = segment.path.stat().st_mtime_ns  # the cut was the last change of the file
+    cut_ns = segment.path.stat().st_mtime_ns  # the cut was the file's last change
     both = target.exists()
     compressed = _publish(root, segment, target, disk, level, reserve=reserve, both=both)
-    disk.sync_directory(root.segments)  # before the unlink: else a power cut could leave neither name
+    disk.sync_directory(root.segments)  # before the unlink: otherwise a power cut could leave neither name
     sealed_bytes = target.stat().st_size
     known: list[dict[str, Any]] = []
     if both:
@@ -121,7 +109,7 @@ def seal(
 def _publish(
     root: Root, segment: Segment, target: Path, disk: Disk, level: int, *, reserve: bool, both: bool
 ) -> Compressed:
-    """Give the sealed form its name, if the file of that name (``both``) is not the sealed form already."""
+    """Name the sealed form, unless the existing file (``both``) is already correct."""
     temporary = target.with_name(target.name + _OURS)
     try:
         compressed = _compress(segment, temporary, disk, level, reserve=reserve)
@@ -136,14 +124,14 @@ def _publish(
         else:
             disk.rename(temporary, target)
     except Exception:
-        with contextlib.suppress(OSError):  # it only takes room
+        with contextlib.suppress(OSError):  # it only uses space
             temporary.unlink(missing_ok=True)
         raise
     return compressed
 
 
 def remove_temporaries(root: Root, disk: Disk) -> list[str]:
-    """Remove the unfinished files of killed programs; return the names of those in ``segments/``. Only for a start.
+    """Remove unfinished files of killed programs at a start; return the names of those in ``segments/``.
 
     Files of a running ``wald-reclaim`` are kept.
     """
@@ -168,7 +156,6 @@ def remove_temporaries(root: Root, disk: Disk) -> list[str]:
 
 
 def _compress(segment: Segment, temporary: Path, disk: Disk, level: int, *, reserve: bool) -> Compressed:
-    """Write the temporary file and sync it."""
     if temporary.exists():
         disk.unlink(temporary)
     target = disk.create(temporary)
@@ -185,7 +172,7 @@ def _compress(segment: Segment, temporary: Path, disk: Disk, level: int, *, rese
             )
         disk.truncate(target, compressed.stored_bytes)
         disk.sync(target)
-        # It is to be read back from the disk and not from memory.
+        # Read it back from the disk, not from memory.
         os.posix_fadvise(target, 0, 0, os.POSIX_FADV_DONTNEED)
     except NewerVersion as error:
         raise UnsupportedFormat(f"{segment.path}: offset 0: {error}", case="newer-format") from error
@@ -199,20 +186,15 @@ def _compress(segment: Segment, temporary: Path, disk: Disk, level: int, *, rese
 
 
 def _digest(path: Path) -> bytes:
-    """The sha256 of the raw bytes in the sealed file at ``path``. Every frame is read.
-
-    Raises:
-        Damaged: the file is damaged.
-    """
     with SealedFile(path) as sealed:
         return sealed.sha256()
 
 
 def _holds(path: Path, digest: bytes) -> bool:
-    """Whether the sealed file at ``path`` holds these raw bytes; False if it is damaged.
+    """Return True if the sealed file holds these raw bytes, False if it is damaged.
 
     Raises:
-        Damaged: it holds other bytes and is not damaged. It is not known which of the two forms is right.
+        Damaged: it is intact but holds other bytes, so either form may be the right one.
     """
     try:
         found = _digest(path)
@@ -226,7 +208,7 @@ def _holds(path: Path, digest: bytes) -> bool:
 def _entries(
     compressed: Compressed, sealed_bytes: int, moment: Moment, *, cut_ns: int, now_ns: int
 ) -> list[dict[str, Any]]:
-    """The lines of the ledger about one segment, in order. ``Any``: they are JSON."""
+    """Return the ledger lines about one segment, in order."""
     index = compressed.index
     cut = {"base": index.base_sequence, "next": index.next_sequence, "bytes": index.raw_bytes, "at": cut_ns}
     damaged = [
@@ -241,7 +223,7 @@ def _entries(
 
 
 def sealed_entry(index: SealedIndex, sealed_bytes: int, moment: Moment, now_ns: int) -> dict[str, Any]:
-    """What the line about the sealing of a segment says, but for its event."""
+    """Return the fields of the line about sealing a segment, without its event."""
     entry = {
         "base": index.base_sequence,
         "last": index.next_sequence - 1,
@@ -257,7 +239,6 @@ def sealed_entry(index: SealedIndex, sealed_bytes: int, moment: Moment, now_ns: 
 
 
 def _is_about(line: dict[str, Any], entry: dict[str, Any]) -> bool:
-    """Whether ``line`` of the ledger says what ``entry`` says."""
     return all(line.get(key) == entry.get(key) for key in ("event", "base", "position"))
 
 

@@ -1,15 +1,13 @@
-"""Lower bound for new sequences.
+"""Lower bound for new sequences, above every sequence that a cursor, a work-group journal or a ledger names.
 
-The floor for new sequences: it is above all that a cursor, a journal of a work group or a ledger of this log names.
-
-If an older backup of the segments is restored beside newer cursors, new records would get sequences that the cursors
-count as processed, and would never be delivered. So a start passes over such sequences and records it in
+If an older backup of the segments is restored next to newer cursors, new records would get sequences that the cursors
+count as processed, and would never be delivered. So a start skips these sequences and records that in
 ``segments.jsonl``:
 
     {"event": "skipped", "base": 11, "last": 45, "why": "routes/a/cursors/processed.cursor is at 45", "at": …}
 
-A number that is too far beyond the end of the log is not believed: 2^20 records for a bare cursor, which does not name
-its log, and 2^40 for everything else. A cursor that is not believed holds back RECLAIM, like any beyond the head.
+Numbers too far beyond the end of the log are not believed: 2^20 records for a bare cursor, which does not name its log,
+2^40 otherwise. A cursor that is not believed still blocks deletion.
 """
 
 from __future__ import annotations
@@ -39,25 +37,19 @@ _LAST = re.compile(rb'"last":(\d{1,20})[,}]')
 _SEALED = re.compile(rb'"event":"(?:sealed|lost)","base":\d{1,20},"last":(\d{1,20})[,}]')
 _CHUNK_BYTES = 1 << 20
 _NO_NUMBER = 1 << 80
-_CANDIDATES = 1024  # lines with the highest numbers in one scan; if all are damaged, the file is scanned again
-_OVERLAP_BYTES = 128  # longer than what is searched for
+_CANDIDATES = 1024  # highest lines of one scan; if all are damaged, the file is scanned again
+_OVERLAP_BYTES = 128  # longer than any match
 _TAKEN_IN = b'"in": ['
-_PAGE = b'{"page": '  # in a snapshot, before all lines about later reads
+_PAGE = b'{"page": '  # in a snapshot, before the lines about later reads
 _TAIL_BYTES = 256 << 10  # of a journal's end, read first
-_DAMAGED_MAX = 1024  # lines of a journal; one with more is not believed
-_LINE_MAX_BYTES = 16 << 20  # of a journal; half a million ranges of records fit
+_DAMAGED_MAX = 1024  # damaged lines, above which a journal is not believed
+_LINE_MAX_BYTES = 16 << 20  # of a journal; half a million ranges fit
 _JOURNAL_MAX_BYTES = 64 << 20  # of its end, read if the tail has no answer
 
 
 @dataclass(slots=True)
 class Floor:
-    """What cursors and ledgers name beyond the end of the log.
-
-    Attributes:
-        last: the highest sequence that is believed; the last one of the log if there is none beyond it.
-        why: the file that names it, as a sentence.
-        doubts: the files that name a sequence that is not believed, a sentence each.
-    """
+    """Highest believed sequence that a file names, and why; ``doubts`` describe files that are not believed."""
 
     last: int
     why: str = ""
@@ -67,7 +59,7 @@ class Floor:
 def find_floor(root: Root, *, log_id: bytes, next_sequence: int) -> Floor:
     """Read every cursor and journal of every route, retired or not, and the ledgers of deletions and archives.
 
-    A sequence that was sealed and is missing is damage and belongs to :func:`last_sealed`.
+    A sealed sequence that is missing is damage; see :func:`last_sealed`.
     """
     floor = Floor(next_sequence - 1)
     for path, sequence, trusted in (*_cursors(root, log_id), *_ledgers(root)):
@@ -84,7 +76,7 @@ def find_floor(root: Root, *, log_id: bytes, next_sequence: int) -> Floor:
 
 
 def _cursors(root: Root, log_id: bytes) -> Iterator[tuple[Path, int, bool]]:
-    """Each cursor file of this log, and each journal beside one; its sequence, and whether it names the log."""
+    """Yield each cursor and journal of this log, its sequence, and whether it names the log."""
     for route in root.route_names():
         try:
             groups, _ = root.cursors(route)
@@ -102,7 +94,7 @@ def _cursors(root: Root, log_id: bytes) -> Iterator[tuple[Path, int, bool]]:
 
 
 def _read_by_workers(journal: Path, log_id: bytes) -> int:
-    """The last sequence that a work group has read; 0: it has not, or the journal is of another log, or damaged."""
+    """Return the last sequence a work group has read; 0 without one, or if the journal is damaged or of another log."""
     try:
         with open_file(journal) as file:
             start, _ = decode_work(file.readline(_CHUNK_BYTES))
@@ -110,7 +102,7 @@ def _read_by_workers(journal: Path, log_id: bytes) -> int:
                 return 0
             begin, end = file.tell(), file.seek(0, os.SEEK_END)
             length = _TAIL_BYTES
-            while True:  # the last line that counts is near the end, except for lines after a snapshot
+            while True:  # the last relevant line is near the end, except after a snapshot
                 file.seek(max(begin, end - length))
                 text = file.read(length)
                 if found := _last_taken_in(text):
@@ -123,13 +115,9 @@ def _read_by_workers(journal: Path, log_id: bytes) -> int:
 
 
 def _last_taken_in(text: bytes) -> int:
-    """Return the last sequence that this part of a journal records as read from the log; 0 without one.
-
-    Raises:
-        BadWork: too many of the lines that would say it are damaged.
-    """
+    """Return the last sequence that this part of a journal records as read; BadWork if too many lines are damaged."""
     end, damaged = len(text), 0
-    while (at := text.rfind(_TAKEN_IN, 0, end)) >= 0:  # they only grow
+    while (at := text.rfind(_TAKEN_IN, 0, end)) >= 0:  # sequences only grow
         begin = text.rfind(b"\n", 0, at) + 1
         data = text[begin : text.find(b"\n", at, end)]
         with suppress(BadWork):
@@ -138,19 +126,19 @@ def _last_taken_in(text: bytes) -> int:
         damaged += 1
         if damaged > _DAMAGED_MAX:
             raise BadWork(f"{damaged} damaged lines")
-        end = begin  # a damaged line is decoded once, however often it says so
+        end = begin  # decode a damaged line only once
     return 0
 
 
 def last_sealed(root: Root, *, next_sequence: int) -> int:
-    """The last sequence that was sealed, or lost, by the ledger; 0 if there is none or it is not believed."""
+    """Return the last sealed or lost sequence in the ledger; 0 without one, or if it is not believed."""
     path = root.ledger / "segments.jsonl"
     found = max(_highest(path, _SEALED), highest_in_parts(path, "sealed", "lost"))
     return found if found < next_sequence + _OURS_MAX else 0
 
 
 def given_up(root: Root, first: int, last: int) -> bool:
-    """Whether a repair has given up all records ``first`` to ``last``, by the ledger."""
+    """Return True if the ledger records that a repair has given up all records ``first`` to ``last``."""
     lost = Spans()
     with suppress(Damaged):
         for line in Lines(root.ledger / "segments.jsonl").about(first, last):
@@ -166,7 +154,7 @@ def _ledgers(root: Root) -> Iterator[tuple[Path, int, bool]]:
 
 
 def _highest(path: Path, number: re.Pattern[bytes]) -> int:
-    """Return the highest number in a ledger. To keep a start fast, decode only the lines that may have it."""
+    """Return the highest number in a ledger, decoding only candidate lines to keep a start fast."""
     below = _NO_NUMBER
     try:
         with open_file(path) as file:
@@ -180,7 +168,7 @@ def _highest(path: Path, number: re.Pattern[bytes]) -> int:
 
 
 def _numbers(file: BinaryIO, number: re.Pattern[bytes], below: int) -> Iterator[tuple[int, int]]:
-    """Yield each number below ``below``, and its offset."""
+    """Yield each number below ``below`` with its offset."""
     kept = b""
     begin = file.seek(0)
     while chunk := file.read(_CHUNK_BYTES):
@@ -191,7 +179,7 @@ def _numbers(file: BinaryIO, number: re.Pattern[bytes], below: int) -> Iterator[
 
 
 def _is_whole(file: BinaryIO, offset: int) -> bool:
-    """Whether the line at ``offset`` is undamaged."""
+    """Return True if the line at ``offset`` is undamaged."""
     begin = file.seek(max(0, offset - _CHUNK_BYTES))
     text = file.read(2 * _CHUNK_BYTES)
     at = offset - begin

@@ -1,19 +1,12 @@
-"""Append-only writer of the active segment, and its cut.
+"""Append-only writer of the active segment. No other code appends to the log or cuts a segment.
 
-A draft is a batch on its way to disk. The writer gives it its place in the log.
-
-The writer of the active segment. No other code appends to the log or cuts a segment.
-
-    placed = writer.place(drafts)        gives each draft its place; nothing is written yet
+    placed = writer.place(drafts)        assign positions and sequences; nothing is written yet
     writer.commit(placed, now_ns=…)      one gather-write, one fdatasync; then it is durable
-    writer.cut(now_ns=…)                 the segment is complete; the next one is active
+    writer.cut(now_ns=…)                 complete the segment and activate the next one
 
-State in memory changes only after the write and the sync have succeeded. After an OSError from either, the descriptor
-is never written or synced again (:attr:`Writer.failed`). :meth:`Writer.replace` truncates the file to its durable
-length and opens the next segment, where the same drafts are placed again.
-
-A batch never spans segments. A segment is named by its first sequence, so it is cut only after it has given one out. A
-record larger than a segment makes its segment grow.
+State in memory changes only after the write and the sync succeed. After an OSError from either, the descriptor is never
+written or synced again: :meth:`Writer.replace` truncates the file to its durable length and opens the next segment. A
+batch never spans segments. A segment is named by its first sequence, so it can be cut only after it has assigned one.
 """
 
 from __future__ import annotations
@@ -66,7 +59,7 @@ from wald.writing.preallocate import Preallocator
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A route: its name, and the bytes that each body of its batches begins with."""
+    """Route name with the prefix of its batch bodies."""
 
     name: str
     prefix: bytes
@@ -85,20 +78,15 @@ Sender = Peer | int
 
 @dataclass(slots=True)
 class Draft:
-    """One batch on its way to disk.
+    """Batch on its way to disk; :meth:`wald.writing.writer.Writer.place` sets the last three fields.
 
     Attributes:
-        payload: the buffers; empty where ``spool`` holds the payload.
         count: records that begin in it.
-        continues: sequence of the record that the payload starts in the middle of; 0 if it does not.
-        body_checksum: computed when it is first needed; with ``spool`` it must be given.
+        continues: sequence of the record that the payload continues; 0 if it begins one.
+        body_checksum: computed on first use; required with ``spool``.
         spool: descriptor of the file that holds a payload too large for memory.
         source: the pipe or connection that sent it.
-        peer: who sent it.
         introduces: True for the control batch that gives ``peer`` its number in the segment.
-        position: in the segment; this and the next two are set by :meth:`wald.writing.writer.Writer.place`.
-        base_sequence: sequence of the first record that begins in it.
-        peer_number: number of ``peer`` in the segment.
     """
 
     route: Route
@@ -120,7 +108,6 @@ class Draft:
     peer_number: int = UNKNOWN_PEER
 
     def checksum(self) -> int:
-        """The checksum of the body, computed once."""
         if self.body_checksum is None:
             self.body_checksum = checksum_body(self.route.prefix, self.payload, self.payload_bytes)
         return self.body_checksum
@@ -137,7 +124,6 @@ class Draft:
 
     @property
     def total_bytes(self) -> int:
-        """The length of the batch in the segment."""
         return FRAMING_BYTES + len(self.route.prefix) + padded(self.payload_bytes)
 
     @property
@@ -145,9 +131,9 @@ class Draft:
         return self.base_sequence + self.count - 1
 
     def header(self, append_time_ns: int, epoch: int, flags: int) -> BatchHeader:
-        """Return the header to write; ``flags`` are added to those of the draft."""
+        """Return the header to write, with the draft's own flags added."""
         checksum = self.body_checksum
-        if checksum is None:  # this is faster than self.checksum(), and nothing asks again
+        if checksum is None:  # faster than self.checksum(), and this is the last use
             checksum = checksum_body(self.route.prefix, self.payload, self.payload_bytes)
         return BatchHeader._make(
             (
@@ -174,26 +160,23 @@ def introduction(peer: Peer) -> Draft:
 
 
 _U32 = 0xFFFFFFFF
-_PEERS_MAX = 4096  # whose numbers are remembered; bounds the memory
-_NUMBERED_BYTES = PEER_POSITION_MAX >> 1  # a turn is far shorter than the rest
+_PEERS_MAX = 4096  # senders with numbers; bounds the memory
+_NUMBERED_BYTES = PEER_POSITION_MAX >> 1  # a commit round is far shorter than the rest
 _NO_PEERS: dict[Sender, int] = {number: number for number in (UNKNOWN_PEER, FIFO_PEER, STDIN_PEER)}
 
 
 class Writer:
-    """The one appender of a log.
+    """The only appender of a log.
 
     Attributes:
-        path: of the active segment.
-        failed: whether a write or sync of the active segment failed. Only :meth:`replace` continues from there.
-        unsynced: whether there are commits that were not synced.
-        sync_seconds: how long the last sync of commits took.
+        failed: a write or sync of the active segment failed. Only :meth:`replace` recovers.
+        unsynced: there are unsynced commits.
 
     Args:
-        state: as recovery returned it. The writer changes it from now on.
-        carry: a raw file without a sequence of its own, and its length up to the last good batch. The first segment
-            holds a copy of these bytes at the same positions and replaces the file.
-        room: limits what may be allocated ahead; None: no limit.
-        version: of wald, for the headers of segments, see :func:`wald.format.segment.pack_version`; 0: they do not say.
+        state: from recovery; the writer owns and changes it.
+        carry: a raw file without a sequence, and its length up to the last good batch. The first segment holds a copy
+            of these bytes at the same positions and replaces the file.
+        version: of wald, for segment headers, see :func:`wald.format.segment.pack_version`; 0 to omit it.
     """
 
     def __init__(
@@ -216,8 +199,8 @@ class Writer:
         self.epoch = epoch
         self.segment_max_bytes = segment_max_bytes
         self._first_position = 0
-        self._control_end = 0  # 0: of a segment that began with the pieces of another, so it has more than that
-        self._truncated = False  # by another program; set once that is noticed
+        self._control_end = 0  # 0 for a segment that began with the pieces of another, so it has more
+        self._truncated = False  # by another program, once noticed
         self.sync_commits = sync_commits
         self.unsynced = False
         self.sync_seconds = 0.0
@@ -237,30 +220,25 @@ class Writer:
 
     @property
     def advanced(self) -> bool:
-        """Whether the active segment has given out a sequence. Only then may it be cut."""
+        """True if the active segment has assigned a sequence and may therefore be cut."""
         return self.state.next_sequence > self.base_sequence
 
     @property
     def full_at(self) -> int:
-        """The position at which the segment is full. A large control batch raises it: half is left for records."""
+        """Position at which the segment is full; a large control batch raises it to leave half for records."""
         return max(self.segment_max_bytes, 2 * self._first_position)
 
     def resize_segments(self, max_bytes: int) -> None:
-        """Make segments of at most ``max_bytes`` from now on, as far as the active one is not longer already."""
         self.segment_max_bytes = max_bytes
 
     def overshoots(self, total_bytes: int) -> bool:
-        """Whether the segment must be cut before ``total_bytes`` more are written."""
+        """Return True if the segment must be cut before ``total_bytes`` more are written."""
         return self.position + total_bytes > self.full_at and self.advanced
 
     def place(self, drafts: Sequence[Draft], *, limited: bool = False) -> list[Draft]:
-        """Give drafts their places in the segment; nothing is written.
+        """Assign positions and sequences to drafts, without writing; introduce each new peer before its first draft.
 
-        Args:
-            limited: stop at the first draft, except for the very first, that would make the segment too long.
-
-        Returns:
-            the placed drafts in their order, each new peer with its introduction in front of its first draft.
+        If ``limited``, stop before a draft that would make the segment too long, unless it is the first.
         """
         position, sequence = self.position, self.state.next_sequence
         full_at = self.full_at if limited else sys.maxsize
@@ -287,21 +265,17 @@ class Writer:
         return placed
 
     def needed_bytes(self, draft: Draft) -> int:
-        """Return how much longer ``draft`` makes the segment, the introduction of its peer included."""
+        """Return the growth of the segment by ``draft``, with the introduction of a new peer."""
         if draft.peer not in self._peers and self._is_new(draft.peer):
             return introduction(draft.peer).total_bytes + draft.total_bytes
         return draft.total_bytes
 
     def _is_new(self, peer: Sender) -> TypeGuard[Peer]:
-        """Return True if ``peer``, which has no number in the segment, can get a number."""
+        """Return True if ``peer``, which has no number in the segment, can get one."""
         return isinstance(peer, Peer) and self.position < _NUMBERED_BYTES
 
     def commit(self, placed: Sequence[Draft], *, now_ns: int) -> None:
-        """Write the drafts that :meth:`place` returned, and sync them.
-
-        Raises:
-            OSError: the batches are not durable. In memory only :attr:`failed` has changed.
-        """
+        """Write placed drafts and sync them. After an OSError, only :attr:`failed` has changed in memory."""
         assert not self.failed, "the descriptor must not be used again"
         time_ns = max(now_ns, self.state.append_time_ns)
         try:
@@ -316,7 +290,6 @@ class Writer:
         self._remember(placed, headers, time_ns)
 
     def _write(self, placed: Sequence[Draft], time_ns: int) -> list[BatchHeader]:
-        """Write the batches; returns their headers."""
         headers: list[BatchHeader] = []
         pending: list[Buffer] = []
         start, epoch, salt = placed[0].position, self.epoch & _U32, self._salt
@@ -340,11 +313,7 @@ class Writer:
         return headers
 
     def sync(self) -> None:
-        """Sync the commits that were not synced.
-
-        Raises:
-            OSError: they may be lost. A later sync would not report it again.
-        """
+        """Sync unsynced commits. After an OSError they may be lost, and a later sync would not report it again."""
         self.unsynced = False
         try:
             self._sync()
@@ -360,9 +329,7 @@ class Writer:
     def cut(self, *, now_ns: int) -> None:
         """Complete the active segment and open the next one.
 
-        Raises:
-            OSError: there is no next segment, for example because the disk is full. Unless :attr:`failed`, the active
-                segment can still be written.
+        After an OSError, for example on a full disk, the active segment is still writable unless :attr:`failed`.
         """
         assert self.advanced, "its successor would have the same name"
         if self.unsynced:
@@ -375,10 +342,9 @@ class Writer:
         return self.advanced or (self.position == self._control_end and not self.state.open_records)
 
     def step_clock(self, *, now_ns: int) -> None:
-        """Begin a segment whose append times start at ``now_ns``, although the log has later ones.
+        """Begin a segment whose append times start at ``now_ns``, earlier than existing ones.
 
-        Raises:
-            OSError: as in :meth:`cut`; append times continue as before.
+        An OSError, as in :meth:`cut`, leaves append times unchanged.
         """
         assert self.may_step_clock, "its pieces would be lost"
         before_ns, self.state.append_time_ns = self.state.append_time_ns, now_ns
@@ -391,16 +357,12 @@ class Writer:
             raise
 
     def replace(self, *, now_ns: int) -> None:
-        """After a failure: truncate the file to its durable length and open a new segment.
-
-        Raises:
-            OSError: that failed too. The log has not changed, and the call may be repeated.
-        """
+        """After a failure, truncate the file to its durable length and open a new segment; may be retried."""
         if self.is_truncated():  # a copy of its pieces would have a hole
             self.leave(now_ns=now_ns)
             return
-        # The truncation uses a new descriptor and is synced before the next segment exists: the batches that may or may
-        # not have been written have the sequences that the next segment gives out.
+        # A new descriptor truncates, and syncs before the next segment exists: batches that may or may not have been
+        # written have the sequences that the next segment assigns.
         descriptor = self._disk.open(self.path)
         try:
             self._disk.truncate(descriptor, self.position)
@@ -410,39 +372,36 @@ class Writer:
         self._open_next(now_ns, None if self.advanced else (self.path, self.position))
 
     def is_named(self) -> bool:
-        """Whether the active segment is what stands at :attr:`path`."""
+        """Return True if the file at :attr:`path` is the active segment."""
         return self._name.is_current()
 
     def is_truncated(self) -> bool:
         """Return True if another program truncated the active segment below its durable length."""
-        # stat(2) would make each write slower.
+        # stat(2) would slow each write.
         return self._truncated or os.lseek(self._descriptor, 0, os.SEEK_END) < self.position
 
     def leave(self, *, now_ns: int) -> None:
-        """Continue in a new segment, because another program truncated the active one.
+        """Continue in a new segment after another program truncated the active one; may be retried.
 
-        If pieces may be lost, no record gets the next sequence. Readers then find a gap and do not join the
-        pieces that are left, and the new segment has another name than this one, which stays.
-
-        Raises:
-            OSError: no new segment could be made; the call may be retried.
+        If pieces may be lost, one sequence is skipped: readers find a gap and do not join the remaining pieces, and the
+        new segment gets another name than this one, which stays.
         """
         if not self._truncated:
-            self._truncated = True  # the file gets its length again before the next one has its name
+            self._truncated = True  # the file regains its length before the next one is named
             if self.state.open_records or not self.advanced:
                 self.state.next_sequence += 1
         self._open_next(now_ns, None)
 
     def name_again(self) -> Path | None:
-        """Continue in a copy of the active segment under its path, after another program removed or replaced the file.
+        """Continue in a copy of the active segment after another program removed or replaced its file.
 
         Returns:
-            the new path of the file that was found: in ``quarantine/``, or in the same directory if that is on
-            another file system; None if there was no file.
+            the new path of the file found in its place, if any: in ``quarantine/``, or in the same directory if that is
+            on another file system.
 
         Raises:
-            OSError: no copy exists; or it exists, its name was not synced, and :attr:`failed` is set. ESTALE: the
-                directory of the segments was unmounted or replaced.
+            OSError: the copy failed; or its name was not synced, and :attr:`failed` is set. ESTALE: the directory of
+                the segments was unmounted or replaced.
         """
         self._blanks.require_directory()  # an unmounted one may have files with the same names
         blank = self._blanks.take(self.segment_max_bytes)
@@ -462,15 +421,14 @@ class Writer:
         return found
 
     def prepare_spare(self) -> bool:
-        """Allocate the file for the next cut, called by the background thread; False if there is no room."""
+        """Allocate the file for the next cut, in the background thread; return False without room."""
         return self._blanks.prepare(self.segment_max_bytes)
 
     def abandon(self) -> None:
-        """Never write to the active segment again: another daemon owns it, or what is written to it is lost."""
+        """Stop writing to the active segment: another daemon owns it, or writes to it are lost."""
         self.failed = True
 
     def close(self) -> None:
-        """Truncate the active segment to its true length; the next start cuts it."""
         self._complete()
         self._disk.close(self._descriptor)
         if self._index is not None:
@@ -480,7 +438,7 @@ class Writer:
     def _remember(self, placed: Sequence[Draft], headers: list[BatchHeader], time_ns: int) -> None:
         apply, index = self.state.apply, self._index
         if len(self._peers) > _PEERS_MAX and any(draft.introduces for draft in placed):
-            self._peers = dict(_NO_PEERS)  # those who are still there are introduced again
+            self._peers = dict(_NO_PEERS)  # active senders are introduced again
         for draft, header in zip(placed, headers, strict=True):
             if draft.introduces:
                 self._peers[draft.peer] = draft.peer_number
@@ -497,14 +455,14 @@ class Writer:
             self._disk.truncate(self._descriptor, self.position)
             self._disk.sync(self._descriptor)
         except OSError:
-            self.failed = True  # its batches are durable, and readers ignore the zeros behind them
+            self.failed = True  # its batches are durable, and readers ignore trailing zeros
 
     def _open_next(self, now_ns: int, carry: tuple[Path, int] | None) -> None:
-        """Write the next segment under a temporary name, then rename it. After a crash it is complete or absent."""
+        """Write the next segment under a temporary name, then rename it, so that a crash leaves all or nothing."""
         state = self.state
-        # Append times never decrease, even if the clock was set back, and the control batch has one too.
+        # Append times never decrease, even if the clock was set back; the control batch has one too.
         state.append_time_ns = max(now_ns, state.append_time_ns)
-        # The checksums of carried batches hold only with the salt of their segment.
+        # The checksums of carried batches depend on the salt of their segment.
         salt = secrets.randbits(32) if carry is None else self._salt_of(carry[0])
         header = SegmentHeader(self._log_id, state.next_sequence, self.epoch, now_ns, salt, writer=self._version)
         blank = self._blanks.take(self.segment_max_bytes)
@@ -525,13 +483,12 @@ class Writer:
         self._sync_names()
 
     def _previous(self) -> PreviousEnd | None:
-        """Return the end of the segment before the next one."""
         if self._descriptor < 0 or not self.advanced:
             return self.state.previous  # of the segment that the next one replaces
         return None if self._truncated else PreviousEnd(self._salt, self.position)
 
     def _begin(self, descriptor: int, header: SegmentHeader, carry: tuple[Path, int] | None) -> int:
-        """Write what a segment begins with; returns its length."""
+        """Write the beginning of a segment; return its length."""
         if carry is None:
             return self._disk.write(descriptor, [encode_segment_header(header), *self._control(header.salt)], 0)
         # The control batch and the pieces keep their positions, which readers may hold.
@@ -540,7 +497,7 @@ class Writer:
         return end
 
     def _enter(self, descriptor: int, header: SegmentHeader, end: int) -> None:
-        """Continue in the new segment: a batch written to the old one now would have the sequences of the new one."""
+        """Switch to the new segment: a write to the old one would now reuse the new one's sequences."""
         if self._descriptor >= 0:
             self._disk.close(self._descriptor)
         if self._index is not None:
@@ -556,7 +513,7 @@ class Writer:
         self.unsynced = self._truncated = False
 
     def _sync_names(self) -> None:
-        # A batch must not be acknowledged while the name of its segment may be lost in a crash.
+        # A batch must not be acknowledged while a crash could lose its segment's name.
         self.failed = True
         self._disk.sync_directory(self.root.segments)
         self.failed = False
@@ -566,7 +523,7 @@ class Writer:
         if not os.path.lexists(self.path):
             return None
         target = self.root.quarantine / f"{self.path.name}-{secrets.token_hex(8)}"
-        target = self._disk.move_aside(self.path, target)  # a rename and a crash would leave no file at the path
+        target = self._disk.move_aside(self.path, target)  # a crash after a rename would leave no file at the path
         self._disk.sync_directory(target.parent)
         return target
 
