@@ -1,30 +1,14 @@
-"""Application of a repair plan, in repeatable steps.
+"""Application of a repair plan, in steps that can be repeated.
 
-A ledger whose chain is broken, begun again.
+A file that is replaced or removed first gets a second name in ``quarantine/``, then a line in the ledger; only then one
+rename replaces it, or one unlink removes it. After a killed repair, the next one finds the old file or the new one and
+finishes. The parts of a segment are named newest first, so only parts before an existing one are still to be named.
 
-The old file is kept in ``quarantine/``. The new one begins with a line that says so, with the digest of the old one.
-The lines that were whole follow, each with its number among those that were carried over:
+A broken ledger, or a damaged sealed part with all later parts, is kept in ``quarantine/`` and begun again. Its intact
+lines follow, numbered; ``from`` is the first line number of the replaced parts:
 
     {"event": "begun-again", "kept": "quarantine/…", "sha256": …, "whole": 12, "damaged": 1, "at": …}
     {"event": "sealed", "base": 1, …, "carried": 1}
-
-A line "reclaimed" about a segment that is there gets a line "kept" behind it. The one that took it back may be among
-the damaged ones, and without it the deletion would be believed if the segment were lost later.
-
-If a sealed part is damaged, it goes the same way, and so does every part behind it. ``from`` is the number of the first
-line of the first of them: a repair that was killed may have left the files of which the lines are carried over already.
-
-What a repair would do to a log, found without changing it.
-
-What is lost is decided by the ledgers, and what is foreign by the identity. So if one of them is broken, the facts are
-taken with what it would become.
-
-Carrying a plan out, in steps of which each can be repeated.
-
-Whatever is replaced or removed gets a second name in ``quarantine/`` first, then its line in the ledger. After that
-one rename replaces it, or one unlink removes it. A repair that was killed is finished by the next one: it finds the
-old file in its place, or the new one. The parts of a segment get their names newest first, so that what is in front of
-a part that is there is all that is left to be done.
 """
 
 from __future__ import annotations
@@ -72,15 +56,16 @@ _BEGUN = "begun-again"
 
 @dataclass(frozen=True, slots=True)
 class RebuiltLedger:
-    """What a broken ledger becomes.
+    """Replacement of a broken ledger.
 
     Attributes:
-        entries: the lines that are carried over; None: the active file stays as it is.
-        damaged: how many lines are not carried over.
-        prev: what the first line of the active file carries.
-        gone: the sealed parts that are no longer needed, oldest first.
-        first_line: the number of the first line in those; 0: there are none.
-        there: the segments that are there although the last line about each says that it was reclaimed.
+        entries: the lines to carry over; None keeps the active file.
+        damaged: the number of lines that are not carried over.
+        prev: the chain value of the active file's first line.
+        gone: the obsolete sealed parts, oldest first.
+        first_line: the number of their first line; 0 without any.
+        there: existing segments whose last line reports a deletion. The line that revoked it may be damaged, so each
+            gets a line "kept": otherwise the deletion would be believed if the segment were lost later.
     """
 
     entries: list[dict[str, Any]] | None
@@ -91,7 +76,7 @@ class RebuiltLedger:
     there: tuple[int, ...] = ()
 
     def lines(self, *, kept: str, sha256: str, now_ns: int) -> bytes:
-        """The content of the active file."""
+        """Return the contents of the active file."""
         entries = self.entries or []
         opening = {"event": _BEGUN, "kept": kept, "sha256": sha256, "whole": len(entries), "damaged": self.damaged}
         origin = {"from": self.first_line} if self.gone else {}
@@ -105,7 +90,7 @@ class RebuiltLedger:
 
 
 def anew(root: Root, path: Path) -> RebuiltLedger:
-    """What the ledger of ``root`` with the active file ``path`` becomes."""
+    """Return the replacement of the ledger with the active file ``path``."""
     files = list(read_files(path))
     line_of = {part.path: part.line for part in parts_of(path)}
     opening = next(iter(files[-1][1].entries), {})
@@ -128,7 +113,7 @@ def anew(root: Root, path: Path) -> RebuiltLedger:
 
 
 def _reclaimed(entries: list[dict[str, Any]]) -> set[int]:
-    """The segments of which the last line says that they were reclaimed."""
+    """Return the segments whose last line reports a deletion."""
     found: dict[int, str] = {}
     for entry in entries:
         if entry.get("event") in ("reclaimed", "kept") and isinstance(entry.get("base"), int):
@@ -137,7 +122,7 @@ def _reclaimed(entries: list[dict[str, Any]]) -> set[int]:
 
 
 def begin_again(root: Root, disk: Disk, path: Path, *, now_ns: int) -> None:
-    """Replace the ledger at ``path`` by one with a whole chain. It may be killed at any step and called again."""
+    """Replace the ledger at ``path`` by one with an intact chain; repeatable after a kill."""
     found = anew(root, path)
     if found.entries is not None:
         for part in found.gone:
@@ -150,7 +135,7 @@ def begin_again(root: Root, disk: Disk, path: Path, *, now_ns: int) -> None:
 
 
 def _keep(root: Root, disk: Disk, path: Path) -> tuple[str, str]:
-    """Copy a file to ``quarantine/``; returns where it is, as a path in the root, and its digest."""
+    """Copy a file to ``quarantine/``; return its path in the root, and its digest."""
     old = read_regular(path) if path.exists() else b""
     sha256 = hashlib.sha256(old).hexdigest()
     kept = root.quarantine / f"{path.name}.{sha256[:16]}"
@@ -168,11 +153,14 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextmanager
 def proposed(root: Root) -> Iterator[tuple[Plan, LogSurvey]]:
-    """The plan for ``root``, and the facts, which may be used as long as the block lasts.
+    """Yield the plan for ``root``, and the facts, which are valid within the block.
+
+    If a ledger or the identity is broken, the facts are read with its replacement: the ledgers decide which records are
+    lost, and the identity which files are foreign.
 
     Raises:
-        NotFound: there is no log.
-        Damaged: it is not certain which log it is, or the directory of its segments is lost.
+        NotFound: no log exists.
+        Damaged: the log's identity is uncertain, or its segment directory is lost.
     """
     _remove_abandoned()
     broken = dict(_broken(root))
@@ -192,7 +180,7 @@ def proposed(root: Root) -> Iterator[tuple[Plan, LogSurvey]]:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """Make a directory, and hold its lock while it exists: an unlocked one is a leftover."""
+    """Make a directory and hold its lock; an unlocked one is a leftover."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX))
         with suppress(FileNotFoundError):  # removed as a leftover just before it was locked
@@ -208,7 +196,7 @@ def _scratch() -> Iterator[Path]:
 
 
 def _remove_abandoned() -> None:
-    """Remove the copies made by killed repairs: directories of this user that no process has locked."""
+    """Remove the copies made by killed repairs: unlocked directories of this user."""
     for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):
             if directory.stat(follow_symlinks=False).st_uid == os.geteuid():
@@ -221,13 +209,13 @@ def _remove_abandoned() -> None:
 
 
 def _broken(root: Root) -> Iterator[tuple[Path, str]]:
-    """The ledgers of which a line is damaged, or does not follow the one before it; and what is wrong."""
+    """Yield each ledger with a damaged or unchained line, and the problem."""
     for name in LEDGERS:
         path = root.ledger / name
         try:
             broken = [(each.name, *line) for each, decoded in read_files(path) for line in decoded.broken]
         except (Damaged, OSError):
-            continue  # nothing can be made of it
+            continue  # unusable
         if broken:
             file, number, reason = broken[0]
             more = f", and {len(broken) - 1} more" if len(broken) > 1 else ""
@@ -236,11 +224,9 @@ def _broken(root: Root) -> Iterator[tuple[Path, str]]:
 
 @dataclass(frozen=True)
 class _Rehearsed(Root):
-    """A root whose ledgers and identity are those that a repair would make.
+    """Root with the ledgers and the identity that a repair would make, in the directory ``made``.
 
-    Attributes:
-        made: the directory of what is rehearsed.
-        rehearses_ledgers: whether any ledger is; all of them are in one directory, so then all are copied there.
+    ``rehearses_ledgers`` is True if any ledger is broken; all of them are then copied.
     """
 
     made: Path
@@ -283,13 +269,7 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Carries out acts. The caller holds the locks.
-
-    Args:
-        epoch: of the lock.
-        now: the time for the ledger, ns since 1970.
-        moment: the time by a clock that cannot be set.
-    """
+    """Executor of acts, under the caller's locks; ``epoch`` is that of the lock."""
 
     root: Root
     disk: Disk
@@ -298,9 +278,10 @@ class Repair:
     moment: Callable[[], Moment]
 
     def carry_out(self, act: Act, facts: LogSurvey) -> None:
-        """
+        """Execute an act.
+
         Raises:
-            Damaged: what was made does not read back.
+            Damaged: the new file does not read back.
             OSError: a step failed. The next repair finishes it.
         """
         match act.deed:
@@ -339,14 +320,14 @@ class Repair:
 
     def _remove_temporary(self, path: Path) -> None:
         if path.parent in (self.root.segments, self.root.quarantine, self.root.recovery):
-            self.disk.unlink(path)  # the locks that the caller holds keep others from making files there
+            self.disk.unlink(path)  # the caller's locks keep others from making files there
         else:
             with suppress(FileNotFoundError):
                 remove_abandoned(path, self.disk)
         self.disk.sync_directory(path.parent)
 
     def _rename(self, path: Path, target: Path) -> None:
-        """Give a segment another name, which no file has; the hints beside both are another segment's."""
+        """Rename a segment to a free name; the hints at both names belong to another segment."""
         for each in (path, target):
             if each.name.endswith(Kind.RAW.value):
                 remove_index(each.with_name(each.name + ".idx"), self.disk)
@@ -393,21 +374,21 @@ class Repair:
         kind = old.kind.form
         for each in reversed(made):
             self.disk.rename(each.path, self.root.segment(each.base_sequence, kind))
-            # Not before the rename: the old segment may have lost its header, and the index has the salt.
+            # After the rename: the old segment may have lost its header, and the index has the salt.
             remove_index(self.root.segment(each.base_sequence, Kind.INDEX), self.disk)
             self.disk.sync_directory(self.root.segments)
         if not any(each.base_sequence == old.base_sequence for each in made):
             self._remove(old.path)
 
     def _remove(self, path: Path) -> None:
-        """Remove a file that has a second name in ``quarantine/``; of a raw segment the sparse index, too."""
+        """Remove a file kept in ``quarantine/``, and the sparse index of a raw segment."""
         if path.name.endswith(Kind.RAW.value):
             remove_index(path.with_name(path.name + ".idx"), self.disk)
         self.disk.unlink(path)
         self.disk.sync_directory(path.parent)
 
     def keep(self, path: Path) -> str:
-        """Give a file a second name in ``quarantine/``, or copy it there; returns the name, as a path in the root."""
+        """Link or copy a file to ``quarantine/``; return its path in the root."""
         target = self.root.quarantine / f"{path.name}.{_digest(path)[:16]}"
         if not target.exists():
             try:
@@ -430,22 +411,22 @@ class Repair:
         self.disk.rename(temporary, target)
 
     def _is_named(self, kept: str, base: int) -> bool:
-        """Whether the ledger says of records of a segment that what is left of them is in ``kept``."""
+        """Return True if the ledger names ``kept`` as the remains of records of a segment."""
         return any(loss.saved_file == kept for loss in History(self.root).losses(base, SEQUENCE_MAX))
 
     def _forget(self, kept: Path) -> None:
-        """Remove the old file of a segment that was made again without a loss."""
+        """Remove the old file of a segment that was rebuilt without loss."""
         with suppress(FileNotFoundError):
             self.disk.unlink(kept)
             self.disk.sync_directory(self.root.quarantine)
 
     def _record(self, *entries: Entry) -> None:
-        """Write lines into the ledger; they are on disk when this returns."""
+        """Append lines to the ledger durably."""
         with closing(Ledger(self.root.ledger / "segments.jsonl", self.disk)) as ledger:
             ledger.append(*entries)
 
     def _losses(self, act: Act, kept: str) -> Iterator[Entry]:
-        """A line for each span of records that is given up; none for what a killed repair has recorded."""
+        """Yield a line for each span of lost records that no killed repair has recorded."""
         history, left = History(self.root), act.lost_records
         for first, last in act.lost:
             if not any(history.unexplained(first, last)):
@@ -454,7 +435,7 @@ class Repair:
             reason = act.reason if broken is None else "a piece of it is lost"
             entry: Entry = {"event": "lost", "base": first, "last": last, "why": reason}
             records = min(left, records_lost([(first, last)], act.facts, history))
-            left -= records  # by the ledger alone, each span is counted as if it had all that is lost of the segment
+            left -= records  # by the ledger alone, each span would count all lost records of the segment
             if records < last - first + 1:
                 entry["records"] = records
             if kept:
@@ -485,10 +466,10 @@ class Repair:
         return {"at": self.now()} | self.moment().as_entry()
 
     def _head(self, facts: LogSurvey) -> None:
-        """The head, at the end of the newest segment; its sequence never goes down."""
+        """Write the head at the end of the newest segment; its sequence never decreases."""
         segments = list_segments(self.root).segments
         if not segments:
-            return  # its sequence is still right, and no segment is left to stand in
+            return  # its sequence is still right, and no segment is left to point to
         newest = segments[-1]
         state = state_after(Listing((newest,)), facts.log_id, [])
         last = max(facts.last, state.next_sequence - 1)
@@ -497,7 +478,7 @@ class Repair:
         self.disk.replace(self.root.head, encode_head(head))
 
     def _end(self, segment: Segment) -> int:
-        """Where its batches end. What was whole and not synced is synced now: readers see it from now on."""
+        """Return the end of a segment's batches; sync intact ones first, since readers now see them."""
         if segment.kind.form is Kind.SEALED:
             with SealedFile(segment.path) as sealed:
                 return sealed.index.raw_bytes
@@ -512,7 +493,7 @@ class Repair:
 def _source(act: Act, found: SegmentFacts, facts: LogSurvey, history: History) -> Source:
     def broken(sequence: int) -> bool:
         lost = sequence in act.broken
-        # A repair that was killed, or an earlier one, may have left out its beginning.
+        # A killed or earlier repair may have omitted its beginning.
         return lost or (not any(each.holds(sequence) for each in facts.segments) and history.is_given_up(sequence))
 
     survey = found.survey
@@ -535,6 +516,6 @@ def _digest(path: Path) -> str:
         with open_file(path) as file:
             while part := file.read(1 << 20):
                 digest.update(part)
-    except (OSError, Damaged):  # bytes that the disk does not give; the name is only to be the same each time
+    except (OSError, Damaged):  # unreadable bytes; the name only has to be the same each time
         digest.update(f"{path.name} {path.stat().st_size}".encode())
     return digest.hexdigest()

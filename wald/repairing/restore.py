@@ -1,12 +1,10 @@
-"""New log written from records that already have sequences.
+"""New log written from batches with given sequences and append times, in order.
 
-Makes a log of batches whose sequences and append times are given, in the order of their sequences.
+The identity has another name until everything is written, and is renamed last. So no program takes the remains of a
+killed restore for a log.
 
-The directory is no log until all of it is there: its identity has another name until then, and gets its own by the last
-rename. So a restore that was killed leaves what no program takes for a log.
-
-A sequence that no batch has is a hole. A line of the ledger says why. A small hole becomes a batch with the flag
-DROPPED, like those that relief leaves; in front of a large one the segment ends.
+Each hole in the sequences has a line in the ledger. A small hole becomes a batch with the flag DROPPED, like those that
+shrinking leaves; before a large one the segment ends.
 """
 
 from __future__ import annotations
@@ -33,9 +31,9 @@ from wald.writing.sealing import Sealed, pending, seal
 from wald.writing.writer import Draft, Route, Writer
 
 SEGMENT_BYTES = 64 << 20
-_DROPPED_MAX = 1 << 16  # records of a hole within a segment: each takes a byte, before it is compressed
-_LINES_MAX = 1000  # of the ledger that are written with one sync
-_NO_BASE = 1 << 64  # above that of every segment
+_DROPPED_MAX = 1 << 16  # records of a hole within a segment: each takes a byte before compression
+_LINES_MAX = 1000  # ledger lines per sync
+_NO_BASE = 1 << 64  # above every segment
 _NO_ROUTE = Route.named("")
 
 Entry = dict[str, Any]
@@ -44,7 +42,7 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Consecutive whole records of one route, as they are stored."""
+    """Consecutive whole records of one route, in stored form."""
 
     route: str
     first: int
@@ -60,18 +58,17 @@ class Batch:
 
 
 class NewLog:
-    """A log while it is made. After an error it is left unfinished, and a new attempt is refused.
+    """A log under construction. After an error it stays unfinished, and a new attempt is refused.
 
     Args:
-        path: of a directory that is empty, or not there.
-        describe: what the ledger says of a hole, from its first to its last sequence, besides these and the time.
-        now: for the ledger, ns since 1970; ``moment``: the same as text, for the log's identity.
-        version: of wald, as of :class:`Writer`.
+        path: a directory that is empty or absent.
+        describe: returns more ledger fields for a hole, given its first and last sequence.
+        now: time for the ledger, ns since 1970; ``moment`` is the same as text, for the identity.
+        version: as for :class:`Writer`.
 
     Raises:
         InvalidInput: the directory is not empty.
         Locked: another process makes a log there.
-        OSError: a directory or a file cannot be made.
     """
 
     def __init__(
@@ -100,7 +97,7 @@ class NewLog:
         self._sealed: Sealed | None = None
         make_directories(root, disk)
         self._lock = Lock(root, disk, now=moment)
-        if root.identity.exists():  # another process has finished one since
+        if root.identity.exists():  # another process has finished one in the meantime
             _require_empty(path, disk)
         disk.replace(root.unfinished_identity, encode_identity(self.log_id, now=moment))
         self._ledger = Ledger(root.ledger / "segments.jsonl", disk)
@@ -115,11 +112,7 @@ class NewLog:
         self._lock.release()
 
     def add(self, batch: Batch) -> None:
-        """Add the next batch; its first sequence is above all that were added.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Add a batch whose sequences are above all previous ones."""
         writer = self._writer
         due = 1 if writer is None else writer.state.next_sequence
         assert batch.first >= due, "the sequences go up"
@@ -140,11 +133,7 @@ class NewLog:
         writer.commit(writer.place([draft]), now_ns=batch.append_time_ns)
 
     def finish(self) -> None:
-        """Seal what is not sealed, and make the directory a log.
-
-        Raises:
-            OSError: a step failed.
-        """
+        """Seal the last segments and make the directory a log."""
         assert self._writer is not None, "there is a record"
         writer, self._writer = self._writer, None
         epoch, base, at_ns = writer.epoch, writer.base_sequence, writer.state.append_time_ns
@@ -172,7 +161,7 @@ class NewLog:
             epoch=self._lock.epoch,
             segment_max_bytes=self._segment_max_bytes,
             now_ns=batch.append_time_ns,
-            sync_commits=False,  # each segment is synced once it is complete
+            sync_commits=False,  # each segment is synced when it is complete
             version=self._version,
         )
 
@@ -184,7 +173,7 @@ class NewLog:
         return Draft(route, [batch.payload], len(batch.payload), batch.count, batch.encoding, flags)
 
     def _pass_over(self, writer: Writer, batch: Batch) -> None:
-        """Go on behind a hole, with the sequence of ``batch``."""
+        """Continue after a hole, at the sequence of ``batch``."""
         count = batch.first - writer.state.next_sequence
         if count <= _DROPPED_MAX:
             flags = int(Flag.CONTROL | Flag.DROPPED)
