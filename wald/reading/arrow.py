@@ -1,19 +1,14 @@
-"""Batches as Arrow tables.
+"""Batches as Arrow tables, without a loop over records or a copy of stored columns.
 
-Batches as Arrow: no loop over records, and no copy of what is stored as columns.
-
-    sequence     int64                                key          binary, null where there is none
+    sequence     int64                                key          binary, nullable
     route        dictionary<int32, string>            value        binary
-    append_time  timestamp[ns, UTC]                   headers      binary (JSON), null where there are none
-    event_time   timestamp[ns, UTC], null where the producer gave none
+    append_time  timestamp[ns, UTC]                   headers      binary (JSON), nullable
+    event_time   timestamp[ns, UTC], nullable
+    segment      int64, on request: base sequence of the segment in which the record begins
 
-A caller that names columns gets just those, and only they are made. It may name one more:
-
-    segment      int64: base sequence of the segment in which the record begins
-
-A ``lines`` payload becomes a binary array in one call of Arrow's own split: twice as fast as finding the newlines with
-numpy and taking them out of the bytes (measured on lines of 35 to 300 bytes), and it lets other threads run. A
-``columns`` payload is laid out as Arrow wants it, and is only wrapped.
+Only the requested columns are made. Lines become a binary array by Arrow's split, which releases the interpreter's lock
+and is twice as fast as numpy (on lines of 35 to 300 bytes). A ``columns`` payload has Arrow's layout and is only
+wrapped.
 """
 
 from __future__ import annotations
@@ -44,11 +39,11 @@ schema = pa.schema(
 _SEGMENT = pa.field("segment", pa.int64(), nullable=False)
 _FIELDS = {field.name: field for field in [*schema, _SEGMENT]}
 
-BATCH_BYTES = 1 << 20  # small batches are put together until they hold this much
+BATCH_BYTES = 1 << 20  # small batches are merged up to this size
 
 
 class Stored(Protocol):
-    """What is needed of a batch: see :class:`wald.reading.assembler.Batch`, which imports this module."""
+    """Required part of :class:`wald.reading.assembler.Batch`, which imports this module."""
 
     @property
     def route(self) -> str: ...
@@ -70,12 +65,12 @@ class Stored(Protocol):
 
 
 def schema_of(columns: Sequence[str]) -> pa.Schema:
-    """The schema of batches with these columns, in this order."""
+    """Return the schema for these columns, in this order."""
     return pa.schema([_FIELDS[name] for name in columns])
 
 
 def record_batches(batches: Iterable[Stored], columns: Sequence[str] = schema.names) -> Iterator[pa.RecordBatch]:
-    """``batches`` as Arrow, in their order; consecutive small ones of lines are put together."""
+    """Yield ``batches`` as Arrow, in order, merging consecutive small batches of lines."""
     waiting: list[Stored] = []
     waiting_bytes = 0
     for batch in batches:
@@ -92,7 +87,7 @@ def record_batches(batches: Iterable[Stored], columns: Sequence[str] = schema.na
 
 
 def record_batch(batches: Sequence[Stored], columns: Sequence[str] = schema.names) -> pa.RecordBatch:
-    """One Arrow batch of one batch, or of several of lines."""
+    """Return one Arrow batch for one batch, or for several of lines."""
     made: _Lines | _Columns = _Columns(batches[0]) if batches[0].is_columns else _Lines(batches)
     each = _Each(batches)
     makers: dict[str, Callable[[], pa.Array]] = {
@@ -109,7 +104,7 @@ def record_batch(batches: Sequence[Stored], columns: Sequence[str] = schema.name
 
 
 class _Each:
-    """What is the same for all records of a stored batch, once for each of them: one array, however many batches."""
+    """Values that all records of a stored batch share, repeated in one array for all batches."""
 
     def __init__(self, batches: Sequence[Stored]) -> None:
         self._batches = batches
@@ -132,7 +127,7 @@ class _Each:
 
 
 class _Lines:
-    """The columns that consecutive payloads of lines have of themselves: values only."""
+    """Columns of consecutive payloads of lines: values only."""
 
     def __init__(self, batches: Sequence[Stored]) -> None:
         self._batches = batches
@@ -152,11 +147,11 @@ class _Lines:
         ends = np.array([0, len(data)], dtype=np.int32)  # payloads are far below 2 GiB
         text = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(ends), pa.py_buffer(data)])
         pieces = compute.split_pattern(text, b"\n").values
-        return pieces.slice(0, len(pieces) - 1)  # the last one is what follows the last newline: nothing
+        return pieces.slice(0, len(pieces) - 1)  # nothing follows the last newline
 
 
 class _Columns:
-    """The columns of a batch that is stored as columns, of the records that were asked for."""
+    """Columns of the requested records of a batch that is stored as columns."""
 
     def __init__(self, batch: Stored) -> None:
         self._stored = decode_columns(batch.payload)
@@ -195,5 +190,5 @@ def _nulls(count: int, kind: Any) -> pa.Array:  # a pyarrow type; the package ha
 
 @cache
 def _nulls_of_power(exponent: int, kind: Any) -> pa.Array:
-    """Kept, because making them takes as long as making the sequences."""
+    """Cached, because making nulls takes as long as making the sequences."""
     return pa.nulls(1 << exponent, kind)

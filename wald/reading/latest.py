@@ -1,10 +1,7 @@
-"""Start of the last N records of a route.
+"""Start of the last N records of a route, found backwards from the end of the log.
 
-Where the last records of a route begin, found from the end of the log backwards.
-
-Of a sealed segment the index says which batches hold the route, so a rare route costs one index for each segment. Of a
-raw segment, and where records have to match, a window at its end is read, and one eight times as large if it holds too
-few.
+The index of a sealed segment lists the batches of a route, so a rare route costs one index per segment. In a raw
+segment, or if records have to match, a window at its end is read, and one eight times as large if it holds too few.
 """
 
 from __future__ import annotations
@@ -29,22 +26,22 @@ Run = tuple[int, int]
 Found = Callable[[Batch], Iterable[Record]]
 """The records of a batch that match."""
 
-_WINDOW = 1024  # records, at first
+_WINDOW = 1024  # records, initially
 _WIDER = 8
 
 
 def start_of_latest(
     view: View, route: str | None, count: int, *, last: int, first: int = 1, found: Found | None = None
 ) -> int:
-    """The sequence with which the last ``count`` records begin; the oldest record, or ``first``, if there are fewer.
+    """Return the sequence of the first of the last ``count`` records; with fewer, the oldest or ``first``.
 
-    Damage is passed over here; it is reported when the records are read.
+    Damage is ignored here; reading the records reports it.
 
     Args:
-        route: None: every route.
+        route: None for every route.
         last: the last record that counts.
-        first: no segment is looked at that ends before it.
-        found: gives the records of a batch that count; without it all do.
+        first: segments that end before it are not read.
+        found: returns the records of a batch that count; None counts all.
     """
     routes = None if route is None else frozenset([route])
     top = min(last, end_of(view) - 1)
@@ -68,7 +65,7 @@ def start_of_latest(
 def _runs(
     view: View, segment: Segment, routes: frozenset[str] | None, top: int, count: int, found: Found | None
 ) -> Iterable[Run]:
-    """What one segment holds up to ``top``, newest first; maybe less if it is ``count`` records or more."""
+    """Return the runs of one segment up to ``top``, newest first, possibly stopping after ``count`` records."""
     base = segment.base_sequence
     if found is not None:
         return _widening(lambda first: _matching(view, routes, first, top, found), base, top, count)
@@ -80,7 +77,7 @@ def _runs(
 
 
 def _widening(runs_from: Callable[[int], list[Run]], base: int, top: int, count: int) -> Iterable[Run]:
-    """The runs of the smallest window that holds enough, or of the whole segment."""
+    """Return the runs of the smallest window with enough records, or of the whole segment."""
     window = max(_WINDOW, count)
     while True:
         first = max(base, top + 1 - window)
@@ -99,7 +96,7 @@ def _until(runs: Iterable[Run], top: int, count: int) -> Iterator[Run]:
 
 
 def _indexed(index: SealedIndex, routes: frozenset[str] | None) -> Iterator[Run]:
-    """Runs by the index of a sealed segment, newest first."""
+    """Yield runs by the index of a sealed segment, newest first."""
     wanted = {i for i, entry in enumerate(index.routes) if routes is None or entry.route in routes}
     if not wanted:
         return
@@ -115,7 +112,7 @@ def _indexed(index: SealedIndex, routes: frozenset[str] | None) -> Iterator[Run]
 
 
 def _stored(opened: OpenSegment, limit: int | None, routes: frozenset[str] | None, first: int, top: int) -> list[Run]:
-    """Runs by the batches themselves, from about ``first`` on."""
+    """Return runs by the batches, starting near ``first``."""
     return [
         (met.header.base_sequence, min(met.header.count, top + 1 - met.header.base_sequence))
         for met in opened.batches(opened.position_of_sequence(first, limit), limit, routes)

@@ -1,7 +1,4 @@
-"""Lookup of one record: where it is, or what happened to it.
-
-Where a record is: one answer for every number from 1 on, never just "not found".
-"""
+"""Lookup of one record: an answer for every number starting at 1, never just "not found"."""
 
 from __future__ import annotations
 
@@ -25,16 +22,16 @@ from wald.segments.view import SegmentGone, State, View
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """The answer.
+    """Location or fate of a record.
 
     Attributes:
-        segment: file name of the segment that holds it, or held it last.
+        segment: file name of the segment that holds it, or last held it.
         position: of its batch in the raw segment, bytes.
-        processed: per group of its route, whether the group has processed it, by its cursor and its workers' journal.
-        bundle, member: the archive bundle that holds it (path or address), and the file in that tar; also of a record
-            that is still in the log.
-        bundle_entry: what the ledger says of that bundle.
-        reclaimed: when, by which rule and under which cursors its segment was, as the ledger has it.
+        processed: per group of its route, by its cursor and its workers' journal.
+        bundle, member: the archive bundle that holds it (path or address), and the file in that tar; a record that is
+            still in the log may have one too.
+        bundle_entry: the ledger's line about that bundle.
+        reclaimed: the ledger's line about the deletion: time, rule and cursors.
         message: the answer as a sentence.
     """
 
@@ -54,11 +51,11 @@ class Whereabouts:
 
 
 def where(view: View, sequence: int) -> Whereabouts:
-    """What has become of record ``sequence``.
+    """Return the location or fate of a record.
 
     Raises:
-        InvalidInput: below 1.
-        Damaged: it is in no segment, and the ledger that would say why is damaged.
+        InvalidInput: ``sequence`` is below 1.
+        Damaged: no segment holds it, and the ledger with the reason is damaged.
     """
     if sequence < 1:
         raise InvalidInput(f"{sequence} is not a sequence", case="sequence-below-one")
@@ -68,10 +65,10 @@ def where(view: View, sequence: int) -> Whereabouts:
         return found
     try:
         bundled, removals = history.archived(sequence), _removals(history, sequence)
-    except Damaged as error:  # where it is, is known without them
+    except Damaged as error:  # the location is known without them
         return replace(found, message=f"{found.message}; {error.message}")
     if found.state is State.LOST or (found.durable and found.state is not State.RELEASED):
-        removals = []  # not deleted; or decided, and not carried out
+        removals = []  # not deleted; or decided and not yet executed
     if bundled is not None:
         found = replace(found, bundle=_bundle(bundled), member=bundle_member(bundled, sequence), bundle_entry=bundled)
     return replace(found, reclaimed=removals[0] if removals else None)
@@ -87,16 +84,16 @@ def _where(view: View, sequence: int, history: History) -> Whereabouts:
         return _beyond(sequence, bound.sequence)
     holding = [segment for segment in segments if segment.base_sequence <= sequence]
     reason, dropped_from = "", ""
-    # The newest at or below it; of two forms of one segment the one that is not released.
+    # The newest at or below it; of two forms, the one that is not released.
     holding.sort(key=lambda found: (found.base_sequence, not found.kind.reclaimed))
     for segment in reversed(holding):
         try:
             found = _in_segment(view, sequence, segment)
-        except Misplaced as error:  # the one before it may hold the record
+        except Misplaced as error:  # the previous one may hold the record
             reason = reason or error.message
             continue
         except SegmentGone:
-            break  # the ledger says why
+            break  # the ledger has the reason
         if isinstance(found, Whereabouts):
             return found
         if isinstance(found, DroppedBatches):
@@ -110,11 +107,11 @@ def _where(view: View, sequence: int, history: History) -> Whereabouts:
 
 
 def _in_segment(view: View, sequence: int, segment: Segment) -> Whereabouts | DroppedBatches | str:
-    """Its place in the segment that should hold it; or what is found there instead, "" for nothing.
+    """Return the record's place in the segment that should hold it, or the obstacle found there, or "".
 
     Raises:
-        Misplaced: it is not the segment that its name says.
-        SegmentGone: it is no longer there.
+        Misplaced: the file is another segment.
+        SegmentGone: the file was removed.
     """
     limit = view.limit(segment)
     try:
@@ -188,13 +185,13 @@ def _beyond(sequence: int, last: int | None) -> Whereabouts:
 
 
 def _gone(view: View, sequence: int, reason: str, history: History, *, dropped_from: str) -> Whereabouts:
-    """Issued, and in no segment that can be read.
+    """Return the fate of an issued record that no readable segment holds.
 
     Args:
-        dropped_from: the segment that says that relief has dropped it; "": none does.
+        dropped_from: the segment from which shrinking dropped it, by that segment; "" without one.
 
     Raises:
-        Damaged: the ledger that would say why is damaged.
+        Damaged: the ledger with the reason is damaged.
     """
     sealed = history.sealed(sequence)
     segment = segment_name(int(sealed["base"]), Kind.SEALED) if sealed else None
@@ -233,22 +230,21 @@ def _gone(view: View, sequence: int, reason: str, history: History, *, dropped_f
 
 
 def _bundle(entry: Entry) -> str:
-    """The path or address of a bundle: its destination, and its file below that."""
+    """Return the path or address of a bundle: its destination, with its file appended."""
     return "/".join(str(part).rstrip("/") for part in (entry.get("dest"), entry.get("path", "unnamed")) if part)
 
 
 def _lost(relief: ShrunkRecord | None) -> str:
-    """What is known of a lost record whose segment may have been relieved."""
+    """Describe a lost record whose segment may have been shrunk."""
     if relief is None:
         return "lost"
     return "lost, after relief had kept it" if relief.dropped is False else "lost, or dropped by relief before"
 
 
 def _removals(history: History, sequence: int) -> list[Entry]:
-    """The entries about the deletion of a record that is not there: of its segment, or of its batch by relief.
+    """Return the lines about the deletion of an absent record: of its segment, or of its batch by shrinking.
 
-    The line of a relief by an older version gives a range for each route, and the ranges of routes overlap. So there
-    may be more than one.
+    Older versions recorded one range per route for a shrink. These ranges overlap, so there may be several lines.
     """
     deletion = history.reclaimed(sequence)
     if deletion is None:
@@ -262,12 +258,12 @@ def _removals(history: History, sequence: int) -> list[Entry]:
 
 
 def _holders(entry: Entry, sequence: int) -> list[Entry]:
-    """What a line says of each route among whose deleted records ``sequence`` may be."""
+    """Return a line's entries for the routes among whose deleted records ``sequence`` may be."""
     return [route for route, _ in candidate_routes(entry, sequence)]
 
 
 def _reclaimed(removals: list[Entry], sequence: int) -> str:
-    """When, by which rule, and where the cursors were; of several deletions, which routes each is about."""
+    """Describe when, by which rule and under which cursors; of several deletions, name the routes."""
     message = f"reclaimed {_removed(removals[0], sequence)}"
     for entry in removals[1:]:
         routes = " or ".join(str(held.get("route")) for held in _holders(entry, sequence))

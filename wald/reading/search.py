@@ -1,12 +1,8 @@
-"""Parallel search in a log.
+"""Parallel search in a log by forked processes, with results in order.
 
-A selection of records in portions that can be read at the same time: consecutive ranges of sequences.
-
-A search of a log by several processes, each with a portion of it at a time; what they find comes in order.
-
-Decompressing and the search of ``re`` and ``bytes.find`` fill a processor, and the latter hold the interpreter's lock.
-So the portions are dealt out to processes that are forked. Each keeps what it finds in a portion until it is asked
-for, up to ``_HELD_BYTES``. What is to be written goes through a pipe as it is, and is written as it comes out of it.
+Each process searches one portion, a range of sequences, at a time: ``re`` and ``bytes.find`` hold the interpreter's
+lock, so threads would not help. It buffers up to ``_HELD_BYTES`` of results until the parent reads them. Output passes
+through a pipe unchanged.
 """
 
 from __future__ import annotations
@@ -35,11 +31,11 @@ from wald.segments.view import View
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-PORTION_BYTES = 8 << 20  # raw: large beside the opening of a segment, small beside the memory of a process
+PORTION_BYTES = 8 << 20  # raw; much more than opening a segment costs, much less than a process's memory
 
 
 def portions(view: View, selection: Selection) -> Iterator[tuple[int, int]]:
-    """The first and the last sequence of each, in order; with nothing between them, whatever is missing or damaged."""
+    """Yield the first and last sequence of each portion, in order, without gaps even if records are missing."""
     first, dealt = selection.first, False
     for start, is_end in _starts(view, selection):
         if first < start:
@@ -53,7 +49,7 @@ def portions(view: View, selection: Selection) -> Iterator[tuple[int, int]]:
 
 
 def _starts(view: View, selection: Selection) -> Iterator[tuple[int, bool]]:
-    """Where a portion may begin: where a frame does, or a segment that is not sealed. At the last one selected ends."""
+    """Yield possible starts of portions, at frames or unsealed segments, and last the end of the selection."""
     segments = view.segments
     collected = 0
     stepped = max((step.base for step in read_steps(view.root)), default=0)  # append times restart there
@@ -73,7 +69,7 @@ def _starts(view: View, selection: Selection) -> Iterator[tuple[int, bool]]:
 
 
 def _frames(segment: Segment, view: View) -> Iterator[tuple[int, int, int, int]]:
-    """First sequence, raw bytes, earliest and latest time of each frame; a segment without an index is a large one."""
+    """Yield first sequence, raw bytes, earliest and latest time of each frame; one large frame without an index."""
     try:
         table = (
             FrameTable.from_frames(sealed_index(segment, view.log_id).frames)
@@ -93,14 +89,14 @@ _HELD_BYTES = 12 << 20
 
 
 class Match(NamedTuple):
-    """How many records were found, and what is to be written of them."""
+    """Number of records found, and the output for them."""
 
     records: int
     output: bytes
 
 
 class _Output(NamedTuple):
-    """So many bytes of output follow in the pipe, of so many records."""
+    """Announcement of the output bytes that follow in the pipe, and of the number of their records."""
 
     records: int
     output_bytes: int
@@ -116,13 +112,13 @@ Absent = Callable[[bytes], bool]
 
 
 def search(view: View, selection: Selection, show: Show, *, absent: Absent, jobs: int) -> Iterator[Event]:
-    """What ``show`` finds in the selected batches, and what cannot be read, in the order of the log.
+    """Yield the results of ``show`` for the selected batches, and unreadable parts, in log order.
 
     Args:
-        absent: whether ``show`` would find nothing, whatever batches these bytes are.
+        absent: returns True if ``show`` would find nothing in any batches with these bytes.
 
     Raises:
-        WaldError, OSError: the search cannot go on.
+        WaldError, OSError: the search cannot continue.
     """
     view = view if selection.earliest else view.including_released()
     dealt = list(portions(view, selection))
@@ -137,7 +133,6 @@ def search(view: View, selection: Selection, show: Show, *, absent: Absent, jobs
 def _searched(
     view: View, selection: Selection, portion: tuple[int, int], show: Show, absent: Absent
 ) -> Iterator[Event]:
-    """One portion."""
     events: list[Event] = []
     records, parts, held = 0, list[bytes](), 0
     report = events.append
@@ -160,7 +155,7 @@ def _searched(
 def _in_processes(
     view: View, selection: Selection, dealt: Sequence[tuple[int, int]], show: Show, absent: Absent, jobs: int
 ) -> Generator[Event]:
-    import multiprocessing  # 20 ms, which a small log need not take
+    import multiprocessing  # 20 ms, which a small log can save
 
     context = multiprocessing.get_context("fork")
     receivers: list[Connection] = []
@@ -168,7 +163,7 @@ def _in_processes(
     try:
         for number in range(jobs):
             receiver, sender = context.Pipe(duplex=False)
-            with suppress(OSError):  # it stays shorter, where a user may have no more
+            with suppress(OSError):  # the pipe stays smaller if the user's limit is reached
                 fcntl.fcntl(sender.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
             receivers.append(receiver)
             work = (view, selection, dealt[number::jobs], show, absent, sender, receivers)
@@ -185,10 +180,7 @@ def _in_processes(
 
 
 def _output(receiver: Connection, announced: _Output) -> Iterator[Match]:
-    """
-    Raises:
-        EOFError: it ends before all of it has come.
-    """
+    """Yield announced output; raise EOFError if it is incomplete."""
     records, left = announced
     while left or records:
         part = os.read(receiver.fileno(), min(left, _PIPE_BYTES)) if left else b""
@@ -199,7 +191,7 @@ def _output(receiver: Connection, announced: _Output) -> Iterator[Match]:
 
 
 def _received(receiver: Connection) -> Iterator[Event]:
-    """What one process found in one portion."""
+    """Yield the results of one process for one portion."""
     try:
         yield from _events(receiver)
     except EOFError:
@@ -207,10 +199,7 @@ def _received(receiver: Connection) -> Iterator[Event]:
 
 
 def _events(receiver: Connection) -> Iterator[Event]:
-    """
-    Raises:
-        EOFError: the process has ended before the portion did.
-    """
+    """Yield events up to the end of a portion; raise EOFError if the process ended before that."""
     while (event := receiver.recv()) is not None:
         if isinstance(event, _Failed):
             raise event.error
@@ -229,10 +218,10 @@ def _work(
     sender: Connection,
     receivers: Sequence[Connection],
 ) -> None:
-    """Search the portions of one process. It ends when its pipe has no reader any more."""
+    """Search the portions of one process, until its pipe has no reader."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent reports it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    gc.freeze()  # what there is stays to the end
+    gc.freeze()  # existing objects stay to the end
     for receiver in receivers:
         receiver.close()
     with suppress(BrokenPipeError):

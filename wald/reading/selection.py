@@ -1,20 +1,14 @@
-"""Selection of records: start, end, routes, pattern.
+"""Selection of records: pattern, routes, start, stop.
 
-Which records a pattern is found in: a regular expression of Python on bytes, or a fixed string.
+A pattern matches the value of one record, so ``^`` and ``$`` are its beginning and end. Batches without a string that
+every match must contain are skipped as a whole.
 
-A pattern is looked for in the value of one record after the other, so ``^`` and ``$`` are where a record begins and
-ends. Most batches hold no match, and are passed over without a look at each record: a string that every match must
-contain is looked for in all of a batch at once.
+    start   "earliest"  the oldest record                   "end"     records after the head
+            "cursor"    after a group's processed records   a number  that record
+            a datetime  the first record appended then or later, even if it does not exist yet
+    stop    a number: the last record                       a datetime: only records appended before it
 
-Which records are wanted: a start and a stop as sequences and times.
-
-    start   "earliest"  the oldest record there is          "end"     what comes after the head
-            "cursor"    after what a group has processed    a number  that record
-            a datetime  the first record appended then or later; none yet if there is none
-    stop    a number: the last record wanted                a datetime: records appended before it are wanted
-
-A range of sequences includes both of its ends wherever wald reports, stores or takes one (``first`` and ``last``), so
-that a range that was printed can be typed back. A time is a moment between records; no record is the last one at it.
+Ranges of sequences include both ends everywhere in wald (``first`` and ``last``), so that a printed range can be typed.
 """
 
 from __future__ import annotations
@@ -44,19 +38,19 @@ from wald.segments.seek import end_of, sequence_since, sequence_until
 from wald.segments.view import View
 
 _LOWER = bytes(range(256)).lower()
-_LINES_SEARCHED = 8  # in the time in which a line is found by its place in the batch
+_LINES_SEARCHED = 8  # searched in the time that finding one line by its place in the batch takes
 
 
 class BadPattern(ValueError):
-    """A pattern is not a regular expression."""
+    """Error for an invalid regular expression."""
 
 
 class Matcher:
-    """Finds the records that match ``pattern``, or with ``invert`` those that do not.
+    """Finder of the records that match ``pattern``, or with ``invert`` of the others.
 
     Args:
-        fixed: whether the pattern is a string to be found as it is, and no regular expression.
-        ignore_case: of the letters of ASCII.
+        fixed: whether the pattern is a plain string.
+        ignore_case: of ASCII letters.
 
     Raises:
         BadPattern: it is not a regular expression.
@@ -76,15 +70,14 @@ class Matcher:
         self._folded = bytearray()
 
     def matches(self, value: bytes) -> bool:
-        """Whether a record with this value is one to find."""
         return (self._search(value) is None) == self._invert
 
     def absent(self, data: bytes | memoryview) -> bool:
-        """Whether no record that lies in these bytes, as a line or in columns, is one to find."""
+        """Return True if these bytes contain no matching record, in lines or in columns."""
         return bool(self._literal) and find_bytes(self._text(data), self._literal) < 0
 
     def found(self, batch: Batch) -> list[tuple[int, bytes]]:
-        """Sequence and value of the records of ``batch`` to find, in order."""
+        """Return sequence and value of the matching records, in order."""
         text = self._text(batch.payload)
         occurrences = count_bytes(text, self._literal) if self._literal else batch.count
         if not occurrences:
@@ -98,7 +91,7 @@ class Matcher:
         return self._among(payload.split(b"\n", batch.count)[: batch.count], batch.first_sequence)
 
     def records(self, batch: Batch) -> Iterator[Record]:
-        """The records of ``batch`` to find, in order."""
+        """Yield the matching records of ``batch``, in order."""
         if not batch.is_columns:
             for sequence, value in self.found(batch):
                 ended = batch.terminated or sequence < batch.last_sequence
@@ -107,23 +100,23 @@ class Matcher:
             yield from (record for record in batch.records() if self.matches(record.value))
 
     def _text(self, data: bytes | memoryview) -> bytes | memoryview:
-        """The bytes in which the literal is looked for, until the next call."""
+        """Return the bytes to search for the literal, valid until the next call."""
         if not self._folds or not self._literal:
             return data
         if len(self._folded) < len(data):
-            self._folded = bytearray(len(data))  # one for all: new memory takes longer than what is done with it
+            self._folded = bytearray(len(data))  # reused: new memory takes longer than the translation
         folded = memoryview(self._folded)[: len(data)]
         translate(data, _LOWER, out=folded)
         return folded
 
     def _among(self, values: list[bytes], first: int) -> list[tuple[int, bytes]]:
-        """Those of consecutive records to find, without a step of Python for each."""
+        """Return the matches among consecutive records, without a Python step per record."""
         matches = map(self._search, values)
         return list(compress(enumerate(values, first), map(not_, matches) if self._invert else matches))
 
     def _lines(self, payload: bytes, text: bytes | memoryview, batch: Batch) -> Iterator[tuple[int, bytes]]:
-        """The lines to find, from one place at which the literal is found in ``text`` to the next."""
-        at = 0  # where the line begins that comes next
+        """Yield the matching lines, moving from one occurrence of the literal in ``text`` to the next."""
+        at = 0  # the beginning of the next line
         sequence = batch.first_sequence
         while sequence <= batch.last_sequence and (found := find_bytes(text, self._literal, at)) >= 0:
             start = max(at, payload.rfind(b"\n", at, found) + 1)
@@ -136,17 +129,17 @@ class Matcher:
 
 
 def _literal(source: bytes, flags: int) -> bytes:
-    """The longest string found in what ``source`` matches; empty if none is known."""
+    """Return the longest known string in every match of ``source``; empty if unknown."""
     runs = groupby(_parts(_parser.parse(source, flags)), key=lambda part: part is not None)
     return max((bytes(part for part in run if part is not None) for _, run in runs), key=len, default=b"")
 
 
 def _parts(parsed: Any) -> Iterator[int | None]:  # Any: the parser has no types
-    """The bytes that must follow each other; None for anything else."""
+    """Yield bytes that must be adjacent; None for anything else."""
     for operation, argument in parsed:
         if operation is _constants.LITERAL:
             yield argument
-        elif operation is _constants.SUBPATTERN and not any(argument[1:3]):  # without flags of its own
+        elif operation is _constants.SUBPATTERN and not any(argument[1:3]):  # without its own flags
             yield from _parts(argument[3])
         else:
             yield None
@@ -154,25 +147,25 @@ def _parts(parsed: Any) -> Iterator[int | None]:  # Any: the parser has no types
 
 Named = Literal["earliest", "end", "cursor"]
 Start = Named | int | datetime
-"""Where reading begins: the oldest record, behind the head, behind what a group has processed, a sequence, a time."""
+"""Start of reading: the oldest record, after the head, after a group's processed records, a sequence or a time."""
 
 Stop = int | datetime
-"""Where reading ends: with this sequence, or in front of the first record appended at this time or later."""
+"""End of reading: this sequence, or before the first record appended at this time or later."""
 
 NO_SEQUENCE = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is wanted, in numbers.
+    """Selected records, in numbers.
 
     Attributes:
-        first: the lowest sequence wanted of any route; ``floors`` has routes that begin elsewhere.
-        last: the highest; with a time limit too, whichever comes first ends it.
+        first: the lowest sequence, unless ``floors`` has another for the route.
+        last: the highest; a time limit may end the selection earlier.
         from_ns, until_ns: append times, from ≤ t < until.
-        earliest: whether no start was named: reading begins with the oldest record there is.
-        floors: of each route, where it begins behind a cursor; ``fresh`` are those without one, which begin as above.
-        group: whose cursors these are.
+        earliest: whether reading begins with the oldest record.
+        floors: of each route with a cursor, the sequence after it; routes in ``fresh`` have no cursor and begin at 1.
+        group: the owner of these cursors.
     """
 
     routes: frozenset[str] | None
@@ -202,8 +195,8 @@ def select(view: View, route: str | None, start: Start, stop: Stop | None, group
 
 
 def _check_order(view: View, start: Start, stop: Stop | None) -> None:
-    """Refuse a sequence and a time between which no record can lie, whatever is appended later."""
-    with suppress(Damaged):  # then it is not known
+    """Refuse a sequence and a time that no record can lie between, now or later."""
+    with suppress(Damaged):  # the order is unknown then
         match start, stop:
             case int(), datetime():
                 first = sequence_until(view, nanoseconds(stop))
@@ -224,7 +217,7 @@ def _check_order(view: View, start: Start, stop: Stop | None) -> None:
 
 
 def _begin(view: View, routes: frozenset[str] | None, start: Start, group: str) -> Selection:
-    """A selection without an end."""
+    """Return a selection without an end."""
     if isinstance(start, datetime):
         time_ns = nanoseconds(start)
         return Selection(routes, sequence_since(view, time_ns), from_ns=time_ns)
