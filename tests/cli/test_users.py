@@ -91,7 +91,7 @@ def acts(log: Log, what: str, user: User) -> list[list[str]]:
             ]
         case "`wald cursor set` of a new group":
             return [setting(log, f"new-{mine}")]
-        case "`wald cursor set`, `cursor remove` of a group of their own":
+        case "`wald cursor set`, `cursor remove` of their own group":
             return [setting(log, mine), removing(log, mine), setting(log, mine)]
         case "`wald cursor remove` of another cursor owner's group":
             return [removing(log, "bob")]
@@ -99,10 +99,10 @@ def acts(log: Log, what: str, user: User) -> list[list[str]]:
             return [setting(log, "bob")]
         case "`wald cursor set`, `cursor remove` of a group of the daemon's user":
             return [setting(log, "before"), removing(log, "before")]
-        case "`wald cursor skip` for a group of their own":
+        case "`wald cursor skip` for their own group":
             skipping = command("cursor", "skip", "a", 9, "--through", "--group", mine, "--root", log.root)
             return [skipping]
-        case "`wald-drain` and `wald.Consumer` for a group of their own":
+        case "`wald-drain` and `wald.Consumer` for their own group":
             draining = sidecar("drain", "a", "--root", root, "--group", f"d-{mine}", "--exit-at-end", "--", "true")
             reading = command("read", "a", "--root", root, "--group", f"r-{mine}", "--commit")
             consuming = f"import wald\nwith wald.Consumer('{root}', 'a', 'c-{mine}') as c:\n    assert len([*c]) == 9"
