@@ -142,7 +142,7 @@ def test_a_hint_holds_the_root_it_was_asked_with(root: Path, line: list[str], wa
 
 def test_a_hint_works_as_it_is_typed(root: Path) -> None:
     _, _, hint = refused(wald("append", "b", "--root", root, stdin=b"x\n"))
-    typed = shlex.split(hint.partition(" takes it back")[0])
+    typed = shlex.split(hint.partition(" reactivates it")[0])
     try:
         assert run([*line_of(), *typed[1:]]).returncode == 0
         assert wald("append", "b", "--root", root, stdin=b"x\n").returncode == 0

@@ -1,7 +1,6 @@
 """Prometheus metrics: counters, gauges, histograms, their text format 0.0.4, and an HTTP server for it.
 
-A program counts in plain numbers and converts them to :class:`Metric` objects for each scrape. The names follow
-Prometheus: prefix ``wald_``, base units (seconds, bytes), suffix ``_total`` for counters.
+A program counts in plain numbers and converts them to :class:`Metric` objects for each scrape.
 
 The server has few connections, and none for long: if all are in use, it closes the oldest one. It does not use
 ``http.server``, whose import takes as long as the start of Python.
@@ -37,11 +36,7 @@ _HEADERS_MAX = 100
 
 
 class Histogram:
-    """Number of values in each of a few ranges; an observation takes about 0.2 µs.
-
-    Args:
-        bounds: the largest value of each range but the last, ascending.
-    """
+    """Number of values in each range; ``bounds`` are the largest values of all ranges but the last, ascending."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -70,12 +65,7 @@ Samples = dict[tuple[str, ...], float | Histogram]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric and its current values.
-
-    Attributes:
-        name: exported name; that of a counter ends in ``_total``.
-        labels: names of the labels.
-    """
+    """A metric and its current values."""
 
     name: str
     type: Literal["counter", "gauge", "histogram"]
@@ -85,22 +75,19 @@ class Metric:
 
 
 def counter(name: str, meaning: str, value: float) -> Metric:
-    """Return a counter without labels."""
     return Metric(name, "counter", meaning, (), {(): value})
 
 
 def gauge(name: str, meaning: str, value: float) -> Metric:
-    """Return a gauge without labels."""
     return Metric(name, "gauge", meaning, (), {(): value})
 
 
 def histogram(name: str, meaning: str, value: Histogram) -> Metric:
-    """Return a histogram without labels."""
     return Metric(name, "histogram", meaning, (), {(): value})
 
 
 def render(metrics: Iterable[Metric]) -> bytes:
-    """Return the text of ``metrics``, without those that have no samples."""
+    """Return the text of the metrics that have samples."""
     import prometheus_client
 
     registry = prometheus_client.CollectorRegistry(auto_describe=False)
@@ -109,8 +96,6 @@ def render(metrics: Iterable[Metric]) -> bytes:
 
 
 class _Collector:
-    """Adapter that hands families to the library."""
-
     def __init__(self, families: list[prometheus_client.Metric]) -> None:
         self.collect = families.__iter__
 
@@ -152,7 +137,7 @@ Pages = Mapping[str, Callable[[], Response]]
 
 
 class Endpoint:
-    """HTTP server of a few pages, in its own threads; it listens at once and responds after :meth:`start`.
+    """HTTP server in its own threads; it listens at once and responds after :meth:`start`.
 
     Args:
         address: ``host:port``.
@@ -183,11 +168,7 @@ class Endpoint:
 
 @contextlib.contextmanager
 def serving(address: str | None, collect: Callable[[], Iterable[Metric]]) -> Iterator[None]:
-    """Serve ``/metrics`` with the result of ``collect`` while the block runs; without an address, serve nothing.
-
-    Raises:
-        InvalidInput: it cannot listen on the address.
-    """
+    """Serve ``/metrics`` with the result of ``collect`` while the block runs; without an address, serve nothing."""
     if address is None:
         yield
         return
@@ -219,7 +200,7 @@ class _Server(ThreadingTCPServer):
             raise
 
     def verify_request(self, request: object, client_address: object) -> bool:  # noqa: ARG002
-        """Return True if the connection gets a slot; close the oldest connection if all are in use."""
+        """Give the connection a slot, if need be that of the oldest one."""
         assert isinstance(request, socket.socket)
         if not self._slots.acquire(blocking=False):
             self._close_oldest(1)
@@ -229,7 +210,7 @@ class _Server(ThreadingTCPServer):
         return True
 
     def service_actions(self) -> None:
-        """Close connections that have lasted too long; called at least twice a second."""
+        """Close connections that have lasted too long; the base class calls this twice a second."""
         deadline = time.monotonic() - _CONNECTION_SECONDS
         self._close_oldest(sum(since < deadline for since in list(self._since.values())))
 
@@ -241,9 +222,9 @@ class _Server(ThreadingTCPServer):
             self._slots.release()
 
     def _close_oldest(self, count: int) -> None:
-        """Shut down the oldest connections; the thread of each then closes it."""
         for request in list(self._since)[:count]:
             with contextlib.suppress(OSError):  # it has ended
+                # Only shut down: its thread closes it.
                 request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: object, client_address: object) -> None:

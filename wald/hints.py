@@ -16,7 +16,7 @@ def hint_for(case: str, /, **facts: object) -> str:
     """Return the hint for a case; "" for an empty case.
 
     >>> hint_for("no-log", root="/srv/my log")
-    "wald --root '/srv/my log' run makes one"
+    "wald --root '/srv/my log' run creates one"
     """
     template = TEMPLATES[case]
     if not isinstance(template, str):
@@ -94,19 +94,19 @@ def _how_to_permit(path: Path) -> str:
     if status.st_uid == 0 and path.parent.stat().st_uid == os.geteuid():  # root ran a program on a log of this user
         return f"chown {user_name(os.geteuid())} {path}, as root"
     if not status.st_mode & stat.S_IRWXG or status.st_gid in {os.getegid(), *os.getgroups()}:
-        return f"be user {user}"
-    return f"be user {user}, or in group {group_name(status.st_gid)}"
+        return f"run it as user {user}"
+    return f"run it as user {user}, or in group {group_name(status.st_gid)}"
 
 
 def _left_by_other_user(path: Path, user: int | None) -> str:
     """``user`` is None if this process cannot see who the user is."""
-    left_by = "the user" if user is None else f"user {user_name(user)},"
-    return f"be {left_by} who has left it; ls -l {path}"
+    creator = "the user" if user is None else f"user {user_name(user)},"
+    return f"run it as {creator} who created it; ls -l {path}"
 
 
 def _cursor_owner_needed(root: Path, route: str, owner: int) -> str:
     user, opening = user_name(owner), command_line(root, f"route add {route} --consumers GROUP")
-    return f"be user {user}; or, as {user}, let a group of yours leave cursors here: {opening}"
+    return f"run it as user {user}; or, as {user}, allow your group to keep cursors here: {opening}"
 
 
 def _identity_unreadable(root: Path) -> str:
@@ -174,7 +174,7 @@ def _records_missing(
     if archive is not None:
         ways.append(f"wald-archive restore {shlex.quote(archive)} {route} --from {first} --to {archived}{form}")
     if group is not None:
-        ways.append(f"{command_line(root, f'cursor set {route} {last} --group {group}')} passes over them")
+        ways.append(f"{command_line(root, f'cursor set {route} {last} --group {group}')} skips them")
     elif stop is None or not stop.isdecimal() or int(stop) > last:
         before, after = command
         span = f" --from {last + 1}" + (f" --to {shlex.quote(stop)}" if stop else "")
@@ -185,16 +185,16 @@ def _records_missing(
 def _restore_unfinished(path: Path) -> str:
     import shlex
 
-    return f"rm -r {shlex.quote(str(path))}; then the same command again"
+    return f"rm -r {shlex.quote(str(path))}; then run the same command again"
 
 
 def _route_missing_at_daemon(root: Path | None, route: str, socket: Path, *, is_retired: bool) -> str:
     adding = _command(root, f"route add {route}")
     if not is_retired:
-        return f"{adding} makes it; {_command(root, 'routes')} lists them"
+        return f"{adding} creates it; {_command(root, 'routes')} lists them"
     if _is_owner(socket):
-        return f"{adding} takes it back"
-    return f"{adding} takes it back; that is for user {_owner(socket)}, and for writers in [routes.{route}]"
+        return f"{adding} reactivates it"
+    return f"{adding} reactivates it; that is for user {_owner(socket)}, and for writers in [routes.{route}]"
 
 
 def _request_denied(words: list[str], route: str, socket: Path) -> str:
@@ -204,15 +204,17 @@ def _request_denied(words: list[str], route: str, socket: Path) -> str:
         case "PUB", *_:
             return f"add the user to {settings}, and kill -HUP the daemon"
         case "ROUTE", "ADD", _, *options if any(option.startswith("mode=") for option in options):
-            return "--mode 0600, or none" if _is_owner(socket) else f"leave out --mode, or be user {_owner(socket)}"
+            return (
+                "--mode 0600, or none" if _is_owner(socket) else f"leave out --mode, or run it as user {_owner(socket)}"
+            )
         case "ROUTE", "ADD", _, *options if any(option.startswith("consumers=") for option in options):
             owner = _owner(socket)
             joining = f"usermod --append --groups GROUP {owner}, and start the daemon again"
-            return joining if _is_owner(socket) else f"leave out --consumers, or be user {owner}"
+            return joining if _is_owner(socket) else f"leave out --consumers, or run it as user {owner}"
         case "ROUTE", "ADD", _, *options if "fifo" in options:
-            return f"be user {_owner(socket)}"
+            return f"run it as user {_owner(socket)}"
         case _:
-            return f"be user {_owner(socket)}, or one of the {settings}"
+            return f"run it as user {_owner(socket)}, or one of the {settings}"
 
 
 def _producer_out_of_step(root: Path | None, route: str) -> str:
@@ -257,7 +259,7 @@ def _owner(socket: Path) -> str:
     try:
         return user_name(socket.stat().st_uid)
     except OSError:
-        return "that the daemon runs as"
+        return "that runs the daemon"
 
 
 def _is_owner(socket: Path) -> bool:
@@ -303,11 +305,11 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "permission-denied": _permission_denied,
     "newer-format": "install a newer wald: docs/install.md",
     # the root and its identity
-    "no-log": "{wald} run makes one",
-    "no-log-to-open": "findmnt -T {root} shows whether its file system is mounted; {wald} init makes one",
+    "no-log": "{wald} run creates one",
+    "no-log-to-open": "findmnt -T {root} shows whether its file system is mounted; {wald} init creates one",
     "not-a-log": "--root takes the directory of a log, which has a log.json; to find one: find {root} -name log.json",
-    "not-a-directory": "name a directory, existing or not, with --root",
-    "not-empty": "name an empty or a new directory with --root",
+    "not-a-directory": "--root takes the path of a directory, which need not exist",
+    "not-empty": "--root takes a new or an empty directory",
     "identity-missing": _identity_missing,
     "identity-unreadable": _identity_unreadable,
     "root-unreadable": "ls -l {root}",
@@ -316,7 +318,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "ledger-damaged": "restore it from a backup; or, without a daemon, {wald} repair restarts it with its intact lines",
     "ledger-locked": "fuser -v {path} names it; if that is a service: systemctl stop {owner}",
     # routes, their FIFOs and the users of their cursors
-    "no-such-route": "{wald} routes lists them; {wald} route add {route} makes it",
+    "no-such-route": "{wald} routes lists them; {wald} route add {route} creates it",
     "fifo-is-link": "chmod {mode:04o} {target}",
     "cursor-left-by-other-user": _left_by_other_user,
     "file-of-other-user": "rm {path}, which another user has left; ls -l {path}",
@@ -324,7 +326,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "cursor-group-needed": "usermod --append --groups {group} {user}, and log in again; ls -ld {directory}",
     "group-unavailable": "usermod --append --groups {group} {user}, and start the daemon again",
     "moved-mark": _moved_mark,
-    "moved-mark-unreadable": "{wald} route retire {route}, once every group has read it",
+    "moved-mark-unreadable": "{wald} route retire {route}, after every group has read it",
     # segments and the head
     "sealed-segment-damaged": "wald inspect --content {path} shows its readable part; "
     "restore the file from an archive or a backup",
@@ -344,21 +346,21 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "other-log": "start this program again to use it, or move the right log back",
     "older-copy": _older_copy,
     # a start of the daemon, and its lock
-    "daemon-is-running": "stop it first, or use its socket: {wald} append ROUTE",
+    "daemon-is-running": "stop it first, or send records to it: {wald} append ROUTE",
     "daemon-taken-over": "nothing was acknowledged after that; let the newer one run",
     "lock-file-removed": f"{_NOTHING_LOST}; keep tmp cleaners away from {{root}}, and start again",
     "lock-file-replaced": f"{_NOTHING_LOST}; if the log was restored from a backup, start again",
-    "file-system-without-locks": "the file system does not lock: put the root on a local one, or start only one daemon",
+    "file-system-without-locks": "this file system has no locks: use a local one, or start only one daemon",
     "root-gone": "ls -ld {root}; put it back, or mount it; then start again",
     "foreign-file-in-place": _foreign_file_in_place,
     "newest-segment-misnamed": "{wald} repair moves each file to its place; then start again",
     "segments-misnamed": "{wald} repair moves each file to its place",
-    "newest-segment-refused": "move it out of {directory}, or give it its name again, and start again",
+    "newest-segment-refused": "move it out of {directory}, or restore its name; then start again",
     "append-times-ahead": "date -u; if the clock is wrong, correct it; if it is right: wald clock step",
     "log-fills-disk": "{wald} explain names the groups that are behind; {wald_reclaim} deletes the rest",
     "other-files-fill-disk": _other_files_fill_disk,
     # positions, and records that cannot be read
-    "sequence-below-one": "the first record is number 1",
+    "sequence-below-one": "sequences start at 1",
     "limit-below-zero": "--limit takes 0 or more",
     "not-a-time": _not_a_time,
     "neither-sequence-nor-time": _neither_sequence_nor_time,
@@ -377,7 +379,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "cursor-of-other-user": "use another group; {wald} cursor remove {route} --group {group} removes this one; "
     "root may move it with cursor set",
     "cursor-unusable": "{wald} cursor set {route} SEQUENCE --group {group} --rewind",
-    "cursor-below-zero": "0 means: nothing processed yet",
+    "cursor-below-zero": "0 means that nothing has been processed",
     "cursor-beyond-head": "{wald} head shows the last durable record",
     "rewind-needed": "{wald} cursor set {route} {sequence} --group {group} --rewind",
     "journal-in-the-way": "rm {path}, while they do not run; "
@@ -394,22 +396,22 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "directory-to-dump": "ls {path}; wald inspect --content {path}/FILE",
     "not-a-file-of-a-log": "--content shows segments, their indexes, head, transfers, log.json, cursors, ledgers "
     "and recovery reports",
-    "identity-uncertain": "move the files of the other log away; then {wald} repair",
-    "copy-differs": "report it; nothing was changed",
-    "directory-for-restore-needed": "name a new or an empty directory with --into",
+    "identity-uncertain": "move the files of the other log elsewhere; then {wald} repair",
+    "copy-differs": "report this as a bug; nothing was changed",
+    "directory-for-restore-needed": "--into takes a new or an empty directory",
     "restore-unfinished": _restore_unfinished,
     # producers and their records
     "values-are-not-a-list": "send(route, [value])",
     "column-is-not-a-list": "{name}: a list with one for each value",
     "column-of-another-length": "{name}: one for each value",
-    "neither-bytes-nor-text": "give bytes or str",
-    "text-without-utf-8": "give bytes",
+    "neither-bytes-nor-text": "pass bytes or str",
+    "text-without-utf-8": "pass bytes",
     "time-is-not-valid": "time.time_ns()",
     "event-time-is-not-valid": "time.time_ns(), or a datetime with a zone",
     "due-time-is-not-valid": "time.time_ns() + 300 * 10**9, or a datetime",
     "headers-are-not-a-mapping": '{{"content-type": "text/csv"}}',
-    "line-is-not-json": "a line is a JSON value",
-    "line-is-not-a-record": 'a line is like {{"key": "a", "value": "b"}}',
+    "line-is-not-json": "each line must be a JSON value",
+    "line-is-not-a-record": 'each line must look like {{"key": "a", "value": "b"}}',
     "payload-without-newline": "append b'\\n'",
     "record-too-large": "write it to the route's FIFO, or split it",
     "producer-of-the-parent": "create another Producer in the child, with another id",
@@ -444,7 +446,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "active-segment-gone": "df -h {segments}; make room, or restore the missing files; then {wald} verify",
     "records-of-truncated-segment": "{wald} verify shows which",
     "disk-too-small": "WALD_SEGMENT_MAX_BYTES={segment} WALD_FREE_SPACE_MIN={reserve}",
-    "route-retired": "{wald} route add {route} takes it back",
+    "route-retired": "{wald} route add {route} reactivates it",
     "route-over-quota": "{wald} explain",
     "stdin-beside-fifo": _stdin_beside_fifo,
     "stdin-feeds-route": "use another route",
@@ -452,9 +454,9 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "fifo-of-two-routes": "{wald} route add {route} --fifo",
     "fifo-replaced": "end the producers of a FIFO before it is replaced",
     "too-many-fifos": "use the socket",
-    "cannot-listen": "WALD_SOCKET=PATH sets another, of at most {limit} bytes; ls -ld {directory} {path}",
-    "socket-replaced": "fuser {path}; ls -l {path}; remove it, and the daemon makes its socket again",
+    "cannot-listen": "WALD_SOCKET=PATH sets another path, of at most {limit} bytes; ls -ld {directory} {path}",
+    "socket-replaced": "fuser {path}; ls -l {path}; remove it, and the daemon recreates its socket",
     "socket-of-systemd-gone": "systemctl restart wald.socket",
-    "sockets-of-another-kind": "leave one ListenStream=PATH in the socket unit, and no Accept=yes",
+    "sockets-of-another-kind": "keep one ListenStream=PATH in the socket unit, and remove Accept=yes",
     "settings-of-a-socket-of-systemd": "systemctl edit wald.socket: ListenStream=, SocketMode=",
 }

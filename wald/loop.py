@@ -16,7 +16,7 @@ _TICK_MS = 500
 
 
 class _Stop(threading.Event):
-    """Event that a signal handler sets: ``is_set`` is true at once, and waiting threads wake a moment later."""
+    """Event that a signal handler sets: ``is_set`` is true at once, waiting threads wake a moment later."""
 
     signalled = False
 
@@ -33,10 +33,8 @@ def _ending() -> list[signal.Signals]:
 
 
 def outlive_signals() -> None:
-    """Survive the terminal's signals, in a forked child that waits for another process.
-
-    The signals are caught instead of ignored, because a program that it starts would inherit ignored signals.
-    """
+    """Survive the terminal's signals, in a forked child that waits for another process."""
+    # Caught, not ignored: a program that this process starts would inherit ignored signals.
     for number in (*SIGNALS, signal.SIGHUP):
         if number in SIGNALS or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
@@ -88,17 +86,13 @@ def wakes(
 ) -> Iterator[None]:
     """Yield at once, after each change of a wanted file in ``directories``, and at least every period, until ``stop``.
 
-    Events only shorten the wait. They may be lost or unavailable (network file systems, no watches left), so the caller
-    checks everything each time.
+    Events may be lost or unavailable (network file systems, no watches left): check everything each time.
 
     Args:
-        directories: returns the directories to watch; called again after each yield. Subdirectories are not watched,
-            because other users may create any number of them and the kernel limits watches.
-        wanted: True for a path whose change ends the wait.
-        period_seconds: maximum time between two yields.
-        stop: ends the iteration.
+        directories: asked again after each yield. Subdirectories are not watched, because other users may create any
+            number of them and the kernel limits watches.
         on_tick: called twice a second while waiting for events; it may raise.
-        report: receives a message when events become unavailable and polling replaces them.
+        report: called with a message when polling replaces events.
     """
     from watchfiles import watch  # takes 50 ms, which a single pass does not need
 

@@ -56,11 +56,7 @@ _GUARDED_MODE = 0o600  # of the FIFO of a route with writers
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A row of the settings reference; default and bounds are TOML.
-
-    Attributes:
-        unit: unit of a bare number, or "".
-    """
+    """A row of the settings reference; default and bounds are TOML, ``unit`` is that of a bare number."""
 
     name: str
     unit: str
@@ -71,12 +67,11 @@ class Setting:
 
 
 def setting(type_: SettingType, default: object, meaning: str) -> Any:
-    """Return the field of one setting in a dataclass of settings."""
     return field(default=type_.parse(default), metadata={"type": type_, "meaning": meaning})
 
 
 def _optional(type_: SettingType, default: object, meaning: str, *, unset: object = None) -> Any:
-    """Return the field of a setting that has the value ``unset`` without a line in the file."""
+    """Return the field of a setting whose value is ``unset`` unless the file sets it."""
     return field(default=unset, metadata={"type": type_, "default": type_.parse(default), "meaning": meaning})
 
 
@@ -114,7 +109,7 @@ class RouteLimits:
 
 @dataclass(frozen=True, slots=True)
 class Retention(RouteLimits):
-    """The table [retention]; its limits apply to every route that does not set its own."""
+    """The table [retention]; its limits apply to routes that do not set their own."""
 
     min_age: float = setting(duration(0, _CENTURY), 0, "keep segments that have been complete for less than this")
     keep_bytes: int = setting(size(0, _BYTES_MAX), 0, "keep at least this many bytes, the newest")
@@ -265,7 +260,6 @@ def effective_limits(own: RouteLimits, defaults: RouteLimits) -> RouteLimits:
 
 
 def setting_types(table: type[Any]) -> dict[str, SettingType]:
-    """Return the type of each setting of a table, without the tables in it."""
     return {each.name: each.metadata["type"] for each in fields(table) if "type" in each.metadata}
 
 
@@ -281,10 +275,7 @@ _HOMES = {
 
 
 def reference(table: type[Any] = Config) -> list[Setting]:
-    """Return the rows of a table, without the limits that it inherits.
-
-    SIGHUP may change all settings of a table that does not list its ``reloadable`` ones.
-    """
+    """Return the rows of a table, without the limits that it inherits."""
     has_limits = issubclass(table, RouteLimits) and table is not RouteLimits
     inherited = {each.name for each in fields(RouteLimits)} if has_limits else set()
     rows = []
@@ -294,7 +285,7 @@ def reference(table: type[Any] = Config) -> list[Setting]:
             continue
         default = type_.show(meta.get("default", each.default)) if type_ else ""
         bounds, unit = (type_.bounds, type_.unit) if type_ else (meta["bounds"], "")
-        is_reloadable = each.name in getattr(table, "reloadable", {each.name})
+        is_reloadable = each.name in getattr(table, "reloadable", {each.name})  # only Config lists some
         rows.append(Setting(each.name, unit, default, bounds, meta["meaning"], is_reloadable))
     return rows
 

@@ -56,7 +56,7 @@ def test_a_consumer_helps_their_own_group_and_others_only_look(root: Path) -> No
         assert (code, found["out_records"], found["owner"]["process"]) == (0, 3, owner.pid)
         for other in (HOST, BOB, None):
             code, _, errors = tried(other, "release", "a", "alices", "worker-1", root=root)
-            assert (code, f"be user {ALICE.user_id}" in errors) == (11, True), errors
+            assert (code, f"run it as user {ALICE.user_id}" in errors) == (11, True), errors
         assert tried(ALICE, "release", "a", "alices", "worker-1", root=root)[0] == 0
         code, _, errors = tried(ALICE, "skip", "a", "alices", 1, root=root)
         assert (code, "skips.jsonl" in errors or "ledger" in errors) == (11, True), errors
@@ -73,5 +73,5 @@ def test_what_another_consumer_has_planted_is_not_carried_out(root: Path) -> Non
         os.chown(planted, BOB.user_id, CONSUMERS)
         planted.chmod(0o666)
         code, _, errors = tried(ALICE, "release", "a", "mine", "worker-1", root=root)
-        assert (code, f"be user {BOB.user_id}" in errors) == (11, True), errors
+        assert (code, f"run it as user {BOB.user_id}" in errors) == (11, True), errors
         assert owner.ask("release", "worker-1") == 3

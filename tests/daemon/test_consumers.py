@@ -211,7 +211,7 @@ def test_the_user_that_a_namespace_does_not_have_is_not_called_nobody() -> None:
         path.write_text("0\n")
         os.chown(path, 65534, 65534)
         _, _, hint = refusal(daemon, ALICE, "cursor", "set", "a", 0, "--group", "g")
-    assert hint == f"be the user who has left it; ls -l {path}"
+    assert hint == f"run it as the user who created it; ls -l {path}"
 
 
 def test_a_reader_is_refused_with_the_command_that_helps() -> None:
@@ -233,7 +233,7 @@ def test_only_a_member_gives_a_route_to_a_group() -> None:
         assert hint == f"usermod --append --groups GROUP {OWNER.user_id}, and start the daemon again"
 
         code, message, hint = refusal(daemon, MEMBER, "route", "add", "a", "--consumers", CONSUMERS)
-        assert (code, hint) == (NotPermitted.exit_code, f"leave out --consumers, or be user {OWNER.user_id}")
+        assert (code, hint) == (NotPermitted.exit_code, f"leave out --consumers, or run it as user {OWNER.user_id}")
 
         reload(daemon, f"[routes.a]\nconsumers = {CONSUMERS}\n")
         assert not_in in daemon.log

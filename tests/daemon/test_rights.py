@@ -125,13 +125,13 @@ def test_who_is_denied_something_is_told_what_helps() -> None:
             (
                 MEMBER,
                 ("append", "old"),
-                f"{adding} takes it back; that is for {owner}, and for ",
+                f"{adding} reactivates it; that is for {owner}, and for ",
             ),
-            (OWNER, ("append", "old"), f"{adding} takes it back"),
-            (MEMBER, ("route", "add", "a", "--fifo", "--mode", "0666"), f"leave out --mode, or be {owner}"),
+            (OWNER, ("append", "old"), f"{adding} reactivates it"),
+            (MEMBER, ("route", "add", "a", "--fifo", "--mode", "0666"), f"leave out --mode, or run it as {owner}"),
             (OWNER, ("route", "add", "secure", "--fifo", "--mode", "0666"), "--mode 0600, or none"),
-            (MEMBER, ("route", "add", "secure", "--fifo"), f"be {owner}"),
-            (MEMBER, ("route", "retire", "a"), f"be {owner}, or one of the writers in [routes.a]"),
+            (MEMBER, ("route", "add", "secure", "--fifo"), f"run it as {owner}"),
+            (MEMBER, ("route", "retire", "a"), f"run it as {owner}, or one of the writers in [routes.a]"),
         ):
             _, _, hint = refused(run([*user.prefix, *command(*line, "--root", daemon.root)], stdin=b"x\n"))
             assert hint.startswith(wanted), (line, hint)

@@ -29,7 +29,7 @@ def test_a_traceback_ends_with_the_hint(daemon: Daemon) -> None:
     [
         (NotFound("gone"), ""),
         (NotFound("gone", hint="wald --help"), "wald --help"),
-        (NotFound("gone", case="no-log", root=Path("/log")), "wald --root /log run makes one"),
+        (NotFound("gone", case="no-log", root=Path("/log")), "wald --root /log run creates one"),
     ],
     ids=["no hint", "hint", "case"],
 )
@@ -53,7 +53,10 @@ def test_a_note_is_added_below_the_hint() -> None:
     error = NotFound("gone", case="no-log", root="/log")
     error.add_note("after 3 steps")
 
-    assert traceback.format_exception_only(error)[1:] == ["  hint: wald --root /log run makes one\n", "after 3 steps\n"]
+    assert traceback.format_exception_only(error)[1:] == [
+        "  hint: wald --root /log run creates one\n",
+        "after 3 steps\n",
+    ]
 
 
 def test_a_denied_file_that_is_gone_since_then_has_a_hint(tmp_path: Path) -> None:

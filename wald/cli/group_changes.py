@@ -179,7 +179,7 @@ def _changeable(log: Log, route: str, group: str) -> Seen:
     file = work_file(log.root, route, group)
     if not is_own(file.path):
         user = user_name(file.path.lstat().st_uid)
-        raise NotPermitted(f"{file.path}: the group of another user", hint=f"be user {user}; ls -l {file.path}")
+        raise NotPermitted(f"{file.path}: the group of another user", hint=f"run it as user {user}; ls -l {file.path}")
     seen = look(log, file, time.time_ns())
     if seen.damage:
         raise Damaged(f"{file.path}: {seen.damage}", hint=group_line(log, "show", file))

@@ -85,9 +85,9 @@ class Routes:
         except InvalidInput as error:
             raise ProtocolError(Code.BAD_ROUTE, error.message) from None
         if not found:
-            raise ProtocolError(Code.NO_ROUTE, f"there is no route {text!r}; ROUTE ADD {text} makes it")
+            raise ProtocolError(Code.NO_ROUTE, f"there is no route {text!r}; ROUTE ADD {text} creates it")
         if self._root.retired(text).exists():
-            raise ProtocolError(Code.NO_ROUTE, f"the route {text!r} is retired; ROUTE ADD {text} takes it back")
+            raise ProtocolError(Code.NO_ROUTE, f"the route {text!r} is retired; ROUTE ADD {text} reactivates it")
         entry = self._entries[name] = RouteEntry(Route.named(text), self._writers.get(text))
         return entry
 

@@ -143,7 +143,7 @@ def describe_displaced(root: Root, path: Path, route: str) -> str:
 
 def describe_shared(root: Root, path: Path, other: Path) -> str:
     adding = command_line(root.path, f"route add {path.parent.name} --fifo")
-    return f"{path}: the same FIFO as {other}; rm {path}, and {adding} makes one of its own"
+    return f"{path}: the same FIFO as {other}; rm {path}, and {adding} creates one of its own"
 
 
 class Mark(NamedTuple):

@@ -140,7 +140,7 @@ def test_a_user_who_cannot_acknowledge_sends_nothing(tmp_path: Path) -> None:
             code, message, hint = refused(run([*MEMBER.prefix, *command("doctor", "--canary", "--root", daemon.root)]))
             head = Log(daemon.root).head()
 
-    assert (code, hint) == (11, f"be user {OWNER.user_id}")
+    assert (code, hint) == (11, f"run it as user {OWNER.user_id}")
     assert message.startswith(f"{daemon.root}/routes/wald.canary/cursors: ")
     assert head is not None
     assert head.sequence == 1

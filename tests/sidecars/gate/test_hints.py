@@ -94,7 +94,7 @@ def test_a_retired_route_comes_back_over_http(gate_of_two: Gate) -> None:
     assert wald("--root", gate_of_two.root, "route", "retire", "gone").returncode == 0
 
     answer = told(gate_of_two, "ann", "POST", "/v1/routes/gone/records", b"1\n")
-    assert (answer["code"], answer["hint"]) == ("not-found", "POST /v1/routes/gone takes it back")
+    assert (answer["code"], answer["hint"]) == ("not-found", "POST /v1/routes/gone reactivates it")
     told(gate_of_two, "ann", "POST", "/v1/routes/gone")
     assert told(gate_of_two, "ann", "POST", "/v1/routes/gone/records", b"1\n")["count"] == 1
 

@@ -120,7 +120,7 @@ def _require_cursor(log: Log) -> None:
     directory = log.root.cursor_directory(ROUTE)
     if not os.access(directory, os.W_OK | os.X_OK, effective_ids=True):
         owner = user_name(directory.stat().st_uid)
-        raise NotPermitted(f"{directory}: this user may not move a cursor here", hint=f"be user {owner}")
+        raise NotPermitted(f"{directory}: this user may not move a cursor here", hint=f"run it as user {owner}")
 
 
 @contextmanager

@@ -214,7 +214,7 @@ RUNNING: Check[Running] = Check(
             Outcome.UNKNOWN,
             lambda f: f.answers is None,
             "{f.holder}; this user may not ask it",
-            "be a member of the group of the socket: ls -l {root}",
+            "join the group of the socket: ls -l {root}",
         ),
         Rule(
             Outcome.FAIL,
