@@ -1,13 +1,12 @@
-"""The directory of a route's cursors, and the ownership of the files in it.
+"""Directory of a route's cursors, and the ownership of its files.
 
-    routes/R            0750, the log's owner     the FIFO, ``retired``
-    routes/R/cursors    0750, the same            cursors, journals, pins and locks of all groups
-                        3775, OS group GROUP      if the route has cursor owners
-                        1750                      if it had some before
+    routes/R            0750
+    routes/R/cursors    0750
+                        3775, OS group GROUP    if the route has cursor owners
+                        1750                    if it had some before
 
 A group's names belong to the user who created its cursor; the sticky bit protects them from users other than the log's
-owner. It stays after the cursor owners have lost their right, because their files stay. Files of root count as files of
-the directory's owner.
+owner. It stays as long as files of former cursor owners may. Files of root count as the directory owner's.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from wald.files.layout import Root, require_no_link
 from wald.hints import group_name, user_name
 
 ROOTS_GROUP = "group"
-UNKNOWN_USER = 65534  # the kernel's overflowuid: any user outside the namespace of a unit with PrivateUsers=
+UNKNOWN_USER = 65534  # overflowuid: any user outside the namespace of a unit with PrivateUsers=
 _NO_GROUP = (1 << 32) - 1  # for chown(2): do not change the group
-_OPEN_MODE = 0o3775  # others: members of the root's group, because the directories above exclude all others
+_OPEN_MODE = 0o3775  # "others" are the root's group: the directories above exclude all others
 _CLOSED_MODE = 0o1750
 
 
 class GroupFile:
-    """The file ``<group><suffix>`` of a route, open for reading and writing as by :func:`open_group_file`."""
+    """An open file ``<group><suffix>`` of a route."""
 
     def __init__(self, root: Root, route: str, group: str, suffix: str, disk: Disk) -> None:
         root.require_route(route)
@@ -48,15 +47,14 @@ class GroupFile:
         self.close()
 
     def close(self) -> None:
-        """Close the file. The lock ends when each process that shares the descriptor has closed it."""
+        """Close the file; the lock ends when every process that inherited the descriptor has closed it."""
         self.disk.close(self.descriptor)
 
     def lock(self) -> bool:
-        """Lock the file; return False if a process with another descriptor holds the lock."""
         return self.disk.lock(self.descriptor)
 
     def renew(self) -> None:
-        """Open the file again, so that processes that share the old descriptor do not share the next lock."""
+        """Open the file again, so that processes that inherited the old descriptor do not share the next lock."""
         path, descriptor = self._open()
         self.close()
         self.path, self.descriptor = path, descriptor
@@ -66,10 +64,7 @@ class GroupFile:
 
 
 def open_group_file(root: Root, disk: Disk, route: str, group: str, suffix: str) -> tuple[Path, int]:
-    """Open the file ``<group><suffix>``, created if missing; return its path and a descriptor.
-
-    NotPermitted if this user may not write it, or another user has put it there.
-    """
+    """Open or create a group's file; NotPermitted if this user may not write it, or another user planted it."""
     path = make_cursor_directory(root, disk, route) / f"{group}{suffix}"
     try:
         return path, disk.open_lock(path)
@@ -95,11 +90,7 @@ def is_group(text: str) -> bool:
 
 
 def permit_cursor_owners(root: Root, disk: Disk, route: str, group: str) -> None:
-    """Permit the members of one OS group to leave cursors in a route. Existing cursors remain effective.
-
-    Args:
-        group: number of the OS group, to which this user must belong; ROOTS_GROUP for that of the root; "" for none.
-    """
+    """Permit the members of an OS group to leave cursors: a number, ROOTS_GROUP, or "" for none."""
     directory = make_cursor_directory(root, disk, route)
     if not group and not directory.stat().st_mode & (stat.S_ISVTX | stat.S_IWGRP):
         return
@@ -107,7 +98,7 @@ def permit_cursor_owners(root: Root, disk: Disk, route: str, group: str) -> None
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if group == "":
-            os.fchmod(descriptor, _CLOSED_MODE)  # first, or members of the new OS group could write for a moment
+            os.fchmod(descriptor, _CLOSED_MODE)  # before the group changes, which could write for a moment
         if os.fstat(descriptor).st_gid != wanted:
             _change_group(directory, descriptor, wanted)
         if group:
@@ -121,7 +112,7 @@ def permit_cursor_owners(root: Root, disk: Disk, route: str, group: str) -> None
 
 
 def cursor_owners_group(root: Root, route: str) -> str:
-    """Return the OS group whose members may leave cursors in a route; "" without one."""
+    """Return the OS group whose members may leave cursors; "" without one."""
     try:
         status = root.cursor_directory(route).stat()
     except OSError:
@@ -131,7 +122,6 @@ def cursor_owners_group(root: Root, route: str) -> str:
 
 
 def file_owner(path: Path) -> int | None:
-    """Return the user who owns a file in a directory of cursors; None without a file."""
     try:
         user_id = path.lstat().st_uid
         return path.parent.stat().st_uid if user_id == 0 else user_id
@@ -144,10 +134,7 @@ def is_own(path: Path) -> bool:
 
 
 def is_companion(path: Path, cursor: Path) -> bool:
-    """Return True if a file exists and belongs to the owner of a cursor; without the cursor, to this user.
-
-    Other files do not count: another user may have planted them.
-    """
+    """Return True if the cursor's owner, or without a cursor this user, owns ``path``: other files may be planted."""
     if not os.path.lexists(path):
         return False
     owner = file_owner(cursor)
@@ -155,7 +142,7 @@ def is_companion(path: Path, cursor: Path) -> bool:
 
 
 def not_permitted(root: Root, route: str, path: Path, error: PermissionError) -> NotPermitted:
-    """Return the error for a group's file that this user may not write or remove, with what would permit it."""
+    """Return the error that explains what would permit this user to write or remove ``path``."""
     directory = root.cursor_directory(route)
     may_write = os.access(directory, os.W_OK | os.X_OK)
     owner = file_owner(path)
@@ -176,7 +163,6 @@ def not_permitted(root: Root, route: str, path: Path, error: PermissionError) ->
 
 
 def _own_user(directory: Path) -> int:
-    """Return the owner of files that this process creates in a directory of cursors."""
     return os.geteuid() or directory.stat().st_uid
 
 

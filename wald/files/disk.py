@@ -1,8 +1,7 @@
-"""System calls that make bytes durable: create, write, sync, rename, truncate, unlink, lock.
+"""System calls that make bytes durable.
 
-Everything that must survive a crash is written through a :class:`Disk`, so that a test can pass one that fails, stops
-or forgets at the n-th step. No other module of ``wald`` syncs, allocates or truncates a file. Every OSError names the
-path of the file, even if the call takes a descriptor.
+Everything that must survive a crash is written through a :class:`Disk`, so that a test can fail any step. Every OSError
+names the path, even if the call takes a descriptor.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
     from wald.format.batch import Buffer
 
 AT_FDCWD = -100
-FILE_MODE = 0o640  # only the daemon's group may read it
-_LOCK_MODE = 0o600  # every user who can open a file can hold its lock
+FILE_MODE = 0o640  # the daemon's group may read it
+_LOCK_MODE = 0o600  # a user who can open a file can lock it
 _DIRECTORY_MODE = 0o750
 _IOV_MAX = 1024  # buffers in one pwritev(2)
 _KEEP_SIZE = 1
@@ -36,30 +35,28 @@ _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int6
 
 
 class Disk:
-    """Real system calls. New files have the same mode under every umask; existing ones keep theirs.
+    """Real system calls.
 
-    No file is written through a symbolic link; the caller answers for the directories above it.
+    New files have the same mode under every umask; existing ones keep theirs. The last component of a path may not be a
+    symbolic link; the caller checks the directories above.
     """
 
     def create(self, path: Path) -> int:
-        """Create a file, open for reading and writing; FileExistsError if it exists."""
+        """Create a file; FileExistsError if it exists."""
         return make_file(path, os.O_RDWR, FILE_MODE)
 
     def open(self, path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def open_or_create(self, path: Path) -> int:
-        """Open a file for reading and writing, created if missing; never block, whatever the name is."""
+        """Open a file, created if missing, without blocking on a FIFO."""
         return open_or_make_file(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, FILE_MODE)
 
     def open_append(self, path: Path) -> int:
         return open_or_make_file(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW, FILE_MODE)
 
     def open_lock(self, path: Path) -> int:
-        """Open a file for :meth:`lock` that only its owner may open, created if missing.
-
-        OSError if it is not a regular file, or if another user has put it there.
-        """
+        """Open or create a lock file; OSError if it is not a regular file, or another user planted it."""
         descriptor = open_or_make_file(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, _LOCK_MODE)
         try:
             _require_own(path, os.fstat(descriptor))
@@ -70,16 +67,15 @@ class Disk:
         return descriptor
 
     def make_directory(self, path: Path) -> None:
-        """Create a directory and its missing parents, unless it exists."""
         if path.is_dir():
             return
         if not path.parent.exists():
             self.make_directory(path.parent)
-        with contextlib.suppress(FileExistsError):  # another process may create it at the same time
+        with contextlib.suppress(FileExistsError):  # another process was faster
             make_directory(path, _DIRECTORY_MODE)
 
     def close(self, descriptor: int) -> None:
-        path = _path_of(descriptor)  # a failed close(2) frees the descriptor too
+        path = _path_of(descriptor)  # before: a failed close(2) frees it too
         try:
             os.close(descriptor)
         except OSError as error:
@@ -89,7 +85,7 @@ class Disk:
     def allocate(self, descriptor: int, length: int) -> bool:
         """Reserve ``length`` bytes that read as zeros; return False if the file system cannot.
 
-        The C library's posix_fallocate would write to every block there, for seconds.
+        There, posix_fallocate(3) would write to every block.
         """
         while _fallocate(descriptor, 0, 0, length):
             number = ctypes.get_errno()
@@ -100,11 +96,11 @@ class Disk:
         return True
 
     def reserve(self, descriptor: int, offset: int, length: int) -> None:
-        """Reserve ``length`` bytes at ``offset`` for a full disk, without growing the file; ignore failures."""
+        """Reserve space for a full disk, without growing the file; ignore failures."""
         _fallocate(descriptor, _KEEP_SIZE, offset, length)
 
     def write(self, descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
-        """Write all of ``buffers`` at ``offset``; return the number of bytes."""
+        """Write all buffers at ``offset``; return their total length."""
         total = sum(map(len, buffers))
         try:
             done = written = os.pwritev(descriptor, buffers[:_IOV_MAX], offset) if total else 0
@@ -163,9 +159,9 @@ class Disk:
             os.close(descriptor)
 
     def sync_names_above(self, path: Path) -> None:
-        """Make the names of ``path`` and of the directories above it durable, up to the mount point.
+        """Sync the directories above ``path`` up to the mount point: a killed process may not have synced a new one.
 
-        A process that created some of them may have been killed before its sync; unreadable ones are another user's.
+        Unreadable ones are another user's.
         """
         path = path.resolve()
         device = path.stat().st_dev
@@ -188,7 +184,7 @@ class Disk:
     def rename_to_free(self, source: Path, target: Path) -> None:
         """Rename a file; FileExistsError if ``target`` exists.
 
-        On file systems without renameat2(2) and hard links, only one process may create names in the directory.
+        Not atomic on file systems that have neither renameat2(2) nor hard links.
         """
         old, new = os.fsencode(source), os.fsencode(target)
         try:
@@ -202,15 +198,15 @@ class Disk:
             raise OSError(number, os.strerror(number), os.fspath(source), None, os.fspath(target))
 
     def move_aside(self, source: Path, target: Path) -> Path:
-        """Move a file or directory; return its new path. A file that can be linked also keeps its old name.
+        """Link (which keeps the old name) or rename ``source`` to ``target``; return the new path.
 
-        If ``target`` is on another file system, only its name is used, in the directory of ``source``.
+        If ``target`` is on another file system, it becomes a name in the directory of ``source``.
         """
         for path in (target, source.with_name(target.name)):
             try:
                 self.link(source, path)
                 return path
-            except OSError:  # a directory, another user's file, or a file system without links
+            except OSError:  # a directory, another user's file, or no links here
                 try:
                     self.rename_to_free(source, path)
                     return path
@@ -237,9 +233,7 @@ class Disk:
     ) -> None:
         """Replace the content of ``path`` atomically and durably; after an OSError, the old content remains.
 
-        Args:
-            exclusive: raise FileExistsError if the file exists.
-            owner, group: of the new file, which only root may set; -1: as for :meth:`create`.
+        ``exclusive``: FileExistsError if the file exists. Only root may set ``owner`` and ``group``.
         """
         temporary, descriptor = self._create_temporary(path)
         try:
@@ -255,7 +249,7 @@ class Disk:
                 self.rename(temporary, path)
         except OSError as error:
             with contextlib.suppress(OSError):
-                temporary.unlink()  # it would take space on a full disk
+                temporary.unlink()  # the disk may be full
             error.filename, error.filename2 = os.fspath(path), None
             raise
         finally:
@@ -263,9 +257,9 @@ class Disk:
         self.sync_directory(path.parent)
 
     def _create_temporary(self, path: Path) -> tuple[Path, int]:
-        """Create a file for :meth:`replace` and lock it: other processes remove unlocked ones as leftovers."""
+        """Create and lock a file: other processes remove unlocked ones as leftovers."""
         while True:
-            # Random: with process ids, which containers share, one could publish the unfinished file of another.
+            # Random, not the process id: containers share those, and one could publish another's unfinished file.
             temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}.tmp")
             try:
                 descriptor = self.create(temporary)
@@ -274,16 +268,16 @@ class Disk:
                 raise
             try:
                 claimed = self.lock(descriptor) and os.fstat(descriptor).st_nlink > 0
-            except OSError:  # a file system without locks, where no process removes leftovers
+            except OSError:  # no locks here, so no process removes leftovers
                 claimed = True
             if claimed:
                 return temporary, descriptor
-            self.close(descriptor)  # removed as a leftover just before it was locked
+            self.close(descriptor)  # another process locked or removed it just before
             with contextlib.suppress(FileNotFoundError):
                 temporary.unlink()
 
     def lock(self, descriptor: int, *, shared: bool = False) -> bool:
-        """Lock a file until the descriptor is closed; return False if another process holds the lock."""
+        """Lock a file until the descriptor is closed; return False if another process has locked it."""
         try:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -292,19 +286,19 @@ class Disk:
 
 
 def free_bytes(path: Path) -> int:
-    """Return the free space for an unprivileged writer."""
+    """Return the space for an unprivileged writer."""
     status = os.statvfs(path)
     return status.f_bavail * status.f_frsize
 
 
 def total_bytes(path: Path) -> int:
-    """Return the space for an unprivileged writer on an empty disk; 0 if unknown."""
+    """Return the same on an empty disk; 0 if unknown."""
     status = os.statvfs(path)
     return (status.f_blocks - (status.f_bfree - status.f_bavail)) * status.f_frsize
 
 
 def _link_to_free(source: Path, target: Path) -> int:
-    """Rename a file without renameat2(2); return the number of an error, or 0."""
+    """Rename without renameat2(2); return an errno, or 0."""
     try:
         os.link(source, target)
         os.unlink(source)
@@ -318,7 +312,6 @@ def _link_to_free(source: Path, target: Path) -> int:
 
 
 def _name_file(error: OSError, descriptor: int) -> None:
-    """Add the path of a descriptor to an error without one."""
     if error.filename is None:
         error.filename = _path_of(descriptor)
 
@@ -332,7 +325,7 @@ def _path_of(descriptor: int) -> str | None:
 
 
 def _require_own(path: Path, status: os.stat_result) -> None:
-    """Raise OSError if a lock file is not regular, or if another user planted or linked it in a shared directory."""
+    """Raise OSError if a lock file is not regular, or another user planted or linked it in a shared directory."""
     directory = path.parent.stat()
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))

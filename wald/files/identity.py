@@ -1,4 +1,4 @@
-"""Identity of a log, stored in ``log.json``, and the creation of a log."""
+"""Identity of a log in ``log.json``, and the creation of a log."""
 
 from __future__ import annotations
 
@@ -21,17 +21,14 @@ _DIRECTORIES = ("segments", "routes", "ledger", "quarantine", "recovery")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The content of ``log.json``."""
+    """Content of ``log.json``."""
 
     log_id: bytes
     created: str
 
 
 def read_identity(root: Root) -> Identity:
-    """Read the identity of the log in ``root``.
-
-    Every program starts with this, so none uses a log of which a directory is a symbolic link (Damaged).
-    """
+    """Read the identity; Damaged if a directory of the log is a symbolic link. Every program starts with this."""
     require_no_links(root)
     try:
         text = read_regular(root.identity)
@@ -64,7 +61,7 @@ def require_no_links(root: Root) -> None:
 
 
 def require_root(path: Path) -> None:
-    """Raise NotFound if ``path`` has neither a log nor segments of one."""
+    """Raise NotFound without a log or segments at ``path``."""
     root = Root(path)
     if not (root.identity.exists() or root.segments.exists()):
         raise NotFound(
@@ -75,7 +72,7 @@ def require_root(path: Path) -> None:
 
 
 def check_root(path: Path) -> None:
-    """Check that ``path`` is a log, or can become one: missing, empty, or interrupted in its creation."""
+    """Require a log, or a path that can become one: missing, empty, or an interrupted creation."""
     if path.exists() and not path.is_dir():
         raise InvalidInput(f"{path}: not a directory", case="not-a-directory")
     root = Root(path)
@@ -90,14 +87,14 @@ def check_root(path: Path) -> None:
 
 
 def create_root(path: Path, disk: Disk, *, now: str) -> Root:
-    """Create a log at ``path``, or complete an interrupted creation. Idempotent."""
+    """Create a log, or complete an interrupted creation. Idempotent."""
     check_root(path)
     root = Root(path)
     make_directories(root, disk)
     if not root.identity.exists():
         disk.sync_names_above(path)
-        # Last and atomically: without it, the creation of the root was interrupted and is repeated.
-        with contextlib.suppress(FileExistsError):  # another daemon started at the same time
+        # Last and atomically: without it, the creation was interrupted and is repeated.
+        with contextlib.suppress(FileExistsError):  # another daemon was faster
             disk.replace(root.identity, encode_identity(uuid.uuid4(), now=now), exclusive=True)
     read_identity(root)
     return root
@@ -125,13 +122,13 @@ def _no_log(path: Path) -> NotFound:
 
 
 def _has_lost_identity(root: Root) -> bool:
-    """Return True if there are segments that no unfinished restore has written."""
+    """Return True if there are segments, except those of an unfinished restore."""
     if root.unfinished_identity.exists() or not root.segments.is_dir():
         return False
     return any(parse_segment_name(name) for name in os.listdir(root.segments))
 
 
 def _may_become_log(path: Path) -> bool:
-    """Return True for a directory with only names of a new file system, an interrupted creation or systemd."""
+    """Return True if a directory has only names of a new file system, systemd or an interrupted creation."""
     expected = (*_DIRECTORIES, "lost+found", "wald.sock")
     return path.is_dir() and all(name in expected or name.endswith(TEMPORARY) for name in os.listdir(path))

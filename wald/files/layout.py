@@ -1,4 +1,4 @@
-"""Paths of the files of a log, and the names that wald creates in its directories."""
+"""Paths of the files of a log, and the names that wald creates there."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from wald.format.names import (
 )
 
 TEMPORARY = ".tmp"
-RELIEF_SUFFIX = f".relief{TEMPORARY}"  # after the name of a sealed segment: its shrunk form, in preparation
-GROUP_FILES_MAX = 10_000  # in one route: other users could make every pass over the cursors take minutes
+RELIEF_SUFFIX = f".relief{TEMPORARY}"  # after a sealed segment's name: its shrunk form, in preparation
+GROUP_FILES_MAX = 10_000  # in one route: more could make every pass over the cursors take minutes
 
 
 class _Entry:
-    """Path of a fixed name in a root."""
+    """A fixed name in a root."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -72,11 +72,11 @@ class Root:
 
     @property
     def segment_directories(self) -> tuple[Path, ...]:
-        """Directories in which readers look for segments; several for a log in parts."""
+        """Directories of segments; several for a log in parts."""
         return (self.segments,)
 
     @cached_property
-    def routes(self) -> Path:  # read several times for each of perhaps thousands of routes
+    def routes(self) -> Path:  # cached: thousands of routes
         return self.path / "routes"
 
     def report(self, epoch: int) -> Path:
@@ -104,7 +104,7 @@ class Root:
         return self.cursor_directory(route) / cursor_name(group)
 
     def route_names(self) -> list[str]:
-        """Return all routes, including retired ones; directories with invalid names are ignored."""
+        """Return the routes, retired ones too, without directories with invalid names."""
         if not self.routes.is_dir():
             return []
         return sorted(
@@ -114,7 +114,7 @@ class Root:
         )
 
     def has_route(self, route: str) -> bool:
-        """Return True if the route exists; False for a symbolic link. Raise InvalidInput for an invalid name."""
+        """Return True if the route exists and is not a symbolic link; InvalidInput for an invalid name."""
         path = self.route(route)
         return path.is_dir() and not path.is_symlink()
 
@@ -128,7 +128,7 @@ class Root:
         return sorted(self.cursors(route)[0])
 
     def cursors(self, route: str) -> tuple[dict[str, Path], list[Path]]:
-        """Return the cursor of each group, and cursor files with an invalid group name; NotFound without the route."""
+        """Return each group's cursor, and cursor files with an invalid group name; NotFound without the route."""
         groups: dict[str, Path] = {}
         invalid = []
         try:
@@ -144,19 +144,18 @@ class Root:
         return groups, invalid
 
     def cursor_entries(self, route: str) -> Iterator[os.DirEntry[str]]:
-        """Yield the files of :meth:`cursors` in any order."""
         for entry in scan_cursor_directory(self.cursor_directory(route)):
             if entry.name.endswith(CURSOR_SUFFIX):
                 yield entry
 
     def route_directories(self) -> list[Path]:
-        """Return the directory of each route, and its directory of cursors if that exists."""
+        """Return the directories of the routes, and those of their cursors."""
         routes = [self.route(name) for name in self.route_names()]
         return [*routes, *(path for route in routes if (path := route / CURSORS).is_dir())]
 
 
 def scan_cursor_directory(directory: Path) -> Iterator[os.DirEntry[str]]:
-    """Yield the entries of a directory of cursors; raise OSError for a symbolic link or too many files."""
+    """Yield the files of all groups; OSError for a symbolic link or too many files."""
     if directory.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(directory))
     with os.scandir(directory) as entries:
@@ -186,7 +185,7 @@ _IN_ROUTE = {"in", "retired", "moved", CURSORS}
 
 
 def known_names(root: Root) -> Iterator[tuple[Path, Callable[[str], bool]]]:
-    """Yield each directory of a log (it may be missing), and a test for the names that wald creates there."""
+    """Yield each directory, which may be missing, and a test for the names that wald creates there."""
     yield root.path, lambda name: name in _IN_ROOT or _is_anywhere(name)
     yield root.segments, lambda name: parse_segment_name(name) is not None or _is_anywhere(name)
     yield root.ledger, lambda name: name in _IN_LEDGER or _is_ledger_part(name) or _is_anywhere(name)
@@ -201,7 +200,7 @@ def known_names(root: Root) -> Iterator[tuple[Path, Callable[[str], bool]]]:
 
 
 def _is_anywhere(name: str) -> bool:
-    """Return True for a temporary file; and for a cursor: without it, its group would lose unread records."""
+    """Return True for a temporary file, and for a misplaced cursor, without which a group would lose records."""
     return name.endswith((TEMPORARY, CURSOR_SUFFIX))
 
 

@@ -1,8 +1,7 @@
 """Files of a ledger: its sealed parts, and the end of its current file.
 
-The number of its first line names a part. A part never changes, and its index says which sequences each of its frames
-is about. A power cut may leave a part of the last append in the current file, which was never acknowledged: readers
-ignore it, and the owner removes it.
+A part never changes; its index bounds the sequences in each frame. A power cut may leave an unacknowledged fragment of
+the last append in the current file: readers ignore it, and the owner truncates it.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ from wald.format.names import parse_ledger_part_name
 from wald.format.sealed_index import BadFrame, read_frame_lengths
 
 FRAME_BYTES = 256 << 10
-_SECTOR_BYTES = 512  # the least that a disk writes at once
+_SECTOR_BYTES = 512  # a disk writes at least this
 _TAIL_BYTES = 64 << 10  # longer than most lines
 
 
 class PartName(NamedTuple):
-    """A sealed part: the number of its first line, and its path."""
+    """A sealed part, and the number of its first line."""
 
     line: int
     path: Path
 
 
 def parts_of(path: Path) -> list[PartName]:
-    """List the sealed parts of the ledger whose current file is ``path``, oldest first."""
+    """List the sealed parts of a ledger, oldest first."""
     try:
         names = os.listdir(path.parent)
     except FileNotFoundError:
@@ -70,7 +69,7 @@ def stored_index(part: PartName) -> PartIndex:
 
 
 def read_index(part: PartName) -> PartIndex:
-    """Read the index of a part, or rebuild it from the lines if it is damaged."""
+    """Read an index, or rebuild a damaged one from the lines."""
     with suppress(BadPart):
         return stored_index(part)
     index: PartIndex | None = None
@@ -86,7 +85,7 @@ def read_index(part: PartName) -> PartIndex:
 
 
 def frames_of(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the stored length and the lines of each frame in a part, without using its index."""
+    """Yield the stored length and the lines of each frame, without the index."""
     stored, offset, lines = read_regular(path), 0, 0
     while offset < len(stored):
         try:
@@ -108,9 +107,9 @@ def decompress_lines(stored: bytes, raw_bytes: int) -> bytes:
 
 
 def chained(path: Path, data: bytes, *, line: int, prev: str | None, listed: bool = True) -> tuple[list[Entry], str]:
-    """Decode complete lines, starting with number ``line`` of ``path``; return them and the digest of the last one.
+    """Decode lines, the first of which is number ``line`` of ``path``; return them and the digest of the last one.
 
-    The lines must follow the one with digest ``prev``, if that is known. ``listed`` as in :func:`decode_entries`.
+    The lines must follow digest ``prev``, if known. ``listed`` as in :func:`decode_entries`.
     """
     texts = data.split(b"\n")[:-1]
     try:
@@ -126,7 +125,6 @@ def chained(path: Path, data: bytes, *, line: int, prev: str | None, listed: boo
 
 
 def damaged(path: Path, number: int, reason: str) -> Damaged:
-    """Return the error of a decision that needs line ``number`` of a ledger."""
     return Damaged(
         f"{path}: line {number}: {reason}; nothing is decided by this ledger",
         case="ledger-damaged",
@@ -135,12 +133,11 @@ def damaged(path: Path, number: int, reason: str) -> Damaged:
 
 
 def first_entry(data: bytes) -> Entry | None:
-    """Decode the first of the lines ``data``; None without a readable one."""
+    """Decode the first line; None if it is unreadable."""
     return _entry_of(data[: data.find(b"\n")]) if b"\n" in data else None
 
 
 def first_prev(data: bytes) -> str | None:
-    """Return the ``prev`` of the first of the lines ``data``; None without a readable one."""
     entry = first_entry(data)
     return None if entry is None else str(entry["prev"])
 
@@ -152,7 +149,7 @@ def _entry_of(line: bytes) -> Entry | None:
 
 
 def without_copies(parts: list[PartName], prev: str | None) -> list[PartName]:
-    """Leave out parts whose lines are also in the current file, whose first line carries ``prev``."""
+    """Leave out parts with the lines of the current file, whose first line carries ``prev``."""
     for number, part in enumerate(reversed(parts) if prev else ()):
         with suppress(Damaged, OSError):
             index = read_index(part)
@@ -164,17 +161,14 @@ def without_copies(parts: list[PartName], prev: str | None) -> list[PartName]:
 
 
 def tip_of(parts: list[PartName]) -> str | None:
-    """Return the digest of the last line of the last part; None without a readable one."""
+    """Return the digest of the last line; None if it is unreadable."""
     with suppress(Damaged, OSError):
         return read_index(parts[-1]).tip if parts else None
     return None
 
 
 def read_current(path: Path) -> tuple[bytes, int]:
-    """Return the content of a current file, without unsynced lines, and where its synced lines end.
-
-    The content includes a last line with a damaged newline.
-    """
+    """Return the current file's synced lines, then a last line with a damaged newline, and where the former end."""
     try:
         file = open_file(path)
     except FileNotFoundError:
@@ -187,7 +181,7 @@ def read_current(path: Path) -> tuple[bytes, int]:
 
 
 def last_line(descriptor: int, end: int) -> tuple[bytes, int]:
-    """Return the last complete line before ``end``, and where it ends."""
+    """Return the last complete line before ``end``, and its end."""
     want = _TAIL_BYTES
     while True:
         start = max(0, end - want)
@@ -200,7 +194,7 @@ def last_line(descriptor: int, end: int) -> tuple[bytes, int]:
 
 
 def synced_line(descriptor: int, length: int) -> tuple[bytes, int]:
-    """Return the last line that was synced, and where it ends: a lost sector shows that an append was not."""
+    """Return the last synced line, and its end: a lost sector shows that an append was not synced."""
     line, end = last_line(descriptor, length)
     while _lost_a_sector(line, end - len(line)):
         line, end = last_line(descriptor, end - len(line))
@@ -214,7 +208,7 @@ def synced_line(descriptor: int, length: int) -> tuple[bytes, int]:
 
 
 def _lost_a_sector(line: bytes, offset: int) -> bool:
-    """Return True if zeros fill a sector of the last line up to its end, so it never reached the disk."""
+    """Return True if a sector of the line is all zeros, so it never reached the disk."""
     end, start = offset + len(line), offset
     while start < end:
         stop = min(end, (start // _SECTOR_BYTES + 1) * _SECTOR_BYTES)
@@ -225,10 +219,9 @@ def _lost_a_sector(line: bytes, offset: int) -> bool:
 
 
 def newline_is_damaged(rest: bytes, offset: int) -> bool:
-    """Return True if ``rest``, which follows the synced lines, was a complete line; otherwise it is torn."""
+    """Return True if ``rest``, behind the synced lines, was a complete line; otherwise it is torn."""
     return has_damaged_newline(rest) and not _lost_a_sector(rest, offset)
 
 
 def is_intact(line: bytes) -> bool:
-    """Return True if the last line is undamaged or missing."""
     return not line or _entry_of(line) is not None

@@ -1,8 +1,8 @@
-"""Reader of a ledger: the lines of its sealed parts in order, then those of its current file.
+"""Lines of a ledger, from its sealed parts and its current file.
 
-Programs that decide by a ledger use :class:`Lines`, which requires an unbroken chain; a part's index limits the effect
-of an unreadable frame to questions about its sequences. Programs that report use :func:`read_files`, which includes
-damage in the result. The current file, a few megabytes at most, is read whole.
+Programs that decide by a ledger use :class:`Lines`, which requires an unbroken chain; an unreadable frame matters only
+to questions about its sequences. Programs that report use :func:`read_files`, which returns damage too. The current
+file, a few megabytes, is read whole.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ from wald.format.ledger_lines import (
 )
 from wald.format.spans import Span
 
-_NEWEST_BYTES = 4 << 20  # read at the end of a ledger to find its newest entries
+_NEWEST_BYTES = 4 << 20
 _UNKNOWN = PartFrame(0, 0, 0, 0, NO_SEQUENCE, 0, NO_SEQUENCE, "")  # contents of an unreadable part
 
 
 class Line(NamedTuple):
-    """Line ``number`` of a ledger, from 1, about the sequences ``low`` to ``high``; low > high without any."""
+    """Line ``number``, from 1, about the sequences ``low`` to ``high``; low > high without any."""
 
     number: int
     low: int
@@ -71,15 +71,15 @@ class Line(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Block:
-    """A frame of a sealed part, or some lines of the current file. It never changes."""
+    """A frame of a sealed part, or some lines of the current file. Immutable."""
 
     path: Path
-    line: int  # number of the first line in the ledger
+    line: int  # number of the first line
     line_of_file: int
     frame: PartFrame
     offset: int = 0  # of the frame
-    data: bytes = b""  # the lines, if they are in the current file
-    error: Damaged | None = None  # the reason why the part is unreadable
+    data: bytes = b""  # the lines in the current file
+    error: Damaged | None = None  # the part is unreadable
 
     def text(self) -> bytes:
         if self.error is not None:
@@ -126,13 +126,13 @@ def _blocks(part: PartName, index: PartIndex) -> list[_Block]:
 
 
 class Lines:
-    """The lines of the ledger at ``path``. A missing file has no lines.
+    """The lines of a ledger; none without a file.
 
     Each method first reads new lines. An iteration yields the lines that existed at its start, each once, even if the
-    ledger is cut in the meantime. Every method raises Damaged if lines that it needs are damaged or break the chain.
+    ledger is cut in the meantime. Damaged: lines that a method needs are damaged or break the chain.
 
     Attributes:
-        generation: changes when lines that were read no longer exist.
+        generation: changes when lines disappear.
     """
 
     def __init__(self, path: Path) -> None:
@@ -151,11 +151,9 @@ class Lines:
         listed: bool = True,
         on_damage: Callable[[Damaged, Span], None] | None = None,
     ) -> Iterator[Line]:
-        """Yield the lines whose number is above ``behind``.
+        """Yield the lines after number ``behind``; ``listed`` as in :func:`decode_entries`.
 
-        Args:
-            listed: as in :func:`decode_entries`.
-            on_damage: called for unreadable lines, with the sequences that they may be about, instead of an exception.
+        Instead of an exception, ``on_damage`` gets each unreadable block and the sequences that it may be about.
         """
         blocks = self._refreshed()
         begin = max(0, bisect_right(blocks, behind + 1, key=_line) - 1) if behind < self._last else len(blocks)
@@ -176,7 +174,7 @@ class Lines:
             yield from (line for line in reversed(block.lines()) if line.number < bound)
 
     def about(self, first: int, last: int) -> Iterator[Line]:
-        """Yield the lines about any of the sequences ``first`` to ``last``, newest first."""
+        """Yield the lines about any of these sequences, newest first."""
         for block in reversed(self._refreshed()):
             if block.frame.low <= last and first <= block.frame.high:
                 for line in reversed(self._recent_lines(block)):
@@ -184,7 +182,7 @@ class Lines:
                         yield line
 
     def about_bases(self, bases: Collection[int]) -> Iterator[Line]:
-        """Yield the lines whose lowest sequence is in ``bases``, newest first."""
+        """Yield the lines with a lowest sequence in ``bases``, newest first."""
         known, ordered = frozenset(bases), sorted(bases)
         for block in reversed(self._refreshed()):
             if bisect_left(ordered, block.frame.low) < bisect_right(ordered, block.frame.high):
@@ -208,24 +206,23 @@ class Lines:
         return found
 
     def mark(self) -> tuple[int, ...]:
-        """Return a value that changes with each line, for the price of one stat(2)."""
+        """Return a value that changes with each line; one stat(2)."""
         return _identity(self._path)
 
     def _recent_lines(self, block: _Block) -> list[Line]:
-        """Return the lines of a block, cached because the next question is often about the same block."""
+        """Return the lines of a block, often asked for again."""
         if self._recent is None or self._recent[0] is not block:
             self._recent = block, block.lines()
         return self._recent[1]
 
     def _refreshed(self) -> list[_Block]:
-        """Read new lines; return all blocks, oldest first."""
         unreadable = [_identity(path) for path in self._unreadable]
         seen = _identity(self._path) or _identity(self._path.parent), *unreadable
         if seen != self._seen:
             if unreadable and [*self._seen[1:]] != unreadable:  # restored from a backup
                 self._forget_parts()
                 self._forget_current()
-            # Read before the parts are listed: it contains the lines of a cut that happens in between.
+            # Before the parts are listed: it contains the lines of a cut in between.
             data, end = read_current(self._path)
             self._read_parts(first_prev(data))
             self._read_new_lines(data, end)
@@ -235,7 +232,7 @@ class Lines:
     def _forget_parts(self) -> None:
         self._parts: list[PartName] = []
         self._sealed: list[_Block] = []
-        self._lines: int | None = 0  # number of the last line in the parts; None if unknown
+        self._lines: int | None = 0  # of the parts; None if unknown
         self._tip: str | None = GENESIS  # its digest
         self._unreadable: list[Path] = []
 
@@ -273,7 +270,7 @@ class Lines:
         self._lines, self._tip = part.line - 1 + index.lines, index.tip
 
     def _bound_unreadable(self, span: Span) -> None:
-        """Set the sequences of the last part, if it is unreadable, to those that the next file gives."""
+        """Set the sequences of the last part, if unreadable, to those that the next file names."""
         if self._sealed and self._sealed[-1].error is not None:
             last = self._sealed[-1]
             self._sealed[-1] = replace(last, frame=last.frame._replace(low=span[0], high=span[1]))
@@ -302,7 +299,7 @@ class Lines:
         self._last = lines + read
 
     def _add_block(self, block: _Block, entries: list[Entry]) -> None:
-        """Add lines of the current file, to its last block if that is short."""
+        """Add lines of the current file; extend a short last block."""
         last = self._current[-1] if self._current else None
         if last is None or len(last.data) + len(block.data) > FRAME_BYTES:
             self._current.append(block)
@@ -312,7 +309,7 @@ class Lines:
             self._recent = self._current[-1], [*self._recent[1], *block.numbered(entries)]
 
     def _begin_of_current(self, data: bytes) -> tuple[int, str | None]:
-        """Return the number and the digest of the line before the current file."""
+        """Return number and digest of the line before the current file."""
         lines = self._lines
         if lines is None:
             match first_entry(data):
@@ -330,19 +327,19 @@ def _identity(path: Path) -> tuple[int, ...]:
 
 
 def entries_of(path: Path) -> Iterator[Entry]:
-    """Yield the entries of a ledger, oldest first; raises as :class:`Lines`."""
+    """Yield the entries, oldest first; raises as :class:`Lines`."""
     return (line.entry for line in Lines(path).oldest_first())
 
 
 def read_ledger(path: Path) -> DecodedLedger:
-    """Decode the current file of the ledger at ``path``; a missing one is empty."""
+    """Decode the current file; a missing one is empty."""
     data, _ = read_current(path)  # before the parts are listed, as in Lines
     parts = without_copies(parts_of(path), first_prev(data))
     return decode_ledger(data, tip_of(parts) if parts else GENESIS)
 
 
 def read_files(path: Path) -> Iterator[tuple[Path, DecodedLedger]]:
-    """Decode each file of the ledger at ``path``, oldest first, without reporting parts missing before the first."""
+    """Decode each file, oldest first; parts may be missing before the first."""
     data, _ = read_current(path)
     tip: str | None = GENESIS
     for number, part in enumerate(without_copies(parts_of(path), first_prev(data))):
@@ -353,7 +350,7 @@ def read_files(path: Path) -> Iterator[tuple[Path, DecodedLedger]]:
 
 
 def decode_part(part: PartName, tip: str | None) -> DecodedLedger:
-    """Decode every readable line of a part; ``tip`` is the digest of the line before it, None if unknown."""
+    """Decode every readable line; ``tip`` is the digest of the line before, None if unknown."""
     try:
         index = stored_index(part)
     except BadPart as error:
@@ -387,7 +384,7 @@ def _decode_without_index(part: PartName, tip: str | None, reason: str) -> Decod
 
 
 def highest_in_parts(path: Path, *events: str) -> int:
-    """Return the highest "last" in intact lines of sealed parts with these events (none: any); 0 without one."""
+    """Return the highest "last" in intact lines of sealed parts with these events, none for any; 0 without one."""
     blocks = []
     for part in parts_of(path):
         with suppress(Damaged, OSError):
@@ -408,7 +405,7 @@ def reported_entries(path: Path) -> Iterator[Entry]:
 
 
 def newest_entries(path: Path, *events: str) -> Iterator[Entry]:
-    """Yield the intact entries with these events near the end of a ledger, newest first, without checking the chain."""
+    """Yield intact entries with these events near the end, newest first, without checking the chain."""
     kinds = tuple(b'"event":"%s"' % event.encode() for event in events)
     for line in _newest_lines(path):
         if any(kind in line for kind in kinds):  # before long lines are decoded
@@ -418,7 +415,7 @@ def newest_entries(path: Path, *events: str) -> Iterator[Entry]:
 
 
 def _newest_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines at the end of the current file, newest first, and those of the last part if they are few."""
+    """Yield lines, newest first: of the current file, and of the last part if the file is short."""
     try:
         file = open_file(path)
     except FileNotFoundError:

@@ -1,13 +1,13 @@
-"""Writer of a ledger: its one owner appends and syncs lines, and seals a long current file into parts.
+"""Appends to a ledger by its one owner, and cuts: the sealing of a long current file into parts.
 
 A cut has three steps:
 
-    1. Write lines in zstd frames and an index to a temporary file, sync it, read it back and compare.
-    2. Rename it to the name of a part, and sync the directory.
+    1. Write frames and an index to a temporary file, sync it, read it back and compare.
+    2. Rename it to a part, and sync the directory.
     3. Replace the current file with one whose first line follows the part.
 
-Between steps 2 and 3 both files contain the lines, and the current file counts: a part is a copy if it begins with the
-same ``prev`` as the current file. The next cut removes such copies.
+After step 2 both files contain the lines, and the current file counts: a part with the same first ``prev`` is a copy,
+which the next cut removes.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ from wald.format.ledger_lines import (
 from wald.format.names import ledger_part_name
 from wald.format.spans import Span
 
-PART_BYTES = 4 << 20  # least length of the lines in a part
-_RETRY_SHARE = 4  # a failed cut is retried after growth by this fraction of PART_BYTES
-_LEVEL = 3  # level 9 takes eight times as long and saves nothing
+PART_BYTES = 4 << 20  # least raw length
+_RETRY_SHARE = 4  # a failed cut is retried after this fraction of a part
+_LEVEL = 3  # level 9 takes 8 × as long and saves nothing
 
 
 class Ledger:
     """Append-only writer of a ledger.
 
-    Opening it truncates a torn last line. A damaged last line is kept, and the next line reports it.
+    It truncates a torn last line; it keeps a damaged one, which the next line reports.
 
     Args:
-        owner: program that holds the ledger's lock until :meth:`close`; "" if only one process can write it.
+        owner: program to lock the ledger for; "" if only one process can write it.
         reserve_bytes: preallocated for lines that must be written on a full disk.
-        part_bytes: length of the current file at which :meth:`cut` seals its lines.
+        part_bytes: length at which :meth:`cut` seals the current file.
 
     Raises:
         Locked: another process holds the lock.
@@ -98,10 +98,7 @@ class Ledger:
             raise
 
     def append(self, *entries: Entry) -> None:
-        """Write a line for each entry durably. A crash may leave the first few of them.
-
-        After an OSError, the next append reopens the file and truncates the rest of this one.
-        """
+        """Append lines durably. A crash may leave the first few; after an OSError, the next append truncates them."""
         with self._mutex:
             descriptor = self._reopened() if self._descriptor is None else self._descriptor
             lines, prev = [], self._prev
@@ -113,7 +110,7 @@ class Ledger:
                 written = self._disk.write(descriptor, lines, self._end)
                 self._disk.sync(descriptor)
             except OSError:
-                self._descriptor = None  # after a failed sync, the next one on this descriptor may succeed wrongly
+                self._descriptor = None  # after a failed sync, the next may succeed wrongly
                 self._disk.close(descriptor)
                 raise
             self._end += written
@@ -123,13 +120,13 @@ class Ledger:
                 self._disk.reserve(descriptor, self._end, self._reserve_bytes)
 
     def settle(self) -> None:
-        """Truncate the rest of a failed append, so that readers find only acknowledged lines."""
+        """Truncate a failed append, so that readers find only acknowledged lines."""
         with self._mutex:
             if self._descriptor is None:
                 self._reopened()
 
     def cut(self) -> None:
-        """Seal the lines of a long current file into parts, and begin a new one; after a failure, retry later."""
+        """Seal a long current file into parts, and begin a new one; after a failure, retry later."""
         with self._mutex:
             if self._descriptor is None or self._end < self._cut_bytes:
                 return
@@ -137,7 +134,7 @@ class Ledger:
             try:
                 cut = _Cut(self.path, self._descriptor, self._end, self._disk, part_bytes=self._part_bytes)
                 self._begin_file(cut.seal())
-            except (OSError, Damaged):  # verify reports a damaged line
+            except (OSError, Damaged):  # verify reports damage
                 return
             self._cut_bytes = self._part_bytes
 
@@ -145,14 +142,14 @@ class Ledger:
         assert self._descriptor is not None
         status = os.fstat(self._descriptor)
         entry = {"event": "continues", "line": sealed.line + sealed.lines - 1, "about": sealed.span}
-        descriptor, self._descriptor = self._descriptor, None  # whichever file has the name then is reopened
+        descriptor, self._descriptor = self._descriptor, None  # if the replacement fails, reopen by name
         self._disk.close(descriptor)
         owner = status.st_uid if os.geteuid() == 0 else -1
         self._disk.replace(self.path, encode_entry(entry, sealed.tip), mode=S_IMODE(status.st_mode), owner=owner)
         self._reopened()
 
     def _reopened(self) -> int:
-        """Open the file again, and sync its name, because a failure may have prevented that."""
+        """Open the file and sync its name, which a failure may have prevented."""
         descriptor = self._open(known_bytes=self._end)
         self._disk.sync_directory(self.path.parent)
         return descriptor
@@ -165,7 +162,7 @@ class Ledger:
             self._descriptor = self._lock = None
 
     def _open(self, *, known_bytes: int | None) -> int:
-        """Open the file at the end of its last synced line, or at ``known_bytes``, the end of acknowledged lines."""
+        """Open the file at the end of its last synced line, or at the known end of acknowledged lines."""
         descriptor = self._disk.open_append(self.path)
         try:
             length = os.fstat(descriptor).st_size
@@ -191,10 +188,7 @@ class Ledger:
 
 
 def lock_ledger(path: Path, disk: Disk, owner: str) -> int:
-    """Lock the ledger ``path`` for ``owner`` until the returned descriptor is closed; Locked if another process has.
-
-    The lock is a separate file, because any reader of the ledger could lock the ledger itself.
-    """
+    """Lock a ledger until the returned descriptor is closed: by a separate file, which its readers cannot open."""
     path = path.with_suffix(".lock")
     descriptor = disk.open_lock(path)
     if not disk.lock(descriptor):
@@ -210,7 +204,7 @@ def _remove_temporaries(path: Path, disk: Disk) -> None:
 
 
 class _Cut:
-    """One attempt to seal the lines of the current file ``path``, open as ``descriptor``, up to ``end``."""
+    """An attempt to seal the current file up to ``end``."""
 
     def __init__(self, path: Path, descriptor: int, end: int, disk: Disk, *, part_bytes: int) -> None:
         self._path = path
@@ -219,14 +213,10 @@ class _Cut:
         self._disk = disk
         self._part_bytes = part_bytes
         self._frame_bytes = min(FRAME_BYTES, part_bytes)
-        self._lines = 0  # of the current file that are in parts
+        self._lines = 0  # of the current file, in parts
 
     def seal(self) -> PartIndex:
-        """Seal every line; return the index of the last part. After an error, the current file still has every line.
-
-        Raises:
-            Damaged: a line, which is not sealed, or the part before is damaged.
-        """
+        """Seal every line; return the last index. Damaged if a line or the previous part is; nothing is lost then."""
         _remove_temporaries(self._path, self._disk)
         line, prev, before = self._previous()
         offset = 0
@@ -239,7 +229,7 @@ class _Cut:
                 return index
 
     def _previous(self) -> tuple[int, str, Span | None]:
-        """Return the number of the first line, its ``prev``, and the span of the previous part; remove copies."""
+        """Return the first line's number and ``prev``, and the previous part's span; remove copies."""
         first = next(self._chunks(0), b"")
         try:
             prev = str(decode_entry(first[: first.find(b"\n")])["prev"])
@@ -266,7 +256,7 @@ class _Cut:
             self._disk.sync_directory(self._path.parent)
 
     def _seal_part(self, index: PartIndex, begin: int, wanted: int) -> tuple[PartIndex, int]:
-        """Seal about ``wanted`` bytes of lines, starting at ``begin``; return the index and where they end."""
+        """Seal about ``wanted`` bytes of lines; return the index and their end."""
         path = self._path.with_name(ledger_part_name(self._path.name, index.line))
         temporary = path.with_name(path.name + TEMPORARY)
         try:
@@ -275,14 +265,14 @@ class _Cut:
                 raise damaged(temporary, 1, f"does not read back as {self._path.name}")
             self._disk.rename(temporary, path)
         except Exception:
-            with suppress(OSError):  # it only takes room
+            with suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise
         self._disk.sync_directory(path.parent)
         return index, end
 
     def _write(self, temporary: Path, index: PartIndex, begin: int, wanted: int) -> tuple[int, bytes]:
-        """Write and sync the file, and complete ``index``; return the end of its lines and their checksum."""
+        """Write and sync the file, and complete ``index``; return the lines' end and checksum."""
         compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True, write_content_size=True)
         checksum, offset, stored_bytes = sha256(), begin, 0
         descriptor = self._disk.create(temporary)
@@ -300,7 +290,7 @@ class _Cut:
                     break
             self._disk.write(descriptor, [encode_part_index(index)], stored_bytes)
             self._disk.sync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # it is read back from the disk
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # read back from the disk
         finally:
             self._disk.close(descriptor)
         return offset, checksum.digest()
@@ -331,7 +321,7 @@ def _reads_back(part: PartName, index: PartIndex, checksum: bytes) -> bool:
 
 
 def _copy_mode(source: int, target: int) -> None:
-    """Give the file open as ``target`` the mode of ``source``, and its owner if this is root."""
+    """Copy the mode, and as root the owner."""
     status, made = os.fstat(source), os.fstat(target)
     if made.st_mode != status.st_mode:
         os.fchmod(target, status.st_mode & 0o7777)

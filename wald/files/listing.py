@@ -1,7 +1,7 @@
-"""Immutable listing of a log's segments, by state.
+"""Immutable listing of a log's segments.
 
-A file's name is its state. While a program renames a file, one reading of the directory may show both names or none, so
-:func:`list_segments` reads a directory that is changing until two readings agree.
+While a program renames a segment to its next state, one reading of the directory may show both names or none, so
+:func:`list_segments` reads a changing directory until two readings agree.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SETTLED_SECONDS_NS = 2_100_000_000  # … or in whole seconds (ext4 with inodes
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The file from which a segment is read."""
+    """A segment's file."""
 
     base_sequence: int
     kind: Kind
@@ -45,9 +45,9 @@ class Listing:
     """The segments of a log, oldest first.
 
     Attributes:
-        segments: readable segments. A raw file is not listed if its sealed form exists.
+        segments: readable segments, not the raw form of a sealed one.
         released: reclaimed segments whose files still exist.
-        changed_ns: when each directory last changed; None if the next change could get the same time stamp.
+        changed_ns: when each directory last changed; None if another change could get the same time stamp.
     """
 
     segments: tuple[Segment, ...]
@@ -62,18 +62,18 @@ class Listing:
         return replace(self, segments=tuple(sorted((*self.segments, *segments), key=_base)), changed_ns=None)
 
     def by_base(self) -> dict[int, Segment]:
-        """Return each segment by its base, in the readable form if there are two."""
+        """Return each segment by its base; of two, the readable one."""
         return {segment.base_sequence: segment for segment in (*self.released, *self.segments)}
 
     def newest_base(self) -> int:
-        """Return the base of the newest segment; 0 without segments."""
+        """Return the newest base; 0 without segments."""
         return max((found[-1].base_sequence for found in (self.released, self.segments) if found), default=0)
 
     def successors(self) -> dict[int, int]:
         return dict(pairwise(sorted(self.by_base())))
 
     def covering(self, sequence: int) -> int:
-        """Return the position in ``segments`` of the segment for ``sequence``; 0 if it is older than all."""
+        """Return the index in ``segments`` for ``sequence``; 0 if it is older than all."""
         return max(0, bisect_right(self.segments, sequence, key=_base) - 1)
 
     def before(self, segment: Segment) -> Segment | None:
@@ -85,13 +85,12 @@ class Listing:
         return self.segments[begin : bisect_right(self.segments, last, key=_base)]
 
     def behind(self, sequence: int) -> Segment | None:
-        """Return the first readable segment that begins after ``sequence``."""
+        """Return the first segment that begins after ``sequence``."""
         number = bisect_right(self.segments, sequence, key=_base)
         return self.segments[number] if number < len(self.segments) else None
 
 
 def list_segments(root: Root) -> Listing:
-    """List the segments, including those that a program renames at the same time."""
     changed_ns = last_changes(root)
     found = _scan(root)
     if changed_ns is not None and last_changes(root) == changed_ns:
@@ -113,14 +112,14 @@ def last_changes(root: Root) -> tuple[int, ...] | None:
 
 
 def being_sealed(root: Root, bases: Collection[int]) -> set[int]:
-    """Return those of ``bases`` that the sealer is sealing or has sealed.
+    """Return the subset of ``bases`` that the sealer is sealing or has sealed.
 
-    The sealer creates its temporary file before it opens the raw file. So if a program renames a raw segment and then
-    calls this, either this finds the temporary file, or the sealer does not find the segment.
+    The sealer creates its temporary file before it opens the raw file. So after a program has renamed a raw segment,
+    either this finds the temporary file, or the sealer does not find the segment.
     """
     names = (entry.name.partition(Kind.SEALED.value) for entry in os.scandir(root.segments))
     sealing = {int(base) for base, found, rest in names if found and base.isdecimal() and rest.endswith(TEMPORARY)}
-    # After the temporary files, which the sealer renames to these names.
+    # After the temporary files, which become these.
     return {base for base in bases if base in sealing or root.segment(base, Kind.SEALED).exists()}
 
 
@@ -147,7 +146,7 @@ def _scan(root: Root) -> Listing:
 
 
 def _confirms(listing: Listing, before: Listing) -> bool:
-    """Return True if two readings agree. New and deleted segments do not count: there may always be more of them."""
+    """Return True if two readings agree, except for new and deleted segments, which may never stop."""
     now, then = listing.by_base(), before.by_base()
     newest = before.newest_base()
     return (
@@ -158,10 +157,10 @@ def _confirms(listing: Listing, before: Listing) -> bool:
 
 
 def _in_both_states(listing: Listing) -> set[int]:
-    """Return the bases listed as readable and released: renamed during the reading, or sealed after the release."""
+    """Return bases both readable and released: renamed during the reading, or sealed after the release."""
     return {s.base_sequence for s in listing.released} & {s.base_sequence for s in listing.segments}
 
 
 def _exists(segment: Segment) -> bool:
-    # Each name twice, because it may be changed back in between.
+    # Each name twice: it may change back in between.
     return any(os.path.lexists(segment.named(kind).path) for kind in 2 * SEGMENT_KINDS)

@@ -1,8 +1,8 @@
 """Processes in ``/proc``, lock holders, and temporary files of dead processes.
 
-:meth:`Disk.replace` locks its temporary file until the file has its final name. A file that can be locked belongs to a
-dead process, or to one that has not locked its new file yet. Therefore files written within the last minute stay, and
-others are removed under their lock (:meth:`Disk.replace` then creates another). Without locks, nothing is removed.
+:meth:`Disk.replace` keeps its temporary file locked until the rename. A file that can be locked belongs to a dead
+process, or to one that has not locked it yet: so files of the last minute stay, and others are removed under their lock
+(:meth:`Disk.replace` then creates another). On file systems without locks, nothing is removed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.files.safe_open import FileIdentity, open_regular
 
-_STOPPED_STATES = "Tt"  # by a signal or a debugger; see proc_pid_stat(5)
+_STOPPED_STATES = "Tt"  # proc_pid_stat(5)
 _NS = 10**9
 _TEMPORARY = re.compile(r".+\.[0-9a-f]{16}\.tmp")
-_YOUNG_SECONDS = 60  # a program locks its new file a moment after creating it
+_YOUNG_SECONDS = 60  # a program locks its file just after creating it
 
 
 def command_of(process: int) -> str:
-    """Return the command line of a process; "" if this user may not see it, or the process has ended."""
+    """Return the command line; "" if this user may not see it, or the process has ended."""
     try:
         words = Path(f"/proc/{process}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
     except OSError:
@@ -35,7 +35,7 @@ def command_of(process: int) -> str:
 
 
 def name_of(process: int) -> str:
-    """Return the name of a process, which :func:`set_process_name` can change; "" if it has ended."""
+    """Return the name that :func:`set_process_name` can change; "" if the process has ended."""
     try:
         return Path(f"/proc/{process}/comm").read_text(errors="replace").rstrip("\n")
     except OSError:
@@ -43,11 +43,11 @@ def name_of(process: int) -> str:
 
 
 def set_process_name(name: str) -> None:
-    """Name this process, with at most 15 bytes, until it executes another program."""
+    """Name this process, in at most 15 bytes, until execve(2)."""
     try:
-        with Path("/proc/self/comm").open("r+b", buffering=0) as file:  # this mode does not create it
+        with Path("/proc/self/comm").open("r+b", buffering=0) as file:  # does not create it
             file.write(name.encode())
-    except OSError:  # a sandbox may forbid it, and only process lists show the name
+    except OSError:  # a sandbox may forbid it
         return
 
 
@@ -62,7 +62,7 @@ def process_group_of(process: int) -> int | None:
 
 
 def started_ns(process: int) -> int | None:
-    """Return the start time of a process in ns since 1970; None if it has ended."""
+    """Return the start time in ns since 1970; None if the process has ended."""
     fields = _stat_fields(process)
     if not fields:
         return None
@@ -76,7 +76,7 @@ def is_stopped(process: int) -> bool:
 
 
 def _stat_fields(process: int) -> list[str]:
-    """Return the fields of proc_pid_stat(5) after the name, starting with the state; [] if the process has ended."""
+    """Return the fields of proc_pid_stat(5) from the state on; [] if the process has ended."""
     try:
         return Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -99,7 +99,7 @@ def is_held(path: Path, disk: Disk) -> bool:
 
 
 def holders(path: Path) -> list[int]:
-    """Return the processes that hold the lock of a file, without those of other PID namespaces."""
+    """Return the processes of this PID namespace that hold a file's lock."""
     try:
         return [int(line.split()[4]) for line in _kernel_locks(path)]
     except (OSError, IndexError, ValueError):
@@ -107,7 +107,7 @@ def holders(path: Path) -> list[int]:
 
 
 def sharers(paths: Iterable[Path]) -> dict[Path, list[int]]:
-    """Return the processes that share or inherited the descriptor by which each file was locked."""
+    """Return, for each file, the processes that share the descriptor by which it was locked."""
     found: dict[Path, list[int]] = {}
     by_key = {}
     for path in paths:
@@ -122,30 +122,29 @@ def sharers(paths: Iterable[Path]) -> dict[Path, list[int]]:
 
 
 def _locks_of(process: int) -> set[str]:
-    """Return the lines about locks of the open files of a process; see proc_pid_fdinfo(5)."""
+    """Return the lines about locks in proc_pid_fdinfo(5)."""
     lines: set[str] = set()
     directory = f"/proc/{process}/fdinfo"
     with suppress(OSError):
         for name in os.listdir(directory):
-            with suppress(OSError), open(f"{directory}/{name}") as file:  # it may be closed in the meantime
+            with suppress(OSError), open(f"{directory}/{name}") as file:  # it may be closed by now
                 lines.update(line for line in file if line.startswith("lock:"))
     return lines
 
 
 def _kernel_locks(path: Path) -> list[str]:
-    """Return the lines of a file in proc_locks(5): ``1: FLOCK  ADVISORY  WRITE 123 fe:00:4711 0 EOF``."""
+    """Return a file's lines in proc_locks(5): ``1: FLOCK  ADVISORY  WRITE 123 fe:00:4711 0 EOF``."""
     key = _lock_key(path)
     return [line for line in Path("/proc/locks").read_text().splitlines() if key in line]
 
 
 def _lock_key(path: Path) -> str:
-    """Return the device and inode by which proc_locks(5) names a file."""
     major, minor = _device(path)
     return f" {major:02x}:{minor:02x}:{os.stat(path).st_ino} "
 
 
 def _device(path: Path) -> tuple[int, int]:
-    """Return the device of a file as the kernel lists it; on btrfs and overlayfs, stat(2) returns another."""
+    """Return the device as the kernel lists it; on btrfs and overlayfs, stat(2) returns another."""
     descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         fields = Path(f"/proc/self/fdinfo/{descriptor}").read_text().split()
@@ -166,7 +165,7 @@ def leftovers(root: Root, disk: Disk) -> list[Path]:
 
 
 def abandoned_files(directory: Path, disk: Disk, *, prefix: str = "") -> list[Path]:
-    """Return the temporary files in a directory that no process is writing; [] if it is unreadable."""
+    """Return the temporary files that no process is writing; [] if the directory is unreadable."""
     try:
         names = [entry.name for entry in os.scandir(directory)]
     except OSError:
@@ -176,14 +175,14 @@ def abandoned_files(directory: Path, disk: Disk, *, prefix: str = "") -> list[Pa
 
 
 def remove_leftovers(paths: list[Path], disk: Disk) -> None:
-    """Remove abandoned files, as far as this user may."""
+    """Remove files, as far as this user may."""
     for path in paths:
         with suppress(OSError, Damaged):
             remove_abandoned(path, disk)
 
 
 def remove_abandoned(path: Path, disk: Disk) -> None:
-    """Remove a temporary file unless a process is writing it; raise Damaged if it is not a regular one."""
+    """Remove a temporary file unless a process is writing it; Damaged if it is not regular."""
     with _claimed(path, disk) as claimed:
         if claimed:
             disk.unlink(path)
@@ -197,10 +196,10 @@ def _is_abandoned(path: Path, disk: Disk) -> bool:
 
 @contextmanager
 def _claimed(path: Path, disk: Disk) -> Iterator[bool]:
-    """Lock a temporary file; False if a process is writing it, or has done so within the last minute."""
+    """Lock a temporary file; False if a process writes it, or wrote it within the last minute."""
     descriptor = open_regular(path)
     try:
-        age_seconds = time.time() - os.fstat(descriptor).st_mtime  # negative if the clock was set back: young
+        age_seconds = time.time() - os.fstat(descriptor).st_mtime  # negative after a clock step: young
         is_old = age_seconds >= _YOUNG_SECONDS
         yield is_old and disk.lock(descriptor) and FileIdentity(path, descriptor).is_current()
     finally:

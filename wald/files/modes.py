@@ -1,8 +1,7 @@
 """Modes and owners of files, directories and FIFOs that wald creates.
 
-The mode is the same under every umask. What root creates belongs to the owner and the group of the directory, so that
-programs of that user can use it; on file systems that refuse this, root remains the owner. Owner and mode are set by
-descriptor, because the user could replace a name, or a directory above it, by a link.
+Modes do not depend on the umask. Files that root creates belong to the owner and group of the directory, unless the
+file system refuses. Both are set by descriptor: that user could replace the name, or a directory above, by a link.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ _PATH_ONLY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def make_file(path: Path, flags: int, mode: int) -> int:
-    """Create and open a file; FileExistsError if it exists."""
     with _directory_of(path) as directory:
         descriptor = os.open(path.name, flags | _NEW, mode, dir_fd=directory)
         try:
@@ -39,16 +37,16 @@ def open_or_make_file(path: Path, flags: int, mode: int) -> int:
 
 
 def make_directory(path: Path, mode: int) -> None:
-    """Create a directory, which inherits the set-group-id bit of its parent."""
+    """Create a directory; it inherits the set-group-id bit."""
     with _directory_of(path) as directory:
-        # Not chmod(2): it clears the set-group-id bit if the user is not a member of the group.
+        # chmod(2) would clear the set-group-id bit if the user is not a member of the group.
         with umask_for(mode):
             os.mkdir(path.name, mode, dir_fd=directory)
         _give_name(path.name, directory, stat.S_IFDIR)
 
 
 def make_fifo(path: Path, mode: int) -> None:
-    """Create a FIFO; no other user can open it before it has its mode."""
+    """Create a FIFO that no other user can open before it has its mode."""
     with _directory_of(path) as directory:
         with umask_for(mode & 0o600):
             os.mkfifo(path.name, mode & 0o600, dir_fd=directory)
@@ -62,7 +60,6 @@ def give_socket(path: Path) -> None:
 
 @contextlib.contextmanager
 def umask_for(mode: int) -> Iterator[None]:
-    """Set the umask so that files created in the block get ``mode``."""
     before = os.umask(0o777 & ~mode)
     try:
         yield
@@ -72,7 +69,7 @@ def umask_for(mode: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _directory_of(path: Path) -> Iterator[int]:
-    """Open the directory that contains ``path``; errors in the block name ``path``."""
+    """Open the directory of ``path``; errors in the block name ``path``."""
     try:
         directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -85,7 +82,7 @@ def _directory_of(path: Path) -> Iterator[int]:
 
 
 def _give_name(name: str, directory: int, kind: int, mode: int | None = None) -> None:
-    """Set owner and mode of a new ``name``, unless a file of another kind has replaced it already."""
+    """Set owner and mode of a new name, unless a file of another kind has replaced it."""
     descriptor = os.open(name, _PATH_ONLY, dir_fd=directory)
     try:
         if stat.S_IFMT(os.fstat(descriptor).st_mode) == kind:

@@ -1,10 +1,10 @@
-"""Route directories and their FIFOs: creation, retirement, checks, and replacement of misplaced files.
+"""Route directories and their FIFOs: creation, retirement, checks.
 
-``rm in; echo x > in`` creates a file that no process reads, and so does log rotation. A FIFO replaces it, and the file
-is kept as ``in.found-1``.
+``rm in; echo x > in`` or log rotation creates a file that no process reads. A FIFO replaces it; the file is kept as
+``in.found-1``.
 
-The former commands ``wald route rename`` and ``merge`` left marks in ``routes/<name>/moved``. They no longer have an
-effect. A start and ``wald verify`` report each mark, and the retirement of the route removes it.
+The former commands ``wald route rename`` and ``merge`` left marks ``routes/<name>/moved``, which have no effect. A
+start and ``wald verify`` report them, and retiring the route removes them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from wald.files.safe_open import read_regular
 from wald.format.names import DEFAULT_GROUP, FOUND_PREFIX, check_route
 from wald.hints import command_line, hint_for
 
-FIFO_MODE = 0o620  # only the daemon's group may write to it
-OWNERS_FIFO_MODE = 0o600  # for a route with writers, because a FIFO cannot authenticate them
+FIFO_MODE = 0o620  # the daemon's group may write
+OWNERS_FIFO_MODE = 0o600  # for a route with writers: a FIFO cannot authenticate them
 
 
 def add_route(
@@ -36,13 +36,13 @@ def add_route(
     """Create a route, or reactivate a retired one. Idempotent.
 
     Args:
-        fifo: programs write to the route through ``routes/<name>/in``, as :func:`make_fifo` makes it with ``mode``.
-        consumers: OS group whose members may leave cursors, as in :func:`permit_cursor_owners`; None: unchanged.
+        fifo: create the FIFO, as :func:`make_fifo` with ``mode``.
+        consumers: as ``group`` of :func:`permit_cursor_owners`; None: unchanged.
     """
     route = root.route(name)
     require_no_link(route)
     disk.make_directory(route)
-    disk.sync_directory(root.routes)  # even for an existing route: a killed process may have made it without a sync
+    disk.sync_directory(root.routes)  # always: a killed process may have made it without a sync
     if root.retired(name).exists():
         _remove_mark(root, disk, name)
         disk.unlink(root.retired(name))
@@ -58,8 +58,8 @@ def add_route(
 def retire_route(root: Root, disk: Disk, name: str, *, now: str) -> None:
     """Mark a route as retired: its records and cursors stay, but no longer prevent deletions.
 
-    A daemon that retires a route (ROUTE RETIRE) also refuses its records on the socket and closes the FIFO, ending an
-    unfinished record and leaving the rest unread. It continues to read a stdin that feeds the route.
+    A daemon (ROUTE RETIRE) then also refuses its records on the socket and closes the FIFO, ending an unfinished record
+    and leaving the rest unread; it continues to read a stdin that feeds the route.
     """
     root.require_route(name)
     if not root.retired(name).exists():
@@ -68,12 +68,12 @@ def retire_route(root: Root, disk: Disk, name: str, *, now: str) -> None:
 
 
 def has_fifo(root: Root, route: str) -> bool:
-    """Return True if the route has a FIFO, or a symbolic link to one, as systemd's units create it."""
+    """Return True for a FIFO, or a symbolic link to one, as systemd's units create it."""
     try:
         return stat.S_ISFIFO(os.stat(root.fifo(route)).st_mode)
     except NotADirectoryError:  # the route is not a directory
         raise
-    except OSError:  # missing, or a link to a missing or unreadable file
+    except OSError:  # missing, or a broken link
         return False
 
 
@@ -82,10 +82,9 @@ def is_displaced(root: Root, route: str) -> bool:
 
 
 def make_fifo(root: Root, route: str, mode: int | None) -> Path | None:
-    """Create the route's FIFO, unless it exists; return the new path of a misplaced file.
+    """Create the FIFO, unless it exists; return the new path of a misplaced file.
 
-    Args:
-        mode: its permission bits; None: unchanged, or FIFO_MODE for a new one.
+    ``mode`` None: unchanged, or FIFO_MODE for a new one.
     """
     path = root.fifo(route)
     displaced = None
@@ -113,7 +112,7 @@ def displaced_files(root: Root, route: str) -> list[Path]:
 
 
 def fifo_problems(root: Root) -> Iterator[tuple[Path, str]]:
-    """Yield what prevents lines written to a FIFO from reaching the log: a path and a message."""
+    """Yield a path and a message for each reason why lines written to a FIFO do not reach the log."""
     seen: dict[tuple[int, int], Path] = {}
     for route in root.route_names():
         for displaced in displaced_files(root, route):
@@ -133,7 +132,7 @@ def fifo_problems(root: Root) -> Iterator[tuple[Path, str]]:
 
 
 def describe_displaced(root: Root, path: Path, route: str) -> str:
-    """Describe a displaced file, with the commands that append and remove it."""
+    """Describe a displaced file, with the command that appends and removes it."""
     name = shlex.quote(str(path))
     return (
         f"{path}: {path.lstat().st_size} bytes were written where the FIFO of route {route} belongs, not to the log; "
@@ -147,7 +146,7 @@ def describe_shared(root: Root, path: Path, other: Path) -> str:
 
 
 class Mark(NamedTuple):
-    """Leftover mark of a renamed route; ``hint`` names the commands that remove it."""
+    """Mark of a renamed route, with the commands that remove it."""
 
     path: Path
     message: str

@@ -1,11 +1,10 @@
 """Opening of regular files without blocking, and small files written in place.
 
-Other users can plant a FIFO, a device or a link in place of a file, and opening a FIFO waits for a writer. So every
-file of a log is opened for reading with the functions of this module.
+Every file of a log is opened for reading by this module: another user can plant a FIFO, which would block, a device or
+a link.
 
-File identities are read by statx(2) without times. On Linux 6.13 and newer (multigrain timestamps), a write after a
-stat(2) gives the file a new time, so each write would change the inode, and on ext4 the next sync of any file waits
-for that: 40 µs of 150.
+File identities are read by statx(2) without times. Since Linux 6.13 (multigrain timestamps), each write after a stat(2)
+changes the inode, and on ext4 the next sync of any file waits for that: 40 µs of 150.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _IS_LINK_OR_SOCKET = (errno.ELOOP, errno.ENXIO)
 _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH = 0x100, 0x1000
 _TYPE_AND_INO = 0x1 | 0x100
-_FIELDS = Struct("=28xHxxQ96xII112x")  # of struct statx, in linux/stat.h: mode, inode, major and minor of the device
+_FIELDS = Struct("=28xHxxQ96xII112x")  # of struct statx: mode, inode, device major and minor
 _NOTHING = (0,) * 4
 _statx = getattr(ctypes.CDLL(None), "statx", None)  # missing in old C libraries
 
 
 class _StatxCall:
-    """A prepared call that returns mode, inode, major and minor; zeros if it fails."""
+    """A prepared call that returns ``_FIELDS``; zeros if it fails."""
 
     def __init__(self, directory: int, path: bytes, flags: int) -> None:
         self._place = path or directory
@@ -56,14 +55,14 @@ class _StatxCall:
 
 
 class FileIdentity:
-    """A path and the open file that it names, until the file is removed, moved or replaced."""
+    """A path and the open file that it named."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._file = _StatxCall(descriptor, b"", _AT_EMPTY_PATH)()[1:]
         self._stat_path = _StatxCall(AT_FDCWD, os.fsencode(path), _AT_SYMLINK_NOFOLLOW)
 
     def is_current(self) -> bool:
-        """Return True if the path still names the file itself, not a link to it."""
+        """Return True if the path still names the file, not a link to it."""
         return self._stat_path()[1:] == self._file
 
 
@@ -72,7 +71,7 @@ def is_regular(descriptor: int) -> bool:
 
 
 def open_regular(path: Path) -> int:
-    """Open a file for reading; raise Damaged if it is not a regular one."""
+    """Open a file for reading; Damaged if it is not regular."""
     try:
         descriptor = os.open(path, _FLAGS)
     except OSError as error:
@@ -95,7 +94,7 @@ def read_regular(path: Path) -> bytes:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """Read the JSON object in a file; None if it is missing or is not one."""
+    """Read the JSON object in a file; None if missing or invalid."""
     try:
         found = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError, Damaged):
@@ -104,7 +103,6 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def read_start(path: Path, length: int) -> bytes:
-    """Read up to ``length`` bytes at the start of a file."""
     descriptor = open_regular(path)
     try:
         return os.read(descriptor, length)
@@ -117,11 +115,11 @@ def _not_regular(path: Path) -> Damaged:
 
 
 class InPlaceFile:
-    """A small file of ``length`` bytes (the head, the transfers), created with zeros if missing.
+    """A small file of ``length`` bytes (the head, the transfers), created with zeros.
 
-    Readers see each write at once. A crash of the machine may lose unsynced bytes: then the head is rebuilt from the
-    segments, and the pipes that the transfers describe no longer exist. Other programs may shorten the file at any
-    moment: a memory map would raise SIGBUS, but pwrite(2) makes the file longer again or fails.
+    Readers see each write at once. A crash of the machine may lose unsynced bytes: the head is then rebuilt from the
+    segments, and the pipes of the transfers no longer exist. Other programs may shorten the file, where a memory map
+    would raise SIGBUS; pwrite(2) makes it longer again or fails.
 
     Attributes:
         descriptor: for reading; :meth:`restore` changes it.
@@ -138,12 +136,11 @@ class InPlaceFile:
         self._disk.update(self.descriptor, data, offset)
 
     def sync(self) -> None:
-        """Sync the bytes and the name."""
         self._disk.sync(self.descriptor)
         self._disk.sync_directory(self._path.parent)
 
     def restore(self) -> bool:
-        """Open or create the file again if its path no longer names it; return True if that was necessary."""
+        """Open or create the file again if its path no longer names it; return True if so."""
         if self._identity.is_current():
             return False
         self.close()

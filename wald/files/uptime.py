@@ -1,15 +1,14 @@
 """Monotonic time across boots, and recorded steps of the wall clock.
 
-Deletions by age must not depend on the wall clock, which may be years ahead one minute and right the next. They use the
-time since boot (CLOCK_BOOTTIME, suspension included). Between two boots no time is known to have passed: a root may be
-moved, restored or shared with another machine.
+Deletions by age must not depend on the wall clock, which may be years ahead. They use the time since boot, suspension
+included. Between two boots no time is known to have passed: a root may be moved, restored or shared.
 
 A time namespace (containers, checkpoints) adds an offset to CLOCK_BOOTTIME but keeps the boot id; see
-time_namespaces(7). A :class:`Moment` is in the host's time, without the offset; it is unknown if the offset is.
+time_namespaces(7). A :class:`Moment` is in the host's time, and unknown if the offset is.
 
 Append times never decrease, except at a clock step, which an operator has the daemon record in ``clock.jsonl`` after
-the clock was far ahead. Append times restart from the clock in the next segment. A step without that segment is
-harmless: if records follow, append times are still in order; otherwise the next start completes it.
+the clock was far ahead; they restart from the clock in the next segment. A step without that segment is harmless: if
+records follow, append times are still in order; otherwise the next start completes it.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ _NAMESPACES = ("/proc/self/ns/time", "/proc/self/ns/time_for_children")
 class Moment:
     """
     Attributes:
-        boot: the boot id; "" if moments cannot be compared with those of other processes.
-        boottime_ns: time since that boot, by the clock of the host.
+        boot: the boot id; "" if the moment is not comparable with those of other processes.
+        boottime_ns: time since that boot, by the host's clock.
     """
 
     boot: str
@@ -61,21 +60,21 @@ def moment_of(entry: Mapping[str, Any]) -> Moment | None:
 
 
 class Elapsed:
-    """Time that has certainly passed over a series of moments."""
+    """Time certain to have passed over a series of moments."""
 
     def __init__(self) -> None:
         self._total_ns = 0
         self._last: Moment | None = None
 
     def until(self, moment: Moment) -> int:
-        """Return the least number of nanoseconds from the first moment to this one."""
+        """Return the least time from the first moment to this one."""
         last = self._last
         if last is None or not moment.boot or moment.boot != last.boot:
             return self._total_ns
         return self._total_ns + max(0, moment.boottime_ns - last.boottime_ns)
 
     def advance(self, moment: Moment) -> int:
-        """Add a moment to the series; return the time until it."""
+        """Add a moment; return the time until it."""
         self._total_ns = self.until(moment)
         if self._last is None or moment.boot != self._last.boot or moment.boottime_ns > self._last.boottime_ns:
             self._last = moment
@@ -83,7 +82,7 @@ class Elapsed:
 
 
 def boot_id() -> str:
-    """Return the id of this boot of the machine; "" if the kernel has none."""
+    """Return the id of this boot; "" if the kernel has none."""
     try:  # not cached: a process restored from a checkpoint may run in another boot
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -91,10 +90,10 @@ def boot_id() -> str:
 
 
 def _namespace_offset_ns() -> int | None:
-    """Return the offset of CLOCK_BOOTTIME in this process's time namespace; None if it is unknown."""
+    """Return the offset of CLOCK_BOOTTIME in this process; None if unknown."""
     try:
         own, children = map(os.readlink, _NAMESPACES)
-        if own != children:  # after unshare(2) in this process, the offsets are those of its children
+        if own != children:  # after unshare(2), the offsets are the children's
             return None
         for clock, seconds, nanoseconds in map(str.split, _OFFSETS.read_text().splitlines()):
             if clock == "boottime":
@@ -110,9 +109,9 @@ def _namespace_offset_ns() -> int | None:
 class ClockStep:
     """
     Attributes:
-        base: sequence of the first record that may follow the step.
+        base: first sequence that may follow the step.
         before_ns: last append time before it.
-        at_ns: the clock when it was recorded; append times continue from there.
+        at_ns: the clock then; append times continue from there.
     """
 
     base: int
@@ -121,7 +120,7 @@ class ClockStep:
 
 
 def read_steps(root: Root) -> tuple[ClockStep, ...]:
-    """Return the clock steps of a log in order, without unreadable lines."""
+    """Return the readable clock steps in order."""
     steps = []
     for line in _lines(root):
         try:
@@ -134,7 +133,7 @@ def read_steps(root: Root) -> tuple[ClockStep, ...]:
 def step_between(steps: Sequence[ClockStep], first: int, last: int) -> ClockStep | None:
     """Return the last of the ordered ``steps`` with a base from ``first`` to ``last``.
 
-    Append times restart in a segment if a step lies after the base of the previous segment and not after its own: the
+    Append times restart in a segment if a step lies after the previous segment's base and not after its own: the
     segment that began at the step may be gone.
     """
     return next((step for step in reversed(steps) if first <= step.base <= last), None)
@@ -155,7 +154,7 @@ def add_step(root: Root, disk: Disk, step: ClockStep) -> None:
 
 
 def ranges(root: Root) -> list[tuple[int, int | None]]:
-    """Return the ranges of sequences in which append times do not decrease: first and exclusive end (None: open)."""
+    """Return the ranges without a step: first sequence and exclusive end (None: open)."""
     bases = sorted({step.base for step in read_steps(root) if step.base > 1})
     return list(zip([1, *bases], [*bases, None], strict=True))
 
