@@ -28,7 +28,7 @@ from wald.files.layout import Root
 from wald.files.ledger_files import parts_of, read_index, stored_index
 from wald.files.ledger_read import Lines, entries_of, newest_entries, read_files, read_ledger
 from wald.files.ledger_write import Ledger
-from wald.repairing.apply import begin_again
+from wald.repairing.apply import rebuild_ledger
 from wald.retention.history import History
 
 PART_BYTES = 3000
@@ -367,7 +367,7 @@ def test_an_active_file_that_repair_begins_again_follows_the_parts(root: Root, p
     ledger.append(*(reclaimed(10 * number + 1, 10 * number + 10) for number in range(60, 65)))
     ledger.close()
     path.write_bytes(path.read_bytes().replace(b'"base":611,', b'"base":612,', 1))
-    begin_again(root, Unsynced(), path, now_ns=1)
+    rebuild_ledger(root, Unsynced(), path, now_ns=1)
 
     assert bases(path) == [10 * number + 1 for number in range(65) if number != 61]
 
@@ -380,7 +380,7 @@ def test_a_ledger_behind_moved_parts_keeps_its_line_numbers(root: Root, path: Pa
     parts = parts_of(path)
     parts[1].path.write_bytes(parts[1].path.read_bytes()[:-1])
     parts[2].path.write_bytes(flipped(parts[2].path.read_bytes(), 8 * 60))
-    begin_again(root, Unsynced(), path, now_ns=1)
+    rebuild_ledger(root, Unsynced(), path, now_ns=1)
 
     assert parts_of(path) == parts[:1] or parts_of(path) == parts[:2]
     numbers = [line.number for line in Lines(path).oldest_first()]

@@ -79,7 +79,7 @@ def test_it_is_made_again_of_what_all_files_say(built: Built, other: Built, reas
     as_found = snapshot(root.path)
     with proposed(root) as (plan, _):
         (act,) = plan.acts
-    assert (act.deed, act.path, plan.loses, plan.damage) == (ActionKind.IDENTITY, root.identity, False, True)
+    assert (act.kind, act.path, plan.loses, plan.damage) == (ActionKind.IDENTITY, root.identity, False, True)
     assert reason in act.reason
     assert f"4 files say that this is log {built.log_id.hex()}" in act.reason
     assert snapshot(root.path) == as_found
@@ -128,7 +128,7 @@ def test_a_cursor_alone_says_it(built: Built) -> None:
     built.root.identity.unlink()
     found = lost_identity(built.root)
     assert found is not None
-    assert (found.identity.log_id, found.identity.created) == (built.log_id, "")
+    assert (found[0].log_id, found[0].created) == (built.log_id, "")
 
 
 def test_of_a_segment_that_was_reclaimed_and_is_not_deleted_it_is_taken_too(built: Built) -> None:
@@ -141,7 +141,7 @@ def test_of_a_segment_that_was_reclaimed_and_is_not_deleted_it_is_taken_too(buil
     built.root.identity.unlink()
     found = lost_identity(built.root)
     assert found is not None
-    assert found.identity.log_id == built.log_id
+    assert found[0].log_id == built.log_id
 
 
 @pytest.mark.parametrize("identity", ["missing", "of the other"])
@@ -210,6 +210,6 @@ def test_with_a_broken_ledger_both_are_made_again(built: Built) -> None:
     ledger = built.root.ledger / "segments.jsonl"
     ledger.write_bytes(ledger.read_bytes().replace(b'"sealed"', b'"sealeD"'))
     plan = repair(built.root.path, accept_loss=False)
-    assert [act.deed for act in plan.acts][:2] == [ActionKind.LEDGER, ActionKind.IDENTITY]
+    assert [act.kind for act in plan.acts][:2] == [ActionKind.LEDGER, ActionKind.IDENTITY]
     assert errors(built.root.path) == []
     assert len(values(built.root)) == 10

@@ -161,7 +161,7 @@ def test_each_kind_of_damage(written: Written, log: Path, kind: str) -> None:
     before, _ = readable(log)
     as_found = snapshot(log)
     with proposed(Root(log)) as (plan, _):
-        assert (deed in {act.deed for act in plan.acts}, plan.loses) == (True, loses)
+        assert (deed in {act.kind for act in plan.acts}, plan.loses) == (True, loses)
     assert snapshot(log) == as_found
 
     repair(log, accept_loss=False)

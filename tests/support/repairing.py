@@ -63,7 +63,7 @@ def repair(root: Path, *, accept_loss: bool = True, disk: Disk | None = None) ->
     with proposed(Root(root)) as (plan, facts):
         for act in plan.acts:
             if accept_loss or not act.loses:
-                repairing.carry_out(act, facts)
+                repairing.apply(act, facts)
         return plan
 
 

@@ -236,6 +236,10 @@ class Checked:
     after: LogState
     opening: Opening
 
+    @property
+    def errors(self) -> list[str]:
+        return [found.message for found in self.findings if found.level is Level.ERROR]
+
     def following(self, before: LogState) -> Checked | None:
         """Return the result of a check against ``before`` instead of :data:`NOTHING`; None if findings may differ."""
         if not self.opening.agrees(before):

@@ -26,7 +26,7 @@ from wald.files.uptime import read_steps, require_steps, step_between
 from wald.format.head import Head
 from wald.format.ledger_lines import DecodedLedger
 from wald.format.log_state import LogState
-from wald.format.names import LEDGERS, PART_SUFFIX, WHOLE_SUFFIX, Kind, SegmentName, parse_segment_name
+from wald.format.names import LEDGERS, PART_SUFFIX, WHOLE_SUFFIX, Kind, parse_segment_name
 from wald.format.spans import Spans
 from wald.retention.cursors import CursorState, read_cursors
 from wald.retention.handovers import handover_pins
@@ -128,7 +128,8 @@ class Verification:
         for entry in sorted(os.scandir(self._root.segments), key=lambda entry: entry.name):
             name = parse_segment_name(entry.name.removesuffix(WHOLE_SUFFIX))
             unread = name is not None and (name.kind.reclaimed or entry.name.endswith(WHOLE_SUFFIX))
-            if name is not None and unread and (error := self._misplaced(name, Path(entry.path))):
+            segment = None if name is None else Segment(name.base_sequence, name.kind, Path(entry.path))
+            if segment is not None and unread and (error := self.misplaced(segment)):
                 yield Finding.of(Level.ERROR, Path(entry.path), f"{error.message}; {error.hint}")
             elif name is not None and name.kind.reclaimed:
                 yield Finding(Level.INFO, Path(entry.path), 0, "reclaimed; in its grace period")
@@ -139,11 +140,11 @@ class Verification:
             elif name is None and not entry.name.endswith(".tmp"):
                 yield Finding(Level.INFO, Path(entry.path), 0, "not a file of the log")
 
-    def _misplaced(self, name: SegmentName, path: Path) -> Misplaced | None:
+    def misplaced(self, segment: Segment) -> Misplaced | None:
         """Return the error for a file whose contents do not match its name, or None."""
         try:
             if self._log_id is not None:
-                require_named(Segment(name.base_sequence, name.kind, path), self._log_id)
+                require_named(segment, self._log_id)
         except Misplaced as error:
             return error
         except OSError:  # it was removed in the meantime, or cannot be read, and no reader needs it

@@ -124,7 +124,7 @@ def _hinting(root: Root) -> Iterator[None]:
 def _carry_out(plan: Plan, facts: LogSurvey, repair: Repair, *, accept_loss: bool) -> None:
     for act in plan.acts:
         if accept_loss or not act.loses:
-            repair.carry_out(act, facts)
+            repair.apply(act, facts)
 
 
 def _report(
@@ -161,10 +161,10 @@ def _print(plan: Plan, root: Root, *, accept_loss: bool) -> None:
 
 def _line(act: Act, root: Root) -> str:
     lost = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in act.lost)
-    relieved = act.spanned - act.lost_records
-    among = f", of which relief had dropped {relieved}" if relieved else ""
+    dropped = act.dropped_records
+    among = f", of which shrinking had dropped {dropped}" if dropped else ""
     cost = f"; gives up {act.lost_records} records: {lost}{among}" if lost else ""
-    return f"{act.deed.value} {_short(act.path, root)}: {act.reason}{cost}"
+    return f"{act.kind.value} {_short(act.path, root)}: {act.reason}{cost}"
 
 
 def _summary(plan: Plan, left: tuple[Finding, ...], root: Root, *, dry_run: bool, refused: bool) -> str:
@@ -184,7 +184,7 @@ def _summary(plan: Plan, left: tuple[Finding, ...], root: Root, *, dry_run: bool
 
 
 def _fields(act: Act, root: Root, *, done: bool) -> dict[str, object]:
-    fields = {"act": act.deed.value, "path": _short(act.path, root), "reason": act.reason, "loses": act.loses}
+    fields = {"act": act.kind.value, "path": _short(act.path, root), "reason": act.reason, "loses": act.loses}
     return fields | {"lost": [{"first": first, "last": last} for first, last in act.lost], "done": done}
 
 

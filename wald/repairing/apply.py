@@ -23,11 +23,10 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from wald.errors import Damaged
 from wald.files.disk import Disk
-from wald.files.identity import encode_identity, read_identity
+from wald.files.identity import Identity, encode_identity, read_identity
 from wald.files.layout import TEMPORARY, Root
 from wald.files.ledger_files import parts_of
 from wald.files.ledger_read import read_files
@@ -37,12 +36,13 @@ from wald.files.locks import remove_abandoned
 from wald.files.safe_open import open_file, read_regular
 from wald.files.uptime import Moment
 from wald.format.head import Head, encode_head
-from wald.format.ledger_lines import GENESIS, digest, encode_entry
+from wald.format.ledger_lines import GENESIS, Entry, digest, encode_entry
 from wald.format.names import LEDGERS, SEQUENCE_MAX, Kind
 from wald.format.sealed_index import RouteEntry, SealedIndex
-from wald.repairing.plan import Act, ActionKind, Plan, plan, records_lost, routes_lost
-from wald.repairing.rewrite import Made, Source, remake
-from wald.repairing.survey import LogSurvey, LostIdentity, SegmentFacts, examine, last_dropped, lost_identity
+from wald.format.spans import Spans
+from wald.repairing.plan import Act, ActionKind, Plan, Planner, records_lost, routes_lost
+from wald.repairing.rewrite import NewSegment, Rewriter
+from wald.repairing.survey import LogSurvey, SegmentFacts, examine, last_dropped, lost_identity
 from wald.retention.history import History
 from wald.segments.index_builder import remove_index
 from wald.segments.raw_scan import RawFile, SegmentEnd
@@ -62,74 +62,71 @@ class RebuiltLedger:
         entries: the lines to carry over; None keeps the active file.
         damaged: the number of lines that are not carried over.
         prev: the chain value of the active file's first line.
-        gone: the obsolete sealed parts, oldest first.
+        obsolete: sealed parts to remove, oldest first.
         first_line: the number of their first line; 0 without any.
         there: existing segments whose last line reports a deletion. The line that revoked it may be damaged, so each
             gets a line "kept": otherwise the deletion would be believed if the segment were lost later.
     """
 
-    entries: list[dict[str, Any]] | None
+    entries: list[Entry] | None
     damaged: int
     prev: str
-    gone: tuple[Path, ...]
+    obsolete: tuple[Path, ...]
     first_line: int = 0
     there: tuple[int, ...] = ()
 
     def lines(self, *, kept: str, sha256: str, now_ns: int) -> bytes:
         """Return the contents of the active file."""
-        entries = self.entries or []
-        opening = {"event": _BEGUN, "kept": kept, "sha256": sha256, "whole": len(entries), "damaged": self.damaged}
-        origin = {"from": self.first_line} if self.gone else {}
-        lines = [encode_entry(opening | origin | {"at": now_ns}, self.prev)]
-        for number, entry in enumerate(entries, start=1):
-            lines.append(encode_entry(entry | {"carried": number}, digest(lines[-1])))
-        for base in self.there:
-            entry = {"event": "kept", "base": base, "why": "it is there", "at": now_ns}
-            lines.append(encode_entry(entry, digest(lines[-1])))
+        carried = self.entries or []
+        opening = {"event": _BEGUN, "kept": kept, "sha256": sha256, "whole": len(carried), "damaged": self.damaged}
+        origin = {"from": self.first_line} if self.obsolete else {}
+        entries = [opening | origin | {"at": now_ns}]
+        entries += [entry | {"carried": number} for number, entry in enumerate(carried, start=1)]
+        entries += [{"event": "kept", "base": base, "why": "it is there", "at": now_ns} for base in self.there]
+        lines, prev = [], self.prev
+        for entry in entries:
+            lines.append(encode_entry(entry, prev))
+            prev = digest(lines[-1])
         return b"".join(lines)
 
 
-def anew(root: Root, path: Path) -> RebuiltLedger:
+def _rebuilt(root: Root, path: Path) -> RebuiltLedger:
     """Return the replacement of the ledger with the active file ``path``."""
     files = list(read_files(path))
     line_of = {part.path: part.line for part in parts_of(path)}
     opening = next(iter(files[-1][1].entries), {})
-    if opening.get("event") == _BEGUN and "from" in opening:
-        left = tuple(each for each, line in line_of.items() if line >= opening["from"])
-        if left:
-            return RebuiltLedger(None, 0, "", left)
+    if opening.get("event") == _BEGUN and "from" in opening:  # a repair was killed before it removed all parts
+        obsolete = tuple(each for each, line in line_of.items() if line >= opening["from"])
+        if obsolete:
+            return RebuiltLedger(None, 0, "", obsolete)
     bad = next((number for number, (_, decoded) in enumerate(files) if decoded.broken), len(files) - 1)
-    taken = files[bad:]
-    gone = tuple(file for file, _ in taken[:-1])
-    entries = [{key: entry[key] for key in entry if key != "prev"} for _, decoded in taken for entry in decoded.entries]
+    obsolete = tuple(file for file, _ in files[bad:-1])
+    decoded_lines = [entry for _, decoded in files[bad:] for entry in decoded.entries]
+    last_events = {
+        entry["base"]: entry["event"]
+        for entry in decoded_lines
+        if entry.get("event") in ("reclaimed", "kept") and isinstance(entry.get("base"), int)
+    }
+    reclaimed = {base for base, event in last_events.items() if event == "reclaimed"}
     return RebuiltLedger(
-        entries,
-        sum(len(decoded.broken) for _, decoded in taken),
-        files[bad - 1][1].tip if bad else GENESIS,
-        gone,
-        line_of[gone[0]] if gone else 0,
-        tuple(sorted(_reclaimed(entries).intersection(each.base_sequence for each in list_segments(root).segments))),
+        entries=[{key: entry[key] for key in entry if key != "prev"} for entry in decoded_lines],
+        damaged=sum(len(decoded.broken) for _, decoded in files[bad:]),
+        prev=files[bad - 1][1].tip if bad else GENESIS,
+        obsolete=obsolete,
+        first_line=line_of[obsolete[0]] if obsolete else 0,
+        there=tuple(sorted(reclaimed.intersection(each.base_sequence for each in list_segments(root).segments))),
     )
 
 
-def _reclaimed(entries: list[dict[str, Any]]) -> set[int]:
-    """Return the segments whose last line reports a deletion."""
-    found: dict[int, str] = {}
-    for entry in entries:
-        if entry.get("event") in ("reclaimed", "kept") and isinstance(entry.get("base"), int):
-            found[entry["base"]] = entry["event"]
-    return {base for base, event in found.items() if event == "reclaimed"}
-
-
-def begin_again(root: Root, disk: Disk, path: Path, *, now_ns: int) -> None:
+def rebuild_ledger(root: Root, disk: Disk, path: Path, *, now_ns: int) -> None:
     """Replace the ledger at ``path`` by one with an intact chain; repeatable after a kill."""
-    found = anew(root, path)
+    found = _rebuilt(root, path)
     if found.entries is not None:
-        for part in found.gone:
+        for part in found.obsolete:
             _keep(root, disk, part)
         kept, sha256 = _keep(root, disk, path)
         disk.replace(path, found.lines(kept=kept, sha256=sha256, now_ns=now_ns))
-    for part in found.gone:
+    for part in found.obsolete:
         disk.unlink(part)
     disk.sync_directory(root.ledger)
 
@@ -167,14 +164,15 @@ def proposed(root: Root) -> Iterator[tuple[Plan, LogSurvey]]:
     acts = tuple(Act(ActionKind.LEDGER, path, reason) for path, reason in broken.items())
     lost = lost_identity(root)
     if lost is not None:
-        acts += (Act(ActionKind.IDENTITY, root.identity, lost.reason, identity=lost.identity),)
+        identity, reason = lost
+        acts += (Act(ActionKind.IDENTITY, root.identity, reason, identity=identity),)
     if not acts:
         facts = examine(root)
-        yield plan(facts), facts
+        yield Planner(facts).plan(), facts
         return
     with _scratch() as made:
-        facts = examine(_rehearsed(root, broken, lost, made))
-        found = plan(facts)
+        facts = examine(_rehearsed(root, broken, lost[0] if lost else read_identity(root), made))
+        found = Planner(facts).plan()
         yield replace(found, acts=acts + found.acts), facts
 
 
@@ -224,47 +222,35 @@ def _broken(root: Root) -> Iterator[tuple[Path, str]]:
 
 @dataclass(frozen=True)
 class _Rehearsed(Root):
-    """Root with the ledgers and the identity that a repair would make, in the directory ``made``.
-
-    ``rehearses_ledgers`` is True if any ledger is broken; all of them are then copied.
-    """
+    """Root with the identity, and if ``has_ledgers`` all ledgers, that a repair would write, in ``made``."""
 
     made: Path
-    rehearses_ledgers: bool
+    has_ledgers: bool
 
     @property
     def ledger(self) -> Path:
-        return self.made / "ledger" if self.rehearses_ledgers else super().ledger
+        return self.made / "ledger" if self.has_ledgers else super().ledger
 
     @property
     def identity(self) -> Path:
         return self.made / "log.json"
 
 
-def _rehearsed(root: Root, broken: dict[Path, str], lost: LostIdentity | None, made: Path) -> Root:
-    identity = read_identity(root) if lost is None else lost.identity
-    rehearsed = _Rehearsed(root.path, made, rehearses_ledgers=bool(broken))
+def _rehearsed(root: Root, broken: dict[Path, str], identity: Identity, made: Path) -> Root:
+    rehearsed = _Rehearsed(root.path, made, has_ledgers=bool(broken))
     rehearsed.identity.write_bytes(encode_identity(uuid.UUID(bytes=identity.log_id), now=identity.created))
     if broken:
-        _rehearse_ledgers(root, broken, rehearsed.ledger)
-    return rehearsed
-
-
-def _rehearse_ledgers(root: Root, broken: dict[Path, str], directory: Path) -> None:
-    directory.mkdir()
-    for path in root.ledger.iterdir():
-        if path.is_file():
-            shutil.copyfile(path, directory / path.name)
+        rehearsed.ledger.mkdir()
+        for path in root.ledger.iterdir():
+            if path.is_file():
+                shutil.copyfile(path, rehearsed.ledger / path.name)
     for path in broken:
-        found = anew(root, path)
+        found = _rebuilt(root, path)
         if found.entries is not None:
-            (directory / path.name).write_bytes(found.lines(kept="", sha256="", now_ns=0))
-        for part in found.gone:
-            (directory / part.name).unlink()
-
-
-Entry = dict[str, Any]
-"""A line of a ledger; ``Any``: it is JSON."""
+            (rehearsed.ledger / path.name).write_bytes(found.lines(kept="", sha256="", now_ns=0))
+        for part in found.obsolete:
+            (rehearsed.ledger / part.name).unlink()
+    return rehearsed
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,16 +263,16 @@ class Repair:
     now: Callable[[], int]
     moment: Callable[[], Moment]
 
-    def carry_out(self, act: Act, facts: LogSurvey) -> None:
+    def apply(self, act: Act, facts: LogSurvey) -> None:
         """Execute an act.
 
         Raises:
             Damaged: the new file does not read back.
             OSError: a step failed. The next repair finishes it.
         """
-        match act.deed:
+        match act.kind:
             case ActionKind.LEDGER:
-                begin_again(self.root, self.disk, act.path, now_ns=self.now())
+                rebuild_ledger(self.root, self.disk, act.path, now_ns=self.now())
             case ActionKind.IDENTITY:
                 self._identify(act)
             case ActionKind.REMOVE:
@@ -297,24 +283,29 @@ class Repair:
             case ActionKind.PUT_BACK:
                 self._put_back(act.path, facts.put_back[act.path])
             case ActionKind.CLEAR:
-                self.keep(act.path)
+                self._keep(act.path)
                 self._remove(act.path)
             case ActionKind.SET_ASIDE:
-                self._set_aside(act)
+                assert act.facts is not None
+                kept = self._keep(act.path)
+                self._record(*self._losses(act, kept), self._repaired(act, act.facts, kept))
+                self._remove(act.path)
             case ActionKind.REMAKE:
-                self._remake(act, facts)
+                assert act.facts is not None
+                self._remake(act, act.facts, facts)
             case ActionKind.GIVE_UP:
                 self._record(*self._losses(act, ""))
             case ActionKind.RECORD:
-                assert act.facts is not None
-                self._record(self._sealed(act.facts.segment.path))
+                with SealedFile(act.path) as sealed:
+                    entry = self._sealed(sealed.index, act.path)
+                self._record(entry)
             case ActionKind.HEAD:
-                self._head(facts)
+                self._write_head(facts)
 
     def _identify(self, act: Act) -> None:
         assert act.identity is not None
         log_id = uuid.UUID(bytes=act.identity.log_id)
-        kept = {"kept": self.keep(act.path)} if os.path.lexists(act.path) else {}
+        kept = {"kept": self._keep(act.path)} if os.path.lexists(act.path) else {}
         self._record({"event": "identified", "log": log_id.hex, "why": act.reason} | kept | self._when())
         self.disk.replace(act.path, encode_identity(log_id, now=act.identity.created))
 
@@ -327,53 +318,67 @@ class Repair:
         self.disk.sync_directory(path.parent)
 
     def _rename(self, path: Path, target: Path) -> None:
-        """Rename a segment to a free name; the hints at both names belong to another segment."""
-        for each in (path, target):
-            if each.name.endswith(Kind.RAW.value):
-                remove_index(each.with_name(each.name + ".idx"), self.disk)
+        """Rename a segment to a free name; the sparse indexes at both names belong to another segment."""
+        self._remove_sparse_index(path)
+        self._remove_sparse_index(target)
         self.disk.rename_to_free(path, target)
         self.disk.sync_directory(path.parent)
 
-    def _put_back(self, path: Path, whole: Path) -> None:
+    def _put_back(self, path: Path, original: Path) -> None:
         if path.exists():
-            self.keep(path)
-        self.disk.rename(whole, path)
+            self._keep(path)
+        self.disk.rename(original, path)
         self.disk.sync_directory(path.parent)
 
-    def _set_aside(self, act: Act) -> None:
-        kept = self.keep(act.path)
-        self._record(*self._losses(act, kept), self._repaired(act, kept))
-        self._remove(act.path)
-
-    def _remake(self, act: Act, facts: LogSurvey) -> None:
-        assert act.facts is not None
-        old = act.facts.segment
-        kept = self.keep(act.path)
-        twin = act.facts.twin
-        if twin is not None:
-            self.keep(twin)
-        older, dropped = self._older(old), facts.history.last_dropped
-        before = state_before(self.root, old, older, facts.log_id, [], dropped)
-        made = remake(self.root, self.disk, _source(act, act.facts, facts, History(self.root)), before)
+    def _remake(self, act: Act, found: SegmentFacts, facts: LogSurvey) -> None:
+        kept = self._keep(act.path)
+        if found.twin is not None:
+            self._keep(found.twin)
+        segments = list_segments(self.root).segments
+        older = Listing(tuple(each for each in segments if each.base_sequence < found.base))
+        before = state_before(self.root, found.segment, older, facts.log_id, [], facts.history.last_dropped)
+        made = self._rewriter(act, found, facts).rewrite(before)
         self._record(
             *self._losses(act, kept),
-            self._repaired(act, kept),
-            *(self._sealed_line(each.index, each.path) for each in made if each.index is not None),
+            self._repaired(act, found, kept),
+            *(self._sealed(each.index, each.path) for each in made if each.index is not None),
         )
-        self._put_in_place(old, made)
-        if twin is not None:
-            self._remove(twin)
-        if not act.loses and not self._is_named(kept, act.facts.base):
-            self._forget(self.root.path / kept)
+        self._put_in_place(found.segment, made)
+        if found.twin is not None:
+            self._remove(found.twin)
+        losses = () if act.loses else History(self.root).losses(found.base, SEQUENCE_MAX)
+        if not act.loses and all(loss.saved_file != kept for loss in losses):
+            with suppress(FileNotFoundError):  # nothing is lost, and no line names the old file
+                self.disk.unlink(self.root.path / kept)
+                self.disk.sync_directory(self.root.quarantine)
 
-    def _older(self, segment: Segment) -> Listing:
-        there = list_segments(self.root).segments
-        return Listing(tuple(each for each in there if each.base_sequence < segment.base_sequence))
+    def _rewriter(self, act: Act, found: SegmentFacts, facts: LogSurvey) -> Rewriter:
+        intact, history = Spans(span for each in facts.segments for span in each.spans), History(self.root)
 
-    def _put_in_place(self, old: Segment, made: list[Made]) -> None:
-        kind = old.kind.form
+        def is_broken(sequence: int) -> bool:
+            # A killed or earlier repair may have omitted its beginning.
+            return sequence in act.broken or (sequence not in intact and history.is_given_up(sequence))
+
+        own = Spans(found.spans)
+        following = [each.base for each in facts.segments if each.base > found.base and not each.problem]
+        return Rewriter(
+            self.root,
+            self.disk,
+            found.segment,
+            facts.log_id,
+            durable=found.durable,
+            end=min(following, default=1 << 64),
+            cut=found.cut,
+            is_broken=is_broken,
+            dropped=last_dropped(found.segment, history),
+            complete=found.rescued is not None
+            and not found.rescued.reason
+            and not any(sequence in own for sequence in act.broken),
+        )
+
+    def _put_in_place(self, old: Segment, made: list[NewSegment]) -> None:
         for each in reversed(made):
-            self.disk.rename(each.path, self.root.segment(each.base_sequence, kind))
+            self.disk.rename(each.path, self.root.segment(each.base_sequence, old.kind.form))
             # After the rename: the old segment may have lost its header, and the index has the salt.
             remove_index(self.root.segment(each.base_sequence, Kind.INDEX), self.disk)
             self.disk.sync_directory(self.root.segments)
@@ -382,12 +387,15 @@ class Repair:
 
     def _remove(self, path: Path) -> None:
         """Remove a file kept in ``quarantine/``, and the sparse index of a raw segment."""
-        if path.name.endswith(Kind.RAW.value):
-            remove_index(path.with_name(path.name + ".idx"), self.disk)
+        self._remove_sparse_index(path)
         self.disk.unlink(path)
         self.disk.sync_directory(path.parent)
 
-    def keep(self, path: Path) -> str:
+    def _remove_sparse_index(self, path: Path) -> None:
+        if path.name.endswith(Kind.RAW.value):
+            remove_index(path.with_name(path.name + ".idx"), self.disk)
+
+    def _keep(self, path: Path) -> str:
         """Link or copy a file to ``quarantine/``; return its path in the root."""
         target = self.root.quarantine / f"{path.name}.{_digest(path)[:16]}"
         if not target.exists():
@@ -410,16 +418,6 @@ class Repair:
             self.disk.close(descriptor)
         self.disk.rename(temporary, target)
 
-    def _is_named(self, kept: str, base: int) -> bool:
-        """Return True if the ledger names ``kept`` as the remains of records of a segment."""
-        return any(loss.saved_file == kept for loss in History(self.root).losses(base, SEQUENCE_MAX))
-
-    def _forget(self, kept: Path) -> None:
-        """Remove the old file of a segment that was rebuilt without loss."""
-        with suppress(FileNotFoundError):
-            self.disk.unlink(kept)
-            self.disk.sync_directory(self.root.quarantine)
-
     def _record(self, *entries: Entry) -> None:
         """Append lines to the ledger durably."""
         with closing(Ledger(self.root.ledger / "segments.jsonl", self.disk)) as ledger:
@@ -441,31 +439,25 @@ class Repair:
             if kept:
                 entry["kept"] = kept
             if broken is not None:
-                routes: list[RouteEntry] | None = [RouteEntry(broken, 1, first, last, 0)]
+                routes: list[RouteEntry] | None = [RouteEntry(broken, 1, first, last)]
             else:
                 routes = routes_lost((first, last), act.facts.segment if act.facts is not None else None, history)
             if routes is not None:
                 entry["routes"] = [list(route) for route in routes]
             yield entry | self._when()
 
-    def _repaired(self, act: Act, kept: str) -> Entry:
-        assert act.facts is not None
-        facts = act.facts
-        last = max((span[1] for span in facts.spans), default=facts.base - 1)
-        entry = {"event": "repaired", "base": facts.base, "last": last, "why": act.reason, "deed": act.deed.value}
+    def _repaired(self, act: Act, found: SegmentFacts, kept: str) -> Entry:
+        last = max((last for _, last in found.spans), default=found.base - 1)
+        entry = {"event": "repaired", "base": found.base, "last": last, "why": act.reason, "deed": act.kind.value}
         return entry | {"kept": kept, "lossless": not act.loses, "epoch": self.epoch} | self._when()
 
-    def _sealed(self, path: Path) -> Entry:
-        with SealedFile(path) as sealed:
-            return self._sealed_line(sealed.index, path)
-
-    def _sealed_line(self, index: SealedIndex, path: Path) -> Entry:
+    def _sealed(self, index: SealedIndex, path: Path) -> Entry:
         return {"event": "sealed"} | sealed_entry(index, path.stat().st_size, self.moment(), self.now())
 
     def _when(self) -> Entry:
         return {"at": self.now()} | self.moment().as_entry()
 
-    def _head(self, facts: LogSurvey) -> None:
+    def _write_head(self, facts: LogSurvey) -> None:
         """Write the head at the end of the newest segment; its sequence never decreases."""
         segments = list_segments(self.root).segments
         if not segments:
@@ -488,26 +480,6 @@ class Repair:
             return next(found.offset for found in RawFile(descriptor).scan() if isinstance(found, SegmentEnd))
         finally:
             self.disk.close(descriptor)
-
-
-def _source(act: Act, found: SegmentFacts, facts: LogSurvey, history: History) -> Source:
-    def broken(sequence: int) -> bool:
-        lost = sequence in act.broken
-        # A killed or earlier repair may have omitted its beginning.
-        return lost or (not any(each.holds(sequence) for each in facts.segments) and history.is_given_up(sequence))
-
-    survey = found.survey
-    following = [each.base for each in facts.segments if each.base > found.base and not each.problem]
-    return Source(
-        found.segment,
-        facts.log_id,
-        found.durable,
-        min(following, default=1 << 64),
-        broken,
-        whole=survey is not None and not survey.reason and not any(found.holds(each) for each in act.broken),
-        cut=found.cut,
-        dropped=last_dropped(found.segment, history),
-    )
 
 
 def _digest(path: Path) -> str:

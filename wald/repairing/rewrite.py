@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from wald.checking.checker import Level, SegmentToCheck, check
+from wald.checking.checker import SegmentToCheck, check
 from wald.errors import Damaged
 from wald.files.disk import Disk
 from wald.files.layout import TEMPORARY, Root
@@ -24,7 +24,7 @@ from wald.format.log_state import FIFO_PEER, STDIN_PEER, UNKNOWN_PEER, LogState,
 from wald.format.names import Kind
 from wald.format.sealed_index import SealedIndex
 from wald.format.segment import BadHeader, SegmentHeader, encode_segment_header
-from wald.repairing.rescue import IntactBatch, batches, state_of, without
+from wald.repairing.rescue import IntactBatch, intact_batches, state_of, without_broken
 from wald.segments.raw_scan import FIRST_BATCH, RawFile
 from wald.segments.salvage import SalvagedSegment
 from wald.segments.sealed_file import compress_segment
@@ -33,161 +33,184 @@ _U32 = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Segment to rewrite.
-
-    Attributes:
-        durable, end, cut: see :func:`wald.repairing.rescue.batches`.
-        broken: predicate for records to leave out, because a piece of them is lost.
-        dropped: see :func:`wald.format.log_state.still_open`.
-        whole: all batches are intact, and none is left out.
-    """
-
-    segment: Segment
-    log_id: bytes
-    durable: int | None
-    end: int
-    broken: Callable[[int], bool]
-    whole: bool
-    cut: int
-    dropped: Mapping[str, int] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """New segment under a temporary name, synced and read back; ``index`` is None if it is raw."""
+class NewSegment:
+    """New segment under a temporary name, synced; ``index`` is None if it is raw."""
 
     base_sequence: int
     path: Path
     index: SealedIndex | None
 
 
-def remake(root: Root, disk: Disk, source: Source, before: LogState) -> list[Made]:
-    """Write the new segments and return them, oldest first; remove all of them on failure.
+@dataclass(frozen=True, slots=True)
+class Rewriter:
+    """Writer of the new segments.
 
-    Args:
-        before: state of the log at the beginning of the segment.
-
-    Raises:
-        Damaged: a new segment differs when it is read back.
-        OSError: a system call failed.
+    Attributes:
+        segment: the damaged segment.
+        durable, end, cut: see :func:`wald.repairing.rescue.intact_batches`.
+        is_broken: True for a record to leave out, because a piece of it is lost.
+        dropped: see :func:`wald.format.log_state.still_open`.
+        complete: all batches are intact, and none is left out.
     """
-    made: list[Made] = []
-    try:
-        if source.whole:
-            for path, base in _same(root, disk, source):
-                made.append(_finished(root, disk, source, path, base))
-            if made and not _wrong(made[0], source):
-                return made
-            _discard(made)
-            made.clear()
-        for path, base in _moved(root, disk, source, before):
-            made.append(_finished(root, disk, source, path, base))
-        for each in made:
-            if wrong := _wrong(each, source):
-                raise Damaged(f"{each.path}: does not read back: {wrong}", case="copy-differs")
-    except BaseException:
-        _discard(made)
-        raise
-    return made
 
+    root: Root
+    disk: Disk
+    segment: Segment
+    log_id: bytes
+    durable: int | None
+    end: int
+    cut: int
+    is_broken: Callable[[int], bool]
+    dropped: Mapping[str, int] | None
+    complete: bool
 
-def header_of(source: Source) -> SegmentHeader:
-    """Return the header of the segment, or one made from its first batch if it is lost."""
-    found = _own_header(source.segment, source.log_id)
-    if found is not None:
-        return found
-    first = next(met for met in _batches(source) if isinstance(met, IntactBatch))
-    epoch, time_ns = first.header.epoch, first.header.append_time_ns
-    return SegmentHeader(source.log_id, source.segment.base_sequence, epoch, time_ns, secrets.randbits(32))
+    def rewrite(self, before: LogState) -> list[NewSegment]:
+        """Write the new segments, read them back and return them, oldest first; remove all of them on failure.
 
+        Args:
+            before: state of the log at the beginning of the segment.
 
-def _own_header(segment: Segment, log_id: bytes) -> SegmentHeader | None:
-    if segment.kind.form is Kind.SEALED:
-        with closing(SalvagedSegment(segment, log_id, Damaged(str(segment.path)))) as salvaged:
-            return salvaged.header
-    with open_file(segment.path) as file:
+        Raises:
+            Damaged: a new segment differs when it is read back.
+            OSError: a system call failed.
+        """
+        made: list[NewSegment] = []
         try:
-            return RawFile(file.fileno()).header()
-        except BadHeader:
+            if self.complete and (path := self._copied()) is not None:
+                made.append(self._finished(path, self.segment.base_sequence))
+                if not self._wrong(made[0]):
+                    return made
+                _discard(made)
+                made.clear()
+            for path, base in self._moved(before):
+                made.append(self._finished(path, base))
+            for each in made:
+                if wrong := self._wrong(each):
+                    raise Damaged(f"{each.path}: does not read back: {wrong}", case="copy-differs")
+        except BaseException:
+            _discard(made)
+            raise
+        return made
+
+    def _own_header(self) -> SegmentHeader | None:
+        if self.segment.kind.form is Kind.SEALED:
+            with closing(SalvagedSegment(self.segment, self.log_id, Damaged(str(self.segment.path)))) as salvaged:
+                return salvaged.header
+        with open_file(self.segment.path) as file:
+            try:
+                return RawFile(file.fileno()).header()
+            except BadHeader:
+                return None
+
+    def _header(self) -> SegmentHeader:
+        """Return the header of the segment, or one made from its first batch if it is lost."""
+        own = self._own_header()
+        if own is not None:
+            return own
+        first = next(batch for batch in self._batches() if isinstance(batch, IntactBatch)).header
+        base_sequence, salt = self.segment.base_sequence, secrets.randbits(32)
+        return SegmentHeader(self.log_id, base_sequence, first.epoch, first.append_time_ns, salt)
+
+    def _batches(self) -> Iterator[IntactBatch | str]:
+        return intact_batches(self.segment, self.log_id, durable=self.durable, end=self.end, cut=self.cut)
+
+    def _copied(self) -> Path | None:
+        """Copy the raw bytes; return None if the header, which has the salt, is lost."""
+        header = self._own_header()
+        if header is None:
             return None
+        with closing(_Output(self.disk, self._temporary(header.base_sequence, Kind.RAW), header)) as output:
+            for batch in self._batches():
+                assert isinstance(batch, IntactBatch), "all batches are intact"
+                if batch.position != output.position:
+                    return None  # other bytes are between them
+                output.add(batch)
+            return output.finish()
 
-
-def _batches(source: Source) -> Iterator[IntactBatch | str]:
-    return batches(source.segment, source.log_id, durable=source.durable, end=source.end, cut=source.cut)
-
-
-def _same(root: Root, disk: Disk, source: Source) -> Iterator[tuple[Path, int]]:
-    """Yield a copy of the raw bytes; nothing if the header, which has the salt, is lost."""
-    header = _own_header(source.segment, source.log_id)
-    if header is None:
-        return
-    with closing(_Output(root, disk, header)) as output:
-        for met in _batches(source):
-            assert isinstance(met, IntactBatch), "all batches are intact"
-            if met.position != output.position:
-                return  # other bytes are between them
-            output.add(met)
-        yield output.finish(), header.base_sequence
-
-
-def _moved(root: Root, disk: Disk, source: Source, before: LogState) -> Iterator[tuple[Path, int]]:
-    """Yield segments of moved batches, one for each contiguous range."""
-    header, output = header_of(source), None
-    state = replace(before, open_records=_without_broken(before.open_records, source))
-    try:
+    def _moved(self, before: LogState) -> Iterator[tuple[Path, int]]:
+        """Yield segments of moved batches, one for each contiguous range."""
+        header, output = self._header(), None
+        state = replace(before, open_records=self._without_broken(before.open_records))
         peers: dict[int, IntactBatch] = {}
-        for met in _batches(source):
-            if isinstance(met, str):
-                state.open_records.clear()
-                continue
-            if met.header.is_control and met.header.peer:
-                peers[met.header.peer] = met
-                continue
-            if met.header.is_state:
-                state = _joined(state_of(met), state, source)
-                continue
-            kept = without(met, source.broken)
-            if kept is None or (not kept.header.is_dropped and _is_orphan(kept.header, state)):
-                continue
-            if not kept.header.count:  # a segment of pieces alone could have the name of the next one
-                place = max(state.next_sequence, source.segment.base_sequence)
-                kept = replace(kept, header=kept.header._replace(base_sequence=place))
-            base = kept.header.base_sequence
-            if output is None or base != state.next_sequence:
-                if output is not None:
-                    yield output.finish(), output.base_sequence
-                    output.close()
-                state.next_sequence = base
-                output = _Output(root, disk, replace(header, base_sequence=base, salt=secrets.randbits(32)))
-                output.add(_control(state, header.epoch))
-            time_ns = max(kept.header.append_time_ns, state.append_time_ns)
-            kept = replace(kept, header=kept.header._replace(append_time_ns=time_ns))
-            output.add_from(peers, kept)
-            state.apply(kept.header, kept.route, source.dropped)
-        if output is not None:
-            yield output.finish(), output.base_sequence
-    finally:
-        if output is not None:
-            output.close()
+        try:
+            for batch in self._batches():
+                if isinstance(batch, str):
+                    state.open_records.clear()
+                elif batch.header.is_control and batch.header.peer:
+                    peers[batch.header.peer] = batch
+                elif batch.header.is_state:
+                    state = self._joined(state_of(batch), state)
+                elif (kept := self._kept(batch, state)) is not None:
+                    base = kept.header.base_sequence
+                    if output is None or base != state.next_sequence:
+                        if output is not None:
+                            yield output.finish(), output.base_sequence
+                            output.close()
+                        state.next_sequence = base
+                        begun = replace(header, base_sequence=base, salt=secrets.randbits(32))
+                        output = _Output(self.disk, self._temporary(base, Kind.RAW), begun)
+                        output.add(_control(state, header.epoch))
+                    output.add_from(peers, kept)
+                    state.apply(kept.header, kept.route, self.dropped)
+            if output is not None:
+                yield output.finish(), output.base_sequence
+        finally:
+            if output is not None:
+                output.close()
 
+    def _without_broken(self, open_records: dict[str, int]) -> dict[str, int]:
+        return {route: sequence for route, sequence in open_records.items() if not self.is_broken(sequence)}
 
-def _without_broken(open_records: dict[str, int], source: Source) -> dict[str, int]:
-    return {route: sequence for route, sequence in open_records.items() if not source.broken(sequence)}
+    def _joined(self, found: LogState | None, before: LogState) -> LogState:
+        """Return the state in a control batch without broken records, or ``before`` if it is unreadable."""
+        if found is None:
+            return before
+        found.open_records = self._without_broken(found.open_records)
+        found.append_time_ns = max(found.append_time_ns, before.append_time_ns)
+        return found
 
+    def _kept(self, batch: IntactBatch, state: LogState) -> IntactBatch | None:
+        """Return the batch without broken records, at its new place; None if nothing remains."""
+        kept = without_broken(batch, self.is_broken)
+        if kept is None:
+            return None
+        header = kept.header
+        header = header._replace(append_time_ns=max(header.append_time_ns, state.append_time_ns))
+        if not header.count:
+            if not header.is_dropped and header.continues_sequence not in state.open_records.values():
+                return None  # a piece of a record whose beginning is missing
+            # A segment of pieces alone could have the name of the next one.
+            header = header._replace(base_sequence=max(state.next_sequence, self.segment.base_sequence))
+        return kept._replace(header=header)
 
-def _joined(found: LogState | None, before: LogState, source: Source) -> LogState:
-    """Return the state in a control batch without broken records, or ``before`` if this version cannot read it."""
-    if found is None:
-        return before
-    found.open_records = _without_broken(found.open_records, source)
-    found.append_time_ns = max(found.append_time_ns, before.append_time_ns)
-    return found
+    def _temporary(self, base: int, kind: Kind) -> Path:
+        path = self.root.segment(base, kind)
+        return path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
 
+    def _finished(self, raw: Path, base: int) -> NewSegment:
+        """Return the new segment in the form of the old one."""
+        if self.segment.kind.form is Kind.RAW:
+            return NewSegment(base, raw, None)
+        path = self._temporary(base, Kind.SEALED)
+        target = self.disk.create(path)
+        try:
+            with open_file(raw) as file:
+                compressed = compress_segment(file.fileno(), target, self.disk)
+            self.disk.sync(target)
+            os.posix_fadvise(target, 0, 0, os.POSIX_FADV_DONTNEED)  # so that it is read back from the disk
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            self.disk.close(target)
+            raw.unlink(missing_ok=True)
+        return NewSegment(base, path, compressed.index)
 
-def _is_orphan(header: BatchHeader, state: LogState) -> bool:
-    """True if a batch is only a piece of a record whose beginning is missing."""
-    return not header.count and header.continues_sequence not in state.open_records.values()
+    def _wrong(self, made: NewSegment) -> str:
+        """Return the first error in a new segment, or ""."""
+        sha256 = None if made.index is None else made.index.sha256.hex()
+        segment = Segment(made.base_sequence, self.segment.kind.form, made.path)
+        return next(iter(check(SegmentToCheck(segment, self.log_id, sha256=sha256)).errors), "")
 
 
 def _control(state: LogState, epoch: int) -> IntactBatch:
@@ -211,9 +234,9 @@ def _control(state: LogState, epoch: int) -> IntactBatch:
 class _Output:
     """Raw segment under construction, under a temporary name."""
 
-    def __init__(self, root: Root, disk: Disk, header: SegmentHeader) -> None:
+    def __init__(self, disk: Disk, path: Path, header: SegmentHeader) -> None:
         self.base_sequence = header.base_sequence
-        self.path = _temporary(root, header.base_sequence, Kind.RAW)
+        self.path = path
         self._disk = disk
         self._salt = header.salt
         self._numbers = {FIFO_PEER: FIFO_PEER, STDIN_PEER: STDIN_PEER}  # old → new peer number
@@ -221,24 +244,23 @@ class _Output:
         self.position = disk.write(self._descriptor, [encode_segment_header(header)], 0)
         self._finished = False
 
-    def add(self, whole: IntactBatch) -> None:
-        prefix = route_prefix(whole.route.encode())
-        buffers = encode_batch(whole.header, prefix, [whole.payload], seed(self._salt, self.position))
+    def add(self, batch: IntactBatch) -> None:
+        prefix = route_prefix(batch.route.encode())
+        buffers = encode_batch(batch.header, prefix, [batch.payload], seed(self._salt, self.position))
         self.position += self._disk.write(self._descriptor, buffers, self.position)
 
-    def add_from(self, peers: dict[int, IntactBatch], whole: IntactBatch) -> None:
+    def add_from(self, peers: dict[int, IntactBatch], batch: IntactBatch) -> None:
         """Add a batch, after the introduction of its peer."""
-        header, number = whole.header, whole.header.peer
+        header, number = batch.header, batch.header.peer
         if number in peers and number not in self._numbers:
             self._numbers[number] = peer_number(self.position)
             introduction = peers[number].header._replace(
                 peer=self._numbers[number], base_sequence=header.base_sequence, append_time_ns=header.append_time_ns
             )
-            self.add(replace(peers[number], header=introduction))
-        self.add(replace(whole, header=header._replace(peer=self._numbers.get(number, UNKNOWN_PEER))))
+            self.add(peers[number]._replace(header=introduction))
+        self.add(batch._replace(header=header._replace(peer=self._numbers.get(number, UNKNOWN_PEER))))
 
     def finish(self) -> Path:
-        """Sync the segment and return its path."""
         self._disk.sync(self._descriptor)
         self._finished = True
         return self.path
@@ -252,39 +274,6 @@ class _Output:
                 self.path.unlink(missing_ok=True)
 
 
-def _temporary(root: Root, base: int, kind: Kind) -> Path:
-    path = root.segment(base, kind)
-    return path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
-
-
-def _finished(root: Root, disk: Disk, source: Source, raw: Path, base: int) -> Made:
-    """Return the new segment in the form of the old one."""
-    if source.segment.kind.form is Kind.RAW:
-        return Made(base, raw, None)
-    path = _temporary(root, base, Kind.SEALED)
-    target = disk.create(path)
-    try:
-        with open_file(raw) as file:
-            compressed = compress_segment(file.fileno(), target, disk)
-        disk.sync(target)
-        os.posix_fadvise(target, 0, 0, os.POSIX_FADV_DONTNEED)  # so that it is read back from the disk
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-    finally:
-        disk.close(target)
-        raw.unlink(missing_ok=True)
-    return Made(base, path, compressed.index)
-
-
-def _wrong(made: Made, source: Source) -> str:
-    """Return the first error in a new segment, or ""."""
-    sha256 = None if made.index is None else made.index.sha256.hex()
-    kind = source.segment.kind.form
-    target = SegmentToCheck(Segment(made.base_sequence, kind, made.path), source.log_id, sha256=sha256)
-    return next((found.message for found in check(target).findings if found.level is Level.ERROR), "")
-
-
-def _discard(made: list[Made]) -> None:
+def _discard(made: list[NewSegment]) -> None:
     for each in made:
         each.path.unlink(missing_ok=True)
