@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from wald.errors import Damaged
 from wald.files import uptime
@@ -102,7 +102,7 @@ class Relieving:
             elif found is not None and found.kind is Kind.SEALED:
                 segment = Segment(found.base_sequence, Kind.SEALED, self.root.segments / str(found))
                 try:
-                    require_named(replace(segment, path=self.root.segments / name), self.log_id)
+                    require_named(segment._replace(path=self.root.segments / name), self.log_id)
                     if self._history.reclaimed(segment.base_sequence) is not None:
                         self.disk.unlink(self.root.segments / name)  # the segment was reclaimed in the meantime
                     else:

@@ -274,7 +274,7 @@ def _cursor(path: Path) -> Iterator[Item]:
 
 def _head(path: Path) -> Iterator[Item]:
     head = decode_head(read_regular(path))
-    yield {"kind": "head"} | (asdict(head) if head is not None else {"damage": "not a head line"})
+    yield {"kind": "head"} | (head._asdict() if head is not None else {"damage": "not a head line"})
 
 
 def _transfers(path: Path) -> Iterator[Item]:

@@ -6,8 +6,8 @@ import contextlib
 import json
 import os
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from wald.errors import Damaged, InvalidInput, NotFound, NotPermitted, UnsupportedFormat
 from wald.files.disk import Disk
@@ -19,8 +19,7 @@ FORMAT_VERSION = 1
 _DIRECTORIES = ("segments", "routes", "ledger", "quarantine", "recovery")
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """Content of ``log.json``."""
 
     log_id: bytes

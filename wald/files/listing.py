@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
+from typing import NamedTuple
 
 from wald.errors import Damaged
 from wald.files.layout import TEMPORARY, Root
@@ -25,8 +26,7 @@ _SETTLED_NS = 100_000_000  # file systems stamp changes with a clock that ticks 
 _SETTLED_SECONDS_NS = 2_100_000_000  # … or in whole seconds (ext4 with inodes of 128 bytes), or in even ones (FAT)
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """A segment's file."""
 
     base_sequence: int

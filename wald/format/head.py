@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from wald.format.checksum import crc32c
 from wald.format.names import SEQUENCE_MAX
@@ -33,8 +34,7 @@ _NUMBER = re.compile(rb"\d{1,20}")
 _LOG_ID_BYTES = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """The durable end of the log.
 
     Attributes:

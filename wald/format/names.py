@@ -6,8 +6,8 @@ A segment's name gives its base sequence in 20 digits, so that names sort like s
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from wald.errors import InvalidInput
 
@@ -70,8 +70,7 @@ class Kind(Enum):
         return self in (self.released, self.deleting)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class SegmentName:
+class SegmentName(NamedTuple):
     """A parsed name in ``segments/``."""
 
     base_sequence: int

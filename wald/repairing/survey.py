@@ -321,7 +321,7 @@ class _Examination:
             base = segment.base_sequence
             unexplained = base not in readable and any(self._history.unexplained(base, base))
             if unexplained or self._verification.misplaced(segment):
-                yield replace(segment, kind=segment.kind.form)
+                yield segment._replace(kind=segment.kind.form)
 
     def _segment(self, number: int) -> SegmentFacts:
         listed = self._listing.segments[number]

@@ -11,7 +11,6 @@ bytes between for headers, and accepts only a chain of headers that ends exactly
 from __future__ import annotations
 
 import os
-import secrets
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -117,7 +116,7 @@ class RawFile:
             return self.header().salt
         except BadHeader:
             index = self._index()
-            return secrets.randbits(32) if index is None or index.salt is None else index.salt
+            return int.from_bytes(os.urandom(4)) if index is None or index.salt is None else index.salt
 
     def read(self, offset: int, length: int) -> bytes:
         """Return ``length`` bytes at ``offset``; fewer only at the limit."""

@@ -66,7 +66,7 @@ def test_before_the_first_pass_no_time_is_given() -> None:
 @pytest.mark.parametrize("kind", [Kind.RELEASED, Kind.DELETING])
 def test_a_deletion_that_has_begun_is_due_at_any_time(kind: Kind) -> None:
     """The grace period of the others is counted from their line."""
-    recorded, segment = OnRecord(), replace(SEGMENT, kind=kind)
+    recorded, segment = OnRecord(), SEGMENT._replace(kind=kind)
     recorded.take_in({"event": "reclaimed", "base": 1, "rule": "read", "boot": "b", "boottime": 100})
     due = [bool(recorded.due([segment], Moment("b", at), grace_ns=50)) for at in (149, 150)]
     assert due == [kind is Kind.DELETING, True]
