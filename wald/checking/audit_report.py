@@ -28,7 +28,6 @@ class Event:
     """One ledger line.
 
     Attributes:
-        ledger: file name of the active ledger file.
         number: number of the line in the ledger, starting at 1.
         ruling: audit of a deletion, done or about to be done; None for other lines.
     """
@@ -41,12 +40,10 @@ class Event:
 
     @property
     def is_event(self) -> bool:
-        """True if the line reports an event, which no other line reports."""
         return self.entry.get("event") not in _NO_EVENTS
 
     @property
     def is_deletion(self) -> bool:
-        """True if a segment was deleted, or is about to be."""
         held = isinstance(self.entry.get("base"), int) and isinstance(self.entry.get("last"), int)
         return held and self.ledger == _DELETIONS and self.entry.get("event") == "reclaimed"
 
@@ -79,7 +76,7 @@ class DeletionAudit:
         self.broken: list[str] = []
 
     def events(self) -> Iterator[Event]:
-        """Yield the events of all ledgers, merged by time."""
+        """Merge the events of all ledgers by time."""
         for event in self._read(_DELETIONS, END_OF_TIME_NS):
             if event.entry.get("event") == "kept" and isinstance(base := event.entry.get("base"), int):
                 self._undone[base] = event.number
@@ -114,7 +111,6 @@ class DeletionAudit:
         return event
 
     def _next(self, event: Event) -> Event:
-        """Return an event with its ruling, given all earlier lines of the span."""
         event = self._completed(event)
         if event.is_deletion and self._undone.get(event.entry["base"], 0) > event.number:
             return event
@@ -140,7 +136,6 @@ class DeletionAudit:
             self.broken.append(error.message)
 
     def _judged(self, event: Event) -> Event:
-        """Return the event with a ruling if it is a deletion or shrinks a segment."""
         entry = event.entry
         match entry:
             case {"base": int(base), "last": int()} if event.is_deletion:

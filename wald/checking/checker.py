@@ -22,7 +22,7 @@ from wald.errors import Damaged
 from wald.files.listing import Segment
 from wald.files.safe_open import open_file
 from wald.format import records
-from wald.format.batch import Batches, BatchHeader, Encoding, Flag, StoredBatch
+from wald.format.batch import BatchHeader, Encoding, Flag, StoredBatch
 from wald.format.log_state import BadControl, BadPeer, LogState, Producers, decode_peer, decode_state, still_open
 from wald.format.names import Kind, segment_name
 from wald.format.sealed_index import BadSealed, BatchTable, Frame, RouteEntry, SealedIndex
@@ -84,7 +84,6 @@ def batch_wrong(
 
 
 def payload_wrong(header: BatchHeader, payload: memoryview) -> Iterator[str]:
-    """Compare the header with the payload."""
     if header.encoding == Encoding.COLUMNS:
         try:
             count = records.decode_columns(payload).count
@@ -157,7 +156,6 @@ class Opening:
     lost: bool = False
 
     def add(self, header: BatchHeader, route: str, dropped: Mapping[str, int] | None) -> None:
-        """Add the next batch; for ``dropped`` see :func:`wald.format.log_state.still_open`."""
         if self.time_ns is None:
             self.time_ns = header.append_time_ns
         if header.is_dropped and dropped is None:
@@ -168,7 +166,7 @@ class Opening:
             self.continues.setdefault(route, header.continues_sequence)
 
     def add_control(self, state: LogState) -> None:
-        """Add the next control batch; keep the facts that all control batches agree on."""
+        """Keep the facts that all control batches agree on."""
         lasts, begun = state.routes, state.open_records
         if self.lasts is not None:
             lasts = {route: min(last, lasts.get(route, 0)) for route, last in self.lasts.items()}
@@ -192,15 +190,14 @@ class Opening:
         return lasts is None or all(last <= lasts.get(route, 0) for route, last in before.routes.items())
 
     def still_open(self, before: LogState) -> dict[str, int]:
-        """Return the open records of ``before`` that the segment does not end: it has no batch of their routes."""
+        """Return the open records of ``before`` without a batch of their route here."""
         begun = still_open(before.open_records, self.dropped)
         return {route: at for route, at in begun.items() if route not in self.continues}
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentToCheck:
-    """A segment with the facts about it from the rest of the root.
-
+    """
     Attributes:
         log_id: log that it must belong to; None if unknown.
         durable: position of the head, if the head is in this segment. Bytes after it are not checked.
@@ -223,10 +220,9 @@ class SegmentToCheck:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The result of a check.
-
+    """
     Attributes:
-        raw_bytes: number of uncompressed bytes that were checked.
+        raw_bytes: uncompressed bytes that were checked.
         after: state at the end of the segment, given the state that it was checked against.
     """
 
@@ -263,8 +259,6 @@ def check(target: SegmentToCheck, before: LogState = NOTHING) -> Checked:
 
 
 class _Check:
-    """One pass over a segment."""
-
     def __init__(self, target: SegmentToCheck, before: LogState) -> None:
         self._target = target
         self._base = target.segment.base_sequence
@@ -339,7 +333,7 @@ class _Check:
             yield replace(found, message=f"{found.message}; {error.hint}")
 
     def _behind(self, found: ScannedBatch | DamagedBytes | SegmentEnd) -> Iterator[Finding]:
-        """Report bytes after the durable ones: a running daemon is writing them, or the last one did not finish."""
+        """Report bytes after the durable ones, which a running daemon writes or the last one did not finish."""
         if isinstance(found, SegmentEnd) and found.garbage_bytes:
             message = (
                 f"{found.garbage_bytes} bytes of an unfinished write; the next start removes them ({found.reason})"
@@ -393,9 +387,9 @@ class _Check:
             yield from self._agrees(index, digest.digest())
 
     def _lost(self, file: SealedFile, number: int, error: Damaged) -> Iterator[Finding]:
-        """Report a damaged frame, whose batches before the damage are readable."""
         frame = file.index.frames[number]
-        yield from self._batches(file.batches(number, file.readable_start(number)))
+        for batch in file.batches(number, file.readable_start(number)):
+            yield from self._batch(batch.position, batch.header, batch.route, batch.payload)
         first = max(self._state.next_sequence, frame.first_sequence)
         self._state.open_records.clear()
         self._opening.lost = True
@@ -406,7 +400,6 @@ class _Check:
         yield replace(found, message=f"{lost}: {found.message}")
 
     def _salvaged(self, error: Damaged) -> Iterator[Finding]:
-        """Report the readable part of a segment whose index cannot be trusted."""
         self._state.open_records.clear()
         self._opening.lost = True
         if self._target.log_id is None:
@@ -438,19 +431,15 @@ class _Check:
             return
         self._contents.end_frame()  # of the frame before, which may have been damaged
         batches = file.batches(number, data)
-        yield from self._batches(batches)
+        for batch in batches:
+            yield from self._batch(batch.position, batch.header, batch.route, batch.payload)
         if batches.end < len(data):
             message = f"at {batches.end} of frame {number}: {batches.rest.reason or 'zeros where a batch belongs'}"
             yield self._error(frame.offset, message)
         elif not self._is_described(index, frame):
             yield self._error(frame.offset, f"the index describes frame {number} incorrectly")
 
-    def _batches(self, batches: Batches) -> Iterator[Finding]:
-        for batch in batches:
-            yield from self._batch(batch.position, batch.header, batch.route, batch.payload)
-
     def _is_described(self, index: SealedIndex, frame: Frame) -> bool:
-        """True if the index matches the batches that were just read from a frame."""
         span, held = self._contents.end_frame(), self._contents.routes()
         names = {index.routes[i].route for i in frame.routes if i < len(index.routes)}
         if names != {held[i].route for i in span.routes}:
@@ -458,7 +447,6 @@ class _Check:
         return not span.routes or (span.earliest_ns, span.latest_ns) == (frame.earliest_ns, frame.latest_ns)
 
     def _agrees(self, index: SealedIndex, digest: bytes) -> Iterator[Finding]:
-        """Compare the index and the ledger with the contents of the frames."""
         # A segment without a sequence of its own, which wald repair may leave, has no line.
         sha256 = self._target.sha256 if index.next_sequence > index.base_sequence else None
         if digest != index.sha256:
@@ -494,7 +482,6 @@ class _Check:
             yield self._error(32, f"its header has segment {base_sequence}, its name {self._base}")
 
     def _batch(self, offset: int, header: BatchHeader, route: str, payload: memoryview) -> Iterator[Finding]:
-        """Check an intact batch against its payload and the previous batch."""
         self._opening.add(header, route, self._dropped)
         self._contents.add(offset, header, route, payload)
         wrong = list(batch_wrong(header, route, payload, self._state, self._opening))
@@ -503,7 +490,7 @@ class _Check:
             yield self._error(offset, message)
 
     def _held(self) -> Finding:
-        """Return the finding that counts the contents; after an error, readers may not get all of them."""
+        """Count the contents; after an error, readers may not get all of them."""
         message = f"{len(self._contents.table)} batches, {self._records} records"
         if dropped := sum(last - first + 1 for first, last in self._contents.dropped):
             message += f"; {dropped} records dropped"

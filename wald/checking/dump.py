@@ -1,9 +1,6 @@
-"""Contents of a file, and what is wrong with it.
+"""Contents of one file of a root: its items in the order in which they are stored, damage included.
 
-The dump of one file of a root: its items in the order in which they are stored, damage included.
-
-An item is a dict that JSON can represent. Its key ``kind`` says what it is. It has the key ``damage`` if something is
-wrong with it.
+An item is a dict that JSON can represent, with the key ``kind``, and ``damage`` if it is damaged.
 """
 
 from __future__ import annotations
@@ -45,10 +42,10 @@ Item = dict[str, Any]  # JSON objects
 
 
 def dump(path: Path, *, records: bool = False) -> Iterator[Item]:
-    """The items of the file at ``path``.
+    """Yield the items of a file.
 
     Args:
-        records: whether to yield each record of a batch.
+        records: yield each record of a batch, too.
 
     Raises:
         NotFound: there is no such file.
@@ -151,7 +148,6 @@ def _relieved(relieved: Shrunk) -> Item:
 
 
 def _frame(batches: Batches, *, records: bool) -> Iterator[Item]:
-    """Yield the batches of one frame."""
     data, raw_offset = batches.data, batches.position
     if raw_offset == 0:
         yield _segment_header(data[:FIRST_BATCH], SEGMENT_MAGIC)
@@ -205,7 +201,6 @@ def _header(offset: int, header: BatchHeader, route: str) -> Item:
 
 
 def _records(header: BatchHeader, payload: memoryview) -> Iterator[Item]:
-    """Each record, or the piece of one that the batch holds."""
     if header.encoding == Encoding.COLUMNS:
         stored = columns.decode_columns(payload)
         keys = stored.keys.to_list() if stored.keys else [None] * stored.count
@@ -215,7 +210,7 @@ def _records(header: BatchHeader, payload: memoryview) -> Iterator[Item]:
         return
     lines = split_lines(payload)
     if not header.flags & (Flag.CONTINUED | Flag.UNTERMINATED):
-        lines.pop()  # what follows the last newline: nothing
+        lines.pop()  # nothing follows the last newline
     number = header.base_sequence - bool(header.continues_sequence)
     for i, value in enumerate(lines):
         sequence = header.continues_sequence if number + i < header.base_sequence else number + i
@@ -301,11 +296,8 @@ def _recovery(path: Path) -> Iterator[Item]:
         yield {"kind": "recovery", "damage": str(error)}
         return
     if isinstance(content, dict):
-        yield (
-            {"kind": "recovery"}
-            | content
-            | ({} if content.get("ended") else {"ended": "unknown: it runs, or was killed"})
-        )
+        ended = {} if content.get("ended") else {"ended": "unknown: it runs, or was killed"}
+        yield {"kind": "recovery"} | content | ended
     else:
         yield {"kind": "recovery", "damage": "not a report"}
 

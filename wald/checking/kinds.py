@@ -17,7 +17,7 @@ _BAG = rf"(?:.*/)?{_NAME}/[0-9]{{20}}-[0-9]{{20}}"
 
 
 class FileKind(Enum):
-    """Kind of a file; the value describes it to operators."""
+    """The value describes the file to operators."""
 
     ROOT = "the root of a log"
     IDENTITY = "the identity of the log: its id and the version of its format"
@@ -123,7 +123,7 @@ class Named:
 
 
 def kind_of(relative: str, *, in_root: bool) -> Named:
-    """Return the kind of a file from its path: relative to the root, or the whole path outside a root."""
+    """Parse a path: relative to the root, or the whole path outside a root."""
     found = next((kind for pattern, kind in _BY_PATH if in_root and pattern.fullmatch(relative)), None)
     found = found or next((kind for pattern, kind in _BY_END if pattern.fullmatch(relative)), FileKind.FOREIGN)
     parts = relative.split("/")

@@ -37,11 +37,7 @@ from wald.segments.view import SegmentGone, View, read_view, recorded_end
 
 
 def verify(root: Root) -> Iterator[Finding]:
-    """Check a whole root and yield the findings; a log without an ERROR is intact.
-
-    Raises:
-        NotFound: there is no log.
-    """
+    """Check a whole log; it is intact without an ERROR."""
     return Verification(root).findings()
 
 
@@ -52,7 +48,6 @@ class Verification:
         first: first record that must exist.
 
     Attributes:
-        history: the ledgers.
         segments, records, raw_bytes: numbers checked so far.
 
     Raises:
@@ -74,7 +69,6 @@ class Verification:
         self.segments = self.records = self.raw_bytes = 0
 
     def segments_to_check(self) -> list[SegmentToCheck]:
-        """Return the segments to check, oldest first."""
         return [self.target(segment) for segment in self._view.segments if not self._behind_head(segment)]
 
     def findings(self, ahead: Callable[[SegmentToCheck], Checked | None] = lambda _: None) -> Iterator[Finding]:
@@ -122,7 +116,6 @@ class Verification:
             yield Finding.of(Level.ERROR, self._root.clock_steps, str(error))
 
     def _strangers(self) -> Iterator[Finding]:
-        """Report files in ``segments/`` that are not readable segments."""
         if not self._root.segments.is_dir():
             return  # _list reports it
         for entry in sorted(os.scandir(self._root.segments), key=lambda entry: entry.name):
@@ -141,7 +134,6 @@ class Verification:
                 yield Finding(Level.INFO, Path(entry.path), 0, "not a file of the log")
 
     def misplaced(self, segment: Segment) -> Misplaced | None:
-        """Return the error for a file whose contents do not match its name, or None."""
         try:
             if self._log_id is not None:
                 require_named(segment, self._log_id)
@@ -158,7 +150,6 @@ class Verification:
             yield Finding.of(Level.ERROR, self._root.segments, error.message)
 
     def _segments(self, ahead: Callable[[SegmentToCheck], Checked | None]) -> Iterator[Finding]:
-        """Check every segment up to the head."""
         waiting = deque(self._view.segments)
         while waiting:
             segment = waiting.popleft()
@@ -186,7 +177,6 @@ class Verification:
         return self._view.completed(first, last) if self._lost(first, last) else self._view
 
     def _due(self, base: int) -> int:
-        """Return the expected first sequence of the next segment, which begins with ``base``."""
         return self._state.next_sequence or min(self._first_due, base)
 
     def _segment(self, segment: Segment, ahead: Callable[[SegmentToCheck], Checked | None]) -> list[Finding]:
@@ -249,14 +239,12 @@ class Verification:
             yield Finding(Level.ERROR, segment.path, 0, message)
 
     def _lost(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return the missing ranges that no trustworthy ledger explains."""
         try:
             return list(self.history.unexplained(first, last))
         except Damaged:  # the check of the ledgers reports it
             return [(first, last)] if first <= last else []
 
     def _on_record(self, first: int, last: int) -> Iterator[Finding]:
-        """Report recorded losses among ``first`` to ``last``."""
         for loss in self._losses(first, last):
             held, what = loss.extent, "are not here" if loss.unrestored else "lost"
             among = "among " if loss.records < held.last - held.first + 1 else ""
@@ -283,7 +271,6 @@ class Verification:
         return self._head is not None and segment.base_sequence > self._head.segment
 
     def target(self, segment: Segment) -> SegmentToCheck:
-        """Return a segment with the facts about it from the rest of the root."""
         head, log_id = self._head, self._log_id
         if segment.kind.form is Kind.SEALED:
             sealed, relieved, base = None, frozenset[str](), segment.base_sequence
@@ -304,9 +291,8 @@ class Verification:
         listing, segments = self._view.listing, self._root.segments
         if head is not None and head.sequence and not listing.segments and not listing.released:
             for _ in self._lost(head.sequence, head.sequence):
-                yield Finding(
-                    Level.ERROR, segments, 0, f"no segment; findmnt -T {segments} shows whether it is mounted"
-                )
+                message = f"no segment; findmnt -T {segments} shows whether it is mounted"
+                yield Finding(Level.ERROR, segments, 0, message)
         with contextlib.suppress(Damaged):  # the check of the ledgers reports it
             sealed = self.history.last_sealed()
         for begin, end in self._lost(last + 1, sealed):
@@ -332,24 +318,24 @@ class Verification:
     def _cursors(self) -> Iterator[Finding]:
         if not self._root.routes.is_dir():
             yield Finding(Level.INFO, self._root.routes, 0, "missing with all cursors; every record counts as unread")
+        log_id = self._log_id or b""
         for route in self._root.route_names():
-            cursors = read_cursors(self._root, route, log_id=self._log_id or b"", head_sequence=self._last())
+            cursors = read_cursors(self._root, route, log_id=log_id, head_sequence=self._last())
             if any(cursor.state is CursorState.BEYOND for cursor in cursors):
                 # The head may have advanced since it was read, and then a cursor.
-                cursors = read_cursors(self._root, route, log_id=self._log_id or b"", head_sequence=self._last())
+                cursors = read_cursors(self._root, route, log_id=log_id, head_sequence=self._last())
             for cursor in cursors:
                 if cursor.state is CursorState.VALID:
                     yield Finding(Level.OK, cursor.path, 0, f"record {cursor.sequence}")
                 elif cursor.state is not CursorState.ABSENT:
                     yield Finding.of(Level.ERROR, cursor.path, f"{cursor.message}; it counts as 0")
-        for pin in handover_pins(self._root, self._log_id or b""):
+        for pin in handover_pins(self._root, log_id):
             if pin.problem:
                 yield Finding.of(Level.ERROR, pin.path, pin.message)
             else:
                 yield Finding(Level.INFO, pin.path, 0, pin.message)
 
     def _last(self) -> int:
-        """Return the last durable record now."""
         head = self._head
         with contextlib.suppress(Damaged):  # it was reported at the beginning
             head = read_head(self._root) or head

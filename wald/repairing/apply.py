@@ -76,7 +76,6 @@ class RebuiltLedger:
     there: tuple[int, ...] = ()
 
     def lines(self, *, kept: str, sha256: str, now_ns: int) -> bytes:
-        """Return the contents of the active file."""
         carried = self.entries or []
         opening = {"event": _BEGUN, "kept": kept, "sha256": sha256, "whole": len(carried), "damaged": self.damaged}
         origin = {"from": self.first_line} if self.obsolete else {}
@@ -91,7 +90,6 @@ class RebuiltLedger:
 
 
 def _rebuilt(root: Root, path: Path) -> RebuiltLedger:
-    """Return the replacement of the ledger with the active file ``path``."""
     files = list(read_files(path))
     line_of = {part.path: part.line for part in parts_of(path)}
     opening = next(iter(files[-1][1].entries), {})
@@ -132,7 +130,6 @@ def rebuild_ledger(root: Root, disk: Disk, path: Path, *, now_ns: int) -> None:
 
 
 def _keep(root: Root, disk: Disk, path: Path) -> tuple[str, str]:
-    """Copy a file to ``quarantine/``; return its path in the root, and its digest."""
     old = read_regular(path) if path.exists() else b""
     sha256 = hashlib.sha256(old).hexdigest()
     kept = root.quarantine / f"{path.name}.{sha256[:16]}"
@@ -264,12 +261,7 @@ class Repair:
     moment: Callable[[], Moment]
 
     def apply(self, act: Act, facts: LogSurvey) -> None:
-        """Execute an act.
-
-        Raises:
-            Damaged: the new file does not read back.
-            OSError: a step failed. The next repair finishes it.
-        """
+        """Raise Damaged if a new file does not read back, OSError if a step fails; the next repair finishes it."""
         match act.kind:
             case ActionKind.LEDGER:
                 rebuild_ledger(self.root, self.disk, act.path, now_ns=self.now())
@@ -396,7 +388,6 @@ class Repair:
             remove_index(path.with_name(path.name + ".idx"), self.disk)
 
     def _keep(self, path: Path) -> str:
-        """Link or copy a file to ``quarantine/``; return its path in the root."""
         target = self.root.quarantine / f"{path.name}.{_digest(path)[:16]}"
         if not target.exists():
             try:
@@ -419,7 +410,6 @@ class Repair:
         self.disk.rename(temporary, target)
 
     def _record(self, *entries: Entry) -> None:
-        """Append lines to the ledger durably."""
         with closing(Ledger(self.root.ledger / "segments.jsonl", self.disk)) as ledger:
             ledger.append(*entries)
 

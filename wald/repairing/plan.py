@@ -69,7 +69,6 @@ def routes_lost(span: Span, segment: Segment | None, history: History) -> list[R
 
 
 def _by_index(span: Span, segment: Segment) -> list[RouteEntry] | None:
-    """Return the records by route from a readable batch table."""
     first, last = span
     entries: dict[str, RouteEntry] = {}
     try:
@@ -92,7 +91,7 @@ def _by_index(span: Span, segment: Segment) -> list[RouteEntry] | None:
 
 
 def _by_ledger(span: Span, history: History) -> list[RouteEntry] | None:
-    """Return the records by route from ledger lines, if whole segments are lost."""
+    """Do the same from ledger lines, if whole segments are lost."""
     entries: dict[str, RouteEntry] = {}
     at = span[0]
     while at <= span[1]:
@@ -112,7 +111,7 @@ def _by_ledger(span: Span, history: History) -> list[RouteEntry] | None:
 
 
 def _add(entries: dict[str, RouteEntry], entry: RouteEntry) -> None:
-    """Add the losses of a route. An entry without records is for pieces: it makes readers drop an unfinished record."""
+    """Add losses. An entry without records is for pieces: it makes readers drop an unfinished record."""
     known = entries.get(entry.route)
     if known is None or (entry.count and not known.count):
         entries[entry.route] = entry
@@ -141,8 +140,6 @@ class Act:
     """One step of a repair.
 
     Attributes:
-        path: file that is repaired.
-        reason: problem of that file.
         lost: sequences that are given up.
         lost_records: number of records among them; shrinking may have dropped the others.
         loses: the step gives up data, which the operator must accept.
@@ -164,7 +161,6 @@ class Act:
 
     @property
     def dropped_records(self) -> int:
-        """The number of lost sequences that shrinking had dropped before."""
         return _length(self.lost) - self.lost_records
 
 
@@ -174,8 +170,7 @@ def _length(spans: Sequence[Span]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Repair steps in order.
-
+    """
     Attributes:
         left: errors that no step repairs.
         errors: ``wald verify`` reports errors outside the ledgers and ``log.json``.
@@ -191,13 +186,11 @@ class Plan:
 
     @property
     def damage(self) -> bool:
-        """True if ``wald verify`` reports damage."""
         return self.errors or any(act.kind in (ActionKind.LEDGER, ActionKind.IDENTITY) for act in self.acts)
 
 
 class Planner:
-    """Planner of a repair.
-
+    """
     Attributes:
         kept: segments to keep, under their own names.
         broken: record → route of the records that have lost a piece but not their beginning.
@@ -280,14 +273,12 @@ class Planner:
                     yield one, other - 1
 
     def _ends(self, first: int, last: int) -> Iterator[int]:
-        """Yield the segment bounds between ``first`` and ``last`` that the ledger lists."""
         with suppress(Damaged):  # then they are given up as one range
             while first <= last and (sealed := self.facts.history.sealed(first)) is not None:
                 first = int(sealed["last"]) + 1
                 yield first
 
     def _treated(self, found: SegmentFacts) -> Act | None:
-        """Return the step for a correctly named segment, or None."""
         path, there = found.segment.path, Spans(found.repaired_spans)
         broken = min((sequence for sequence in self.broken if sequence in there), default=None)
         if not found.problem and broken is None:
@@ -307,7 +298,7 @@ class Planner:
         return Act(ActionKind.REMAKE, path, reason, lost, records, loses, found, self.broken)
 
     def _end(self, found: SegmentFacts) -> int:
-        """Return the end of a segment; a damaged one without a ledger line ends at the next segment."""
+        """Return the end; a damaged segment without a ledger line ends at the next one."""
         if not found.problem:
             return max(last + 1 for _, last in found.spans)
         following = [each.base for each in self.kept if each.base > found.base]
@@ -318,7 +309,6 @@ class Planner:
         return Act(ActionKind.GIVE_UP, self.facts.root.segments, "no segment has them", (span,), records, loses=True)
 
     def _head(self, acts: list[Act]) -> Iterator[Act]:
-        """Yield the step for a head that is unreadable or in a rewritten segment."""
         path, head = self.facts.root.head, self.facts.head
         if head is None:
             if self.kept:

@@ -104,16 +104,7 @@ def rescue(
     end: int,
     cut: int,
 ) -> Rescued:
-    """Return the intact contents of a segment.
-
-    Args:
-        before: records open before it, if it does not list them.
-        dropped: see :func:`wald.format.log_state.still_open`.
-        durable, end, cut: see :func:`intact_batches`.
-
-    Raises:
-        Damaged: nothing in it is readable.
-    """
+    """Raise Damaged if nothing is readable; ``before`` are records open before the segment, if it lists none."""
     found = Rescued(open_records=dict(before))
     for batch in intact_batches(segment, log_id, durable=durable, end=end, cut=cut):
         if isinstance(batch, str):
@@ -134,15 +125,12 @@ def rescue(
 def intact_batches(
     segment: Segment, log_id: bytes, *, durable: int | None, end: int, cut: int
 ) -> Iterator[IntactBatch | str]:
-    """Yield intact batches in order, including control batches, and a reason for each damaged range.
+    """Yield batches in order, control batches too, and a reason for each damaged range; raise Damaged without any.
 
     Args:
         durable: position of the head in the segment; after it, only contiguous batches count.
         end: first sequence of the next segment; batches beyond it are ignored.
         cut: position at which a raw segment was cut; 0 if unknown.
-
-    Raises:
-        Damaged: nothing in it is readable.
     """
     expected, position = segment.base_sequence, 0
     index = readable_index(segment)
@@ -189,7 +177,6 @@ def without_broken(batch: IntactBatch, broken: Callable[[int], bool]) -> IntactB
 
 
 def readable_index(segment: Segment) -> SealedIndex | None:
-    """Return the index of a sealed segment; None if it is damaged."""
     if segment.kind.form is Kind.SEALED:
         with suppress(Damaged), SealedFile(segment.path) as sealed:
             return sealed.index
@@ -197,7 +184,7 @@ def readable_index(segment: Segment) -> SealedIndex | None:
 
 
 def state_of(control: IntactBatch) -> LogState | None:
-    """Return the state in a control batch; None if this version cannot read it."""
+    """Return None for a state of a newer version."""
     with suppress(BadControl):
         return decode_state(control.payload)
     return None
@@ -206,11 +193,7 @@ def state_of(control: IntactBatch) -> LogState | None:
 def _stored(
     segment: Segment, log_id: bytes, durable: int | None, damage: Sequence[Span]
 ) -> Iterator[StoredBatch | DamagedBytes]:
-    """Yield stored batches and damage.
-
-    Args:
-        damage: offset and length of the raw ranges that the index lists as damaged, even if they look like batches.
-    """
+    """Yield the ranges in ``damage`` (offset, length; from the index) as damaged, even if they look like batches."""
     with closing(_open(segment, log_id)) as opened:
         stored = opened.batches if isinstance(opened, RawSegment) else opened.stored
         for found in stored(FIRST_BATCH, durable):

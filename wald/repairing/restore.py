@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from wald.errors import InvalidInput
 from wald.files.disk import Disk
@@ -25,6 +25,7 @@ from wald.files.routes import add_route
 from wald.files.uptime import ClockStep, add_step
 from wald.format.batch import Buffer, Encoding, Flag
 from wald.format.head import Head, encode_head
+from wald.format.ledger_lines import Entry
 from wald.format.log_state import LogState
 from wald.writing.daemon_lock import Lock, require_free
 from wald.writing.sealing import Sealed, pending, seal
@@ -35,9 +36,6 @@ _DROPPED_MAX = 1 << 16  # records of a hole within a segment: each takes a byte 
 _LINES_MAX = 1000  # ledger lines per sync
 _NO_BASE = 1 << 64  # above every segment
 _NO_ROUTE = Route.named("")
-
-Entry = dict[str, Any]
-"""A line of the ledger; ``Any``: it is JSON."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,12 +67,8 @@ class Rewriter:
     def rewrite(self, before: LogState) -> list[NewSegment]:
         """Write the new segments, read them back and return them, oldest first; remove all of them on failure.
 
-        Args:
-            before: state of the log at the beginning of the segment.
-
         Raises:
             Damaged: a new segment differs when it is read back.
-            OSError: a system call failed.
         """
         made: list[NewSegment] = []
         try:
@@ -103,7 +99,6 @@ class Rewriter:
                 return None
 
     def _header(self) -> SegmentHeader:
-        """Return the header of the segment, or one made from its first batch if it is lost."""
         own = self._own_header()
         if own is not None:
             return own
@@ -115,7 +110,7 @@ class Rewriter:
         return intact_batches(self.segment, self.log_id, durable=self.durable, end=self.end, cut=self.cut)
 
     def _copied(self) -> Path | None:
-        """Copy the raw bytes; return None if the header, which has the salt, is lost."""
+        """Return None if the header, which has the salt, is lost."""
         header = self._own_header()
         if header is None:
             return None
@@ -188,7 +183,6 @@ class Rewriter:
         return path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
 
     def _finished(self, raw: Path, base: int) -> NewSegment:
-        """Return the new segment in the form of the old one."""
         if self.segment.kind.form is Kind.RAW:
             return NewSegment(base, raw, None)
         path = self._temporary(base, Kind.SEALED)
@@ -207,7 +201,6 @@ class Rewriter:
         return NewSegment(base, path, compressed.index)
 
     def _wrong(self, made: NewSegment) -> str:
-        """Return the first error in a new segment, or ""."""
         sha256 = None if made.index is None else made.index.sha256.hex()
         segment = Segment(made.base_sequence, self.segment.kind.form, made.path)
         return next(iter(check(SegmentToCheck(segment, self.log_id, sha256=sha256)).errors), "")
@@ -266,7 +259,6 @@ class _Output:
         return self.path
 
     def close(self) -> None:
-        """Close the file; remove it unless it is finished."""
         if self._descriptor >= 0:
             self._disk.close(self._descriptor)
             self._descriptor = -1

@@ -116,7 +116,7 @@ def _witnesses(root: Root) -> Iterator[_Witness]:
 
 
 def _segment_witness(path: Path, kind: Kind) -> _Witness:
-    """Raise Damaged, OSError, zstandard.ZstdError or BadHeader if a segment or sparse index has no log id."""
+    """Raise Damaged, OSError, ZstdError or BadHeader without a log id."""
     with open_file(path) as file:
         if kind is Kind.INDEX or kind.form is Kind.RAW:
             magic = SPARSE_MAGIC if kind is Kind.INDEX else SEGMENT_MAGIC
@@ -130,7 +130,6 @@ def _segment_witness(path: Path, kind: Kind) -> _Witness:
 
 
 def _is_head_in(root: Root, found: list[_Witness]) -> bool:
-    """Return True if the head is at the end of a batch of one of the segments."""
     head, paths = readable_head(root), {each.path for each in found}
     if head is None:
         return False
@@ -160,8 +159,7 @@ def _created(root: Root, found: list[_Witness]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SegmentFacts:
-    """Facts about one segment.
-
+    """
     Attributes:
         segment: its identity from its contents; its path may have another name.
         spans: sequences of its intact records.
@@ -199,7 +197,6 @@ class SegmentFacts:
 
     @property
     def repaired_spans(self) -> tuple[Span, ...]:
-        """The sequences that it will contain."""
         return self.spans if self.twin_spans is None else self.twin_spans
 
     @property
@@ -210,8 +207,7 @@ class SegmentFacts:
 
 @dataclass(frozen=True, slots=True)
 class LogSurvey:
-    """Facts about a log.
-
+    """
     Attributes:
         root: the log; in a dry run with the ledgers that the repair would write.
         last: last sequence known to be assigned.
@@ -234,11 +230,7 @@ class LogSurvey:
 
 
 def examine(root: Root) -> LogSurvey:
-    """Return the facts about a log.
-
-    Raises:
-        Damaged: its identity or the directory of its segments is lost.
-    """
+    """Raise Damaged if the identity or the directory of the segments is lost."""
     return _Examination(root).facts()
 
 
