@@ -13,7 +13,7 @@ from damage import flipped
 from logs import Built, Unsynced
 from running import command, output_of, refusal_of, run, sidecar
 
-from wald.files.ledger_files import parts_of
+from wald.files.ledger_read import parts_of
 from wald.files.ledger_write import Ledger
 from wald.format.times import utc
 

@@ -25,8 +25,16 @@ from powercut import RecordingDisk
 from wald.errors import Damaged
 from wald.files.disk import Disk
 from wald.files.layout import Root
-from wald.files.ledger_files import parts_of, read_index, stored_index
-from wald.files.ledger_read import Lines, entries_of, newest_entries, read_files, read_ledger
+from wald.files.ledger_read import (
+    Lines,
+    entries_of,
+    newest_entries,
+    parts_of,
+    read_files,
+    read_index,
+    read_ledger,
+    stored_index,
+)
 from wald.files.ledger_write import Ledger
 from wald.repairing.apply import rebuild_ledger
 from wald.retention.history import History

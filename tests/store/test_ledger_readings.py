@@ -13,8 +13,7 @@ from logs import Unsynced
 from wald.checking.audit_report import DeletionAudit
 from wald.errors import Damaged
 from wald.files.layout import Root
-from wald.files.ledger_files import parts_of
-from wald.files.ledger_read import Line, Lines
+from wald.files.ledger_read import Line, Lines, parts_of
 from wald.files.ledger_write import Ledger
 from wald.retention.history import History
 

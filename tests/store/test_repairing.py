@@ -26,8 +26,7 @@ from spoiling import DAMAGE, Damage, flip, zero
 import wald
 from wald.errors import Damaged
 from wald.files.layout import Root
-from wald.files.ledger_files import parts_of
-from wald.files.ledger_read import read_files, read_ledger
+from wald.files.ledger_read import parts_of, read_files, read_ledger
 from wald.files.ledger_write import Ledger
 from wald.files.listing import list_segments
 from wald.format.records import Record

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from wald.errors import Damaged, InvalidInput, NotFound
-from wald.files.ledger_files import PartName, stored_index
-from wald.files.ledger_read import decode_part, read_ledger
+from wald.files.ledger_read import PartName, decode_part, read_ledger, stored_index
 from wald.files.safe_open import open_file, read_regular
 from wald.format import records as columns
 from wald.format.batch import Batches, BatchHeader, Encoding, Flag

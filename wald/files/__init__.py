@@ -4,8 +4,7 @@ cursor_directory  a route's cursors, shared with cursor owners
 disk              system calls that make bytes durable
 identity          log.json, and the creation of a log
 layout            every path in a root
-ledger_files      sealed parts, and the end of the current file
-ledger_read       ledger lines in order
+ledger_read       ledger lines in order, sealed parts
 ledger_write      ledger appends and rotation
 listing           stable listing of the segments
 locks             processes, lock holders, abandoned temporary files

@@ -25,7 +25,7 @@ import zstandard
 from wald.errors import Damaged, Locked
 from wald.files.disk import Disk
 from wald.files.layout import TEMPORARY
-from wald.files.ledger_files import (
+from wald.files.ledger_read import (
     FRAME_BYTES,
     PartName,
     chained,

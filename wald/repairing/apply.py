@@ -28,8 +28,7 @@ from wald.errors import Damaged
 from wald.files.disk import Disk
 from wald.files.identity import Identity, encode_identity, read_identity
 from wald.files.layout import TEMPORARY, Root
-from wald.files.ledger_files import parts_of
-from wald.files.ledger_read import read_files
+from wald.files.ledger_read import parts_of, read_files
 from wald.files.ledger_write import Ledger
 from wald.files.listing import Listing, Segment, list_segments
 from wald.files.locks import remove_abandoned

@@ -11,8 +11,7 @@ from logs import SECOND_NS, Built, Unsynced
 from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
 
 from wald.files.layout import Root
-from wald.files.ledger_files import parts_of, stored_index
-from wald.files.ledger_read import entries_of
+from wald.files.ledger_read import entries_of, parts_of, stored_index
 from wald.files.ledger_write import Ledger
 from wald.files.uptime import Moment
 from wald.format.ledger_lines import Entry

@@ -14,7 +14,7 @@ from faults import FailingDisk, TracingDisk
 from logs import SECOND_NS, Built, Unsynced
 from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
 
-from wald.files.ledger_files import parts_of
+from wald.files.ledger_read import parts_of
 from wald.files.ledger_write import Ledger
 from wald.format.names import WHOLE_SUFFIX, Kind
 from wald_reclaim.apply import Reclaim
