@@ -6,9 +6,7 @@
     event_time   timestamp[ns, UTC], nullable
     segment      int64, on request: base sequence of the segment in which the record begins
 
-Only the requested columns are made. Lines become a binary array by Arrow's split, which releases the interpreter's lock
-and is twice as fast as numpy (on lines of 35 to 300 bytes). A ``columns`` payload has Arrow's layout and is only
-wrapped.
+Lines become a binary array by Arrow's split, which releases the interpreter's lock and is twice as fast as numpy.
 """
 
 from __future__ import annotations
@@ -65,12 +63,11 @@ class Stored(Protocol):
 
 
 def schema_of(columns: Sequence[str]) -> pa.Schema:
-    """Return the schema for these columns, in this order."""
     return pa.schema([_FIELDS[name] for name in columns])
 
 
 def record_batches(batches: Iterable[Stored], columns: Sequence[str] = schema.names) -> Iterator[pa.RecordBatch]:
-    """Yield ``batches`` as Arrow, in order, merging consecutive small batches of lines."""
+    """Yield ``batches`` as Arrow, merging consecutive small batches of lines."""
     waiting: list[Stored] = []
     waiting_bytes = 0
     for batch in batches:
@@ -104,7 +101,7 @@ def record_batch(batches: Sequence[Stored], columns: Sequence[str] = schema.name
 
 
 class _Each:
-    """Values that all records of a stored batch share, repeated in one array for all batches."""
+    """Columns in which a stored batch has one value, or consecutive ones."""
 
     def __init__(self, batches: Sequence[Stored]) -> None:
         self._batches = batches
@@ -127,7 +124,7 @@ class _Each:
 
 
 class _Lines:
-    """Columns of consecutive payloads of lines: values only."""
+    """Columns of consecutive payloads of lines."""
 
     def __init__(self, batches: Sequence[Stored]) -> None:
         self._batches = batches
@@ -151,8 +148,6 @@ class _Lines:
 
 
 class _Columns:
-    """Columns of the requested records of a batch that is stored as columns."""
-
     def __init__(self, batch: Stored) -> None:
         self._stored = decode_columns(batch.payload)
         self._skipped = batch.skipped

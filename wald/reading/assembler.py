@@ -1,10 +1,8 @@
 """Assembly of whole records from the pieces in stored batches.
 
-A :class:`Batch` contains only whole records that the reader selected, without copying them. :class:`Assembler` collects
-the pieces of a long record and yields it as a separate batch when it ends, so records are ordered by their ends; within
-a route that is the order of their sequences.
-
-:class:`Rows` creates :class:`Record` objects on demand: the garbage collector traverses objects, but not bytes.
+Long records are yielded when they end, so batches are ordered by the ends of their records; within a route that is the
+order of their sequences. :class:`Rows` creates :class:`Record` objects on demand: the garbage collector traverses
+objects, but not bytes.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ class Sender:
     producer_id: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object with the known keys."""
+        """Return the known keys."""
         peer = {} if self.peer is None else self.peer._asdict()
         return {"via": self.via} | peer | ({"producer_id": f"{self.producer_id:x}"} if self.producer_id else {})
 
@@ -60,7 +58,7 @@ class Sender:
 
 
 class Senders:
-    """Lookup of the senders of batches; keeps the last segment open, so use it in a ``with`` statement."""
+    """Lookup of the senders of batches; keeps one segment open until ``__exit__``."""
 
     def __init__(self, view: Callable[[], View]) -> None:
         self._view = view
@@ -77,7 +75,6 @@ class Senders:
         self._enter(-1)
 
     def of(self, segment: int, header: BatchHeader) -> Sender:
-        """Return the sender of the batch with ``header`` in the segment with base sequence ``segment``."""
         if segment != self._base:
             self._enter(segment)
         sender = self._known.get(header.peer)
@@ -110,14 +107,7 @@ _RECORD: Callable[[tuple[object, ...]], Record] = partial(tuple.__new__, Record)
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Consecutive records of one route.
-
-    Attributes:
-        first: sequence of the first record.
-        count: number of records; the lists may be longer.
-        keys, times, headers: None if no record has one.
-        terminated: False if the last line ended without a newline.
-    """
+    """Consecutive records of one route; the lists may have more than ``count``; None if no record has a value."""
 
     route: str
     first: int
@@ -130,7 +120,6 @@ class Rows:
     terminated: bool = True
 
     def records(self, first: int, last: int) -> Iterator[Record]:
-        """Iterate over the records whose sequences are within ``first`` to ``last``."""
         here = self._place(first, last)
         numbers = range(self.first + here.start, self.first + here.stop)
         end = 0 if self.terminated else self.first + self.count - 1
@@ -140,7 +129,6 @@ class Rows:
         return map(_RECORD, zip(*made_of, ended, strict=False))
 
     def values_of(self, first: int, last: int) -> Sequence[bytes]:
-        """Return the values of :meth:`records`."""
         return self.values[self._place(first, last)]
 
     def _place(self, first: int, last: int) -> slice:
@@ -250,7 +238,6 @@ class Batch:
 
 
 def _offset_after_lines(payload: memoryview, count: int) -> int:
-    """Return the offset after ``count`` lines, without searching much further."""
     offset = 0
     while True:
         window = bytes(payload[offset : offset + _WINDOW_BYTES])
@@ -292,24 +279,17 @@ class Assembler:
 
     @property
     def has_open(self) -> bool:
-        """True while a record is open: it has begun, and its last piece has not been read."""
         return bool(self._open)
 
     @property
     def first_open(self) -> int | None:
-        """Sequence of the first open record."""
         return min((record.sequence for record in self._open.values()), default=None)
 
     def open_records(self, route: str | None = None) -> list[OpenRecord]:
-        """Return the open records of one route or of all."""
         return [record for record in self._open.values() if route in (None, record.route)]
 
     def drop(self, routes: Iterable[RouteEntry] | None = None) -> list[OpenRecord]:
-        """Drop and return the open records that may lack a piece.
-
-        Args:
-            routes: the missing records of each route; None if unknown, so that any record may lack a piece.
-        """
+        """Drop and return the open records that may lack a piece, given the missing ``routes``; None if unknown."""
         lasts = None if routes is None else last_by_route(routes)
         dropped = [
             record for record in self._open.values() if lasts is None or record.sequence <= lasts.get(record.route, 0)

@@ -1,7 +1,7 @@
 """Start of the last N records of a route, found backwards from the end of the log.
 
-The index of a sealed segment lists the batches of a route, so a rare route costs one index per segment. In a raw
-segment, or if records have to match, a window at its end is read, and one eight times as large if it holds too few.
+The index of a sealed segment lists the batches of a route. In a raw segment, or if records have to match, a window at
+its end is read, and one eight times as large if it holds too few.
 """
 
 from __future__ import annotations
@@ -33,15 +33,9 @@ _WIDER = 8
 def start_of_latest(
     view: View, route: str | None, count: int, *, last: int, first: int = 1, found: Found | None = None
 ) -> int:
-    """Return the sequence of the first of the last ``count`` records; with fewer, the oldest or ``first``.
+    """Return the first of the last ``count`` records up to ``last``; with fewer, the oldest or ``first``.
 
-    Damage is ignored here; reading the records reports it.
-
-    Args:
-        route: None for every route.
-        last: the last record that counts.
-        first: segments that end before it are not read.
-        found: returns the records of a batch that count; None counts all.
+    Segments that end before ``first`` are not read. Damage is ignored; reading the records reports it.
     """
     routes = None if route is None else frozenset([route])
     top = min(last, end_of(view) - 1)
@@ -96,7 +90,6 @@ def _until(runs: Iterable[Run], top: int, count: int) -> Iterator[Run]:
 
 
 def _indexed(index: SealedIndex, routes: frozenset[str] | None) -> Iterator[Run]:
-    """Yield runs by the index of a sealed segment, newest first."""
     wanted = {i for i, entry in enumerate(index.routes) if routes is None or entry.route in routes}
     if not wanted:
         return
@@ -112,7 +105,6 @@ def _indexed(index: SealedIndex, routes: frozenset[str] | None) -> Iterator[Run]
 
 
 def _stored(opened: OpenSegment, limit: int | None, routes: frozenset[str] | None, first: int, top: int) -> list[Run]:
-    """Return runs by the batches, starting near ``first``."""
     return [
         (met.header.base_sequence, min(met.header.count, top + 1 - met.header.base_sequence))
         for met in opened.batches(opened.position_of_sequence(first, limit), limit, routes)

@@ -51,12 +51,6 @@ class Whereabouts:
 
 
 def where(view: View, sequence: int) -> Whereabouts:
-    """Return the location or fate of a record.
-
-    Raises:
-        InvalidInput: ``sequence`` is below 1.
-        Damaged: no segment holds it, and the ledger with the reason is damaged.
-    """
     if sequence < 1:
         raise InvalidInput(f"{sequence} is not a sequence", case="sequence-below-one")
     history = History(view.root)
@@ -107,12 +101,7 @@ def _where(view: View, sequence: int, history: History) -> Whereabouts:
 
 
 def _in_segment(view: View, sequence: int, segment: Segment) -> Whereabouts | DroppedBatches | str:
-    """Return the record's place in the segment that should hold it, or the obstacle found there, or "".
-
-    Raises:
-        Misplaced: the file is another segment.
-        SegmentGone: the file was removed.
-    """
+    """Return the record's place in the segment that should hold it, or the obstacle found there, or ""."""
     limit = view.limit(segment)
     try:
         opened = view.open(segment)
@@ -167,7 +156,6 @@ def _placed(view: View, sequence: int, segment: Segment, met: StoredBatch) -> Wh
 
 
 def _has_processed(cursor: Cursor, sequence: int, log_id: bytes) -> bool:
-    """Return True if the group has processed the record, by its cursor or by its workers' journal."""
     if cursor.effective >= sequence:
         return True
     if cursor.state is not CursorState.VALID or not cursor.of_work_group:
@@ -187,11 +175,7 @@ def _beyond(sequence: int, last: int | None) -> Whereabouts:
 def _gone(view: View, sequence: int, reason: str, history: History, *, dropped_from: str) -> Whereabouts:
     """Return the fate of an issued record that no readable segment holds.
 
-    Args:
-        dropped_from: the segment from which shrinking dropped it, by that segment; "" without one.
-
-    Raises:
-        Damaged: the ledger with the reason is damaged.
+    ``dropped_from`` is the segment from which shrinking dropped it, by that segment; "" without one.
     """
     sealed = history.sealed(sequence)
     segment = segment_name(int(sealed["base"]), Kind.SEALED) if sealed else None
@@ -230,12 +214,10 @@ def _gone(view: View, sequence: int, reason: str, history: History, *, dropped_f
 
 
 def _bundle(entry: Entry) -> str:
-    """Return the path or address of a bundle: its destination, with its file appended."""
     return "/".join(str(part).rstrip("/") for part in (entry.get("dest"), entry.get("path", "unnamed")) if part)
 
 
 def _lost(relief: ShrunkRecord | None) -> str:
-    """Describe a lost record whose segment may have been shrunk."""
     if relief is None:
         return "lost"
     return "lost, after relief had kept it" if relief.dropped is False else "lost, or dropped by relief before"
@@ -244,7 +226,7 @@ def _lost(relief: ShrunkRecord | None) -> str:
 def _removals(history: History, sequence: int) -> list[Entry]:
     """Return the lines about the deletion of an absent record: of its segment, or of its batch by shrinking.
 
-    Older versions recorded one range per route for a shrink. These ranges overlap, so there may be several lines.
+    Several if ranges overlap: older versions recorded one range per route for a shrink.
     """
     deletion = history.reclaimed(sequence)
     if deletion is None:
@@ -263,7 +245,6 @@ def _holders(entry: Entry, sequence: int) -> list[Entry]:
 
 
 def _reclaimed(removals: list[Entry], sequence: int) -> str:
-    """Describe when, by which rule and under which cursors; of several deletions, name the routes."""
     message = f"reclaimed {_removed(removals[0], sequence)}"
     for entry in removals[1:]:
         routes = " or ".join(str(held.get("route")) for held in _holders(entry, sequence))

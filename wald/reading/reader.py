@@ -1,13 +1,10 @@
 """Reader of batches and records, with following.
 
-It reads each durable record once and in order. Reclaimed records are an error if the start is a sequence or a time, or
-if a cursor is before them; a start at "earliest", or of a group without a cursor, skips them. ``on_missing`` overrides
-this. Damage is an error unless ``on_damage`` accepts it. Records that are missing without an entry in a ledger are
-damage.
+Reclaimed records are an error if the start is a sequence or a time, or if a cursor is before them; a start at
+"earliest", or of a group without a cursor, skips them. Records missing without an entry in a ledger are damage.
 
-Following polls the head, a 160-byte read, every 1 ms at first and then less often, down to every 50 ms. File events
-would help little: those of a segment arrive before its data is durable, and there are none if another machine writes to
-the file system.
+Following polls the head. File events would help little: those of a segment arrive before its data is durable, and there
+are none if another machine writes to the file system.
 """
 
 from __future__ import annotations
@@ -70,7 +67,7 @@ def read_batches(
     on_missing: OnMissing,
     on_wait: Callable[[], None] | None,
 ) -> Iterator[Batch]:
-    """Return batches of whole records starting at ``start``; see :meth:`wald.log.Log.batches`."""
+    """See :meth:`wald.log.Log.batches`."""
     selection = select(view, route, start, stop, group)
     if limit is not None and limit < 0:
         raise InvalidInput(f"a limit of {limit} records", case="limit-below-zero")
@@ -88,12 +85,7 @@ def read_span(
     on_missing: OnMissing = "error",
     on_damage: Callable[[Damaged], None] | None = None,
 ) -> Iterator[Batch]:
-    """Read the records ``first`` to ``last`` of ``routes`` (None for all).
-
-    Raises:
-        NotFound: some of them were reclaimed, and ``on_missing`` is "error".
-        Damaged: some of them cannot be read, and ``on_damage`` is None.
-    """
+    """Read the records ``first`` to ``last`` of ``routes``, or of all."""
     reading = _Reading(view, Selection(routes, first, last=last), on_damage, missing_handler(on_missing))
     return reading.batches(follow=False, cancel=threading.Event(), renewed=False)
 
@@ -110,9 +102,8 @@ def read_portion(
 ) -> Iterator[Batch]:
     """Read the selected records within ``first`` to ``last``.
 
-    Args:
-        absent: returns True if these verified bytes of a sealed segment contain no wanted record. They are then skipped
-            without parsing their batches, unless a record continues into or out of one of them.
+    ``absent`` returns True if verified bytes of a sealed segment contain no wanted record. Their batches are then not
+    parsed, unless a record continues into or out of one of them.
     """
     portion = replace(selection, first=max(first, selection.first), last=min(last, selection.last))
     reading = _Reading(view, portion, on_damage, on_missing, absent)
@@ -134,13 +125,9 @@ def read_onward(
     """Yield batches like :func:`read_batches`, and instead of waiting the sequence of the last durable record.
 
     All wanted records up to that sequence have been yielded; a record whose last piece is not durable yet is after it.
-    The next step continues with the records that have become durable. None is a step without a batch: the next wanted
-    record may be far away. The generator ends when no further record can be wanted.
+    None is a step without a batch: the next wanted record may be far away.
 
-    Args:
-        since_ns: select only records appended then or later.
-        on_damage: called with each error about unreadable data; reading continues after it. None to raise the error.
-        resume_at: called after a sequence was yielded; returns the next record that may be wanted, or 0 for any.
+    ``resume_at`` is called after a sequence was yielded; it returns the next record that may be wanted, or 0 for any.
     """
     selection = select(view, route, start, stop, group)
     if since_ns is not None:
@@ -202,7 +189,6 @@ class _Reading:
                 self._view = self._view.renewed()
 
     def onward(self, resume_at: Callable[[], int]) -> Generator[Batch | int | None]:
-        """Yield batches without waiting; see :func:`read_onward`."""
         with closing(self):
             while not self._complete:
                 self.renew()
@@ -216,7 +202,6 @@ class _Reading:
                     self._begin, self._begun = begin, {}
 
     def renew(self) -> None:
-        """Update the view if the head has moved."""
         if has_moved(self._view):
             self._view = self._view.renewed()
 
@@ -234,13 +219,11 @@ class _Reading:
                 raise
 
     def require_head(self) -> None:
-        """Report a lost head if wanted records may be after the end of the view."""
         bound = self._view.bound
         if bound.lost and not self._complete and self._selection.last > (bound.sequence or 0):
             self._report(lost_head(self._root, bound))
 
     def close(self) -> None:
-        """Close the open segment."""
         if self._scanner is not None:
             self._scanner.close()
             self._scanner = None
@@ -255,7 +238,7 @@ class _Reading:
         return Scanner(self._view, sequence=sequence, routes=routes, passable=absent and passable)
 
     def _advance(self, scanner: Scanner) -> Generator[Batch | None, None, bool]:
-        """Read to the end of the view or of the wanted records; return True to continue in a new view."""
+        """Return True to continue in a new view."""
         for item in scanner.advance(self._view):
             self._report_given_up(item.route if isinstance(item, StoredBatch) else None)
             if isinstance(item, StoredBatch):
@@ -283,7 +266,6 @@ class _Reading:
         return False
 
     def _begin_again(self, due: int) -> None:
-        """Continue with record ``due`` with a new scanner, which reads the open records again."""
         restart = due, self._history.version()
         if restart != self._restart:  # otherwise overlapping segments have led here again
             self._restart = restart
@@ -295,7 +277,7 @@ class _Reading:
         self._view = self._view.renewed()
 
     def _report_given_up(self, route: str | None = None) -> None:
-        """Report open records, of one route or of all, that a repair has given up: later pieces may be gone."""
+        """Report open records that a repair has given up: later pieces may be gone."""
         begun = self._assembler.open_records(route)
         if not begun or self._history.version() == self._mark:
             return
@@ -313,7 +295,6 @@ class _Reading:
         return None
 
     def _last(self, stored: StoredBatch, segment: int) -> int:
-        """Return the last wanted sequence, given the append time of ``stored``."""
         selection = self._selection
         if stored.header.append_time_ns >= selection.until_ns and not self._steps_behind(segment):
             return min(selection.last, stored.header.base_sequence - 1)
@@ -338,7 +319,7 @@ class _Reading:
         return self._stepped[1] > segment
 
     def _await_change(self, cancel: threading.Event, on_wait: Callable[[], None] | None) -> bool:
-        """Wait until the head moves or the end time has passed; return False if ``cancel`` is set."""
+        """Return False if ``cancel`` is set."""
         delay = _POLL_FIRST_SECONDS
         while not has_moved(self._view) and not self._is_over():
             if on_wait is not None:
@@ -349,7 +330,6 @@ class _Reading:
         return not cancel.is_set()
 
     def _is_over(self) -> bool:
-        """Return True if all records appended before the end time are durable by now."""
         return time.time_ns() >= self._selection.until_ns + _DURABLE_NS
 
     def _report_damaged(self, damaged: DamagedRange) -> None:
@@ -407,10 +387,7 @@ class _Reading:
         return False
 
     def _deleted(self, first: int, last: int, explained: Spans) -> Iterator[ReclaimedSegment]:
-        """Yield the segments deleted within ``first`` to ``last`` and the open records that now lack a piece.
-
-        Such records are dropped. The sequences of the segments are added to ``explained``.
-        """
+        """Yield the deleted segments, and the open records that now lack a piece; drop these."""
         for segment in self._history.reclaimed_segments(first, last):
             explained.add(segment.first, segment.last)
             torn = self._assembler.drop(segment.routes)
@@ -418,7 +395,7 @@ class _Reading:
             yield from map(_as_reclaimed, torn)
 
     def _report_unexplained(self, first: int, last: int, lost: list[tuple[int, int]], torn: list[OpenRecord]) -> None:
-        """Report a gap that no ledger explains, and the records that lack a piece because of it."""
+        """Report a gap that no ledger explains, and the records ``torn`` by it."""
         sequences = [each.sequence for each in torn]
         named = ", ".join(f"record {sequence}" for sequence in sequences)
         for begin, end in lost:
@@ -431,7 +408,7 @@ class _Reading:
             self._report_lost(message, max(sequences))
 
     def _report_dropped(self, dropped: DroppedRange) -> None:
-        """Report records dropped to shrink a segment: a range of all routes, or the wanted routes of the segment."""
+        """Report dropped records: a range of all routes, or the wanted routes of the segment."""
         selection = self._selection
         first, last = dropped.first, min(dropped.last, selection.last)
         routes = dropped.routes
@@ -495,11 +472,7 @@ class _Reading:
             self._on_missing(missing)
 
     def _missing(self, gone: Iterable[ReclaimedSegment], first: int, last: int, lost: str) -> Missing | None:
-        """Return the wanted records of ``gone`` within ``first`` to ``last``; None without any.
-
-        Args:
-            lost: why they are gone; "" if they were reclaimed.
-        """
+        """Return the wanted records of ``gone``, None without any; ``lost`` is "" if they were reclaimed."""
         selection = self._selection
         wanted = RequestedRecords(self._floor, selection.routes, first, last, selection.from_ns, selection.until_ns)
         counted = count_missing(gone, wanted)
@@ -523,7 +496,6 @@ class _Reading:
         )
 
     def _floor(self, route: str) -> int:
-        """Return the first wanted sequence of a route, after the records that its group has processed by now."""
         selection = self._selection
         if route not in selection.floors or route in selection.fresh:
             return selection.floor(route)
@@ -567,7 +539,7 @@ def _limited(batches: Generator[Batch], limit: int) -> Iterator[Batch]:
 
 
 def _without_pieces(segment: ReclaimedSegment, torn: list[OpenRecord]) -> ReclaimedSegment:
-    """Return ``segment`` without routes of which it had only pieces of records that are reported individually."""
+    """Return ``segment`` without routes of which it had only pieces of ``torn`` records."""
     pieces = {each.route for each in torn}
     if not pieces or segment.routes is None:
         return segment
@@ -575,7 +547,6 @@ def _without_pieces(segment: ReclaimedSegment, torn: list[OpenRecord]) -> Reclai
 
 
 def _as_reclaimed(begun: OpenRecord) -> ReclaimedSegment:
-    """Return a record that lacks a piece as a deleted segment of one record."""
     sequence, time_ns = begun.sequence, begun.header.append_time_ns
     return ReclaimedSegment(sequence, sequence, (RouteEntry(begun.route, 1, sequence, sequence),), time_ns, time_ns)
 

@@ -1,9 +1,7 @@
 """Scan of stored batches across segments.
 
 A :class:`Scanner` stops at the end of a view and continues there in a later one. A raw segment remains open until its
-end, so sealing it does not matter. Sequences have no gaps, so everything missing is noticed: damaged bytes as a
-:class:`DamagedRange`, a missing segment as a :class:`MissingRange`, batches dropped to shrink a segment
-as a :class:`DroppedRange`.
+end, so sealing it does not matter. Sequences have no gaps, so everything missing is noticed.
 """
 
 from __future__ import annotations
@@ -37,9 +35,7 @@ from wald.segments.view import SegmentGone, View, recorded_end, truncated
 class DamagedRange:
     """Records that cannot be read; if last < first, only a piece of a record, or control state, is lost.
 
-    Attributes:
-        message: path, offset in the file, and reason.
-        whole_segment: True if a segment cannot be opened, which is reported even if no record is lost.
+    ``whole_segment``: a segment cannot be opened, which is reported even if no record is lost.
     """
 
     message: str
@@ -58,12 +54,9 @@ class MissingRange:
 
 @dataclass(frozen=True, slots=True)
 class DroppedRange:
-    """Records that were dropped to shrink a segment; if last < first, only pieces of a record that began before.
+    """Records dropped to shrink ``segment``; if last < first, only pieces of a record that began before.
 
-    Attributes:
-        segment: base sequence of the segment.
-        latest_ns: append time of the last dropped record.
-        routes: all dropped records of the segment by route; None if its index cannot be read.
+    ``latest_ns`` is the append time of the last one; ``routes`` has all of the segment, None if unknown.
     """
 
     first: int
@@ -83,18 +76,13 @@ class DeletedSegment:
 
 @dataclass(frozen=True, slots=True)
 class RebuiltSegment:
-    """Segment that a repair has rebuilt or split while it was open; the scan restarts at record ``sequence``."""
+    """Segment that a repair has rebuilt or split while it was open; the scan restarts at ``sequence``."""
 
     sequence: int
 
 
 class Arrivals(NamedTuple):
-    """Records that have become durable since the previous check.
-
-    Attributes:
-        routes: the first new record of each of their routes; None if any route may have new records.
-        last: the last durable record.
-    """
+    """Last durable record, and the first new record of each route; None if any route may have new records."""
 
     routes: Mapping[str, int] | None
     last: int
@@ -106,8 +94,8 @@ ScanItem = StoredBatch | SkippedBatches | DamagedRange | MissingRange | DroppedR
 def read_arrivals(view: View) -> Generator[Arrivals]:
     """Yield, at each step, the routes of the records that have arrived since the previous step.
 
-    The first step reports any route. Only headers are decoded. The generator ends if an older copy of the log was
-    restored, which ends before the previous step.
+    The first step reports any route. The generator ends if an older copy of the log was restored, which ends before the
+    previous step.
     """
     last = end_of(view) - 1
     with closing(Scanner(view, sequence=last + 1, routes=None)) as scanner:
@@ -130,7 +118,6 @@ def read_arrivals(view: View) -> Generator[Arrivals]:
 
 
 def has_moved(view: View) -> bool:
-    """Return True if the head has moved since ``view``."""
     head = readable_head(view.root)
     if head is None:
         return view.renewed().bound != view.bound
@@ -140,10 +127,8 @@ def has_moved(view: View) -> bool:
 class Scanner:
     """Scanner of a log in the order of its sequences.
 
-    Args:
-        sequence: the first wanted record; earlier batches may be yielded, too.
-        routes: batches of other routes may be skipped; None to skip none.
-        passable: decides which other batches of a sealed segment may be skipped; None to skip none.
+    Batches before ``sequence`` may be yielded, too. Those of other routes than ``routes``, and those that ``passable``
+    accepts, may be skipped.
     """
 
     def __init__(
@@ -166,12 +151,10 @@ class Scanner:
 
     @property
     def segment(self) -> int:
-        """Base sequence of the segment of the last batch."""
         return self._behind
 
     @property
     def begun(self) -> bool:
-        """True once a segment has been entered."""
         return self._expected is not None or self._current is not None
 
     @property
@@ -223,7 +206,7 @@ class Scanner:
         return found if found is not None and found.base_sequence <= view.bound.segment else None
 
     def _enter(self, segment: Segment, view: View) -> View:
-        """Open ``segment``; if it is gone, return the view without it."""
+        """Return the view without ``segment`` if it is gone."""
         try:
             opened = view.open(segment)
         except SegmentGone as gone:
@@ -242,7 +225,6 @@ class Scanner:
         return view
 
     def _rest(self, segment: OpenSegment, view: View) -> Iterator[ScanItem]:
-        """Yield the rest of one segment, up to the end of ``view``."""
         limit, deleted = view.bound.limit(segment.base_sequence), False
         # The writer may have continued in a copy until it cut the segment, which may now be sealed, or deleted.
         if (limit is not None or self._was_active) and segment.replaced(removed=limit is None):
@@ -294,7 +276,6 @@ class Scanner:
         yield DroppedRange(first, found.next_sequence - 1, segment.base_sequence, found.latest_ns, routes)
 
     def _report_gap(self, segment: OpenSegment, resumed: int, position: int = 0) -> Iterator[DamagedRange]:
-        """Report damage that ends at record ``resumed``, or a jump to that record."""
         gap, self._pending = self._pending, None
         if gap is not None:
             yield DamagedRange(_message(segment, gap.offset, gap.reason), self._due, resumed - 1)
@@ -302,7 +283,7 @@ class Scanner:
             yield DamagedRange(_message(segment, position, "the sequence jumps"), self._due, resumed - 1)
 
     def _at_end(self, segment: OpenSegment, view: View) -> Iterator[DamagedRange]:
-        """Report it if the batches of a segment end too early."""
+        """Report a segment whose batches end too early."""
         bound = view.bound
         if segment.base_sequence == bound.segment:
             due = None if bound.sequence is None or self._position >= bound.position else bound.sequence + 1
@@ -352,7 +333,6 @@ class Scanner:
         yield DamagedRange(error.message, begin, end - 1, whole_segment=True)
 
     def _missing_head_segment(self, view: View) -> Iterator[MissingRange]:
-        """Report the missing segment of the head, after which there is no other segment."""
         bound = view.bound
         if bound.sequence is not None and self._behind < bound.segment and self._due <= bound.sequence:
             yield MissingRange(self._due, bound.sequence)

@@ -1,8 +1,7 @@
 """Parallel search in a log by forked processes, with results in order.
 
-Each process searches one portion, a range of sequences, at a time: ``re`` and ``bytes.find`` hold the interpreter's
-lock, so threads would not help. It buffers up to ``_HELD_BYTES`` of results until the parent reads them. Output passes
-through a pipe unchanged.
+Each process searches one portion at a time: ``re`` and ``bytes.find`` hold the interpreter's lock, so threads would
+not help.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def _frames(segment: Segment, view: View) -> Iterator[tuple[int, int, int, int]]
 
 _WRITTEN_BYTES = 64 << 10  # of output, at once
 _PIPE_BYTES = 256 << 10
-_HELD_BYTES = 12 << 20
+_HELD_BYTES = 12 << 20  # of results, in each process until the parent reads them
 
 
 class Match(NamedTuple):
@@ -96,7 +95,7 @@ class Match(NamedTuple):
 
 
 class _Output(NamedTuple):
-    """Announcement of the output bytes that follow in the pipe, and of the number of their records."""
+    """Announcement of a :class:`Match` whose output follows in the pipe."""
 
     records: int
     output_bytes: int
@@ -114,11 +113,7 @@ Absent = Callable[[bytes], bool]
 def search(view: View, selection: Selection, show: Show, *, absent: Absent, jobs: int) -> Iterator[Event]:
     """Yield the results of ``show`` for the selected batches, and unreadable parts, in log order.
 
-    Args:
-        absent: returns True if ``show`` would find nothing in any batches with these bytes.
-
-    Raises:
-        WaldError, OSError: the search cannot continue.
+    ``absent`` returns True if ``show`` would find nothing in any batches with these bytes.
     """
     view = view if selection.earliest else view.including_released()
     dealt = list(portions(view, selection))

@@ -3,12 +3,8 @@
 A pattern matches the value of one record, so ``^`` and ``$`` are its beginning and end. Batches without a string that
 every match must contain are skipped as a whole.
 
-    start   "earliest"  the oldest record                   "end"     records after the head
-            "cursor"    after a group's processed records   a number  that record
-            a datetime  the first record appended then or later, even if it does not exist yet
-    stop    a number: the last record                       a datetime: only records appended before it
-
 Ranges of sequences include both ends everywhere in wald (``first`` and ``last``), so that a printed range can be typed.
+A datetime starts at the first record appended then or later, even if it does not exist yet, and stops before it.
 """
 
 from __future__ import annotations
@@ -48,12 +44,7 @@ class BadPattern(ValueError):
 class Matcher:
     """Finder of the records that match ``pattern``, or with ``invert`` of the others.
 
-    Args:
-        fixed: whether the pattern is a plain string.
-        ignore_case: of ASCII letters.
-
-    Raises:
-        BadPattern: it is not a regular expression.
+    Raises BadPattern for an invalid regular expression. Case is ignored only of ASCII letters.
     """
 
     def __init__(self, pattern: bytes, *, fixed: bool = False, ignore_case: bool = False, invert: bool = False) -> None:
@@ -77,7 +68,7 @@ class Matcher:
         return bool(self._literal) and find_bytes(self._text(data), self._literal) < 0
 
     def found(self, batch: Batch) -> list[tuple[int, bytes]]:
-        """Return sequence and value of the matching records, in order."""
+        """Return sequence and value of the matching records."""
         text = self._text(batch.payload)
         occurrences = count_bytes(text, self._literal) if self._literal else batch.count
         if not occurrences:
@@ -91,7 +82,6 @@ class Matcher:
         return self._among(payload.split(b"\n", batch.count)[: batch.count], batch.first_sequence)
 
     def records(self, batch: Batch) -> Iterator[Record]:
-        """Yield the matching records of ``batch``, in order."""
         if not batch.is_columns:
             for sequence, value in self.found(batch):
                 ended = batch.terminated or sequence < batch.last_sequence
@@ -110,12 +100,10 @@ class Matcher:
         return folded
 
     def _among(self, values: list[bytes], first: int) -> list[tuple[int, bytes]]:
-        """Return the matches among consecutive records, without a Python step per record."""
         matches = map(self._search, values)
         return list(compress(enumerate(values, first), map(not_, matches) if self._invert else matches))
 
     def _lines(self, payload: bytes, text: bytes | memoryview, batch: Batch) -> Iterator[tuple[int, bytes]]:
-        """Yield the matching lines, moving from one occurrence of the literal in ``text`` to the next."""
         at = 0  # the beginning of the next line
         sequence = batch.first_sequence
         while sequence <= batch.last_sequence and (found := find_bytes(text, self._literal, at)) >= 0:
@@ -163,9 +151,7 @@ class Selection:
         first: the lowest sequence, unless ``floors`` has another for the route.
         last: the highest; a time limit may end the selection earlier.
         from_ns, until_ns: append times, from ≤ t < until.
-        earliest: whether reading begins with the oldest record.
-        floors: of each route with a cursor, the sequence after it; routes in ``fresh`` have no cursor and begin at 1.
-        group: the owner of these cursors.
+        floors: of each route with a cursor of ``group``, the sequence after it; routes in ``fresh`` begin at 1.
     """
 
     routes: frozenset[str] | None
@@ -217,7 +203,6 @@ def _check_order(view: View, start: Start, stop: Stop | None) -> None:
 
 
 def _begin(view: View, routes: frozenset[str] | None, start: Start, group: str) -> Selection:
-    """Return a selection without an end."""
     if isinstance(start, datetime):
         time_ns = nanoseconds(start)
         return Selection(routes, sequence_since(view, time_ns), from_ns=time_ns)

@@ -2,8 +2,7 @@
 
 Positions in memory mean nothing if another log, or an older copy of the same log, is moved to its path, even if id,
 epoch and head look right. Each start of the daemon therefore writes a random ``life`` and the sequence at which it
-begins into ``recovery/<epoch>.json``. No process can have seen that sequence, or a later one, before that start. A job
-that stores positions stores epoch and life with them.
+begins into ``recovery/<epoch>.json``; no process can have seen that sequence before.
 """
 
 from __future__ import annotations
@@ -133,7 +132,6 @@ class Continuity:
         return ""
 
     def _current_marks(self, epoch: int) -> tuple[_Mark, _Mark]:
-        """Return marks that change if the identity or the report of an epoch is replaced."""
         return _mark(self._root.identity), _mark(self._root.report(epoch))
 
 

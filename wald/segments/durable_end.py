@@ -18,13 +18,10 @@ _AHEAD_NS = 60_000_000_000  # more than time synchronisation normally corrects
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The end of the readable bytes of a log.
+    """End of the readable bytes of a log.
 
-    Attributes:
-        segment: base sequence of the last readable segment.
-        position: end of the readable bytes in that segment.
-        sequence: last readable record; None if only reading shows it.
-        lost: True if the head is unreadable, so that later records may be durable.
+    ``sequence`` is the last readable record, None if only reading shows it. If ``lost``, the head is unreadable, and
+    later records may be durable.
     """
 
     segment: int

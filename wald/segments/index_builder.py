@@ -1,8 +1,7 @@
 """Index of a segment, built from its batches, and sparse index files.
 
 A sparse index saves a reader from scanning a raw segment from its start. It is only a hint: it is not synced and may be
-missing, short, stale or damaged. A reader checks the batch it lands on, may find entries after the durable end of the
-log, and scans the segment if the index does not help.
+missing, short, stale, damaged, or ahead of the durable end of the log.
 """
 
 from __future__ import annotations
@@ -55,8 +54,6 @@ class BatchSpan(NamedTuple):
 
 @dataclass(slots=True)
 class _Tally:
-    """Counters for a :class:`RouteEntry`."""
-
     id: int
     first: int
     last: int
@@ -65,7 +62,7 @@ class _Tally:
 
 
 class SegmentIndexBuilder:
-    """Batch table, routes, peers, dropped records and next sequence of the batches added so far."""
+    """Index of the batches added so far."""
 
     def __init__(self, base_sequence: int, salt: int) -> None:
         self._base_sequence = self.next_sequence = base_sequence
@@ -213,10 +210,7 @@ class SegmentIndexBuilder:
 
 
 class SparseIndexWriter:
-    """Writer of the sparse index of a growing segment.
-
-    It overwrites an old index, but no other file. The first error ends the index, which stays short.
-    """
+    """Writer of the sparse index of a growing segment; the first error ends the index, which stays short."""
 
     def __init__(self, path: Path, header: SegmentHeader) -> None:
         self._descriptor = -1
@@ -249,7 +243,6 @@ class SparseIndexWriter:
 
 
 def remove_index(path: Path, disk: Disk) -> None:
-    """Remove the index at ``path``, but not another file of that name."""
     with suppress(FileNotFoundError):
         if not _is_another_file(path):
             disk.unlink(path)
@@ -266,16 +259,13 @@ def _is_another_file(path: Path) -> bool:
 
 
 def find_index(directory: Path, log_id: bytes | None, base_sequence: int) -> SparseIndex:
-    """Return the sparse index of a segment (of any log if ``log_id`` is None), or only the salt if it has none.
-
-    A cut records the salt at the start of the next segment, where it survives the loss of the header's sector.
-    """
+    """Return the sparse index of a segment (of any log if ``log_id`` is None), or only the salt if it has none."""
     path = directory / segment_name(base_sequence, Kind.INDEX)
     return read_index(path, log_id, base_sequence) or SparseIndex(salt=salt_recorded_after(directory, base_sequence))
 
 
 def salt_recorded_after(directory: Path, base_sequence: int) -> int | None:
-    """Return the salt of a segment that the next segment in ``directory`` records."""
+    """Return the salt that a cut recorded at the start of the next segment, where it outlives the header's sector."""
     bases: dict[int, list[Path]] = {}
     with suppress(OSError):
         for name in os.listdir(directory):

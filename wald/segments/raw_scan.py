@@ -3,9 +3,9 @@
 A scan checksums each byte of a batch once, however much damage there is.
 
 A payload may contain whole batches with valid checksums, because every program that can read the segment can learn its
-salt. :class:`Resync` therefore starts at an anchor: a position given by the sparse index, by the head, or by the end of
-the data. From there it follows the trailers backwards to the damage. If trailers are damaged, too, it searches the
-bytes between for headers, and accepts only a chain of headers that ends exactly where the trailers led.
+salt. :class:`Resync` therefore starts at an anchor (a position given by the sparse index, by the head, or by the end of
+the data) and follows the trailers backwards to the damage. If trailers are damaged, too, it searches for headers, and
+accepts only a chain of headers that ends exactly where the trailers led.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SEQUENCES_REPEAT = "its sequences repeat those of an earlier batch"
 
 
 class ScannedBatch(NamedTuple):
-    """Position, header and route ("" for control) of a whole batch."""
+    """Whole batch; its route is "" for control."""
 
     offset: int
     header: BatchHeader
@@ -135,11 +135,9 @@ class RawFile:
         return self.read(batch.offset + batch.header.payload_offset, batch.header.payload_bytes)
 
     def control_payload(self, batch: ScannedBatch) -> bytes:
-        """Return the payload of a control batch; b"" for any other batch."""
         return self.payload(batch) if batch.header.is_control else b""
 
     def scan(self, *, start: int = FIRST_BATCH) -> Scan:
-        """Yield every batch from ``start``, the damage between them, and the end."""
         offset = start
         next_sequence = 0
         damage: tuple[int, Parsed] | None = None  # damage whose end is unknown so far
@@ -187,10 +185,7 @@ class RawFile:
         return found, route
 
     def _resume(self, offset: int, header: BatchHeader | None) -> int | None:
-        """Return where to continue after damage at ``offset``; None at the end.
-
-        An intact ``header`` there gives the length, so that no payload is read.
-        """
+        """Return where to continue, if anywhere. An intact ``header`` gives the length, so that no payload is read."""
         if header is not None:
             resumed = offset + header.total_bytes
             return resumed if resumed < self.limit else None
@@ -205,7 +200,6 @@ class RawFile:
 
     @cached_property
     def _data_end(self) -> int:
-        """The position after which all bytes are zero."""
         position = self.limit
         while position > 0:
             start = max(0, position - WINDOW_BYTES)
@@ -216,7 +210,7 @@ class RawFile:
         return 0
 
     def _peek(self, offset: int, length: int) -> memoryview:
-        """Return ``length`` bytes at ``offset``, fewer at the limit; move the window if necessary."""
+        """Return ``length`` bytes at ``offset``, fewer at the limit."""
         inside = offset - self._window_offset
         if inside < 0 or inside + length > len(self._window):
             self._move(offset)
@@ -224,7 +218,7 @@ class RawFile:
         return self._window[inside : inside + length]
 
     def _ahead(self, offset: int, length: int) -> memoryview:
-        """Return as many of ``length`` bytes at ``offset`` as the window has; none only at the limit."""
+        """Return up to ``length`` bytes at ``offset``; none only at the limit."""
         inside = offset - self._window_offset
         if not 0 <= inside < len(self._window):
             self._move(offset)
@@ -249,8 +243,8 @@ _BACKWARDS_BYTES = 64 << 10  # window for reading trailers backwards
 class Resync:
     """Search for the first batch after damage.
 
-    ``read`` returns bytes by offset and length. Unless they are damaged, batches end at the positions ``ends``. Entries
-    of ``index`` count only where they agree with the segment.
+    Unless they are damaged, batches end at the positions ``ends``. Entries of ``index`` count only if they agree with
+    the segment.
     """
 
     def __init__(
@@ -309,7 +303,6 @@ class Resync:
         return end
 
     def _headers(self, start: int, end: int) -> Iterator[int]:
-        """Yield the position of every valid header whose batch would fit."""
         offset = padded(start)
         while offset + HEADER.size <= end:
             window = self._read(offset, min(1 << 20, end - offset))

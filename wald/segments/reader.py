@@ -1,8 +1,7 @@
 """Batches of one segment in order, in raw or sealed form.
 
 Positions in every form are offsets in the raw form, so that sealing does not move a reader. Raw batches are checked
-against their checksums. The sealer has checked those of a sealed segment, and decompression checks each frame. A frame
-that fails gives the batches before the damage, each checked.
+against their checksums; the sealer has checked those of a sealed segment, whose frames have checksums of their own.
 """
 
 from __future__ import annotations
@@ -68,7 +67,6 @@ _DROPPED = int(Flag.DROPPED)  # enums are slow
 
 
 def as_item(batch: StoredBatch) -> StoredBatch | DroppedBatches:
-    """Return the batch, or the dropped range that it replaces."""
     header = batch.header
     if header.flags & _DROPPED:
         return DroppedBatches(batch.end, header.base_sequence, header.end_sequence, header.append_time_ns)
@@ -76,10 +74,7 @@ def as_item(batch: StoredBatch) -> StoredBatch | DroppedBatches:
 
 
 class OpenSegment(ABC):
-    """An open segment in any form.
-
-    :meth:`batches` of a raw or a salvaged segment sets ``tail``: where and how its batches ended.
-    """
+    """An open segment in any form; :meth:`batches` of a raw or a salvaged one sets ``tail``, where and how it ended."""
 
     def __init__(self, segment: Segment) -> None:
         self.base_sequence = segment.base_sequence
@@ -233,7 +228,6 @@ class RawSegment(OpenSegment):
         return RawFile(self._descriptor, index=lambda: self._index(None))
 
     def _index(self, limit: int | None) -> SparseIndex:
-        """Return the sparse index up to ``limit``: it may be ahead of the durable end."""
         index = find_index(self.path.parent, self._log_id, self.base_sequence)
         if limit is not None:
             readable = bisect_left(index.positions, limit)
@@ -364,7 +358,6 @@ class SealedSegment(OpenSegment):
             yield DamagedBytes(at, end - at, reason or "no valid batch header")
 
     def _load(self, number: int, following: int | None) -> bytes:
-        """Return one frame; after the first call, a thread decompresses ``following`` in the meantime."""
         if self._pool is None:
             data = self._file.frame(number)
             if following is not None:
@@ -417,7 +410,6 @@ def require_named(segment: Segment, log_id: bytes) -> None:
 
 
 def check_name(segment: Segment, log_id: bytes, found: SegmentHeader | SealedIndex | None) -> None:
-    """Raise Misplaced if the header or index of a file, if known, does not match its name."""
     if found is None or (found.log_id, found.base_sequence) == (log_id, segment.base_sequence):
         return
     if found.log_id != log_id:

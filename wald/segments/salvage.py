@@ -1,8 +1,7 @@
 """Batches of a sealed segment whose index or seek table is damaged.
 
-The index is derived, so its loss loses no record: the frames are read from the front, one at a time. The headers of a
-frame show where the next one begins; if they are damaged, the seek table does. Every batch is checked against its
-checksums, and a damaged or truncated frame gives the batches before the damage.
+The index is derived, so its loss loses no record. The headers of a frame show where the next one begins; if they are
+damaged, the seek table does. A damaged or truncated frame gives the batches before the damage.
 """
 
 from __future__ import annotations
@@ -133,7 +132,7 @@ class SalvagedSegment(OpenSegment):
         return listed, "the frame's headers are damaged"
 
     def _header(self) -> SegmentHeader | None:
-        """Return the header of the segment, and determine the salt, even without the header."""
+        """Return the header, if readable; determine the salt, even without it."""
         opening = self._opening(0)
         if not opening and not self._table:
             raise self.error
@@ -148,7 +147,6 @@ class SalvagedSegment(OpenSegment):
         return header
 
     def _content(self, offset: int, begin: int, span: FrameLengths) -> tuple[bytes, str]:
-        """Return the raw bytes of a frame, as far as it decompresses, and a reason if not all do, or ""."""
         wanted = span.raw_bytes or FRAME_BYTES
         stored_bytes = max(0, min(span.stored_bytes, self._file_bytes - offset))
         if wanted > FRAME_BYTES and self._first_batch_bytes(offset, begin) != wanted:
@@ -198,7 +196,7 @@ class SalvagedSegment(OpenSegment):
 
 
 def index_salvaged(segment: Segment, log_id: bytes, error: Damaged) -> SealedIndex:
-    """Return an index equivalent to the lost one, from the frames; with a digest if no frame is damaged."""
+    """Return an index equivalent to the lost one; with a digest if no frame is damaged."""
     builder = SegmentIndexBuilder(segment.base_sequence, 0)
     damage: list[tuple[int, int]] = []
     digest, frame, digested, end = hashlib.sha256(), b"", 0, 0

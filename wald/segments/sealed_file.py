@@ -1,7 +1,7 @@
 """Writing and reading of sealed segments, frame by frame.
 
 A frame contains whole batches or damaged bytes, never both, and ends before the batch that would make it longer than
-``FRAME_BYTES``; a longer batch has its own frame. Damaged bytes are kept unchanged and listed in the index.
+``FRAME_BYTES``; a longer batch has its own frame.
 
 Every frame is compressed and decompressed in one call with its size known on both sides: a stream of the ``zstandard``
 package ends silently where a file is truncated, and a call without sizes stops after the first frame.
@@ -120,8 +120,7 @@ def compress_segment(
     """Write the sealed form of a complete raw segment to an empty file; the caller syncs it.
 
     Takes a few MiB of memory, and about 60 bytes per batch. Bytes other than zeros after the last batch are damage,
-    and are kept. The sparse index at ``index_path`` helps to find batches after damage. ``frame_bytes`` limits a frame
-    of several batches.
+    and are kept. The sparse index at ``index_path`` helps to find batches after damage.
     """
 
     def sparse_index() -> SparseIndex | None:
@@ -206,7 +205,6 @@ def _parts(
 class SealedFile:
     """An open sealed segment; for one thread at a time, except :meth:`readable_start`.
 
-    Opening checks that the file is complete and that its index and its seek table agree; reading checks each frame.
     Every method raises Damaged if the bytes are not those that were sealed.
     """
 
@@ -222,7 +220,6 @@ class SealedFile:
             raise
 
     def frame(self, number: int) -> bytes:
-        """Return the raw bytes of one frame."""
         frame = self.index.frames[number]
         stored = self._read(frame.offset, frame.compressed_bytes)
         try:
@@ -256,7 +253,6 @@ class SealedFile:
 
     @staticmethod
     def _is_one_batch(stored: bytes, raw_bytes: int) -> bool:
-        """Return True if a frame longer than ``FRAME_BYTES`` begins like a batch of about this length."""
         with zstandard.ZstdDecompressor().stream_reader(stored) as stream:  # the file's may be in use by a thread
             opening = stream.read(HEADER.size)
         if len(opening) < HEADER.size:

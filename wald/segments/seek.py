@@ -58,7 +58,6 @@ def sequence_until(view: View, time_ns: int) -> int:
 
 
 def _first(view: View, time_ns: int) -> tuple[int, int]:
-    """Return the results of :func:`sequence_since` and :func:`sequence_at`."""
     for first, until in ranges(view.root):
         if until is not None and not _readable(view, first, until):
             continue  # the range was reclaimed
@@ -69,7 +68,6 @@ def _first(view: View, time_ns: int) -> tuple[int, int]:
 
 
 def _search(view: View, time_ns: int, first: int, until: int | None) -> tuple[int, int]:
-    """Return the results of :func:`_first` for one range of times."""
     readable = _readable(view, first, until)
     later = bisect_left(
         range(len(readable)), True, key=lambda number: not _begins_earlier(view, readable[: number + 1], time_ns)

@@ -2,9 +2,7 @@
 
 A batch of zeros of the same length, with the flag DROPPED, replaces the dropped batches. The other batches thus keep
 their positions and bytes, ``zstd -dc`` still makes a raw segment of the file, and a reader of the frames alone learns
-which sequences were dropped.
-
-Memory: a few MiB, or a few times the longest batch, and about 60 bytes per batch.
+which sequences were dropped. Memory: a few times the longest batch, and about 60 bytes per batch.
 """
 
 from __future__ import annotations
@@ -86,7 +84,6 @@ def check_shrunk(source: SealedFile, made: SealedFile, shrinkage: Shrinkage, kee
 
 
 def compare_shrunk(source: SealedFile, made: SealedFile, keeps: Keeps) -> None:
-    """Raise Damaged unless ``made`` has every needed batch of ``source``, another form of the same segment."""
     if _segment_of(source.index) != _segment_of(made.index):
         raise _damaged(made.path, f"it is not a form of the segment in {source.path}")
     for old, new in _aligned(source, made):
@@ -137,7 +134,6 @@ def _aligned(one: SealedFile, other: SealedFile) -> Iterator[tuple[list[StoredBa
 
 
 def _may_replace(old: list[StoredBatch], new: list[StoredBatch], keeps: Keeps) -> bool:
-    """Return True if the new batches may replace the old ones: they are equal, or no old one is needed."""
     if not (old and new) or (old[0].position, old[-1].end) != (new[0].position, new[-1].end):
         return False
     if any(batch.header.is_dropped for batch in (*old, *new)) and not any(_is_kept(batch, keeps) for batch in old):
@@ -146,7 +142,7 @@ def _may_replace(old: list[StoredBatch], new: list[StoredBatch], keeps: Keeps) -
 
 
 class _Writer:
-    """Collects batches into frames, and replaces runs of dropped batches by batches of zeros."""
+    """Replaces runs of dropped batches by batches of zeros."""
 
     def __init__(self, frames: FrameWriter, builder: SegmentIndexBuilder, salt: int) -> None:
         self.frames = frames

@@ -99,7 +99,6 @@ class View:
         return State.ACTIVE if segment.base_sequence >= active else State.CUT
 
     def open(self, segment: Segment) -> OpenSegment:
-        """Open a segment under its current name, as :func:`open_segment` does."""
         return self.follow(segment, lambda found: open_segment(found, self.log_id))
 
     def follow(self, segment: Segment, action: Callable[[Segment], T]) -> T:
@@ -128,7 +127,7 @@ class View:
         """Estimate, from file time stamps, when a record with an append time in the future was written.
 
         A raw segment records when it was made, and a sealed one was made when it was complete. A stamp in the future is
-        wrong, too, so the next segment counts; None after the last one.
+        wrong, too, so the next segment counts.
         """
         for segment in self.segments[self.listing.covering(sequence) :]:
             with suppress(OSError, Damaged):
@@ -138,7 +137,6 @@ class View:
         return None
 
     def require_continuity(self) -> None:
-        """Raise Replaced if :meth:`renewed` would."""
         if self.continuity is not None:
             self.continuity.require()
 
@@ -218,8 +216,7 @@ def durable_head(root: Root) -> Head | None:
 def recorded_end(view: View, segment: Segment) -> int:
     """Return the position at which a raw segment ended when it was cut; 0 if unknown.
 
-    The first batch of the next segment records it. It reveals a truncation that lost only pieces of records that end
-    later, so that no sequence is missing.
+    It reveals a truncation that lost only pieces of records that end later, so that no sequence is missing.
     """
     following = view.listing.behind(segment.base_sequence)
     ending = None if following is None else _previous(view, following)
@@ -233,7 +230,6 @@ def recorded_end(view: View, segment: Segment) -> int:
 
 
 def view_after(root: Root, log_id: bytes, base: int) -> View:
-    """Return a view of the segment after ``base`` only, which takes less time."""
     names = (parse_segment_name(entry.name) for entry in os.scandir(root.segments) if entry.name[:20] > f"{base:020d}")
     bases = (name.base_sequence for name in names if name is not None and name.kind in (Kind.RAW, Kind.SEALED))
     found = min(bases, default=None)
