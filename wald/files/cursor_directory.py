@@ -30,7 +30,7 @@ _CLOSED_MODE = 0o1750
 
 
 class GroupFile:
-    """An open file ``<group><suffix>`` of a route."""
+    """The file ``<group><suffix>``."""
 
     def __init__(self, root: Root, route: str, group: str, suffix: str, disk: Disk) -> None:
         root.require_route(route)
@@ -112,7 +112,6 @@ def permit_cursor_owners(root: Root, disk: Disk, route: str, group: str) -> None
 
 
 def cursor_owners_group(root: Root, route: str) -> str:
-    """Return the OS group whose members may leave cursors; "" without one."""
     try:
         status = root.cursor_directory(route).stat()
     except OSError:
@@ -134,7 +133,7 @@ def is_own(path: Path) -> bool:
 
 
 def is_companion(path: Path, cursor: Path) -> bool:
-    """Return True if the cursor's owner, or without a cursor this user, owns ``path``: other files may be planted."""
+    """Return True if the cursor's owner, or without a cursor this user, owns ``path``; others may be planted."""
     if not os.path.lexists(path):
         return False
     owner = file_owner(cursor)
@@ -142,7 +141,7 @@ def is_companion(path: Path, cursor: Path) -> bool:
 
 
 def not_permitted(root: Root, route: str, path: Path, error: PermissionError) -> NotPermitted:
-    """Return the error that explains what would permit this user to write or remove ``path``."""
+    """Return the error that explains what would permit it."""
     directory = root.cursor_directory(route)
     may_write = os.access(directory, os.W_OK | os.X_OK)
     owner = file_owner(path)

@@ -42,14 +42,13 @@ class Disk:
     """
 
     def create(self, path: Path) -> int:
-        """Create a file; FileExistsError if it exists."""
         return make_file(path, os.O_RDWR, FILE_MODE)
 
     def open(self, path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def open_or_create(self, path: Path) -> int:
-        """Open a file, created if missing, without blocking on a FIFO."""
+        """Open or create a file, without blocking on a FIFO."""
         return open_or_make_file(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, FILE_MODE)
 
     def open_append(self, path: Path) -> int:
@@ -100,7 +99,7 @@ class Disk:
         _fallocate(descriptor, _KEEP_SIZE, offset, length)
 
     def write(self, descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
-        """Write all buffers at ``offset``; return their total length."""
+        """Write all buffers; return their total length."""
         total = sum(map(len, buffers))
         try:
             done = written = os.pwritev(descriptor, buffers[:_IOV_MAX], offset) if total else 0
@@ -182,10 +181,7 @@ class Disk:
         os.rename(source, target)
 
     def rename_to_free(self, source: Path, target: Path) -> None:
-        """Rename a file; FileExistsError if ``target`` exists.
-
-        Not atomic on file systems that have neither renameat2(2) nor hard links.
-        """
+        """Rename unless ``target`` exists; not atomic on file systems with neither renameat2(2) nor hard links."""
         old, new = os.fsencode(source), os.fsencode(target)
         try:
             failed = _LIBC.renameat2(AT_FDCWD, old, AT_FDCWD, new, _NOREPLACE)
@@ -231,10 +227,7 @@ class Disk:
         owner: int = -1,
         group: int = -1,
     ) -> None:
-        """Replace the content of ``path`` atomically and durably; after an OSError, the old content remains.
-
-        ``exclusive``: FileExistsError if the file exists. Only root may set ``owner`` and ``group``.
-        """
+        """Replace a file atomically and durably, or with ``exclusive`` create it. Only root may set owner and group."""
         temporary, descriptor = self._create_temporary(path)
         try:
             if (owner, group) != (-1, -1):
@@ -277,7 +270,7 @@ class Disk:
                 temporary.unlink()
 
     def lock(self, descriptor: int, *, shared: bool = False) -> bool:
-        """Lock a file until the descriptor is closed; return False if another process has locked it."""
+        """Lock a file until it is closed; return False if another process has locked it."""
         try:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -298,7 +291,7 @@ def total_bytes(path: Path) -> int:
 
 
 def _link_to_free(source: Path, target: Path) -> int:
-    """Rename without renameat2(2); return an errno, or 0."""
+    """Return an errno, or 0."""
     try:
         os.link(source, target)
         os.unlink(source)

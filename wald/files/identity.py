@@ -20,7 +20,7 @@ _DIRECTORIES = ("segments", "routes", "ledger", "quarantine", "recovery")
 
 
 class Identity(NamedTuple):
-    """Content of ``log.json``."""
+    """``log.json``."""
 
     log_id: bytes
     created: str
@@ -71,7 +71,7 @@ def require_root(path: Path) -> None:
 
 
 def check_root(path: Path) -> None:
-    """Require a log, or a path that can become one: missing, empty, or an interrupted creation."""
+    """Require a log, or a path that can become one."""
     if path.exists() and not path.is_dir():
         raise InvalidInput(f"{path}: not a directory", case="not-a-directory")
     root = Root(path)
@@ -128,6 +128,6 @@ def _has_lost_identity(root: Root) -> bool:
 
 
 def _may_become_log(path: Path) -> bool:
-    """Return True if a directory has only names of a new file system, systemd or an interrupted creation."""
+    """Return True if there are only names of a new file system, systemd or an interrupted creation."""
     expected = (*_DIRECTORIES, "lost+found", "wald.sock")
     return path.is_dir() and all(name in expected or name.endswith(TEMPORARY) for name in os.listdir(path))

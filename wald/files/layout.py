@@ -104,7 +104,7 @@ class Root:
         return self.cursor_directory(route) / cursor_name(group)
 
     def route_names(self) -> list[str]:
-        """Return the routes, retired ones too, without directories with invalid names."""
+        """Return the routes, even retired ones."""
         if not self.routes.is_dir():
             return []
         return sorted(
@@ -114,7 +114,7 @@ class Root:
         )
 
     def has_route(self, route: str) -> bool:
-        """Return True if the route exists and is not a symbolic link; InvalidInput for an invalid name."""
+        """Return True for a directory that is not a symbolic link; InvalidInput for an invalid name."""
         path = self.route(route)
         return path.is_dir() and not path.is_symlink()
 
@@ -128,7 +128,7 @@ class Root:
         return sorted(self.cursors(route)[0])
 
     def cursors(self, route: str) -> tuple[dict[str, Path], list[Path]]:
-        """Return each group's cursor, and cursor files with an invalid group name; NotFound without the route."""
+        """Return each group's cursor, and cursors with invalid names; NotFound without the route."""
         groups: dict[str, Path] = {}
         invalid = []
         try:
@@ -149,7 +149,6 @@ class Root:
                 yield entry
 
     def route_directories(self) -> list[Path]:
-        """Return the directories of the routes, and those of their cursors."""
         routes = [self.route(name) for name in self.route_names()]
         return [*routes, *(path for route in routes if (path := route / CURSORS).is_dir())]
 
@@ -200,7 +199,7 @@ def known_names(root: Root) -> Iterator[tuple[Path, Callable[[str], bool]]]:
 
 
 def _is_anywhere(name: str) -> bool:
-    """Return True for a temporary file, and for a misplaced cursor, without which a group would lose records."""
+    """Return True for temporary files and misplaced cursors, without which groups would lose records."""
     return name.endswith((TEMPORARY, CURSOR_SUFFIX))
 
 

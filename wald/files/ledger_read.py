@@ -62,7 +62,6 @@ class PartName(NamedTuple):
 
 
 def parts_of(path: Path) -> list[PartName]:
-    """List the sealed parts of a ledger, oldest first."""
     try:
         names = os.listdir(path.parent)
     except FileNotFoundError:
@@ -101,7 +100,7 @@ def read_index(part: PartName) -> PartIndex:
 
 
 def frames_of(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the stored length and the lines of each frame, without the index."""
+    """Yield each frame's stored length and lines, without the index."""
     stored, offset, lines = read_regular(path), 0, 0
     while offset < len(stored):
         try:
@@ -123,9 +122,9 @@ def decompress_lines(stored: bytes, raw_bytes: int) -> bytes:
 
 
 def chained(path: Path, data: bytes, *, line: int, prev: str | None, listed: bool = True) -> tuple[list[Entry], str]:
-    """Decode lines, the first of which is number ``line`` of ``path``; return them and the digest of the last one.
+    """Decode lines that must follow digest ``prev``, if known; return them and the digest of the last one.
 
-    The lines must follow digest ``prev``, if known. ``listed`` as in :func:`decode_entries`.
+    ``line`` is the number of the first one in ``path``; ``listed`` as in :func:`decode_entries`.
     """
     texts = data.split(b"\n")[:-1]
     try:
@@ -149,7 +148,6 @@ def damaged(path: Path, number: int, reason: str) -> Damaged:
 
 
 def first_entry(data: bytes) -> Entry | None:
-    """Decode the first line; None if it is unreadable."""
     return _entry_of(data[: data.find(b"\n")]) if b"\n" in data else None
 
 
@@ -177,7 +175,6 @@ def without_copies(parts: list[PartName], prev: str | None) -> list[PartName]:
 
 
 def tip_of(parts: list[PartName]) -> str | None:
-    """Return the digest of the last line; None if it is unreadable."""
     with suppress(Damaged, OSError):
         return read_index(parts[-1]).tip if parts else None
     return None
@@ -360,7 +357,7 @@ class Lines:
             yield from (line for line in reversed(block.lines()) if line.number < bound)
 
     def about(self, first: int, last: int) -> Iterator[Line]:
-        """Yield the lines about any of these sequences, newest first."""
+        """Yield the lines about these sequences, newest first."""
         for block in reversed(self._refreshed()):
             if block.frame.low <= last and first <= block.frame.high:
                 for line in reversed(self._recent_lines(block)):
@@ -384,7 +381,6 @@ class Lines:
                         yield line
 
     def highest(self, event: str) -> int:
-        """Return the highest sequence in a line with this event; 0 without one."""
         found = 0
         for block in sorted(self._refreshed(), key=_high, reverse=True):
             if block.frame.high > found:
@@ -396,7 +392,6 @@ class Lines:
         return _identity(self._path)
 
     def _recent_lines(self, block: _Block) -> list[Line]:
-        """Return the lines of a block, often asked for again."""
         if self._recent is None or self._recent[0] is not block:
             self._recent = block, block.lines()
         return self._recent[1]
@@ -495,7 +490,7 @@ class Lines:
             self._recent = self._current[-1], [*self._recent[1], *block.numbered(entries)]
 
     def _begin_of_current(self, data: bytes) -> tuple[int, str | None]:
-        """Return number and digest of the line before the current file."""
+        """Return the number and digest of the line before."""
         lines = self._lines
         if lines is None:
             match first_entry(data):
@@ -518,7 +513,6 @@ def entries_of(path: Path) -> Iterator[Entry]:
 
 
 def read_ledger(path: Path) -> DecodedLedger:
-    """Decode the current file; a missing one is empty."""
     data, _ = read_current(path)  # before the parts are listed, as in Lines
     parts = without_copies(parts_of(path), first_prev(data))
     return decode_ledger(data, tip_of(parts) if parts else GENESIS)
@@ -601,7 +595,7 @@ def newest_entries(path: Path, *events: str) -> Iterator[Entry]:
 
 
 def _newest_lines(path: Path) -> Iterator[bytes]:
-    """Yield lines, newest first: of the current file, and of the last part if the file is short."""
+    """Yield lines, newest first, also of the last part if the file is short."""
     try:
         file = open_file(path)
     except FileNotFoundError:

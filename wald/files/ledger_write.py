@@ -60,9 +60,7 @@ _LEVEL = 3  # level 9 takes 8 × as long and saves nothing
 
 
 class Ledger:
-    """Append-only writer of a ledger.
-
-    It truncates a torn last line; it keeps a damaged one, which the next line reports.
+    """Append-only writer; truncates a torn last line, and reports a damaged one in the next line.
 
     Args:
         owner: program to lock the ledger for; "" if only one process can write it.
@@ -162,7 +160,7 @@ class Ledger:
             self._descriptor = self._lock = None
 
     def _open(self, *, known_bytes: int | None) -> int:
-        """Open the file at the end of its last synced line, or at the known end of acknowledged lines."""
+        """Open at the end of the last synced line, or at the known end of acknowledged lines."""
         descriptor = self._disk.open_append(self.path)
         try:
             length = os.fstat(descriptor).st_size
@@ -204,7 +202,7 @@ def _remove_temporaries(path: Path, disk: Disk) -> None:
 
 
 class _Cut:
-    """An attempt to seal the current file up to ``end``."""
+    """One cut, up to ``end``."""
 
     def __init__(self, path: Path, descriptor: int, end: int, disk: Disk, *, part_bytes: int) -> None:
         self._path = path
@@ -216,7 +214,7 @@ class _Cut:
         self._lines = 0  # of the current file, in parts
 
     def seal(self) -> PartIndex:
-        """Seal every line; return the last index. Damaged if a line or the previous part is; nothing is lost then."""
+        """Seal every line; return the last index. After an error, the current file still has every line."""
         _remove_temporaries(self._path, self._disk)
         line, prev, before = self._previous()
         offset = 0
@@ -256,7 +254,7 @@ class _Cut:
             self._disk.sync_directory(self._path.parent)
 
     def _seal_part(self, index: PartIndex, begin: int, wanted: int) -> tuple[PartIndex, int]:
-        """Seal about ``wanted`` bytes of lines; return the index and their end."""
+        """Seal about ``wanted`` bytes; return the index and their end."""
         path = self._path.with_name(ledger_part_name(self._path.name, index.line))
         temporary = path.with_name(path.name + TEMPORARY)
         try:
@@ -272,7 +270,7 @@ class _Cut:
         return index, end
 
     def _write(self, temporary: Path, index: PartIndex, begin: int, wanted: int) -> tuple[int, bytes]:
-        """Write and sync the file, and complete ``index``; return the lines' end and checksum."""
+        """Write and sync a part, complete ``index``; return the lines' end and checksum."""
         compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True, write_content_size=True)
         checksum, offset, stored_bytes = sha256(), begin, 0
         descriptor = self._disk.create(temporary)
@@ -321,7 +319,6 @@ def _reads_back(part: PartName, index: PartIndex, checksum: bytes) -> bool:
 
 
 def _copy_mode(source: int, target: int) -> None:
-    """Copy the mode, and as root the owner."""
     status, made = os.fstat(source), os.fstat(target)
     if made.st_mode != status.st_mode:
         os.fchmod(target, status.st_mode & 0o7777)

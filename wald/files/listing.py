@@ -27,7 +27,7 @@ _SETTLED_SECONDS_NS = 2_100_000_000  # … or in whole seconds (ext4 with inodes
 
 
 class Segment(NamedTuple):
-    """A segment's file."""
+    """One segment."""
 
     base_sequence: int
     kind: Kind
@@ -62,11 +62,10 @@ class Listing:
         return replace(self, segments=tuple(sorted((*self.segments, *segments), key=_base)), changed_ns=None)
 
     def by_base(self) -> dict[int, Segment]:
-        """Return each segment by its base; of two, the readable one."""
+        """Return the segments by base; of two, the readable one."""
         return {segment.base_sequence: segment for segment in (*self.released, *self.segments)}
 
     def newest_base(self) -> int:
-        """Return the newest base; 0 without segments."""
         return max((found[-1].base_sequence for found in (self.released, self.segments) if found), default=0)
 
     def successors(self) -> dict[int, int]:
@@ -85,7 +84,6 @@ class Listing:
         return self.segments[begin : bisect_right(self.segments, last, key=_base)]
 
     def behind(self, sequence: int) -> Segment | None:
-        """Return the first segment that begins after ``sequence``."""
         number = bisect_right(self.segments, sequence, key=_base)
         return self.segments[number] if number < len(self.segments) else None
 
@@ -101,7 +99,6 @@ def list_segments(root: Root) -> Listing:
 
 
 def last_changes(root: Root) -> tuple[int, ...] | None:
-    """Return :attr:`Listing.changed_ns`."""
     try:
         times_ns = tuple(os.stat(directory).st_mtime_ns for directory in root.segment_directories)
     except OSError:

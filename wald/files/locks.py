@@ -26,7 +26,7 @@ _YOUNG_SECONDS = 60  # a program locks its file just after creating it
 
 
 def command_of(process: int) -> str:
-    """Return the command line; "" if this user may not see it, or the process has ended."""
+    """Return the command line; "" if it is hidden, or the process has ended."""
     try:
         words = Path(f"/proc/{process}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
     except OSError:
@@ -35,7 +35,7 @@ def command_of(process: int) -> str:
 
 
 def name_of(process: int) -> str:
-    """Return the name that :func:`set_process_name` can change; "" if the process has ended."""
+    """Return the name as set by :func:`set_process_name`; "" after the process has ended."""
     try:
         return Path(f"/proc/{process}/comm").read_text(errors="replace").rstrip("\n")
     except OSError:
@@ -62,7 +62,7 @@ def process_group_of(process: int) -> int | None:
 
 
 def started_ns(process: int) -> int | None:
-    """Return the start time in ns since 1970; None if the process has ended."""
+    """Return the start in ns since 1970; None after the end."""
     fields = _stat_fields(process)
     if not fields:
         return None
@@ -76,7 +76,7 @@ def is_stopped(process: int) -> bool:
 
 
 def _stat_fields(process: int) -> list[str]:
-    """Return the fields of proc_pid_stat(5) from the state on; [] if the process has ended."""
+    """Return proc_pid_stat(5), beginning with the state; [] after the process has ended."""
     try:
         return Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -107,7 +107,7 @@ def holders(path: Path) -> list[int]:
 
 
 def sharers(paths: Iterable[Path]) -> dict[Path, list[int]]:
-    """Return, for each file, the processes that share the descriptor by which it was locked."""
+    """Return the processes that share the descriptor by which each file was locked."""
     found: dict[Path, list[int]] = {}
     by_key = {}
     for path in paths:
@@ -165,7 +165,7 @@ def leftovers(root: Root, disk: Disk) -> list[Path]:
 
 
 def abandoned_files(directory: Path, disk: Disk, *, prefix: str = "") -> list[Path]:
-    """Return the temporary files that no process is writing; [] if the directory is unreadable."""
+    """Return the temporary files that no process writes; [] if unreadable."""
     try:
         names = [entry.name for entry in os.scandir(directory)]
     except OSError:
@@ -175,7 +175,6 @@ def abandoned_files(directory: Path, disk: Disk, *, prefix: str = "") -> list[Pa
 
 
 def remove_leftovers(paths: list[Path], disk: Disk) -> None:
-    """Remove files, as far as this user may."""
     for path in paths:
         with suppress(OSError, Damaged):
             remove_abandoned(path, disk)

@@ -55,14 +55,14 @@ class _StatxCall:
 
 
 class FileIdentity:
-    """A path and the open file that it named."""
+    """A path and the file that it named."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._file = _StatxCall(descriptor, b"", _AT_EMPTY_PATH)()[1:]
         self._stat_path = _StatxCall(AT_FDCWD, os.fsencode(path), _AT_SYMLINK_NOFOLLOW)
 
     def is_current(self) -> bool:
-        """Return True if the path still names the file, not a link to it."""
+        """Return True if the path still names it, not a link to it."""
         return self._stat_path()[1:] == self._file
 
 
@@ -94,7 +94,7 @@ def read_regular(path: Path) -> bytes:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """Read the JSON object in a file; None if missing or invalid."""
+    """Read a JSON object; None if missing or invalid."""
     try:
         found = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError, Damaged):
@@ -140,7 +140,7 @@ class InPlaceFile:
         self._disk.sync_directory(self._path.parent)
 
     def restore(self) -> bool:
-        """Open or create the file again if its path no longer names it; return True if so."""
+        """Open or create the file again if its path no longer names it; True if so."""
         if self._identity.is_current():
             return False
         self.close()

@@ -67,7 +67,7 @@ class Elapsed:
         self._last: Moment | None = None
 
     def until(self, moment: Moment) -> int:
-        """Return the least time from the first moment to this one."""
+        """Return the least time since the first moment."""
         last = self._last
         if last is None or not moment.boot or moment.boot != last.boot:
             return self._total_ns
@@ -82,7 +82,7 @@ class Elapsed:
 
 
 def boot_id() -> str:
-    """Return the id of this boot; "" if the kernel has none."""
+    """Return the boot id; "" if the kernel has none."""
     try:  # not cached: a process restored from a checkpoint may run in another boot
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -120,7 +120,7 @@ class ClockStep:
 
 
 def read_steps(root: Root) -> tuple[ClockStep, ...]:
-    """Return the readable clock steps in order."""
+    """Return the readable steps in order."""
     steps = []
     for line in _lines(root):
         try:
@@ -133,8 +133,8 @@ def read_steps(root: Root) -> tuple[ClockStep, ...]:
 def step_between(steps: Sequence[ClockStep], first: int, last: int) -> ClockStep | None:
     """Return the last of the ordered ``steps`` with a base from ``first`` to ``last``.
 
-    Append times restart in a segment if a step lies after the previous segment's base and not after its own: the
-    segment that began at the step may be gone.
+    Append times restart in a segment if a step lies after the previous base and not after its own: the segment of the
+    step may be gone.
     """
     return next((step for step in reversed(steps) if first <= step.base <= last), None)
 
