@@ -10,7 +10,7 @@ from logs import Built
 
 from wald.format.sealed_index import BatchTable, SealedIndex
 from wald.reading.latest import start_of_latest
-from wald.reading.selection import Matcher
+from wald.reading.pattern import Matcher
 
 END = (1 << 64) - 1
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from logs import Built
 
 from wald.format.batch import BatchHeader, Encoding
-from wald.reading import selection
+from wald.reading import pattern as patterns
 from wald.reading.assembler import Batch
-from wald.reading.selection import BadPattern, Matcher
+from wald.reading.pattern import BadPattern, Matcher
 
 PIECES = [b"ab", b"aB", b"b", b"\n", b".", b"error", b"Error", b"\x00", b"\xff", b""]
 PATTERNS = [
@@ -48,7 +48,7 @@ def test_it_finds_what_a_look_at_every_record_finds(
 
     matcher = Matcher(pattern, ignore_case=ignore_case, invert=invert)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selection, "_LINES_SEARCHED", lines_searched)
+        patch.setattr(patterns, "_LINES_SEARCHED", lines_searched)
         found = list(matcher.records(batch(values, terminated=terminated)))
 
     assert [(record.sequence, record.value) for record in found] == expected

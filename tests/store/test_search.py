@@ -15,8 +15,9 @@ from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.reading import search as portions
 from wald.reading.assembler import Batch
+from wald.reading.pattern import Matcher
 from wald.reading.search import Event, Match, search
-from wald.reading.selection import Matcher, Start, Stop, select
+from wald.reading.selection import Start, Stop, select
 from wald.retention.missing import Missing
 
 END = b"\x1e"

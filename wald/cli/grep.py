@@ -24,8 +24,9 @@ from wald.format.times import parse_position_option, parse_time_option, utc
 if TYPE_CHECKING:
     from wald.format.records import Record
     from wald.reading.assembler import Batch
+    from wald.reading.pattern import Matcher
     from wald.reading.search import Match
-    from wald.reading.selection import Matcher, Start, Stop
+    from wald.reading.selection import Start, Stop
     from wald.retention.missing import Missing
 
 NOTHING_FOUND = 1

@@ -11,7 +11,7 @@ from wald.errors import InvalidInput
 from wald.hints import command_line
 
 if TYPE_CHECKING:
-    from wald.reading.selection import Matcher
+    from wald.reading.pattern import Matcher
 
 
 def matcher_of(
@@ -21,7 +21,7 @@ def matcher_of(
     Raises:
         InvalidInput: the pattern is not a regular expression.
     """
-    from wald.reading.selection import BadPattern, Matcher
+    from wald.reading.pattern import BadPattern, Matcher
 
     try:
         return Matcher(os.fsencode(pattern), fixed=fixed, ignore_case=ignore_case, invert=invert)

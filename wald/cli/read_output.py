@@ -13,7 +13,7 @@ from wald.format.times import utc
 if TYPE_CHECKING:
     from wald.format.records import Record
     from wald.reading.assembler import Batch, Senders
-    from wald.reading.selection import Matcher
+    from wald.reading.pattern import Matcher
 
 _WRITTEN_BYTES = 256 << 10  # of JSON, at once
 

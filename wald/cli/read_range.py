@@ -17,7 +17,8 @@ from wald.hints import command_line
 
 if TYPE_CHECKING:
     from wald.log import Log
-    from wald.reading.selection import Matcher, Named, Start, Stop
+    from wald.reading.pattern import Matcher
+    from wald.reading.selection import Named, Start, Stop
 
 _NAMED: dict[str, Named] = {"earliest": "earliest", "end": "end", "cursor": "cursor"}
 

@@ -11,8 +11,9 @@ import fcntl
 import gc
 import os
 import signal
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from wald.errors import Damaged, WaldError
@@ -35,51 +36,35 @@ PORTION_BYTES = 8 << 20  # raw; much more than opening a segment costs, much les
 
 def portions(view: View, selection: Selection) -> Iterator[tuple[int, int]]:
     """Yield the first and last sequence of each portion, in order, without gaps even if records are missing."""
-    first, dealt = selection.first, False
-    for start, is_end in _starts(view, selection):
-        if first < start:
-            yield first, start - 1
-            first, dealt = start, True
-        if is_end:
-            if not dealt:
+    first, last, collected = selection.first, selection.last, 0
+    stepped = max((step.base for step in read_steps(view.root)), default=0)  # append times restart there
+    segments = view.segments[view.listing.covering(first) :] if view.segments else ()
+    wanted = takewhile(lambda segment: segment.base_sequence <= last, segments)
+    for start, raw_bytes, earliest_ns, latest_ns in chain.from_iterable(_frames(each, view) for each in wanted):
+        if start > last:
+            break
+        if selection.until_ns <= earliest_ns <= latest_ns and start >= stepped:
+            if first < start:
+                yield first, start - 1
+            elif first == selection.first:
                 yield first, first
             return
-    yield first, selection.last
+        if collected >= PORTION_BYTES and start > selection.first:
+            if first < start:
+                yield first, start - 1
+                first = start
+            collected = 0
+        collected += raw_bytes
+    yield first, last
 
 
-def _starts(view: View, selection: Selection) -> Iterator[tuple[int, bool]]:
-    """Yield possible starts of portions, at frames or unsealed segments, and last the end of the selection."""
-    segments = view.segments
-    collected = 0
-    stepped = max((step.base for step in read_steps(view.root)), default=0)  # append times restart there
-    for segment in segments[view.listing.covering(selection.first) :] if segments else ():
-        if segment.base_sequence > selection.last:
-            return
-        for start, raw_bytes, earliest_ns, latest_ns in _frames(segment, view):
-            if start > selection.last:
-                return
-            if selection.until_ns <= earliest_ns <= latest_ns and start >= stepped:
-                yield start, True
-                return
-            if collected >= PORTION_BYTES and start > selection.first:
-                yield start, False
-                collected = 0
-            collected += raw_bytes
-
-
-def _frames(segment: Segment, view: View) -> Iterator[tuple[int, int, int, int]]:
-    """Yield first sequence, raw bytes, earliest and latest time of each frame; one large frame without an index."""
-    try:
-        table = (
-            FrameTable.from_frames(sealed_index(segment, view.log_id).frames)
-            if segment.kind.form is Kind.SEALED
-            else None
-        )
-    except (Damaged, FileNotFoundError):
-        table = None
-    if table is None:
-        return iter([(segment.base_sequence, PORTION_BYTES, 0, -1)])
-    return zip(table.first_sequences, table.raw_bytes, table.earliest_ns, table.latest_ns, strict=True)
+def _frames(segment: Segment, view: View) -> Iterable[tuple[int, int, int, int]]:
+    """Return first sequence, raw bytes, earliest and latest time of each frame; one large frame without an index."""
+    if segment.kind.form is Kind.SEALED:
+        with suppress(Damaged, FileNotFoundError):
+            table = FrameTable.from_frames(sealed_index(segment, view.log_id).frames)
+            return zip(table.first_sequences, table.raw_bytes, table.earliest_ns, table.latest_ns, strict=True)
+    return [(segment.base_sequence, PORTION_BYTES, 0, -1)]
 
 
 _WRITTEN_BYTES = 64 << 10  # of output, at once
@@ -111,18 +96,15 @@ Absent = Callable[[bytes], bool]
 
 
 def search(view: View, selection: Selection, show: Show, *, absent: Absent, jobs: int) -> Iterator[Event]:
-    """Yield the results of ``show`` for the selected batches, and unreadable parts, in log order.
+    """Return the results of ``show`` for the selected batches, and unreadable parts, in log order.
 
     ``absent`` returns True if ``show`` would find nothing in any batches with these bytes.
     """
     view = view if selection.earliest else view.including_released()
     dealt = list(portions(view, selection))
     if jobs == 1 or len(dealt) == 1:
-        for portion in dealt:
-            yield from _searched(view, selection, portion, show, absent)
-        return
-    with closing(_in_processes(view, selection, dealt, show, absent, min(jobs, len(dealt)))) as events:
-        yield from events
+        return chain.from_iterable(_searched(view, selection, portion, show, absent) for portion in dealt)
+    return _in_processes(view, selection, dealt, show, absent, min(jobs, len(dealt)))
 
 
 def _searched(
@@ -149,7 +131,7 @@ def _searched(
 
 def _in_processes(
     view: View, selection: Selection, dealt: Sequence[tuple[int, int]], show: Show, absent: Absent, jobs: int
-) -> Generator[Event]:
+) -> Iterator[Event]:
     import multiprocessing  # 20 ms, which a small log can save
 
     context = multiprocessing.get_context("fork")
@@ -174,34 +156,24 @@ def _in_processes(
             process.join()
 
 
-def _output(receiver: Connection, announced: _Output) -> Iterator[Match]:
-    """Yield announced output; raise EOFError if it is incomplete."""
-    records, left = announced
-    while left or records:
-        part = os.read(receiver.fileno(), min(left, _PIPE_BYTES)) if left else b""
-        if left and not part:
-            raise EOFError
-        yield Match(records, part)
-        records, left = 0, left - len(part)
-
-
 def _received(receiver: Connection) -> Iterator[Event]:
     """Yield the results of one process for one portion."""
     try:
-        yield from _events(receiver)
+        while (event := receiver.recv()) is not None:
+            if isinstance(event, _Failed):
+                raise event.error
+            if not isinstance(event, _Output):
+                yield event
+                continue
+            records, left = event
+            while left or records:
+                part = os.read(receiver.fileno(), min(left, _PIPE_BYTES)) if left else b""
+                if left and not part:
+                    raise EOFError
+                yield Match(records, part)
+                records, left = 0, left - len(part)
     except EOFError:
         raise OSError(errno.ECHILD, "a process of the search was killed") from None
-
-
-def _events(receiver: Connection) -> Iterator[Event]:
-    """Yield events up to the end of a portion; raise EOFError if the process ended before that."""
-    while (event := receiver.recv()) is not None:
-        if isinstance(event, _Failed):
-            raise event.error
-        if isinstance(event, _Output):
-            yield from _output(receiver, event)
-        else:
-            yield event
 
 
 def _work(
@@ -219,21 +191,21 @@ def _work(
     gc.freeze()  # existing objects stay to the end
     for receiver in receivers:
         receiver.close()
-    with suppress(BrokenPipeError):
-        try:
-            for portion in dealt:
-                held, held_bytes = list[Event](), 0
-                for event in _searched(view, selection, portion, show, absent):
-                    held.append(event)
-                    held_bytes += len(event.output) if isinstance(event, Match) else 0
-                    if held_bytes > _HELD_BYTES:
-                        _send(sender, held)
-                        held, held_bytes = [], 0
-                _send(sender, held)
-                sender.send(None)
-        except BrokenPipeError:
-            raise
-        except (WaldError, OSError) as error:
+    try:
+        for portion in dealt:
+            held, held_bytes = list[Event](), 0
+            for event in _searched(view, selection, portion, show, absent):
+                held.append(event)
+                held_bytes += len(event.output) if isinstance(event, Match) else 0
+                if held_bytes > _HELD_BYTES:
+                    _send(sender, held)
+                    held, held_bytes = [], 0
+            _send(sender, held)
+            sender.send(None)
+    except BrokenPipeError:
+        pass
+    except (WaldError, OSError) as error:
+        with suppress(BrokenPipeError):
             sender.send(_Failed(error))
 
 
