@@ -54,28 +54,28 @@ def where(view: View, sequence: int) -> Whereabouts:
     if sequence < 1:
         raise InvalidInput(f"{sequence} is not a sequence", case="sequence-below-one")
     history = History(view.root)
-    found = _where(view, sequence, history)
+    found = _locate(view, sequence, history)
     if found.state is State.NEVER_ISSUED:
         return found
     try:
-        bundled, removals = history.archived(sequence), _removals(history, sequence)
+        bundled, deletions = history.archived(sequence), _deletions(history, sequence)
     except Damaged as error:  # the location is known without them
         return replace(found, message=f"{found.message}; {error.message}")
     if found.state is State.LOST or (found.durable and found.state is not State.RELEASED):
-        removals = []  # not deleted; or decided and not yet executed
+        deletions = []  # not deleted; or decided and not yet executed
     if bundled is not None:
         found = replace(found, bundle=_bundle(bundled), member=bundle_member(bundled, sequence), bundle_entry=bundled)
-    return replace(found, reclaimed=removals[0] if removals else None)
+    return replace(found, reclaimed=deletions[0] if deletions else None)
 
 
-def _where(view: View, sequence: int, history: History) -> Whereabouts:
+def _locate(view: View, sequence: int, history: History) -> Whereabouts:
     bound = view.bound
     segments = [*view.listing.released, *view.segments]
     newest = view.listing.newest_base()
     if bound.lost and sequence > (bound.sequence or 0):
         return Whereabouts(sequence, State.UNKNOWN, lost_head(view.root, bound).message)
     if bound.sequence is not None and sequence > bound.sequence:
-        return _beyond(sequence, bound.sequence)
+        return _never_issued(sequence, bound.sequence)
     holding = [segment for segment in segments if segment.base_sequence <= sequence]
     reason, dropped_from = "", ""
     # The newest at or below it; of two forms, the one that is not released.
@@ -96,8 +96,8 @@ def _where(view: View, sequence: int, history: History) -> Whereabouts:
             reason = found or reason
         break
     if bound.sequence is None and (not holding or holding[-1].base_sequence == newest):
-        return _beyond(sequence, None)
-    return _gone(view, sequence, reason, history, dropped_from=dropped_from)
+        return _never_issued(sequence, None)
+    return _fate(view, sequence, reason, history, dropped_from=dropped_from)
 
 
 def _in_segment(view: View, sequence: int, segment: Segment) -> Whereabouts | DroppedBatches | str:
@@ -111,16 +111,16 @@ def _in_segment(view: View, sequence: int, segment: Segment) -> Whereabouts | Dr
         return error.message
     gap: DamagedBytes | None = None
     try:
-        for met in opened.batches(opened.position_of_sequence(sequence, limit), limit):
-            if isinstance(met, DamagedBytes):
-                gap = met
-            elif isinstance(met, StoredBatch) and met.header.count and met.header.base_sequence <= sequence:
+        for item in opened.batches(opened.position_of_sequence(sequence, limit), limit):
+            if isinstance(item, DamagedBytes):
+                gap = item
+            elif isinstance(item, StoredBatch) and item.header.count and item.header.base_sequence <= sequence:
                 gap = None
-                if sequence < met.header.end_sequence:
-                    return _placed(view, sequence, segment, met)
-            elif isinstance(met, DroppedBatches) and met.first_sequence <= sequence < met.next_sequence:
-                return met
-            elif isinstance(met, StoredBatch) and met.header.base_sequence > sequence:
+                if sequence < item.header.end_sequence:
+                    return _location(view, sequence, segment, item)
+            elif isinstance(item, DroppedBatches) and item.first_sequence <= sequence < item.next_sequence:
+                return item
+            elif isinstance(item, StoredBatch) and item.header.base_sequence > sequence:
                 break
     finally:
         opened.close()
@@ -132,15 +132,15 @@ def _in_segment(view: View, sequence: int, segment: Segment) -> Whereabouts | Dr
     return ""
 
 
-def _placed(view: View, sequence: int, segment: Segment, met: StoredBatch) -> Whereabouts:
+def _location(view: View, sequence: int, segment: Segment, item: StoredBatch) -> Whereabouts:
     state = view.state(segment)
-    place = f"in {segment.path.name} at {met.position}, route {met.route}"
+    place = f"in {segment.path.name} at {item.position}, route {item.route}"
     if state is State.RELEASED:
         place = f"reclaimed; still {place}"
-    head_sequence = view.bound.sequence if view.bound.sequence is not None else met.header.end_sequence - 1
+    head_sequence = view.bound.sequence if view.bound.sequence is not None else item.header.end_sequence - 1
     processed = {}
-    if (view.root.routes / met.route).is_dir():
-        cursors = read_cursors(view.root, met.route, log_id=view.log_id, head_sequence=head_sequence)
+    if (view.root.routes / item.route).is_dir():
+        cursors = read_cursors(view.root, item.route, log_id=view.log_id, head_sequence=head_sequence)
         processed = {cursor.group: _has_processed(cursor, sequence, view.log_id) for cursor in cursors}
     return Whereabouts(
         sequence,
@@ -148,9 +148,9 @@ def _placed(view: View, sequence: int, segment: Segment, met: StoredBatch) -> Wh
         place,
         durable=True,
         segment=segment.path.name,
-        route=met.route,
-        append_time_ns=met.header.append_time_ns,
-        position=met.position,
+        route=item.route,
+        append_time_ns=item.header.append_time_ns,
+        position=item.position,
         processed=processed,
     )
 
@@ -167,33 +167,33 @@ def _has_processed(cursor: Cursor, sequence: int, log_id: bytes) -> bool:
         return False
 
 
-def _beyond(sequence: int, last: int | None) -> Whereabouts:
+def _never_issued(sequence: int, last: int | None) -> Whereabouts:
     known = f"the last durable record is {last}" if last is not None else "no head says that it was"
     return Whereabouts(sequence, State.NEVER_ISSUED, f"never issued: {known}")
 
 
-def _gone(view: View, sequence: int, reason: str, history: History, *, dropped_from: str) -> Whereabouts:
+def _fate(view: View, sequence: int, reason: str, history: History, *, dropped_from: str) -> Whereabouts:
     """Return the fate of an issued record that no readable segment holds.
 
     ``dropped_from`` is the segment from which shrinking dropped it, by that segment; "" without one.
     """
     sealed = history.sealed(sequence)
     segment = segment_name(int(sealed["base"]), Kind.SEALED) if sealed else None
-    archived, removals = history.archived(sequence), _removals(history, sequence)
-    relief = history.shrunk_record(sequence)
+    archived, deletions = history.archived(sequence), _deletions(history, sequence)
+    shrunk = history.shrunk_record(sequence)
     if reason:
         return Whereabouts(sequence, State.QUARANTINED, reason, segment=segment)
     if archived is not None:
         message = f"in bundle {_bundle(archived)}, member {bundle_member(archived, sequence) or 'unknown'}"
         return Whereabouts(sequence, State.ARCHIVED, message, segment=segment, route=archived.get("route"))
-    dropped = dropped_from or (relief is not None and relief.dropped)
-    if removals and (dropped or history.reclaimed(sequence) is not None):
-        return Whereabouts(sequence, State.RECLAIMED, _reclaimed(removals, sequence), segment=segment)
+    dropped = dropped_from or (shrunk is not None and shrunk.dropped)
+    if deletions and (dropped or history.reclaimed(sequence) is not None):
+        return Whereabouts(sequence, State.RECLAIMED, _describe_deletions(deletions, sequence), segment=segment)
     lost = history.losses(sequence, sequence)
     if lost and lost[0].unrestored:
         return Whereabouts(sequence, State.NOT_RESTORED, lost[0].reason)
     if dropped_from:
-        message = f"relief has dropped it from {dropped_from}, and no ledger says when"
+        message = f"shrinking dropped it from {dropped_from}, and no ledger says when"
         return Whereabouts(sequence, State.RECLAIMED, message, segment=dropped_from)
     skipped = history.skipped(sequence)
     if skipped is not None:
@@ -201,10 +201,10 @@ def _gone(view: View, sequence: int, reason: str, history: History, *, dropped_f
         message = f"a start passed over {span}, and no record of this log has such a number: {skipped.get('why')}"
         return Whereabouts(sequence, State.SKIPPED, message)
     if lost:
-        return Whereabouts(sequence, State.LOST, f"{_lost(relief)}: {lost[0].reason}", segment=segment)
-    if relief is not None:
-        name = segment_name(relief.entry["base"], Kind.SEALED)
-        message = f"{_lost(relief)}: {name} is not there, and no ledger says why"
+        return Whereabouts(sequence, State.LOST, f"{_describe_loss(shrunk)}: {lost[0].reason}", segment=segment)
+    if shrunk is not None:
+        name = segment_name(shrunk.entry["base"], Kind.SEALED)
+        message = f"{_describe_loss(shrunk)}: {name} is not there, and no ledger says why"
         return Whereabouts(sequence, State.LOST, message, segment=name)
     message = "it was issued, no segment holds it, and no ledger says why"
     if not view.segments and not view.listing.released:
@@ -217,55 +217,55 @@ def _bundle(entry: Entry) -> str:
     return "/".join(str(part).rstrip("/") for part in (entry.get("dest"), entry.get("path", "unnamed")) if part)
 
 
-def _lost(relief: ShrunkRecord | None) -> str:
-    if relief is None:
+def _describe_loss(shrunk: ShrunkRecord | None) -> str:
+    if shrunk is None:
         return "lost"
-    return "lost, after relief had kept it" if relief.dropped is False else "lost, or dropped by relief before"
+    return "lost, after shrinking had kept it" if shrunk.dropped is False else "lost, or dropped by shrinking before"
 
 
-def _removals(history: History, sequence: int) -> list[Entry]:
+def _deletions(history: History, sequence: int) -> list[Entry]:
     """Return the lines about the deletion of an absent record: of its segment, or of its batch by shrinking.
 
     Several if ranges overlap: older versions recorded one range per route for a shrink.
     """
     deletion = history.reclaimed(sequence)
     if deletion is None:
-        relief = history.shrunk_record(sequence)
-        return [] if relief is None else [relief.entry]
-    reliefs = [each for each in history.shrinks_before(deletion) if _holders(each, sequence)]
-    certain = [each for each in reliefs if any(is_certain for _, is_certain in candidate_routes(each, sequence))]
+        shrunk = history.shrunk_record(sequence)
+        return [] if shrunk is None else [shrunk.entry]
+    shrinks = [each for each in history.shrinks_before(deletion) if _deleted_routes(each, sequence)]
+    certain = [each for each in shrinks if any(is_certain for _, is_certain in candidate_routes(each, sequence))]
     if certain:
         return certain[:1]
-    return [deletion, *reliefs] if _holders(deletion, sequence) or not reliefs else reliefs
+    return [deletion, *shrinks] if _deleted_routes(deletion, sequence) or not shrinks else shrinks
 
 
-def _holders(entry: Entry, sequence: int) -> list[Entry]:
+def _deleted_routes(entry: Entry, sequence: int) -> list[Entry]:
     """Return a line's entries for the routes among whose deleted records ``sequence`` may be."""
     return [route for route, _ in candidate_routes(entry, sequence)]
 
 
-def _reclaimed(removals: list[Entry], sequence: int) -> str:
-    message = f"reclaimed {_removed(removals[0], sequence)}"
-    for entry in removals[1:]:
-        routes = " or ".join(str(held.get("route")) for held in _holders(entry, sequence))
-        message += f"; or, if it was of route {routes}, {_removed(entry, sequence)}"
+def _describe_deletions(deletions: list[Entry], sequence: int) -> str:
+    message = f"reclaimed {_describe_deletion(deletions[0], sequence)}"
+    for entry in deletions[1:]:
+        routes = " or ".join(str(held.get("route")) for held in _deleted_routes(entry, sequence))
+        message += f"; or, if it was of route {routes}, {_describe_deletion(entry, sequence)}"
     return message
 
 
-def _removed(entry: Entry, sequence: int) -> str:
-    holders = _holders(entry, sequence)
+def _describe_deletion(entry: Entry, sequence: int) -> str:
+    routes = _deleted_routes(entry, sequence)
     rules = repr(str(entry.get("rule", "unknown")))
-    if entry.get("rule") == "each_route" and holders:
-        rules = " or ".join(f"{str(held.get('rule'))!r} of route {held.get('route')}" for held in holders)
+    if entry.get("rule") == "each_route" and routes:
+        rules = " or ".join(f"{str(held.get('rule'))!r} of route {held.get('route')}" for held in routes)
     message = f"at {utc_or_unknown(entry.get('at'))} by the rule {rules}"
     cursors = [
         (f"{held.get('route')}/{group}", at)
-        for held in holders
+        for held in routes
         if isinstance(held.get("cursors"), dict)
         for group, at in held["cursors"].items()
     ]
     if unread := [name for name, at in cursors if isinstance(at, int) and at < sequence]:
-        message += f", though {', '.join(unread)} {'had not' if len(holders) == 1 else 'may not have'} read it"
-    elif entry.get("lost") and not holders:
+        message += f", though {', '.join(unread)} {'had not' if len(routes) == 1 else 'may not have'} read it"
+    elif entry.get("lost") and not routes:
         message += ", though not every group had read all of its segment"
     return f"{message}; cursors: {', '.join(f'{name} at {at}' for name, at in cursors)}" if cursors else message
