@@ -181,7 +181,7 @@ class Disk:
         os.rename(source, target)
 
     def rename_to_free(self, source: Path, target: Path) -> None:
-        """Rename unless ``target`` exists; not atomic on file systems with neither renameat2(2) nor hard links."""
+        """Rename; FileExistsError if ``target`` exists. Not atomic if renameat2(2) and hard links are both missing."""
         old, new = os.fsencode(source), os.fsencode(target)
         try:
             failed = _LIBC.renameat2(AT_FDCWD, old, AT_FDCWD, new, _NOREPLACE)
@@ -227,7 +227,10 @@ class Disk:
         owner: int = -1,
         group: int = -1,
     ) -> None:
-        """Replace a file atomically and durably, or with ``exclusive`` create it. Only root may set owner and group."""
+        """Replace a file atomically and durably; after an OSError, the old content remains.
+
+        ``exclusive``: FileExistsError if it exists. Only root may set ``owner`` and ``group``.
+        """
         temporary, descriptor = self._create_temporary(path)
         try:
             if (owner, group) != (-1, -1):
