@@ -21,7 +21,7 @@ from wald.files.safe_open import FileIdentity, open_regular
 
 _STOPPED_STATES = "Tt"  # proc_pid_stat(5)
 _NS = 10**9
-_TEMPORARY = re.compile(r".+\.[0-9a-f]{16}\.tmp")
+_TEMPORARY = r".+\.[0-9a-f]{16}\.tmp"
 _YOUNG_SECONDS = 60  # a program locks its file just after creating it
 
 
@@ -170,7 +170,7 @@ def abandoned_files(directory: Path, disk: Disk, *, prefix: str = "") -> list[Pa
         names = [entry.name for entry in os.scandir(directory)]
     except OSError:
         return []
-    paths = (directory / name for name in sorted(names) if name.startswith(prefix) and _TEMPORARY.fullmatch(name))
+    paths = (directory / name for name in sorted(names) if name.startswith(prefix) and re.fullmatch(_TEMPORARY, name))
     return [path for path in paths if _is_abandoned(path, disk)]
 
 

@@ -24,7 +24,7 @@ COMMAND_SUFFIX = ".command"  # result of its command; with "-N" appended, that o
 WORK_SUFFIX = ".work"  # the journal of a work group
 ASK_SUFFIX = ".ask"  # a request to the owner of a work group
 PIN_SUFFIX = ".pin"  # lists the routes that an unfinished handover pins
-_GROUP_FILE = re.compile(r"(.*)\.(?:cursor|drain|command(?:-[0-9]+)?|work|ask|pin)", re.DOTALL)
+_GROUP_FILE = r"(?s)(.*)\.(?:cursor|drain|command(?:-[0-9]+)?|work|ask|pin)"  # compiled at first use, as _LEDGER_PART
 CURSORS = "cursors"  # directory in a route for the files of its consumer groups
 WHOLE_SUFFIX = ".whole"  # after the name of a sealed segment: a second link while it is being shrunk
 FOUND_PREFIX = "in.found-"  # and a number: a file that was at the path of the route's FIFO
@@ -33,7 +33,7 @@ VERIFY_LEDGER = "verify.jsonl"
 SKIPS_LEDGER = "skips.jsonl"  # records skipped by `wald cursor skip`
 LEDGERS = ("segments.jsonl", "reclaim.jsonl", "archive.jsonl", VERIFY_LEDGER, SKIPS_LEDGER)
 PART_SUFFIX = ".zst"
-_LEDGER_PART = re.compile(r"([a-z]+)-([0-9]{20})(\.jsonl)\.zst")
+_LEDGER_PART = r"([a-z]+)-([0-9]{20})(\.jsonl)\.zst"
 
 
 class Kind(Enum):
@@ -108,7 +108,7 @@ def ledger_part_name(ledger: str, line: int) -> str:
 
 def parse_ledger_part_name(name: str) -> tuple[str, int] | None:
     """Return ledger and first line from the name of a part; None for any other name."""
-    match = _LEDGER_PART.fullmatch(name)
+    match = re.fullmatch(_LEDGER_PART, name)
     return (match[1] + match[3], int(match[2])) if match else None
 
 
@@ -144,7 +144,7 @@ def worker_suffix(worker: int) -> str:
 
 def is_group_file(name: str, group: str | None = None) -> bool:
     """Return True if the name is that of a cursor of ``group`` (None: of any) or of a file that belongs to it."""
-    match = _GROUP_FILE.fullmatch(name)
+    match = re.fullmatch(_GROUP_FILE, name)
     return match is not None and group in (None, match[1])
 
 

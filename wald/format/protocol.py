@@ -21,6 +21,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from typing import NamedTuple
 
 LINE_MAX_BYTES = 1024  # of a request line
 REQUEST_MAX_BYTES = 1 << 29  # of a payload; producers split larger ones
@@ -79,8 +80,7 @@ class Publish:
     seen: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(NamedTuple):
     """Any other request."""
 
     verb: str
