@@ -2,7 +2,7 @@
 
 audit_report  deletions in a time span, each judged by its ledger lines
 checker       check of one segment, batch by batch
-dump          contents of a file, and what is wrong with it
+dump          contents and damage of a file
 kinds         kind of a file, recognised by its path
 verifier      check of a whole log
 """

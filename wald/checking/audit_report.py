@@ -61,7 +61,7 @@ class DeletionAudit:
 
     Attributes:
         lines: number of lines read.
-        illegal: number of deletions that were not allowed.
+        illegal: deletions that were not allowed.
         broken: a message for each damaged ledger; its lines end where the damage begins.
     """
 

@@ -143,7 +143,7 @@ class Opening:
         time_ns: append time of the first batch; None without a batch.
         continues: route → record that its first batch continues, or 0.
         lasts: route → last record, as all control batches state it; None without one.
-        open_records: route → unfinished record, likewise.
+        open_records: route → unfinished record, as all state it.
         dropped: route → last dropped sequence. Records open before may have ended up to there.
         lost: records are lost, or records of unknown routes were dropped, so that any open record may have ended.
     """
@@ -447,7 +447,7 @@ class _Check:
         return not span.routes or (span.earliest_ns, span.latest_ns) == (frame.earliest_ns, frame.latest_ns)
 
     def _agrees(self, index: SealedIndex, digest: bytes) -> Iterator[Finding]:
-        # A segment without a sequence of its own, which wald repair may leave, has no line.
+        # A segment without sequences, which wald repair may leave, has no line.
         sha256 = self._target.sha256 if index.next_sequence > index.base_sequence else None
         if digest != index.sha256:
             yield self._error(0, f"the sha256 is {digest.hex()}, the index says {index.sha256.hex()}")

@@ -157,7 +157,9 @@ class Verification:
                 yield Finding(Level.INFO, segment.path, 0, "after the head; not checked")
                 continue
             due = self._due(segment.base_sequence)
-            completed = self._completed(due, segment.base_sequence - 1)
+            # The listing may be hours old, and the deletion of a segment undone since.
+            lost = self._lost(due, segment.base_sequence - 1)
+            completed = self._view.completed(due, segment.base_sequence - 1) if lost else self._view
             if completed is not self._view:
                 self._view = completed
                 waiting = deque(s for s in self._view.segments if s.base_sequence >= due)
@@ -171,10 +173,6 @@ class Verification:
                     yield Finding.of(Level.ERROR, segment.path, error.message)
                 else:
                     waiting = deque(s for s in self._view.segments if s.base_sequence >= segment.base_sequence)
-
-    def _completed(self, first: int, last: int) -> View:
-        """Return a view that includes segments whose deletion was undone since the listing, which may be hours old."""
-        return self._view.completed(first, last) if self._lost(first, last) else self._view
 
     def _due(self, base: int) -> int:
         return self._state.next_sequence or min(self._first_due, base)
@@ -205,13 +203,13 @@ class Verification:
         A repair drops the pieces of a record that it has given up, or whose beginning was reclaimed.
         """
         with contextlib.suppress(Damaged):  # the check of the ledgers reports it
-            open_records = before.open_records.items()
-            still = {route: at for route, at in open_records if not self._is_lost(at)}
+            still = {
+                route: at
+                for route, at in before.open_records.items()
+                if not self.history.is_given_up(at) and self.history.reclaimed(at) is None
+            }
             before = replace(before, open_records=still)
         return done.following(before) or check(target, before)
-
-    def _is_lost(self, sequence: int) -> bool:
-        return self.history.is_given_up(sequence) or self.history.reclaimed(sequence) is not None
 
     def _unrecorded(self, segment: Segment) -> Iterator[Finding]:
         """Report a sealed segment without a ledger line, unless its sealer may still write it."""
@@ -231,9 +229,11 @@ class Verification:
             explained = list(Spans(lost).outside(expected, base - 1))
             for first, last in explained:
                 yield from self._on_record(first, last)
-            for first, last in self._without_losses(explained):
-                message = f"records {first} to {last} before it were reclaimed"
-                yield Finding(Level.INFO, segment.path, 0, message)
+            for first, last in explained:
+                given_up = Spans((loss.extent.first, loss.extent.last) for loss in self._losses(first, last))
+                for begin, end in given_up.outside(first, last):
+                    message = f"records {begin} to {end} before it were reclaimed"
+                    yield Finding(Level.INFO, segment.path, 0, message)
         elif base < expected:
             message = f"begins before record {expected}, the end of the previous segment"
             yield Finding(Level.ERROR, segment.path, 0, message)
@@ -255,11 +255,6 @@ class Verification:
         with contextlib.suppress(Damaged):  # the check of the ledgers reports it
             return self.history.losses(first, last)
         return []
-
-    def _without_losses(self, runs: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-        for first, last in runs:
-            given_up = Spans((loss.extent.first, loss.extent.last) for loss in self._losses(first, last))
-            yield from given_up.outside(first, last)
 
     def _missing(self, path: Path, first: int, last: int, reason: str) -> Finding:
         """Return the finding for missing records, with released segments that may contain them."""

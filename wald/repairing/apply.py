@@ -59,10 +59,8 @@ class RebuiltLedger:
 
     Attributes:
         entries: the lines to carry over; None keeps the active file.
-        damaged: the number of lines that are not carried over.
-        prev: the chain value of the active file's first line.
-        obsolete: sealed parts to remove, oldest first.
-        first_line: the number of their first line; 0 without any.
+        prev: the chain value of the first line.
+        obsolete: sealed parts to remove; ``first_line`` is the number of their first line.
         there: existing segments whose last line reports a deletion. The line that revoked it may be damaged, so each
             gets a line "kept": otherwise the deletion would be believed if the segment were lost later.
     """

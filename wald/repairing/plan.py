@@ -31,11 +31,7 @@ from wald.segments.sealed_file import SealedFile
 
 
 def records_lost(spans: Sequence[Span], found: SegmentFacts | None, history: History) -> int:
-    """Return the number of records in ``spans`` that existed before the damage, at most.
-
-    Args:
-        found: facts about their segment, if it exists.
-    """
+    """Return an upper limit of the records in ``spans`` before the damage; ``found``: their segment, if it exists."""
     total = _length(spans)
     if found is not None and found.dropped is not None:
         dropped = Spans(found.dropped)
@@ -59,11 +55,7 @@ def records_lost(spans: Sequence[Span], found: SegmentFacts | None, history: His
 
 
 def routes_lost(span: Span, segment: Segment | None, history: History) -> list[RouteEntry] | None:
-    """Return the records of ``span`` by route; None if any of them is unknown.
-
-    Args:
-        segment: the segment that had them, if it exists.
-    """
+    """Return None if any record of ``span`` is unknown; ``segment`` had them, if it exists."""
     found = _by_index(span, segment) if segment is not None else None
     return found if found is not None else _by_ledger(span, history)
 
@@ -122,29 +114,27 @@ def _add(entries: dict[str, RouteEntry], entry: RouteEntry) -> None:
 class ActionKind(Enum):
     """Kind of a repair step."""
 
-    LEDGER = "ledger"  # rebuild it from the intact lines of the old one
-    IDENTITY = "identity"  # rewrite ``log.json``
+    LEDGER = "ledger"  # rebuild it from its intact lines
+    IDENTITY = "identity"
     REMOVE = "remove"  # the temporary file of a killed program
     RENAME = "rename"  # give a segment its own name, or a free one
     PUT_BACK = "put back"  # replace a damaged segment by its original from before an interrupted shrinking
     SET_ASIDE = "set aside"  # move a file to ``quarantine/``
     CLEAR = "clear away"  # the same for the second form of a segment, without a line in the ledger
-    REMAKE = "remake"  # rewrite a segment from its intact batches
-    GIVE_UP = "give up"  # record in the ledger that records are in no segment and lost
-    RECORD = "record"  # rewrite the ledger line about a sealed segment
-    HEAD = "head"  # rewrite it
+    REMAKE = "remake"  # rewrite from intact batches
+    GIVE_UP = "give up"  # record that records are in no segment
+    RECORD = "record"  # add the ledger line about a sealed segment
+    HEAD = "head"
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One step of a repair.
-
+    """
     Attributes:
         lost: sequences that are given up.
         lost_records: number of records among them; shrinking may have dropped the others.
         loses: the step gives up data, which the operator must accept.
         broken: record → route of the records that have lost a piece and are dropped.
-        identity: new contents of ``log.json``.
         target: new name of a segment, free when the step runs.
     """
 

@@ -28,11 +28,7 @@ from wald.segments.shrinking import dropped_batch
 
 
 class IntactBatch(NamedTuple):
-    """Intact batch, with its raw position and the payload to keep.
-
-    Attributes:
-        rebuilt: reason for which a batch in place of dropped ones was rebuilt from the index, or "".
-    """
+    """A batch at a raw position; ``rebuilt`` is why one in place of dropped ones was rebuilt from the index, or ""."""
 
     header: BatchHeader
     route: str
@@ -158,7 +154,7 @@ def intact_batches(
 
 
 def without_broken(batch: IntactBatch, broken: Callable[[int], bool]) -> IntactBatch | None:
-    """Return a batch without the broken record that begins in it; None if it becomes empty."""
+    """Cut off a broken record that begins in the batch; None if nothing remains."""
     header = batch.header
     if not header.count or not header.open_sequence or not broken(header.open_sequence):
         return batch
@@ -219,7 +215,7 @@ def _open(segment: Segment, log_id: bytes) -> RawSegment | SalvagedSegment:
 
 
 def _dropped_frames(index: SealedIndex) -> dict[Span, IntactBatch]:
-    """Return (offset, length) → batch for the frames whose batches were all dropped; readers skip such frames."""
+    """Return (offset, length) → batch for frames without kept batches, which readers skip."""
     found = {}
     for frame in index.frames[1:] if index.shrunk is not None else ():
         if not frame.routes and not index.is_damage(frame):

@@ -46,11 +46,10 @@ class Rewriter:
     """Writer of the new segments.
 
     Attributes:
-        segment: the damaged segment.
         durable, end, cut: see :func:`wald.repairing.rescue.intact_batches`.
-        is_broken: True for a record to leave out, because a piece of it is lost.
+        is_broken: True for a record to leave out.
         dropped: see :func:`wald.format.log_state.still_open`.
-        complete: all batches are intact, and none is left out.
+        complete: all batches are intact and stay.
     """
 
     root: Root
@@ -157,7 +156,6 @@ class Rewriter:
         return {route: sequence for route, sequence in open_records.items() if not self.is_broken(sequence)}
 
     def _joined(self, found: LogState | None, before: LogState) -> LogState:
-        """Return the state in a control batch without broken records, or ``before`` if it is unreadable."""
         if found is None:
             return before
         found.open_records = self._without_broken(found.open_records)
@@ -165,7 +163,6 @@ class Rewriter:
         return found
 
     def _kept(self, batch: IntactBatch, state: LogState) -> IntactBatch | None:
-        """Return the batch without broken records, at its new place; None if nothing remains."""
         kept = without_broken(batch, self.is_broken)
         if kept is None:
             return None

@@ -53,7 +53,7 @@ def lost_identity(root: Root) -> tuple[Identity, str] | None:
     """Return new contents of ``log.json`` and the reason; None if the current ones agree with the files.
 
     Raises:
-        NotFound: there is no log.
+        NotFound: no log exists.
         UnsupportedFormat: a newer wald wrote it.
         Damaged: no file contains the log id, or files disagree.
     """
@@ -149,7 +149,7 @@ def _is_head_in(root: Root, found: list[_Witness]) -> bool:
 
 
 def _created(root: Root, found: list[_Witness]) -> str:
-    """Return the creation time of the oldest segment or report of a start; "" if unknown."""
+    """Return the earliest time in segments and reports of starts; "" if unknown."""
     times = [each.created_ns for each in found if each.created_ns is not None]
     for path in root.recovery.glob("*.json"):
         with suppress(Damaged, OSError, ValueError, TypeError, KeyError, RecursionError):
@@ -163,9 +163,8 @@ class SegmentFacts:
     Attributes:
         segment: its identity from its contents; its path may have another name.
         spans: sequences of its intact records.
-        problem: description of the damage, or "".
-        rescued: contents of a damaged segment.
-        changed: intact, but different from what was sealed according to the ledger.
+        problem: "" without damage.
+        changed: intact, but with another digest than in the ledger.
         twin: raw form next to a sealed one.
         twin_spans: sequences in the twin, if that is intact.
         recorded: a ledger line lists its contents.
@@ -173,7 +172,7 @@ class SegmentFacts:
         cut: position at which a raw segment was cut; 0 if unknown.
         dropped: dropped sequences in the index of a damaged segment; None if unreadable.
         stray: after the head and without intact batches, so that it never contained a record.
-        open_records: route → record that is open at its end, if the next segment is missing.
+        open_records: route → record open at its end, if the next segment is missing.
     """
 
     segment: Segment
@@ -211,9 +210,8 @@ class LogSurvey:
     Attributes:
         root: the log; in a dry run with the ledgers that the repair would write.
         last: last sequence known to be assigned.
-        leftovers: temporary files of killed programs.
         put_back: lost or damaged segment → its original from before an interrupted shrinking.
-        unneeded: such originals that are damaged themselves.
+        unneeded: damaged originals.
         findings: errors of ``wald verify``.
     """
 
@@ -384,7 +382,7 @@ class _Examination:
         )
 
     def _end(self, number: int) -> int:
-        """Return the base of the next intact segment, which may be a part of this one after a killed repair."""
+        """Return the base of the next intact segment: after a killed repair, perhaps a part of this one."""
         for following in self._listing.segments[number + 1 :]:
             checked = self._checked.get(following.path)
             if checked is not None and not checked.errors:
@@ -411,7 +409,7 @@ class _Examination:
 
 
 def last_dropped(segment: Segment, history: History) -> Mapping[str, int] | None:
-    """Return route → last dropped sequence, from the index or the ledger; None if neither has it."""
+    """Return the last dropped sequence of each route, from the index or the ledger."""
     with suppress(OSError):
         index = readable_index(segment)
         if index is not None and index.shrunk is not None and index.shrunk.is_complete:
