@@ -1,7 +1,7 @@
 """Events of a log in a time span, read from its ledgers, with an audit of each deletion.
 
-Only the lines of that span are read, and the lines about segments that were deleted in it. The chain of the ledger is
-checked over all lines that are read, and from file to file.
+It reads only the lines of that span, and those about segments deleted in it. It checks the chain over all these lines,
+and from file to file.
 """
 
 from __future__ import annotations

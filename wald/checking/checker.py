@@ -69,7 +69,7 @@ _ENDS_WITHOUT_NEWLINE = int(Flag.CONTINUED | Flag.UNTERMINATED)
 def batch_wrong(
     header: BatchHeader, route: str, payload: memoryview, before: LogState, opening: Opening
 ) -> Iterator[str]:
-    """Compare a batch with its payload and with the state before it; add a control batch to ``opening``."""
+    """Check a batch against its payload and ``before``; add a control batch to ``opening``."""
     if header.is_dropped:
         yield from _order_wrong(header, route, before)
     elif header.is_state:
@@ -175,7 +175,7 @@ class Opening:
         self.lasts, self.open_records = lasts, begun
 
     def agrees(self, before: LogState) -> bool:
-        """True if a check against ``before`` has the same findings as one against :data:`NOTHING`."""
+        """True if checks against ``before`` and :data:`NOTHING` have the same findings."""
         if self.time_ns is not None and self.time_ns < before.append_time_ns:
             return False
         if self.lost and before.open_records:
@@ -237,7 +237,7 @@ class Checked:
         return [found.message for found in self.findings if found.level is Level.ERROR]
 
     def following(self, before: LogState) -> Checked | None:
-        """Return the result of a check against ``before`` instead of :data:`NOTHING`; None if findings may differ."""
+        """Return the result for ``before`` instead of :data:`NOTHING`; None if findings may differ."""
         if not self.opening.agrees(before):
             return None
         after = replace(
@@ -250,7 +250,7 @@ class Checked:
 
 
 def check(target: SegmentToCheck, before: LogState = NOTHING) -> Checked:
-    """Check a segment against the state at the end of the previous one. Damage is a finding and never raised.
+    """Check a segment against the state at the end of the previous one. Damage is never raised.
 
     Raises:
         FileNotFoundError: the segment was sealed or reclaimed in the meantime.

@@ -1,9 +1,9 @@
 """Check of a whole log: reads every byte, changes nothing, and reports damage instead of raising it.
 
-It checks the checksums of batches and frames, digests in indexes and ledgers, the chains of ledgers, the order of
-sequences and append times, and that indexes, control batches, the head and the cursors agree with the segments. The
-daemon may run: the check ends at the head that it read first, and reads a segment in its new form if that is sealed in
-the meantime. :mod:`wald.work.checking` checks the journals of work groups.
+It checks checksums, digests, the chains of ledgers, the order of sequences and append times, and that indexes, control
+batches, the head and the cursors agree with the segments. The daemon may run: the check ends at the head that it read
+first, and reads a segment in its new form if that is sealed in the meantime. :mod:`wald.work.checking` checks the
+journals of work groups.
 """
 
 from __future__ import annotations
@@ -198,10 +198,7 @@ class Verification:
         return [each for each in found if not (wrong and each.level is Level.OK)]
 
     def _without_lost(self, target: SegmentToCheck, done: Checked, before: LogState) -> Checked:
-        """Check a segment again without open records that a repair has dropped.
-
-        A repair drops the pieces of a record that it has given up, or whose beginning was reclaimed.
-        """
+        """Check without open records that a repair has dropped: those given up, or whose beginning was reclaimed."""
         with contextlib.suppress(Damaged):  # the check of the ledgers reports it
             still = {
                 route: at

@@ -375,7 +375,7 @@ class Repair:
             self._remove(old.path)
 
     def _remove(self, path: Path) -> None:
-        """Remove a file kept in ``quarantine/``, and the sparse index of a raw segment."""
+        """Remove a file, and the sparse index of a raw segment."""
         self._remove_sparse_index(path)
         self.disk.unlink(path)
         self.disk.sync_directory(path.parent)
@@ -445,7 +445,7 @@ class Repair:
         return {"at": self.now()} | self.moment().as_entry()
 
     def _write_head(self, facts: LogSurvey) -> None:
-        """Write the head at the end of the newest segment; its sequence never decreases."""
+        """Write the head at the end of the log; its sequence never decreases."""
         segments = list_segments(self.root).segments
         if not segments:
             return  # its sequence is still right, and no segment is left to point to

@@ -221,7 +221,7 @@ class Planner:
         return Plan((*first, *repairs, *records, *self._head(repairs)), left, errors=bool(facts.findings))
 
     def _placed(self, found: SegmentFacts) -> Act | None:
-        """Return the step for a file that is set aside; add any other to ``kept``, and its renaming."""
+        """Return the step for a file to set aside; add any other to ``kept``, and its renaming."""
         due = max((last + 1 for each in self.kept for _, last in each.spans), default=1)
         path, why = found.segment.path, ""
         if found.foreign:
@@ -241,7 +241,7 @@ class Planner:
         return None
 
     def _best(self, found: SegmentFacts) -> SegmentFacts:
-        """Return the file to keep among those of the same segment: intact, longest, correctly named."""
+        """Return the best file of the same segment: intact, longest, correctly named."""
         same = [each for each in self.facts.segments if each.base == found.base and not each.foreign]
         return max(
             same, key=lambda each: (each.rescued is None, each.rescued is None and each.spans, not each.misnamed)

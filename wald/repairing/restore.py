@@ -131,7 +131,7 @@ class NewLog:
         writer.commit(writer.place([draft]), now_ns=batch.append_time_ns)
 
     def finish(self) -> None:
-        """Seal the last segments and make the directory a log."""
+        """Make the directory a log."""
         assert self._writer is not None, "there is a record"
         writer, self._writer = self._writer, None
         epoch, base, at_ns = writer.epoch, writer.base_sequence, writer.state.append_time_ns
@@ -171,7 +171,6 @@ class NewLog:
         return Draft(route, [batch.payload], len(batch.payload), batch.count, batch.encoding, flags)
 
     def _pass_over(self, writer: Writer, batch: Batch) -> None:
-        """Continue after a hole, at the sequence of ``batch``."""
         count = batch.first - writer.state.next_sequence
         if count <= _DROPPED_MAX:
             flags = int(Flag.CONTROL | Flag.DROPPED)

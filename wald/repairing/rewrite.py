@@ -43,8 +43,7 @@ class NewSegment:
 
 @dataclass(frozen=True, slots=True)
 class Rewriter:
-    """Writer of the new segments.
-
+    """
     Attributes:
         durable, end, cut: see :func:`wald.repairing.rescue.intact_batches`.
         is_broken: True for a record to leave out.
