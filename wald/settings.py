@@ -115,7 +115,7 @@ class Retention(RouteLimits):
     keep_bytes: int = setting(size(0, _BYTES_MAX), 0, "keep at least this many bytes, the newest")
     require_archived: bool = setting(FLAG, False, "keep records until wald-archive has written them to a bundle")
     verify: bool = setting(FLAG, False, "read every frame of a sealed segment before deleting it")
-    compact_pinned: bool = setting(
+    shrink_pinned: bool = setting(
         FLAG, False, "rewrite a sealed segment that a few unread records pin, keeping only the unread records"
     )
     grace: float = setting(

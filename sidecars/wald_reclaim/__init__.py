@@ -7,5 +7,5 @@
 The ledger's line, with the cursors that made it legal, is durable before the name changes. Every step can be repeated.
 No other program deletes complete segments.
 
-RELIEF (relief, relieve), if it is wanted, rewrites a sealed segment that stays for a few unread records to these.
+SHRINK (shrink, floors), if it is wanted, rewrites a sealed segment that stays for a few unread records to these.
 """

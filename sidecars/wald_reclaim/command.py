@@ -38,9 +38,9 @@ from wald.loop import stop_on_signals, wakes
 from wald_reclaim.apply import Reclaim
 from wald_reclaim.counts import Counts, of_reclaim
 from wald_reclaim.plan import Planner
-from wald_reclaim.relieve import Relieving, worth
 from wald_reclaim.report import Report
 from wald_reclaim.settings import Settings, settings
+from wald_reclaim.shrink import Shrinker, worth
 
 PERIOD_SECONDS = 15.0  # between two passes without a change
 _RESERVE_BYTES = 256 << 10  # of the ledger: on a full disk, deleting must still be recorded first
@@ -84,7 +84,7 @@ _CENTURY = 36_600  # days
     "--grace", None, "How long a released segment is kept for readers about to open it.  [default: 60s]", days_max=366
 )
 @click.option(
-    "--compact-pinned",
+    "--shrink-pinned",
     is_flag=True,
     help="Rewrite a sealed segment that is kept only for its unread records to these, if that frees at least half.",
 )
@@ -106,7 +106,7 @@ def command(
     unread: str | None,
     verify: bool,
     grace: float | None,
-    compact_pinned: bool,
+    shrink_pinned: bool,
     metrics: str | None,
     as_json: bool,
 ) -> None:
@@ -131,7 +131,7 @@ def command(
         "unread": unread,
         "verify": verify or None,
         "grace": grace,
-        "compact_pinned": compact_pinned or None,
+        "shrink_pinned": shrink_pinned or None,
     }
 
     def in_force() -> Settings:
@@ -169,14 +169,14 @@ def main() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What a pass needs. One without a ``relieving`` looks at no relief, not at interrupted ones either."""
+    """What a pass needs. One without a ``shrinker`` looks at no shrink, not at interrupted ones either."""
 
     reclaim: Reclaim
     grace_ns: int
     stop: threading.Event
     counts: Counts = field(default_factory=Counts)
-    relieving: Relieving | None = None
-    compact_pinned: bool = False
+    shrinker: Shrinker | None = None
+    shrink_pinned: bool = False
 
     def with_settings(self, wanted: Settings) -> Pass:
         """The same with other settings."""
@@ -184,16 +184,16 @@ class Pass:
         return replace(
             self,
             grace_ns=wanted.grace_ns,
-            relieving=_relieving(self.reclaim, wanted),
-            compact_pinned=wanted.compact_pinned,
+            shrinker=_shrinker(self.reclaim, wanted),
+            shrink_pinned=wanted.shrink_pinned,
         )
 
     def run(self, report: Report, *, now_ns: int) -> None:
         """Make one pass; when stopped, it ends where the next pass can go on."""
         planner = self.reclaim.planner
         self.reclaim.require()
-        if self.relieving is not None:
-            for error in self.relieving.finish():  # first, as a segment of which two forms are there may go below
+        if self.shrinker is not None:
+            for error in self.shrinker.finish():  # first, as a segment of which two forms are there may go below
                 report.trouble(str(error))
         if (witness := planner.witness(now_ns=now_ns)) is not None:
             self.reclaim.record(witness)
@@ -202,7 +202,7 @@ class Pass:
         for decision in self.reclaim.release(decisions, now_ns=now_ns):
             report.decision(decision)
             self.counts.decision(decision)
-            if decision.relievable:
+            if decision.shrinkable:
                 pinned.append(decision.segment)
         released = planner.released()
         due = planner.due(released, grace_ns=self.grace_ns)
@@ -210,32 +210,32 @@ class Pass:
             is_due = decision.segment.kind is decision.segment.kind.deleting
             report.released(decision, due=is_due)
             self.counts.released(decision, due=is_due)
-        if self.compact_pinned and self.relieving is not None:
-            self._relieve(pinned, self.relieving, report, now_ns)
+        if self.shrink_pinned and self.shrinker is not None:
+            self._shrink(pinned, self.shrinker, report, now_ns)
         self.reclaim.require()  # before it reports files of another log as wrong
         report.end(planner.troubles)
 
-    def _relieve(self, pinned: list[Segment], relieving: Relieving, report: Report, now_ns: int) -> None:
-        """Relieve what pays; what cannot be read is left, and without room the next pass tries again."""
+    def _shrink(self, pinned: list[Segment], shrinker: Shrinker, report: Report, now_ns: int) -> None:
+        """Shrink what pays; what cannot be read is left, and without room the next pass tries again."""
         for segment in pinned:
             if self.stop.is_set():
                 return
             try:
-                relieved = relieving.relieve(segment, now_ns=now_ns)
+                shrunk = shrinker.shrink(segment, now_ns=now_ns)
             except (Damaged, FileNotFoundError) as error:
                 report.trouble(str(error))
                 continue
             except OSError as error:
-                report.trouble(f"{segment.path}: {error.strerror}; it is not relieved, and nothing is lost")
+                report.trouble(f"{segment.path}: {error.strerror}; it is not shrunk, and nothing is lost")
                 return
-            if relieved is not None:
-                self.counts.relief(relieved)
-                report.relieved(relieved)
+            if shrunk is not None:
+                self.counts.add_shrunk(shrunk)
+                report.shrunk(shrunk)
 
 
-def _relieving(reclaim: Reclaim, wanted: Settings) -> Relieving:
-    """What relieves segments, if that is wanted; what an interrupted relief has left it clears away in any case."""
-    return Relieving(
+def _shrinker(reclaim: Reclaim, wanted: Settings) -> Shrinker:
+    """What shrinks segments, if that is wanted; what an interrupted shrink has left it clears away in any case."""
+    return Shrinker(
         reclaim.root,
         reclaim.disk,
         reclaim.planner.log_id,
@@ -254,10 +254,10 @@ def _show(log: Log, wanted: Settings, report: Report) -> None:
         report.decision(decision)
         if decision.verdict.goes and not wanted.grace_ns:  # released and deleted by the same pass
             report.released(replace(decision, message=""), due=True)
-        if decision.relievable and wanted.compact_pinned:
+        if decision.shrinkable and wanted.shrink_pinned:
             pinned.append(decision.segment)
-    for relieved in worth(log, pinned, require_archived=wanted.limits.require_archived):
-        report.relieved(relieved)
+    for shrunk in worth(log, pinned, require_archived=wanted.limits.require_archived):
+        report.shrunk(shrunk)
     released = planner.released()
     due = {segment.base_sequence for segment in planner.due(released, grace_ns=wanted.grace_ns)}
     for decision in planner.confirm(released, now_ns=now_ns):
@@ -281,7 +281,7 @@ def _work(log: Log, wanted: Settings, report: Report, counts: Counts, *, reload:
         planner = Planner(log.root, wanted.limits, log_id=log.identity.log_id, verify=wanted.verify)
         with stop_on_signals() as stop:
             reclaim = Reclaim(log.root, disk, ledger, planner, log.require_continuity)
-            one_pass = Pass(reclaim, wanted.grace_ns, stop, counts, _relieving(reclaim, wanted), wanted.compact_pinned)
+            one_pass = Pass(reclaim, wanted.grace_ns, stop, counts, _shrinker(reclaim, wanted), wanted.shrink_pinned)
             if reload is None:
                 one_pass.run(report, now_ns=time.time_ns())
             else:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from wald.exposition import Histogram, Metric, Samples, counter, histogram
 from wald_reclaim.decision import Decision
 from wald_reclaim.policy import Verdict
-from wald_reclaim.relieve import Relieved
+from wald_reclaim.shrink import ShrunkSegment
 
 
 @dataclass(slots=True)
@@ -29,8 +29,8 @@ class Counts:
     deleted: int = 0
     deleted_bytes: int = 0
     taken_back: int = 0
-    relieved: int = 0
-    relieved_bytes: int = 0
+    shrunk: int = 0
+    shrunk_bytes: int = 0
     lost_records: int = 0
     kept: Counter[Verdict] = field(default_factory=Counter)
     ended_ns: int = 0
@@ -58,10 +58,10 @@ class Counts:
             self.deleted += 1
             self.deleted_bytes += decision.stored_bytes
 
-    def relief(self, relieved: Relieved) -> None:
-        """Count a segment that was relieved."""
-        self.relieved += not relieved.taken_back
-        self.relieved_bytes += relieved.was_bytes - relieved.bytes
+    def add_shrunk(self, shrunk: ShrunkSegment) -> None:
+        """Count a segment that was shrunk."""
+        self.shrunk += not shrunk.taken_back
+        self.shrunk_bytes += shrunk.was_bytes - shrunk.bytes
 
     def end(self, seconds: float, *, now_ns: int) -> None:
         """A pass has ended without an error."""
@@ -84,8 +84,8 @@ def of_reclaim(counts: Counts) -> Iterator[Metric]:
     meaning = "Released segments restored because they are needed again"
     yield counter("wald_reclaim_taken_back_segments_total", meaning, counts.taken_back)
     meaning = "Pinned segments rewritten to their unread records"
-    yield counter("wald_reclaim_relieved_segments_total", meaning, counts.relieved)
-    yield counter("wald_reclaim_relieved_bytes_total", "Bytes freed in rewritten segments", counts.relieved_bytes)
+    yield counter("wald_reclaim_shrunk_segments_total", meaning, counts.shrunk)
+    yield counter("wald_reclaim_shrunk_bytes_total", "Bytes freed in rewritten segments", counts.shrunk_bytes)
     meaning = "Unread records in segments released by a limit or a quota"
     yield counter("wald_reclaim_lost_records_total", meaning, counts.lost_records)
     kept: Samples = {(verdict.name.lower(),): counts.kept[verdict] for verdict in Verdict if not verdict.goes}

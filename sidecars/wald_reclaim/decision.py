@@ -19,7 +19,7 @@ class Decision:
         pin: one of the cursors that hold it back. alone: whether no other route does.
         entry: the line to write into the ledger first; None: none, or it was written before.
         withdrawal: the line before that, which takes back an earlier one; None: there is none to take back.
-        relievable: whether it is sealed, and would be deleted if its unread records were not in it.
+        shrinkable: whether it is sealed, and would be deleted if its unread records were not in it.
         excuse: what the line leaves to one that it shares with others, if it does.
         stays: whether the file keeps its present name, because it is another segment or its new name is taken.
         message: what is wrong with the segment; "" if nothing is known to be.
@@ -33,6 +33,6 @@ class Decision:
     message: str = ""
     withdrawal: Entry | None = None
     alone: bool = False
-    relievable: bool = False
+    shrinkable: bool = False
     excuse: Excuse | None = None
     stays: bool = False

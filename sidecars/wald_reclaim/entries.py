@@ -3,7 +3,7 @@
 {"event": "reclaimed", "base", "last", "at", "rule", "bytes", "sha256" or "form", "routes" or "excused", "lost",
  "lost_bytes", "damaged"}
 {"event": "excused", "base", "last", "at", "routes"}      of the segments whose lines follow and say "excused": base
-{"event": "relieved", "base", "last", "at", "bytes", "sha256", "was_bytes", "was_sha256", "routes", "dropped",
+{"event": "shrunk", "base", "last", "at", "bytes", "sha256", "was_bytes", "was_sha256", "routes", "dropped",
  "runs"}
 {"event": "kept", "base", "why", "at"}      an earlier line about the segment does not hold any more
 {"event": "seen", "through", "at"}          every complete segment up to this one existed (wald_reclaim.ages)
@@ -94,24 +94,24 @@ def excused_entry(lines: Sequence[Entry], routes: RawJson) -> Entry:
     return {"event": "excused", "base": base, "last": last, "at": lines[0]["at"], "routes": routes}
 
 
-def relieved_entry(
-    segment: Segment, relief: Shrinkage, was: SealedIndex, was_bytes: int, claims: CursorSnapshot, now_ns: int
+def shrunk_entry(
+    segment: Segment, shrinking: Shrinkage, was: SealedIndex, was_bytes: int, claims: CursorSnapshot, now_ns: int
 ) -> Entry:
     """The segment is written again with what is unread: what stays, and what goes and where its cursors were."""
-    gapped = [entry for entry in relief.dropped if entry.count and entry.count <= entry.last - entry.first]
-    runs = {entry.route: pack(run_lengths(relief.spans[entry.route], entry.first)) for entry in gapped}
+    gapped = [entry for entry in shrinking.dropped if entry.count and entry.count <= entry.last - entry.first]
+    runs = {entry.route: pack(run_lengths(shrinking.spans[entry.route], entry.first)) for entry in gapped}
     return {
-        "event": "relieved",
+        "event": "shrunk",
         "base": segment.base_sequence,
         "last": was.next_sequence - 1,
         "at": now_ns,
-        "rule": "compact_pinned",
-        "bytes": relief.stored_bytes,
-        "sha256": relief.index.sha256.hex(),
+        "rule": "shrink_pinned",
+        "bytes": shrinking.stored_bytes,
+        "sha256": shrinking.index.sha256.hex(),
         "was_bytes": was_bytes,
         "was_sha256": was.sha256.hex(),
-        "routes": [list(entry) for entry in relief.index.routes],
-        "dropped": [excused(entry, claims) for entry in relief.dropped],
+        "routes": [list(entry) for entry in shrinking.index.routes],
+        "dropped": [excused(entry, claims) for entry in shrinking.dropped],
         **({"runs": runs} if runs else {}),
     }
 

@@ -251,7 +251,7 @@ class Planner:
             message,
             withdrawal,
             alone=pin is not None and known.other is None,
-            relievable=unneeded and segment.kind is Kind.SEALED and not known.damage,
+            shrinkable=unneeded and segment.kind is Kind.SEALED and not known.damage,
             excuse=excuse,
         )
 

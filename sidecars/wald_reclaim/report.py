@@ -13,7 +13,7 @@ from wald.setting_types import format_bytes
 from wald_reclaim.decision import Decision
 from wald_reclaim.excuses import Excuses
 from wald_reclaim.policy import Verdict
-from wald_reclaim.relieve import Relieved
+from wald_reclaim.shrink import ShrunkSegment
 
 _NAMED = 3  # routes in the summary; --json has all
 
@@ -36,14 +36,14 @@ class Report:
     warn: Callable[[str], None]
     _gone: int = 0
     _deleted: int = 0
-    _relieved: int = 0
+    _shrunk: int = 0
     _gone_bytes: int = 0
     _kept: Counter[Verdict] = field(default_factory=Counter)
     _kept_bytes: int = 0
     _alone: Counter[str] = field(default_factory=Counter)
     """The bytes that one route alone holds back."""
     _holding: dict[int, str] = field(default_factory=dict)
-    """That route, of each segment that may be relieved."""
+    """That route, of each segment that may be shrunk."""
     _lost: Counter[str] = field(default_factory=Counter)
     _warned: set[str] = field(default_factory=set)
     _warned_before: set[str] = field(default_factory=set)
@@ -62,7 +62,7 @@ class Report:
             self._kept_bytes += decision.stored_bytes
             if decision.alone and decision.pin is not None:
                 self._alone[decision.pin.route] += decision.stored_bytes
-                if decision.relievable:
+                if decision.shrinkable:
                     self._holding[decision.segment.base_sequence] = decision.pin.route
             return
         self._gone += 1
@@ -100,29 +100,27 @@ class Report:
             name = decision.segment.path.name
             self.write(f"{'would take' if self.intended else 'took'} {name} back: {decision.verdict.value}")
 
-    def relieved(self, relieved: Relieved) -> None:
-        """Report a segment that was relieved; what it had before was counted as kept."""
-        segment, records = relieved.segment, relieved.records
-        self._relieved += not relieved.taken_back
-        freed_bytes = relieved.was_bytes - relieved.bytes
+    def shrunk(self, shrunk: ShrunkSegment) -> None:
+        """Report a segment that was shrunk; what it had before was counted as kept."""
+        segment, records = shrunk.segment, shrunk.records
+        self._shrunk += not shrunk.taken_back
+        freed_bytes = shrunk.was_bytes - shrunk.bytes
         self._kept_bytes -= freed_bytes
         if (route := self._holding.get(segment.base_sequence)) is not None:
             self._alone[route] -= freed_bytes
         if self.as_json:
-            sizes = {"bytes": relieved.bytes, "was_bytes": relieved.was_bytes}
+            sizes = {"bytes": shrunk.bytes, "was_bytes": shrunk.was_bytes}
             fields = {"segment": segment.base_sequence, **sizes, "records": None if self.intended else records}
-            self._object("would-relieve" if self.intended else "relieved", fields)
+            self._object("would-shrink" if self.intended else "shrunk", fields)
             return
-        what = f"{format_bytes(relieved.was_bytes)} to {format_bytes(relieved.bytes)}"
+        what = f"{format_bytes(shrunk.was_bytes)} to {format_bytes(shrunk.bytes)}"
         if self.intended:
             going = format_bytes(freed_bytes)
-            self.write(
-                f"would relieve {segment.path.name}: about {going} of {format_bytes(relieved.was_bytes)} would go"
-            )
-        elif relieved.taken_back:
-            self.write(f"did not relieve {segment.path.name}: a cursor was moved back meanwhile")
+            self.write(f"would shrink {segment.path.name}: about {going} of {format_bytes(shrunk.was_bytes)} would go")
+        elif shrunk.taken_back:
+            self.write(f"did not shrink {segment.path.name}: a cursor was moved back meanwhile")
         else:
-            self.write(f"relieved {segment.path.name}: {what}, {records} records were read by every group")
+            self.write(f"shrunk {segment.path.name}: {what}, {records} records were read by every group")
 
     def end(self, troubles: Sequence[str]) -> None:
         """Report the end of a pass."""
@@ -134,7 +132,7 @@ class Report:
                 "segments": self._gone,
                 "bytes": self._gone_bytes,
                 "deleted_segments": self._deleted,
-                "relieved_segments": self._relieved,
+                "shrunk_segments": self._shrunk,
                 "kept_segments": {_key(verdict): count for verdict, count in self._kept.items()},
                 "kept_bytes": self._kept_bytes,
                 "held_back_alone": dict(self._alone),
@@ -143,7 +141,7 @@ class Report:
             self._object("pass", fields)
         elif self._gone or self._deleted or not self.watching:
             self.write(self._summary())
-        self._gone = self._deleted = self._relieved = self._gone_bytes = self._kept_bytes = 0
+        self._gone = self._deleted = self._shrunk = self._gone_bytes = self._kept_bytes = 0
         self._kept.clear()
         self._alone.clear()
         self._holding.clear()

@@ -27,13 +27,13 @@ class Settings:
     Attributes:
         grace_ns: how long a released segment stays.
         verify: whether to read the frames of a segment before it is deleted.
-        compact_pinned: whether to relieve segments of what no group needs of them.
+        shrink_pinned: whether to shrink pinned segments to their unread records.
     """
 
     limits: Limits
     grace_ns: int
     verify: bool
-    compact_pinned: bool
+    shrink_pinned: bool
 
 
 def settings(path: Path | None, options: Mapping[str, Any]) -> Settings:
@@ -63,7 +63,7 @@ def settings(path: Path | None, options: Mapping[str, Any]) -> Settings:
     )
     if given.get("unread") == "expire" and not _says_when(limits):
         raise InvalidInput("--unread expire needs a limit that says when", hint="--max-bytes 10GiB, or --max-age 30d")
-    return Settings(limits, int(retention.grace * 1e9), retention.verify, retention.compact_pinned)
+    return Settings(limits, int(retention.grace * 1e9), retention.verify, retention.shrink_pinned)
 
 
 def _of_route(limits: wald.settings.RouteLimits, *, spares_unread: bool) -> RouteLimits:

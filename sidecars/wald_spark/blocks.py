@@ -206,7 +206,7 @@ class _RawBlocks:
         self._blocks.insert(0, (wanted, Block(self._base, self._base, self._base, total)))
 
     def drop(self, dropped: SkippedBatches) -> None:
-        """Add batches that relief has dropped, of any route: a reader must see them."""
+        """Add batches that shrinking has dropped, of any route: a reader must see them."""
         if dropped.first_sequence < dropped.next_sequence:
             self.end = dropped.next_sequence
             self._blocks.append((True, Block(self._base, dropped.first_sequence, self.end, 0)))

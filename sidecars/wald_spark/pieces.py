@@ -39,7 +39,7 @@ class LogPiece:
     Attributes:
         bound: how far the log could be read when this was planned.
         raw_bytes: about how many raw bytes have to be read.
-        gaps: whether what relief has dropped is no loss, because these records were not asked for by number.
+        gaps: whether what shrinking has dropped is no loss, because these records were not asked for by number.
         seen: the end of the log when this was planned; None if unknown.
     """
 

@@ -22,7 +22,7 @@ def test_numbers_are_exact_or_readable() -> None:
             "segment 1000001: records 1,000,001 to 1,234,567 (web 234,567); 150.3 KiB became 15.2 KiB",
         ),
         (
-            event(event="relieved", was_bytes=153_912, bytes=15_586, dropped=SEGMENT["routes"], **SEGMENT),
+            event(event="shrunk", was_bytes=153_912, bytes=15_586, dropped=SEGMENT["routes"], **SEGMENT),
             "segment 1000001: records 1000001 to 1234567, without (web 234567): 153912 bytes became 15586",
             "segment 1000001: records 1,000,001 to 1,234,567, without (web 234,567): 150.3 KiB became 15.2 KiB",
         ),

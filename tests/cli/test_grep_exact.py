@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from logs import SECOND_NS, START_NS, Built
-from relieving import relieve
+from shrinking import shrink
 
 from wald.cli.grep import grep
 from wald.errors import Damaged, NotFound, Partial, WaldError
@@ -41,7 +41,7 @@ values = st.lists(parts | st.lists(parts, max_size=4).map(b"".join), min_size=1,
 pieces = st.permutations([b"err", b"or", b" "]) | values
 kinds = st.sampled_from(["lines", "columns", "begin", "go on", "end", "stop", "cut", "seal"])
 steps = st.tuples(kinds, values) | st.tuples(st.just("pieces"), pieces)
-spoiled = st.sampled_from(["", "flip", "relieve", "reclaim"])
+spoiled = st.sampled_from(["", "flip", "shrink", "reclaim"])
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def cut(log: Built) -> None:
 
 
 def spoil(log: Built, how: str, place: float) -> None:
-    """Damage, relieve or reclaim a sealed segment, if there is one."""
+    """Damage, shrink or reclaim a sealed segment, if there is one."""
     sealed = [segment for segment in log.view.segments if segment.kind is Kind.SEALED]
     if not sealed:
         return
@@ -113,8 +113,8 @@ def spoil(log: Built, how: str, place: float) -> None:
         data = bytearray(segment.path.read_bytes())
         data[int(place * len(data))] ^= 1
         segment.path.write_bytes(data)
-    elif how == "relieve":
-        relieve(log, segment.base_sequence, a=1000, p=int(place * 20))
+    elif how == "shrink":
+        shrink(log, segment.base_sequence, a=1000, p=int(place * 20))
     elif how == "reclaim" and len(log.view.segments) > 1:
         log.reclaim(sealed[0].base_sequence)
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from logs import Built
-from relieving import relieve
 from running import Daemon, command, eventually, launched, output_of, reclaim, refusal_of, run, sidecar, wald
+from shrinking import shrink
 from tracing import strace
 
 from wald.files.ledger_read import entries_of
@@ -104,7 +104,7 @@ def test_removed_records_in_front_are_passed_over_only_if_that_is_meant_and_on_r
     assert [(entry["records"], entry["missing"]) for entry in skips(robbed)] == [(1, 4)] * 2
 
 
-def test_what_relief_has_dropped_is_missing_though_nothing_is_left(tmp_path: Path) -> None:
+def test_what_shrinking_has_dropped_is_missing_though_nothing_is_left(tmp_path: Path) -> None:
     built = Built(tmp_path / "log")
     built.lines("slow", [b"unread"])
     for _ in range(10):
@@ -113,7 +113,7 @@ def test_what_relief_has_dropped_is_missing_though_nothing_is_left(tmp_path: Pat
     built.seal()
     built.lines("slow", [b"newest"])
     built.log.set_cursor("quick", 11)
-    relieve(built, 1, quick=11)
+    shrink(built, 1, quick=11)
     built.log.set_cursor("quick", 0, rewind=True)
     found = json.loads(output_of("cursor", "show", "quick", "--root", built.root.path, "--json"))
     text = output_of("cursor", "show", "quick", "--root", built.root.path).decode()

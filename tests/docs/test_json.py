@@ -93,7 +93,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         built.seal()
     built.lines("a", [b"four"])
     built.lines("d", [b"unread"])
-    built.lines("a", [random.Random(0).randbytes(64 << 10).replace(b"\n", b"-")])  # relief of its segment pays
+    built.lines("a", [random.Random(0).randbytes(64 << 10).replace(b"\n", b"-")])  # shrinking of its segment pays
     built.cut()
     built.seal()
     built.lines("a", [b"five"])
@@ -156,8 +156,8 @@ def words_of(root: Path) -> list[tuple[str, list[str]]]:
         ("wald verify", command("verify", *at)),
         ("wald doctor", command("doctor", *at)),
         ("wald doctor --canary", command("doctor", "--canary", *at)),
-        ("wald-reclaim", sidecar("reclaim", "--dry-run", "--compact-pinned", *at)),
-        ("wald-reclaim", sidecar("reclaim", "--once", "--compact-pinned", *at)),
+        ("wald-reclaim", sidecar("reclaim", "--dry-run", "--shrink-pinned", *at)),
+        ("wald-reclaim", sidecar("reclaim", "--once", "--shrink-pinned", *at)),
         ("wald-archive pack", archive_command("pack", "b", *at, "--dest", root.parent / "other")),
         ("wald-archive verify", archive_command("verify", bags)),
         ("wald-archive restore", archive_command("restore", bags, "--into", root.parent / "restored")),

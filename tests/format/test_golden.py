@@ -12,14 +12,14 @@ import pytest
 from golden.samples import (
     FOLDER,
     PEER,
-    RELIEVED_SEGMENT,
     SAMPLES,
     SEALED_SEGMENT,
     SEGMENT_PAYLOADS,
+    SHRUNK_SEGMENT,
     Sample,
     keeps,
 )
-from relieving import relieve_file
+from shrinking import shrink_file
 
 from wald.files.disk import Disk
 from wald.format.names import Kind, segment_name
@@ -53,7 +53,7 @@ def test_a_compressed_value_comes_back(sample: Sample) -> None:
 
 
 def test_every_golden_file_has_a_sample() -> None:
-    assert set(FOLDER.iterdir()) == {*(sample.path for sample in SAMPLES), SEALED_SEGMENT, RELIEVED_SEGMENT}
+    assert set(FOLDER.iterdir()) == {*(sample.path for sample in SAMPLES), SEALED_SEGMENT, SHRUNK_SEGMENT}
 
 
 def test_the_golden_segment_holds_its_batches() -> None:
@@ -86,10 +86,10 @@ def test_the_golden_sealed_segment_gives_back_the_raw_one(tmp_path: Path) -> Non
         assert (again.index.base_sequence, again.index.next_sequence) == (index.base_sequence, index.next_sequence)
 
 
-def test_the_golden_relieved_segment_holds_what_was_kept(tmp_path: Path) -> None:
-    made = tmp_path / RELIEVED_SEGMENT.name
-    again = relieve_file(SEALED_SEGMENT, made, keeps)
-    with SealedFile(RELIEVED_SEGMENT) as golden, SealedFile(SEALED_SEGMENT) as sealed:
+def test_the_golden_shrunk_segment_holds_what_was_kept(tmp_path: Path) -> None:
+    made = tmp_path / SHRUNK_SEGMENT.name
+    again = shrink_file(SEALED_SEGMENT, made, keeps)
+    with SealedFile(SHRUNK_SEGMENT) as golden, SealedFile(SEALED_SEGMENT) as sealed:
         check_shrunk(sealed, golden, replace(again, index=golden.index), keeps)
         assert golden.index.shrunk == Shrunk(
             sealed.index.sha256, SEALED_SEGMENT.stat().st_size, [(1, 3)], [RouteEntry("web", 3, 1, 3, 9)]

@@ -71,7 +71,7 @@ def test_json_text_goes_into_a_line_as_the_value_would() -> None:
 def test_a_line_without_its_lists_of_routes_has_all_the_rest(group: str) -> None:
     """Whatever the names in the lists are; those with brackets may stop a list from being left out."""
     routes = [{"route": "a", "cursors": {group: 7}}, {"route": "b", "cursors": {}}]
-    entry = {"event": "relieved", "base": 1, "routes": [["a", 1]], "dropped": routes, "lost": {"b": 2}, "boot": "b"}
+    entry = {"event": "shrunk", "base": 1, "routes": [["a", 1]], "dropped": routes, "lost": {"b": 2}, "boot": "b"}
     entry["long"] = "x" * 1024  # of short lines nothing is left out
     line = encode_entry(entry | {"why": 'of "routes":[{"route"}]'}, GENESIS)[:-1]
     (brief,), whole = decode_entries([line], listed=False), decode_entry(line)

@@ -353,9 +353,9 @@ SAMPLES = [
     Sample("group.work", WORK, lambda: b"".join(encode_work(*line) for line in WORK), _work_value),
 ]
 SEALED_SEGMENT = FOLDER / "segment.wal.zst"  # of segment.wal
-RELIEVED_SEGMENT = FOLDER / "relieved.wal.zst"  # of that
+SHRUNK_SEGMENT = FOLDER / "shrunk.wal.zst"  # of that
 
 
 def keeps(header: BatchHeader, _route: str) -> bool:
-    """What the relieved golden segment keeps of the sealed one: all but the first two batches."""
+    """What the shrunk golden segment keeps of the sealed one: all but the first two batches."""
     return header.last_sequence > 3

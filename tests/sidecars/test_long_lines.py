@@ -10,7 +10,7 @@ import pytest
 from contents import errors
 from logs import Built
 from reclaiming import bases, reclaim
-from relieving import relieve
+from shrinking import shrink
 
 import wald
 from wald.files.layout import Root
@@ -51,7 +51,7 @@ def deleted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shrunk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The second segment has only a piece of the long line, and its index is damaged."""
     built = laid(tmp_path_factory.mktemp("shrunk") / "root", between=b"and goes on ")
-    relieve(built, 2, b=4)
+    shrink(built, 2, b=4)
     path = built.path(2, Kind.SEALED)
     data = bytearray(path.read_bytes())
     data[data.rfind(b"WALDSIX1") + 20] ^= 1
@@ -122,7 +122,7 @@ def test_verify_has_nothing_to_say_about_the_deletion(deleted: Path) -> None:
 
 def test_reclaim_keeps_its_pieces_until_every_group_has_read_it(tmp_path: Path) -> None:
     built = laid(tmp_path / "root", between=b"and goes on ")
-    reclaim(built, compact_pinned=True)
+    reclaim(built, shrink_pinned=True)
     assert bases(built.root) == [1, 2, 5]
     assert [record.value for record in built.log.records("a", start=1)] == [b"begins and goes on and ends", b"next"]
     built.log.set_cursor("a", 1, group="g")

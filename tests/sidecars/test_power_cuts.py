@@ -64,7 +64,7 @@ PROGRAMS = {
     "reclaim": Program(log_of_two_routes, lambda root: reclaim(root, "--grace", "0"), {}),
     "reclaim takes back": Program(log_with_released_segments, lambda root: reclaim(root, "--grace", "0"), {}),
     "reclaim shrinks": Program(
-        log_with_a_slow_group, lambda root: reclaim(root, "--grace", "0", "--compact-pinned"), {}
+        log_with_a_slow_group, lambda root: reclaim(root, "--grace", "0", "--shrink-pinned"), {}
     ),
     "repair": Program(log_with_a_bad_index, lambda root: command("repair", "--root", root), {}, damages=True),
     "archive": Program(

@@ -85,7 +85,7 @@ def test_a_shared_line_that_makes_no_sense_gives_a_deletion_no_routes(root: Root
 
 def test_a_shrink_without_valid_run_lengths_does_not_say_what_it_dropped(root: Root) -> None:
     line = {
-        "event": "relieved",
+        "event": "shrunk",
         "base": 1,
         "last": 9,
         "routes": [["b", 7, 2, 8, 1]],

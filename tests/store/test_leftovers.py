@@ -163,7 +163,7 @@ def test_a_file_written_within_the_last_minute_or_in_the_future_stays(built: Bui
 
 
 def test_a_start_leaves_the_file_that_a_running_reclaim_is_making(built: Built) -> None:
-    made = built.root.segments / "00000000000000000001.wal.zst.relief.tmp"
+    made = built.root.segments / "00000000000000000001.wal.zst.shrunk.tmp"
     made.write_bytes(b"")
     reclaimer = Reclaimer(built.root, Unsynced())
     assert remove_temporaries(built.root, built.disk) == []

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from contents import errors
 from logs import Built
-from relieving import relieve
 from repairing import repair
+from shrinking import shrink
 
 import wald
 from wald.files.layout import Root
@@ -52,12 +52,12 @@ def _end(path: Path) -> int:
     return len(path.read_bytes().rstrip(b"\0"))
 
 
-def build(path: Path, *, sealed: bool, reclaimed: bool = False, relieved: str = "") -> Built:
+def build(path: Path, *, sealed: bool, reclaimed: bool = False, shrunk: str = "") -> Built:
     """Return a log of five segments: p's record has pieces in three of them, q's in each, r's in the first three.
 
     Args:
         reclaimed: whether RECLAIM has deleted the first segment.
-        relieved: a route; in the first and third segment, relief has dropped its batches. Empty: no relief.
+        shrunk: a route; in the first and third segment, shrinking has dropped its batches. Empty: no shrinking.
     """
     built = Built(path, segment_max_bytes=1 << 20)
     built.lines("a", [b"first"])
@@ -84,10 +84,10 @@ def build(path: Path, *, sealed: bool, reclaimed: bool = False, relieved: str = 
         built.seal(keep=0 if sealed else 3)
     if reclaimed:
         built.reclaim(1, named=True)
-    if relieved:
+    if shrunk:
         bases = [segment.base_sequence for segment in list_segments(built.root).segments]
-        for base in bases[:3:2] if relieved == "a" else bases[2:3]:
-            relieve(built, base, **{relieved: 100})
+        for base in bases[:3:2] if shrunk == "a" else bases[2:3]:
+            shrink(built, base, **{shrunk: 100})
     built.crash()
     return built
 
@@ -107,7 +107,7 @@ SEALED = [whole, gone, without_index, last_batch_cut]
 
 
 @pytest.mark.parametrize(
-    ("sealed", "reclaimed", "relieved", "fates"),
+    ("sealed", "reclaimed", "shrunk", "fates"),
     [
         (False, False, "", RAW[:3]),
         (False, True, "", RAW),
@@ -122,11 +122,11 @@ SEALED = [whole, gone, without_index, last_batch_cut]
     ],
 )
 def test_a_repair_loses_no_record_that_was_readable_and_leaves_no_error(
-    tmp_path: Path, sealed: bool, reclaimed: bool, relieved: str, fates: list[Fate]
+    tmp_path: Path, sealed: bool, reclaimed: bool, shrunk: str, fates: list[Fate]
 ) -> None:
-    log = build(tmp_path / "log", sealed=sealed, reclaimed=reclaimed, relieved=relieved)
+    log = build(tmp_path / "log", sealed=sealed, reclaimed=reclaimed, shrunk=shrunk)
     written = readable(log.root.path)
-    assert len(written) == {"": 4 if reclaimed else 8, "a": 5, "r": 7}[relieved]
+    assert len(written) == {"": 4 if reclaimed else 8, "a": 5, "r": 7}[shrunk]
     damaged = 3 if reclaimed else 4  # the last segment is whole
     for number, fated in enumerate(product(fates, repeat=damaged)):
         root = tmp_path / str(number)

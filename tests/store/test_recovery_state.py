@@ -10,7 +10,7 @@ from contents import assert_sound, errors, values
 from crashed import ALL, BASE, NOISE, goes_on, newest, offsets, quarantined, readable, start_again, story
 from damage import flipped
 from logs import START_NS, Built, commit, draft
-from relieving import relieve
+from shrinking import shrink
 
 from wald.errors import Damaged
 from wald.files.ledger_write import Ledger
@@ -179,14 +179,14 @@ class TestState:
         assert built.report.fate == "quarantine"
         assert built.writer.state == state
 
-    def test_a_record_stays_open_if_relief_has_dropped_others_behind_its_beginning(self, tmp_path: Path) -> None:
+    def test_a_record_stays_open_if_shrinking_has_dropped_others_behind_its_beginning(self, tmp_path: Path) -> None:
         path = tmp_path / "log"
         built = Built(path)
         built.piece("long", b"begin", begins=True, ends=False)
         built.lines("other", [b"read by everybody"])
         built.cut()
         built.seal()
-        relieve(built, 1, other=2)
+        shrink(built, 1, other=2)
         built.crash()
         newest(path).write_bytes(flipped(newest(path).read_bytes(), 8 * (FIRST_BATCH + 80)))
         built = Built(path, epoch=2)

@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from logs import Built, Unsynced
 from powercut import RecordingDisk
-from relieving import relieve
 from repairing import build, repair, small_frames, snapshot
+from shrinking import shrink
 from spoiling import DAMAGE, Damage, flip, zero
 
 import wald
@@ -389,17 +389,17 @@ def test_after_a_repair_all_is_good_at_length(written: Written, spoiled: list[tu
 
 
 @pytest.mark.parametrize("loses", [False, True])
-def test_what_relief_has_dropped_is_not_lost(tmp_path: Path, loses: bool) -> None:
+def test_what_shrinking_has_dropped_is_not_lost(tmp_path: Path, loses: bool) -> None:
     built = Built(tmp_path / "log")
     for number in range(40):
         built.lines("web" if number % 2 else "stuck", [b"%d" % number * 50] * 5)
     built.cut()
     built.seal()
     path = built.root.path / "segments/00000000000000000001.wal.zst"
-    relief = relieve(built, 1, web=100, stuck=20)
+    shrinking = shrink(built, 1, web=100, stuck=20)
     built.crash()
     before, _ = readable(built.root.path)
-    change(path, (lambda data: data[: relief.index.frames[-1].offset + 200]) if loses else (lambda data: data[:-40]))
+    change(path, (lambda data: data[: shrinking.index.frames[-1].offset + 200]) if loses else (lambda data: data[:-40]))
     repair(built.root.path, accept_loss=loses)
     assert errors(built.root.path) == []
     after, reported = readable(built.root.path)

@@ -13,8 +13,8 @@ import pytest
 import zstandard
 from contents import errors
 from logs import Built
-from relieving import relieve
 from repairing import repair
+from shrinking import shrink
 
 import wald
 from wald.checking.checker import Level
@@ -260,7 +260,7 @@ class TestALongRecordAcrossSegments:
         log.cut()
         log.piece("a", b"ends\n", begins=False, ends=True)
         log.seal()
-        relieve(log, 2, b=2)
+        shrink(log, 2, b=2)
         log.crash()
         path = log.path(2, Kind.SEALED)
         with SealedFile(path) as file:
@@ -270,7 +270,7 @@ class TestALongRecordAcrossSegments:
         damage = partial(flip, frame.offset + frame.compressed_bytes // 2)
         assert check(log, tmp_path / "damaged", path, damage, named=False) == 1
 
-    def test_it_is_broken_by_a_lost_middle_behind_a_segment_in_which_relief_dropped_others(
+    def test_it_is_broken_by_a_lost_middle_behind_a_segment_in_which_shrinking_dropped_others(
         self, tmp_path: Path
     ) -> None:
         """The ledger names its route too, though none of its records began in what is lost."""
@@ -284,7 +284,7 @@ class TestALongRecordAcrossSegments:
         log.piece("a", b"ends\n", begins=False, ends=True)
         log.lines("b", [b"last"])
         log.seal()
-        relieve(log, 1, b=4)
+        shrink(log, 1, b=4)
         log.crash()
         path = log.path(5, Kind.SEALED)
         with SealedFile(path) as file:
@@ -297,7 +297,7 @@ class TestALongRecordAcrossSegments:
         assert list(wald.open(copy).records("a", start=1, on_missing=missing.append)) == []
         assert [(each.first, each.last, each.records) for each in missing] == [(1, 1, 1)]
 
-    def test_it_is_whole_if_only_what_relief_has_dropped_of_others_is_damaged(
+    def test_it_is_whole_if_only_what_shrinking_has_dropped_of_others_is_damaged(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Readers pass over a frame in which nothing is left, by the index."""
@@ -310,7 +310,7 @@ class TestALongRecordAcrossSegments:
         log.cut()
         log.piece("a", b"ends\n", begins=False, ends=True)
         log.seal()
-        relieve(log, 1, b=3)
+        shrink(log, 1, b=3)
         log.crash()
         path = log.path(1, Kind.SEALED)
         with SealedFile(path) as file:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from logs import Built
-from relieving import relieve
+from shrinking import shrink
 
 from wald.errors import Damaged
 from wald.format.names import Kind
@@ -139,13 +139,13 @@ def test_a_process_that_is_killed_ends_the_search_with_an_error(built: Built) ->
         list(search(built.view, selection, show, absent=lambda _: False, jobs=2))
 
 
-def test_what_relief_has_dropped_is_reported_whatever_is_looked_for(built: Built) -> None:
+def test_what_shrinking_has_dropped_is_reported_whatever_is_looked_for(built: Built) -> None:
     built.cut()
     first = built.lines("a", [b"dropped"])
     built.lines("b", [b"kept"])
     built.cut()
     built.seal()
-    relieve(built, first, a=first)
+    shrink(built, first, a=first)
 
     reported = [[e for e in searched(built, each, jobs=1) if isinstance(e, Missing)] for each in (b"", b"nowhere")]
 

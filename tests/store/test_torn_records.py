@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from logs import Built
 from reclaiming import bases, reclaim
-from relieving import relieve
 from repairing import repair
+from shrinking import shrink
 
 from wald.errors import Damaged, NotFound
 from wald.files.routes import add_route
@@ -233,7 +233,7 @@ class TestAGapThatNoLedgerExplains:
 class TestAShrunkSegment:
     def test_a_long_record_is_whole_across_what_was_dropped_of_another_route(self, built: Built) -> None:
         of_another_route(built)
-        relieve(built, 2, b=4)
+        shrink(built, 2, b=4)
         assert numbered(built.log.records("a", start=1)) == WHOLE
         spoil_index(built, 2)
         assert numbered(built.log.records("a", start=1)) == WHOLE
@@ -241,9 +241,9 @@ class TestAShrunkSegment:
     def test_a_shrinking_that_was_not_carried_out_counts_for_nothing(self, built: Built) -> None:
         with_a_piece(built)
         before = built.path(2, Kind.SEALED).read_bytes()
-        relieve(built, 2, a=1)
+        shrink(built, 2, a=1)
         built.path(2, Kind.SEALED).write_bytes(before)
-        relieve(built, 2, b=4)
+        shrink(built, 2, b=4)
         spoil_index(built, 2)
         assert numbered(built.log.records("a", start=1)) == [(1, b"be-gun"), (5, b"next")]
 
@@ -253,7 +253,7 @@ class TestAShrunkSegment:
         self, built: Built, lay: Callable[[Built], object], *, spoiled: bool
     ) -> None:
         lay(built)
-        relieve(built, 2, a=1 if lay is with_a_piece else 5)
+        shrink(built, 2, a=1 if lay is with_a_piece else 5)
         if spoiled:
             spoil_index(built, 2)
         rest = [(5, b"next")] if lay is with_a_piece else [(6, b"next")]
@@ -264,7 +264,7 @@ class TestAShrunkSegment:
 
     def test_it_is_named_if_neither_index_nor_ledger_says_what_was_dropped(self, built: Built) -> None:
         of_another_route(built)
-        relieve(built, 2, b=4)
+        shrink(built, 2, b=4)
         spoil_index(built, 2)
         (built.root.ledger / "reclaim.jsonl").unlink()
         damage: list[Damaged] = []
@@ -376,7 +376,7 @@ class TestAFollowerThatIsPaused:
         assert steps(follower) == [(2, b"begins seen ends"), (4, b"next")]
 
     @pytest.mark.parametrize("spoiled", [False, True])
-    def test_it_continues_inside_a_run_of_batches_that_relief_dropped(self, tmp_path: Path, *, spoiled: bool) -> None:
+    def test_it_continues_inside_a_run_of_batches_that_shrink_dropped(self, tmp_path: Path, *, spoiled: bool) -> None:
         built, damage = Built(tmp_path / "root"), list[Damaged]()
         built.lines("a", [b"read"])
         built.lines("b", [b"x" * 1000] * 3)
@@ -386,7 +386,7 @@ class TestAFollowerThatIsPaused:
         built.lines("a", [b"unread", b"too"])
         built.cut()
         built.seal()
-        relieve(built, 1, b=7)
+        shrink(built, 1, b=7)
         if spoiled:
             spoil_index(built, 1)
         assert steps(follower) == [(8, b"unread"), (9, b"too")]

@@ -25,8 +25,8 @@ from wald_reclaim.apply import Reclaim
 from wald_reclaim.command import Pass
 from wald_reclaim.plan import Planner
 from wald_reclaim.policy import Limits, RouteLimits
-from wald_reclaim.relieve import Relieving
 from wald_reclaim.report import Report
+from wald_reclaim.shrink import Shrinker
 
 ANYTHING_READ = Limits()
 EXPIRE = RouteLimits(expire=True)
@@ -44,7 +44,7 @@ class Reclaimer:
     stop: threading.Event = field(default_factory=threading.Event)
     clock: Callable[[], float] = time.monotonic
     verify: bool = False
-    compact_pinned: bool = False
+    shrink_pinned: bool = False
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.root.ledger / "reclaim.jsonl", self.disk, owner="wald-reclaim")
@@ -58,7 +58,7 @@ class Reclaimer:
         """A look at ``now_ns`` by the clock on the wall, which is ``ahead_ns`` ahead of the one that nobody can set."""
         self.now = Moment(self.boot, now_ns - ahead_ns)
         doing = Reclaim(self.root, self.disk, self.ledger, self.planner)
-        relieving = Relieving(
+        shrinker = Shrinker(
             self.root,
             self.disk,
             self.planner.log_id,
@@ -67,7 +67,7 @@ class Reclaimer:
             require_archived=self.limits.require_archived,
             moment=lambda: self.now,
         )
-        one_pass = Pass(doing, self.grace_ns, self.stop, relieving=relieving, compact_pinned=self.compact_pinned)
+        one_pass = Pass(doing, self.grace_ns, self.stop, shrinker=shrinker, shrink_pinned=self.shrink_pinned)
         report = Report(as_json=True, intended=False, watching=False, write=lambda _: None, warn=_warn)
         one_pass.run(report, now_ns=now_ns)
 
@@ -82,10 +82,10 @@ def reclaim(
     *,
     disk: Disk | None = None,
     grace_ns: int = 0,
-    compact_pinned: bool = False,
+    shrink_pinned: bool = False,
 ) -> None:
     """``wald-reclaim --once``, as a process of its own."""
-    reclaimer = Reclaimer(built.root, disk or built.disk, limits, grace_ns, built.boot, compact_pinned=compact_pinned)
+    reclaimer = Reclaimer(built.root, disk or built.disk, limits, grace_ns, built.boot, shrink_pinned=shrink_pinned)
     try:
         reclaimer.look(now_ns=built.now_ns, ahead_ns=built.ahead_ns)
     finally:

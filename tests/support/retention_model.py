@@ -1,4 +1,4 @@
-"""What ``docs/retention.md`` says about a log, in plain lists: what goes, what is lost, and what relief leaves.
+"""What ``docs/retention.md`` says about a log, in plain lists: what goes, what is lost, and what shrinking leaves.
 
 Written from the documentation, with nothing of the code that it is held against. It decides anew in each pass.
 """
@@ -30,8 +30,8 @@ class Held:
     """A sealed segment.
 
     Attributes:
-        batches: each of one route; relief drops whole ones.
-        whole: the batches of its old form, which an interrupted relief has left beside the new one.
+        batches: each of one route; shrinking drops whole ones.
+        whole: the batches of its old form, which an interrupted shrink has left beside the new one.
         recorded: the line of a deletion that was interrupted before the segment got another name.
     """
 
@@ -146,10 +146,10 @@ class Model:
         return "beyond" if own.pinned_max_bytes is not None and unread_bytes > own.pinned_max_bytes else "needed"
 
     def look(self, limits: Limits, now: Moment, grace_ns: int, *, compact: bool) -> list[tuple[Held, list[Batches]]]:
-        """A pass of wald-reclaim; returns the segments to relieve, each with what may be left of it."""
-        self.finish_reliefs()
+        """A pass of wald-reclaim; returns the segments to shrink, each with what may be left of it."""
+        self.finish_shrinks()
         going = [held for held in self.complete if self.goes(held, limits)]
-        relievable = [held for held in self.complete if held not in going and self.is_relievable(held, limits)]
+        shrinkable = [held for held in self.complete if held not in going and self.is_shrinkable(held, limits)]
         for held in self.complete:
             line = held.recorded or OnRecord(now, frozenset(self.unread_routes(held)))
             held.recorded = None
@@ -158,7 +158,7 @@ class Model:
         self.complete = [held for held in self.complete if held not in going]
         for waiting in list(self.released):
             self.look_again(waiting, limits, now, grace_ns)
-        return [(held, self.reliefs(held, limits)) for held in relievable] if compact else []
+        return [(held, self.shrinks(held, limits)) for held in shrinkable] if compact else []
 
     def look_again(self, waiting: Released, limits: Limits, now: Moment, grace_ns: int) -> None:
         """Take a released segment back, or delete it, or let it wait."""
@@ -171,8 +171,8 @@ class Model:
             self.released.remove(waiting)
             self.lost[waiting.held.base] = unread
 
-    def finish_reliefs(self) -> None:
-        """A relief that was interrupted is kept, if nobody needs what it has dropped."""
+    def finish_shrinks(self) -> None:
+        """A shrink that was interrupted is kept, if nobody needs what it has dropped."""
         for held in self.complete:
             if held.whole is not None:
                 dropped = [batch for batch in held.whole if batch not in held.batches]
@@ -180,18 +180,18 @@ class Model:
                     held.batches = held.whole
                 held.whole = None
 
-    def is_relievable(self, held: Held, limits: Limits) -> bool:
+    def is_shrinkable(self, held: Held, limits: Limits) -> bool:
         """Whether only unread records keep it."""
         if not any(self.answer(held, route, limits) == "needed" for route in held.routes()):
             return False
         return self.is_beyond_the_log(held, limits) or not self.is_kept(held, limits)
 
-    def reliefs(self, held: Held, limits: Limits) -> list[Batches]:
+    def shrinks(self, held: Held, limits: Limits) -> list[Batches]:
         """What may be left of it: one answer, or two if a cursor stands between two records of an archived route."""
-        return [self.relief(held, limits, between=between) for between in (True, False)]
+        return [self.shrink(held, limits, between=between) for between in (True, False)]
 
-    def relief(self, held: Held, limits: Limits, *, between: bool) -> Batches:
-        """What is left of it, if it is relieved by a rule that takes the cursor itself for a record or not."""
+    def shrink(self, held: Held, limits: Limits, *, between: bool) -> Batches:
+        """What is left of it, if it is shrunk by a rule that takes the cursor itself for a record or not."""
         left = []
         for route in held.routes():
             records, floor = held.of(route), min(self.floor(route), held.of(route)[-1][0])

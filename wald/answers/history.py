@@ -136,7 +136,7 @@ def _of_lives(root: Root, before: Mapping[str, int]) -> Iterator[Event]:
 
 def sentence(event: Event) -> str:
     """An event in a sentence, as ``wald history`` writes it: what happened, and of a deletion why it was legal."""
-    judged = event.entry.get("event") in ("reclaimed", "relieved")
+    judged = event.entry.get("event") in ("reclaimed", "shrunk")
     return f"{deed(event)}; {_legality(event)}" if judged else deed(event)
 
 
@@ -146,7 +146,7 @@ def deed(event: Event, figures: Figures = EXACT) -> str:
     match entry:
         case {"event": "reclaimed"}:
             return f"{_segment(entry, figures)}{_of_routes(entry, figures)}"
-        case {"event": "relieved"}:
+        case {"event": "shrunk"}:
             dropped = entry | {"routes": entry.get("dropped")}
             sizes = _shrunk(entry.get("was_bytes"), entry.get("bytes"), figures)
             return f"{_segment(entry, figures)}, without{_of_routes(dropped, figures)}: {sizes}"

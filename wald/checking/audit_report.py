@@ -140,7 +140,7 @@ class DeletionAudit:
         match entry:
             case {"base": int(base), "last": int()} if event.is_deletion:
                 return replace(event, ruling=audit_deletion(entry, self._sealing_line(base, entry.get("sha256"))))
-            case {"event": "relieved", "base": int(base), "last": int()} if event.ledger == _DELETIONS:
+            case {"event": "shrunk", "base": int(base), "last": int()} if event.ledger == _DELETIONS:
                 return replace(event, ruling=audit_shrink(entry, self._sealing_line(base, entry.get("was_sha256"))))
         return event
 

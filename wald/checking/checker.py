@@ -203,7 +203,7 @@ class SegmentToCheck:
         durable: position of the head, if the head is in this segment. Bytes after it are not checked.
         open_ended: the segment may end anywhere, because it is the newest and the head is missing.
         sha256: digest of its raw bytes when it was sealed, from the ledger; None if the ledger lacks it.
-        relieved: digests of its raw bytes after each shrinking, from the ledger.
+        shrunk: digests of its raw bytes after each shrinking, from the ledger.
         dropped: route → last dropped sequence, from the ledger, for segments whose index lacks it; None if unknown.
         end: position at which a raw segment was cut; 0 if unknown.
     """
@@ -213,7 +213,7 @@ class SegmentToCheck:
     durable: int | None = None
     open_ended: bool = False
     sha256: str | None = None
-    relieved: frozenset[str] = frozenset()
+    shrunk: frozenset[str] = frozenset()
     dropped: Mapping[str, int] | None = field(default=None, hash=False)
     end: int = 0
 
@@ -453,7 +453,7 @@ class _Check:
             yield self._error(0, f"the sha256 is {digest.hex()}, the index says {index.sha256.hex()}")
         if sha256 is None:
             yield Finding(Level.INFO, self._path, 0, "the ledger has no line about it")
-        elif digest.hex() in {sha256, *self._target.relieved}:
+        elif digest.hex() in {sha256, *self._target.shrunk}:
             pass
         elif index.shrunk is not None and digest == index.sha256 and index.shrunk.sha256.hex() == sha256:
             yield Finding(Level.INFO, self._path, 0, "the ledger has no line about its shrinking")

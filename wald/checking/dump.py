@@ -133,16 +133,16 @@ def _sealed_index(index: SealedIndex) -> Item:
         "routes": [entry._asdict() for entry in index.routes],
         "damaged": [list(span) for span in index.damage],
         "writer": version_text(index.writer),
-        "relieved": None if index.shrunk is None else _relieved(index.shrunk),
+        "shrunk": None if index.shrunk is None else _shrunk(index.shrunk),
     }
 
 
-def _relieved(relieved: Shrunk) -> Item:
+def _shrunk(shrunk: Shrunk) -> Item:
     return {
-        "sha256": relieved.sha256.hex(),
-        "bytes": relieved.stored_bytes,
-        "dropped": [list(span) for span in relieved.ranges],
-        "routes": [entry._asdict() for entry in relieved.routes],
+        "sha256": shrunk.sha256.hex(),
+        "bytes": shrunk.stored_bytes,
+        "dropped": [list(span) for span in shrunk.ranges],
+        "routes": [entry._asdict() for entry in shrunk.routes],
     }
 
 

@@ -265,13 +265,13 @@ class Verification:
     def target(self, segment: Segment) -> SegmentToCheck:
         head, log_id = self._head, self._log_id
         if segment.kind.form is Kind.SEALED:
-            sealed, relieved, base = None, frozenset[str](), segment.base_sequence
+            sealed, shrunk, base = None, frozenset[str](), segment.base_sequence
             dropped = self.history.last_dropped(base)
             with contextlib.suppress(Damaged):  # the check of the ledgers reports it
                 sealed = self.history.sealed(base)
-                relieved = frozenset(str(relief.get("sha256")) for relief in self.history.shrinks(base))
+                shrunk = frozenset(str(shrinking.get("sha256")) for shrinking in self.history.shrinks(base))
             sha256 = None if sealed is None else str(sealed.get("sha256"))
-            return SegmentToCheck(segment, log_id, sha256=sha256, relieved=relieved, dropped=dropped)
+            return SegmentToCheck(segment, log_id, sha256=sha256, shrunk=shrunk, dropped=dropped)
         if head is not None and head.segment == segment.base_sequence:
             return SegmentToCheck(segment, log_id, durable=head.position)
         open_ended = head is None and segment.base_sequence == self._view.segments[-1].base_sequence

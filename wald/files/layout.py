@@ -27,7 +27,7 @@ from wald.format.names import (
 )
 
 TEMPORARY = ".tmp"
-RELIEF_SUFFIX = f".relief{TEMPORARY}"  # after a sealed segment's name: its shrunk form, in preparation
+SHRUNK_SUFFIX = f".shrunk{TEMPORARY}"  # after a sealed segment's name: its shrunk form, in preparation
 GROUP_FILES_MAX = 10_000  # in one route: more could make every pass over the cursors take minutes
 
 

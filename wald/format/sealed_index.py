@@ -271,7 +271,7 @@ class Shrunk:
         return {entry.route: entry.last for entry in self.routes} if self.is_complete else None
 
     def encode(self) -> bytes:
-        """Encode the section ``relieved``."""
+        """Encode the section ``shrunk``."""
         sealed = {"sha256": self.sha256.hex(), "bytes": self.stored_bytes}
         return json.dumps(sealed | {"dropped": self.ranges, "routes": self.routes}, separators=(",", ":")).encode()
 
@@ -364,7 +364,7 @@ def decode_sealed_index(frame: bytes) -> SealedIndex:
     for name, offset, stored, raw, crc in _SECTION.iter_unpack(content[_HEADER.size : end]):
         sections[name.rstrip(b"\0").decode("ascii", "replace")] = (content[offset : offset + stored], raw, crc)
     routes = _decode_routes(sections)
-    damage, relieved = _decode_losses(sections)
+    damage, shrunk = _decode_losses(sections)
     frames = _decode_frames(_section(sections, "frames"), len(routes))
     sha256 = _section(sections, "sha256")
     batches, batches_bytes, batches_crc = _stored(sections, "batches")
@@ -374,7 +374,7 @@ def decode_sealed_index(frame: bytes) -> SealedIndex:
     span = (log_id, base, following, raw_bytes, epoch, salt)
     peers = sections.get("peers")
     stored_peers = None if peers is None else (bytes(peers[0]), *peers[1:])
-    return SealedIndex(*span, frames, routes, sha256, damage, stored_batches, relieved, writer, stored_peers)
+    return SealedIndex(*span, frames, routes, sha256, damage, stored_batches, shrunk, writer, stored_peers)
 
 
 def decode_salt(frame: bytes) -> int | None:
@@ -503,11 +503,11 @@ def _decode_names(data: bytes) -> tuple[str, ...]:
 
 def _decode_losses(sections: dict[str, StoredSection]) -> tuple[list[tuple[int, int]], Shrunk | None]:
     damage = _section(sections, "damage") if "damage" in sections else b"[]"
-    relieved = _section(sections, "relieved") if "relieved" in sections else b"null"
+    shrunk = _section(sections, "shrunk") if "shrunk" in sections else b"null"
     try:
-        return _pairs(json.loads(damage)), _decode_shrunk(json.loads(relieved))
+        return _pairs(json.loads(damage)), _decode_shrunk(json.loads(shrunk))
     except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise BadSealed(f"the section damage or relieved does not decode: {error}") from error
+        raise BadSealed(f"the section damage or shrunk does not decode: {error}") from error
 
 
 def _decode_shrunk(found: Any) -> Shrunk | None:  # JSON
@@ -615,7 +615,7 @@ def _sections(
     if index.damage:
         sections["damage"] = [json.dumps(index.damage).encode()]
     if index.shrunk is not None:
-        sections["relieved"] = [index.shrunk.encode()]
+        sections["shrunk"] = [index.shrunk.encode()]
     if peers:
         rows = [[number, peer.user, peer.pid, peer.process] for number, peer in peers.items()]
         sections["peers"] = [json.dumps(rows, separators=(",", ":")).encode()]

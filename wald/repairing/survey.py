@@ -366,7 +366,7 @@ class _Examination:
         changed = False
         if target.sha256 is not None and not rescued.reason:
             digest = index_salvaged(segment, self._log_id, Damaged(str(segment.path))).sha256.hex()
-            changed = digest not in {target.sha256, *target.relieved}
+            changed = digest not in {target.sha256, *target.shrunk}
         dropped: tuple[Span, ...] | None = None
         with suppress(OSError):
             if (index := readable_index(segment)) is not None:

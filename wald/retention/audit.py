@@ -169,7 +169,7 @@ def audit_deletion(line: Entry, sealed: Entry | None, *, exists: bool = False) -
 
 
 def audit_shrink(line: Entry, before: Entry | None) -> Ruling:
-    """Audit the shrink in a ``relieved`` line; ``before`` is the line about the former file, if a ledger has it."""
+    """Audit the shrink in a ``shrunk`` line; ``before`` is the line about the former file, if a ledger has it."""
     audit = _Audit()
     dropped = line | {"routes": line.get("dropped"), "rule": "read"}
     try:

@@ -7,13 +7,13 @@
     reclaim.jsonl    {"event": "reclaimed", "base": 1, "last": 250, …}                 before each deletion
                      {"event": "excused", "base": 1, "last": 900, "routes": …}         evidence that deletions share
                      {"event": "kept", "base": 1}                                      withdraws a deletion
-                     {"event": "relieved", "base": 1, "last": 250, "dropped": …}       before each shrink
+                     {"event": "shrunk", "base": 1, "last": 250, "dropped": …}       before each shrink
     archive.jsonl    {"event": "archived", "route": …, "first": 1, "last": 250, …}     for each bundle
 
 A ``reclaimed`` line may name a shared ``excused`` line in place of ``routes``. That line has the cursors of each route;
 the ``sealed`` line with the same digest has the contents of the segment.
 
-``dropped`` in a ``relieved`` line lists the routes, each with its first and last dropped record. If the segment had
+``dropped`` in a ``shrunk`` line lists the routes, each with its first and last dropped record. If the segment had
 other records between the two, ``runs`` has the run lengths (:mod:`wald.format.spans`) from the first one.
 
 A ledger may be missing, so every answer may be "unknown". A damaged ledger answers nothing: look-ups raise Damaged. A
@@ -198,10 +198,10 @@ class History:
 
     def shrinks(self, base: int) -> Iterator[Entry]:
         """Yield the entries of shrinks of segment ``base``, including unfinished ones, newest first."""
-        return (entry for entry in _entries(self._reclaim, "relieved", base, base) if entry.get("base") == base)
+        return (entry for entry in _entries(self._reclaim, "shrunk", base, base) if entry.get("base") == base)
 
     def all_shrinks(self, first: int = 1) -> Iterator[Entry]:
-        return _entries(self._reclaim, "relieved", first, NO_SEQUENCE)
+        return _entries(self._reclaim, "shrunk", first, NO_SEQUENCE)
 
     def shrinks_before(self, deletion: Entry) -> Iterator[Entry]:
         """Yield the entries of the shrinks that led to the deleted file, newest first."""
@@ -214,7 +214,7 @@ class History:
 
     def shrunk_record(self, sequence: int) -> ShrunkRecord | None:
         """Look up a record of a shrunk segment; None if it was not shrunk."""
-        entries = list(_entries(self._reclaim, "relieved", sequence, sequence))
+        entries = list(_entries(self._reclaim, "shrunk", sequence, sequence))
         for entry in entries:
             dropped = _has_dropped(entry, sequence)
             if dropped is not False:
@@ -228,7 +228,7 @@ class History:
         repair may have made the segment from a part of another one, which the lines name.
         """
         newest: dict[int, Entry] = {}
-        for entry in _entries(self._reclaim, "relieved", base, base):
+        for entry in _entries(self._reclaim, "shrunk", base, base):
             newest.setdefault(entry["base"], entry)
         dropped: list[RouteEntry] = []
         for low, entry in newest.items():

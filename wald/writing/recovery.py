@@ -182,7 +182,7 @@ def _header_fact(raw: RawFile, log_id: bytes, base_sequence: int) -> tuple[Heade
 
 
 Dropped = Callable[[int], Mapping[str, int] | None]
-"""The last sequence that relief has dropped of each route of a segment, by the ledger; None if unknown."""
+"""The last sequence that shrinking has dropped of each route of a segment, by the ledger; None if unknown."""
 
 
 def _not_known(_base: int) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 from wald.errors import Damaged, Locked, UnsupportedFormat
 from wald.files import locks, uptime
 from wald.files.disk import Disk
-from wald.files.layout import RELIEF_SUFFIX, TEMPORARY, Root
+from wald.files.layout import SHRUNK_SUFFIX, TEMPORARY, Root
 from wald.files.ledger_read import Lines
 from wald.files.ledger_write import Ledger, lock_ledger
 from wald.files.listing import Segment
@@ -136,7 +136,7 @@ def remove_temporaries(root: Root, disk: Disk) -> list[str]:
     Files of a running ``wald-reclaim`` are kept.
     """
     names = sorted(entry.name for entry in os.scandir(root.segments) if entry.name.endswith(TEMPORARY))
-    shrunk = [name for name in names if name.endswith(RELIEF_SUFFIX)]
+    shrunk = [name for name in names if name.endswith(SHRUNK_SUFFIX)]
     for name in names:
         if name not in shrunk:
             disk.unlink(root.segments / name)

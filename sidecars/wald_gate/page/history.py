@@ -29,7 +29,7 @@ _KINDS: Mapping[str, Kind] = {
     "cut": "cuts",
     "sealed": "cuts",
     "reclaimed": "deletions",
-    "relieved": "deletions",
+    "shrunk": "deletions",
     "kept": "deletions",
     "begun": "archives",
     "archived": "archives",

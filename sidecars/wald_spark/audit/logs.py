@@ -78,7 +78,7 @@ class LogAudit:
                 yield each.finding
 
     def _rulings(self) -> Iterator[Ruling]:
-        """One for each deletion and relief in the ledger; none if that is damaged, which the verification reports."""
+        """One for each deletion and shrink in the ledger; none if that is damaged, which the verification reports."""
         there: set[int] = set()
         with suppress(Damaged):  # reported by the verification
             there = {segment.base_sequence for segment in list_segments(self.root).segments}

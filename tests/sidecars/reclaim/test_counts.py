@@ -14,7 +14,7 @@ from wald_reclaim.counts import Counts, of_reclaim
 from wald_reclaim.decision import Decision
 from wald_reclaim.policy import Verdict
 from wald_reclaim.recorded import OnRecord
-from wald_reclaim.relieve import Relieved
+from wald_reclaim.shrink import ShrunkSegment
 
 SEGMENT = Segment(1, Kind.SEALED, Path("1.wal.zst"))
 GOES = Decision(SEGMENT, Verdict.MAX_AGE, 10, entry={"lost": {"a": 3, "b": 4}})
@@ -46,11 +46,11 @@ def test_a_released_segment_is_deleted_when_it_is_due_or_taken_back() -> None:
     assert (counts.deleted, counts.deleted_bytes, counts.taken_back) == (1, 10, 1)
 
 
-def test_a_relief_that_was_taken_back_has_freed_nothing() -> None:
-    counts, relieved = Counts(), Relieved(SEGMENT, 30, 100)
-    counts.relief(relieved)
-    counts.relief(replace(relieved, bytes=100, taken_back=True))
-    assert (counts.relieved, counts.relieved_bytes) == (1, 70)
+def test_a_shrink_that_was_taken_back_has_freed_nothing() -> None:
+    counts, shrunk = Counts(), ShrunkSegment(SEGMENT, 30, 100)
+    counts.add_shrunk(shrunk)
+    counts.add_shrunk(replace(shrunk, bytes=100, taken_back=True))
+    assert (counts.shrunk, counts.shrunk_bytes) == (1, 70)
 
 
 def test_before_the_first_pass_no_time_is_given() -> None:

@@ -1,4 +1,4 @@
-"""Each record of interleaved routes is known to be there, to be dropped by a relief, or to be deleted with the rest."""
+"""Each record of interleaved routes is known to be there, to be dropped by a shrink, or to be deleted with the rest."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def where(built: Built, sequence: int) -> Whereabouts:
 
 @pytest.mark.parametrize("seeds", SEEDS)
 def test_each_record_has_one_answer(tmp_path: Path, seeds: int | range) -> None:
-    """Two reliefs, and the deletion of what is left, each held against what a reader had before and after it."""
+    """Two shrinks, and the deletion of what is left, each held against what a reader had before and after it."""
     for seed in [seeds] if isinstance(seeds, int) else seeds:
         built, routes = interleaved(tmp_path / str(seed), seed)
         rng, removed = random.Random(seed), dict[int, int]()
@@ -57,7 +57,7 @@ def test_each_record_has_one_answer(tmp_path: Path, seeds: int | range) -> None:
             for route in "ab":
                 built.log.set_cursor(route, max(cursor, built.log.cursor(route).effective))
             before = readable(built, routes)
-            reclaim(built, compact_pinned=True)
+            reclaim(built, shrink_pinned=True)
             removed |= dict.fromkeys(before - readable(built, routes), len(ledger(built.root.path)) - 1)
             hold(built, routes, removed)
         for route in "abc":
@@ -66,7 +66,7 @@ def test_each_record_has_one_answer(tmp_path: Path, seeds: int | range) -> None:
         reclaim(built)
         removed |= dict.fromkeys(before, len(ledger(built.root.path)) - 1)
         hold(built, routes, removed)
-        assert {line["event"] for line in ledger(built.root.path)} == {"relieved", "reclaimed"}
+        assert {line["event"] for line in ledger(built.root.path)} == {"shrunk", "reclaimed"}
         built.crash()
 
 
@@ -83,7 +83,7 @@ def hold(built: Built, routes: dict[int, str], removed: dict[int, int]) -> None:
         assert found.reclaimed is not None
         assert (found.reclaimed["event"], found.reclaimed.get("sha256")) == (line["event"], line["sha256"])
         assert "; or" not in found.message
-        if line["event"] == "relieved":
+        if line["event"] == "shrunk":
             assert found.message.endswith(f"cursors: {route}/processed at {_cursor(line, route)}")
     history = History(built.root)
     rulings = [

@@ -1,4 +1,4 @@
-"""Random histories of a log with limits, quotas and relief, beside a model in plain lists: what goes, and what is lost.
+"""Random histories of a log with limits, quotas and shrinks, and a model in plain lists: what goes, and what is lost.
 
 The model is in ``tests/support/retention_model.py``. Limits are drawn at what there is, and one beside it. The log is a
 real one. One process makes all passes, and its limits change between them, or each pass is a process of its own; the
@@ -41,18 +41,18 @@ ROUTES = ["a", "b", "c"]
 GROUPS = ["processed", "audit"]
 SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=3)
 CONTENTS = st.lists(st.tuples(st.sampled_from(ROUTES), SIZES), min_size=1, max_size=3)
-UNITS = st.sampled_from([1, 8192, 8192])  # bytes; relief must free 16 KiB
+UNITS = st.sampled_from([1, 8192, 8192])  # bytes; shrinking must free 16 KiB
 GRACES = st.sampled_from([0, 4 * SECOND_NS])
 routes, groups = st.sampled_from(ROUTES), st.sampled_from(GROUPS)
 
 
-class DyingInRelief(DyingDisk):
-    """Dies at that step from the first relief on."""
+class DyingInShrink(DyingDisk):
+    """Dies at that step from the first shrink on."""
 
     begun = False
 
     def step(self, name: str, path: Path | None = None, descriptor: int = -1) -> None:
-        self.begun = self.begun or (path is not None and ".relief" in path.name)
+        self.begun = self.begun or (path is not None and ".shrunk" in path.name)
         if self.begun:
             super().step(name, path, descriptor)
 
@@ -188,10 +188,10 @@ class Histories(RuleBasedStateMachine):
             for _ in range(8):
                 self.foresee(reclaimer, self.limits(random))
         limits = self.limits(random)
-        relieving = self.model.look(limits, self.built.moment(), grace_ns, compact=compact)
+        shrinker = self.model.look(limits, self.built.moment(), grace_ns, compact=compact)
         self.look(reclaimer, limits, grace_ns, compact=compact)
         there = self.readable()
-        for held, outcomes in relieving:
+        for held, outcomes in shrinker:
             held.batches = among(there, held.batches)
             assert held.batches in outcomes, (limits, outcomes)
         for held in self.model.complete:
@@ -205,7 +205,7 @@ class Histories(RuleBasedStateMachine):
         seed=st.integers(0, 1 << 32),
         grace_ns=GRACES,
         passed=st.integers(0, 4),
-        dying=st.sampled_from([DyingDisk, DyingInRelief]),
+        dying=st.sampled_from([DyingDisk, DyingInShrink]),
         dies_at=st.integers(0, 18),
         part=st.sampled_from([0.0, 0.5, 1.0]),
     )
@@ -216,7 +216,7 @@ class Histories(RuleBasedStateMachine):
         limits = self.limits(self.wait(seed, passed))
         self.end_the_process()
         before = deepcopy(self.model)
-        relieving = self.model.look(limits, self.built.moment(), grace_ns, compact=True)
+        shrinker = self.model.look(limits, self.built.moment(), grace_ns, compact=True)
         disk = dying(dies_at, part=part)
         try:
             reclaimer = self.process(disk)
@@ -224,7 +224,7 @@ class Histories(RuleBasedStateMachine):
             reclaimer.ledger.close()
         except Died:
             disk.abandon()
-        self.go_on_with_what_is_there(before, {held.base: outcomes for held, outcomes in relieving})
+        self.go_on_with_what_is_there(before, {held.base: outcomes for held, outcomes in shrinker})
 
     def wait(self, seed: int, passed: int) -> Random:
         """Let time pass, and look up what age the ledgers prove by then."""
@@ -238,7 +238,7 @@ class Histories(RuleBasedStateMachine):
     def look(self, reclaimer: Reclaimer, limits: Limits, grace_ns: int, *, compact: bool) -> None:
         reclaimer.limits = limits
         reclaimer.planner.take_over(limits, verify=False)
-        reclaimer.grace_ns, reclaimer.compact_pinned = grace_ns, compact
+        reclaimer.grace_ns, reclaimer.shrink_pinned = grace_ns, compact
         reclaimer.look(now_ns=self.built.now_ns, ahead_ns=self.built.ahead_ns)
 
     def readable(self) -> set[int]:
@@ -273,7 +273,7 @@ class Histories(RuleBasedStateMachine):
                 self.model.lost[base] = ended.lost[base]
 
     def take_over(self, held: Held, found: Batches, outcomes: list[Batches]) -> None:
-        """A segment that has its name: as it was, or relieved, and then its old form may be there as well."""
+        """A segment that has its name: as it was, or shrunk, and then its old form may be there as well."""
         before, whole = held.batches, held.whole or held.batches
         held.batches = found
         assert held.batches in [before, whole, *outcomes]
@@ -348,7 +348,7 @@ class Histories(RuleBasedStateMachine):
         deleted = [line for line in history.deletions() if line["base"] in model.lost]
         rulings = [audit_deletion(line, history.line_for_digest(line["base"], line["sha256"])) for line in deleted]
         rulings += [
-            audit_shrink(line, history.line_for_digest(line["base"], line["was_sha256"])) for line in reliefs(root)
+            audit_shrink(line, history.line_for_digest(line["base"], line["was_sha256"])) for line in shrinks(root)
         ]
         assert [ruling.errors for ruling in rulings if ruling.errors] == []
         assert sum(ruling.lost for ruling in rulings) == sum(sum(lost.values()) for lost in model.lost.values())
@@ -359,8 +359,8 @@ def among(there: set[int], batches: Batches) -> Batches:
     return [batch for batch in batches if there.issuperset(sequence for sequence, _, _ in batch)]
 
 
-def reliefs(root: Root) -> list[Entry]:
-    return [line for line in ledger(root.path) if line["event"] == "relieved"]
+def shrinks(root: Root) -> list[Entry]:
+    return [line for line in ledger(root.path) if line["event"] == "shrunk"]
 
 
 def beside(values: list[int], random: Random) -> int | None:

@@ -74,11 +74,11 @@ def test_the_bytes_of_the_segments_behind_one_are_those_of_their_files(built: Bu
     assert one_more[1].verdict is Verdict.KEPT_BYTES
 
 
-def test_only_a_segment_that_would_go_without_its_unread_records_is_relieved(built: Built) -> None:
+def test_only_a_segment_that_would_go_without_its_unread_records_is_shrunk(built: Built) -> None:
     _, second, third = sizes(built)
-    assert [decision.relievable for decision in decide(built, Limits()).values()] == [True] * 3
+    assert [decision.shrinkable for decision in decide(built, Limits()).values()] == [True] * 3
     kept = decide(built, Limits(keep_bytes=second + third))
-    assert [decision.relievable for decision in kept.values()] == [True, False, False]
+    assert [decision.shrinkable for decision in kept.values()] == [True, False, False]
 
 
 @pytest.mark.parametrize(("seconds", "second"), [(9.9, Verdict.READ), (10.0, Verdict.UNREAD)])
@@ -96,17 +96,17 @@ def test_cursors_whose_reading_takes_a_second_are_read_again_after_ten(
     assert [first.verdict, next(decisions).verdict] == [Verdict.READ, second]
 
 
-def test_a_segment_whose_index_is_damaged_is_not_relieved(built: Built) -> None:
+def test_a_segment_whose_index_is_damaged_is_not_shrunk(built: Built) -> None:
     path = built.path(11, Kind.SEALED)
     path.write_bytes(flipped(path.read_bytes(), 8 * (path.stat().st_size - 60)))
     found = decide(built, Limits())
 
     assert found[11].message
     assert found[11].verdict is Verdict.UNREAD
-    assert [decision.relievable for decision in found.values()] == [True, False, True]
+    assert [decision.shrinkable for decision in found.values()] == [True, False, True]
 
 
-def test_a_segment_that_the_sealer_has_left_is_not_relieved(tmp_path: Path) -> None:
+def test_a_segment_that_the_sealer_has_left_is_not_shrunk(tmp_path: Path) -> None:
     built = Built(tmp_path / "root")
     for route in ("stuck", "web"):
         built.lines(route, [b"x"])
@@ -114,7 +114,7 @@ def test_a_segment_that_the_sealer_has_left_is_not_relieved(tmp_path: Path) -> N
     found = decide(built, Limits())
 
     assert found[1].segment.kind is Kind.RAW
-    assert (found[1].verdict, found[1].relievable) == (Verdict.UNREAD, False)
+    assert (found[1].verdict, found[1].shrinkable) == (Verdict.UNREAD, False)
     built.crash()
 
 
@@ -171,20 +171,20 @@ def test_only_what_its_line_gives_up_is_lost_with_a_released_segment(built: Buil
 
 
 @pytest.mark.parametrize("rewound", [False, True])
-def test_after_a_relief_that_has_failed_the_file_is_looked_at_again(
+def test_after_a_shrink_that_has_failed_the_file_is_looked_at_again(
     built: Built, reclaimer: Reclaimer, *, rewound: bool
 ) -> None:
     """At whichever step; the next pass of the same process settles which of the two forms stays."""
     before, settled = sizes(built), 0
     for step in range(30):
-        reclaimer.disk, reclaimer.compact_pinned = FailingDisk(step), True
+        reclaimer.disk, reclaimer.shrink_pinned = FailingDisk(step), True
         with suppress(OSError):
             reclaimer.look(now_ns=built.now_ns)
         settled += any(path.name.endswith(WHOLE_SUFFIX) for path in built.root.segments.iterdir())
         assert stored_bytes(built, reclaimer) == sizes(built), step
         if rewound:
             built.log.set_cursor("web", 0, rewind=True)
-        reclaimer.disk, reclaimer.compact_pinned = Unsynced(), False
+        reclaimer.disk, reclaimer.shrink_pinned = Unsynced(), False
         reclaimer.look(now_ns=built.now_ns)
         assert stored_bytes(built, reclaimer) == sizes(built), step
         built.log.set_cursor("web", built.last)

@@ -75,12 +75,12 @@ def test_a_power_cut_leaves_no_shrunk_segment_without_its_line_in_the_ledger(tmp
     old, name = path.read_bytes(), str(path.relative_to(built.root.path))
     disk = RecordingDisk(built.root.path, seed=1, every=True, ordered=False)
     disk.platter.load(built.root.path)
-    reclaim(built, disk=disk, compact_pinned=True)
+    reclaim(built, disk=disk, shrink_pinned=True)
     assert path.read_bytes() != old
     shrunk = 0
     for state in disk.states:
         files = dict(state.files)
         if files.get(name) != old:
-            assert b'"relieved"' in (files.get("ledger/reclaim.jsonl") or b""), state.after
+            assert b'"shrunk"' in (files.get("ledger/reclaim.jsonl") or b""), state.after
             shrunk += 1
     assert shrunk

@@ -45,12 +45,12 @@ class Original:
         return sorted(str(path) for path in found if path.suffix not in (".cursor", ".lock", ".json"))
 
 
-class KilledInRelief(Unsynced):
+class KilledInShrink(Unsynced):
     """A disk on which the process ends as soon as the shrunk form has its name."""
 
     def rename(self, source: Path, target: Path) -> None:
         super().rename(source, target)
-        if source.name.endswith(".relief.tmp"):
+        if source.name.endswith(".shrunk.tmp"):
             raise Died
 
 
@@ -71,7 +71,7 @@ def build(path: Path) -> Original:
     built.log.set_cursor("read", 4)
     built.log.set_cursor("web", 14)
     with pytest.raises(Died):
-        reclaim(built, disk=KilledInRelief(), grace_ns=LONG_NS, compact_pinned=True)
+        reclaim(built, disk=KilledInShrink(), grace_ns=LONG_NS, shrink_pinned=True)
     built.path(3, Kind.RELEASED).rename(built.path(3, Kind.DELETING))
     built.crash()
     return Original(path, unread)
@@ -116,7 +116,7 @@ def run_everything(root: Path) -> int | None:
 
 
 def look(root: Path) -> None:
-    reclaimer = Reclaimer(Root(root), Unsynced(), compact_pinned=True)
+    reclaimer = Reclaimer(Root(root), Unsynced(), shrink_pinned=True)
     try:
         reclaimer.look(now_ns=LATER_NS)
     finally:

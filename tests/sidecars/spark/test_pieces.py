@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logs import Built
-from relieving import relieve
+from shrinking import shrink
 from some_logs import STEPS, Step, build
 
 from wald.errors import Damaged, NotFound
@@ -294,8 +294,8 @@ def test_damage_of_a_raw_segment_is_met_once_whatever_the_route(
     assert sum(path.read_text().count("\n") for path in content.iterdir()) == 1
 
 
-def with_relief(path: Path) -> Built:
-    """Of records 1 to 10 relief has left 3, 6 and 9, of another route; 11 is in the next segment."""
+def with_shrinking(path: Path) -> Built:
+    """Of records 1 to 10 shrinking has left 3, 6 and 9, of another route; 11 is in the next segment."""
     built = Built(path / "log")
     for number in range(1, 10):
         built.lines("stuck" if number % 3 == 0 else "web", [b"%d" % number + bytes(700)])
@@ -303,12 +303,12 @@ def with_relief(path: Path) -> Built:
     built.cut()
     built.lines("web", [b"11"])
     built.seal()
-    relieve(built, 1, web=10)
+    shrink(built, 1, web=10)
     return built
 
 
-def test_a_relieved_segment_whose_index_is_damaged_has_no_hole(tmp_path: Path) -> None:
-    built = with_relief(tmp_path)
+def test_a_shrunk_segment_whose_index_is_damaged_has_no_hole(tmp_path: Path) -> None:
+    built = with_shrinking(tmp_path)
     path = built.path(1, Kind.SEALED)
     path.write_bytes(path.read_bytes()[:-5])
     assert [record.sequence for record in read(planned(place_of(built), gaps=True))] == [3, 6, 9, 11]
@@ -316,8 +316,8 @@ def test_a_relieved_segment_whose_index_is_damaged_has_no_hole(tmp_path: Path) -
         read(planned(place_of(built)))
 
 
-def test_what_relief_has_dropped_is_missing_like_what_was_reclaimed(tmp_path: Path) -> None:
-    place = place_of(built := with_relief(tmp_path))
+def test_what_shrinking_has_dropped_is_missing_like_what_was_reclaimed(tmp_path: Path) -> None:
+    place = place_of(built := with_shrinking(tmp_path))
 
     stuck = Range(frozenset(["stuck"]), 1, 10**9)
     assert [record.sequence for record in read(planned(place, stuck))] == [3, 6, 9]

@@ -1,4 +1,4 @@
-"""What a repair gives up of a relieved segment: what relief had left in it, if it is certain that it was relieved."""
+"""What a repair gives up of a shrunk segment: what shrinking had left in it, if it is certain that it was shrunk."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from contents import errors
 from logs import Built
-from relieving import relieve
 from repairing import repair
+from shrinking import shrink
 
 import wald
 from wald.checking.verifier import verify
@@ -28,7 +28,7 @@ BATCHES, OF_BATCH = 60, 5
 
 
 @pytest.fixture
-def relieved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
+def shrunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
     """One sealed segment of several frames, of which the older half of one route is left, and all of another."""
     monkeypatch.setattr(shrinking, "FRAME_BYTES", 30_000)
     built, rng = Built(tmp_path / "log"), random.Random(3)
@@ -36,7 +36,7 @@ def relieved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
         built.lines("stuck" if number % 3 else "web", [rng.randbytes(200).hex().encode()] * OF_BATCH)
     built.cut()
     built.seal()
-    relieve(built, 1, stuck=150, web=250)
+    shrink(built, 1, stuck=150, web=250)
     built.crash()
     with SealedFile(built.path(1, Kind.SEALED)) as file:
         assert len(file.index.frames) > 4
@@ -44,8 +44,8 @@ def relieved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
 
 
 def left_by_ledger(built: Built) -> dict[str, int]:
-    """How many records of each route relief has left, by its line in the ledger: the oracle."""
-    (line,) = (each for each in read_ledger(built.root.ledger / "reclaim.jsonl").entries if each["event"] == "relieved")
+    """How many records of each route shrinking has left, by its line in the ledger: the oracle."""
+    (line,) = (each for each in read_ledger(built.root.ledger / "reclaim.jsonl").entries if each["event"] == "shrunk")
     return {route: count for route, count, *_ in line["routes"]}
 
 
@@ -100,7 +100,7 @@ DAMAGE: dict[str, Callable[[Built], object]] = {
     "the file": lambda built: built.path(1, Kind.SEALED).unlink(),
 }
 
-UNPROVEN = ("nearly all of the file", "the content of the file", "the file")  # nothing is left that relief has made
+UNPROVEN = ("nearly all of the file", "the content of the file", "the file")  # nothing is left that shrink has made
 
 
 def given_up(plan: Plan) -> int:
@@ -108,39 +108,39 @@ def given_up(plan: Plan) -> int:
 
 
 @pytest.mark.parametrize("what", DAMAGE)
-def test_what_was_given_up_and_what_is_there_is_what_relief_had_left(relieved: Built, what: str) -> None:
-    left = left_by_ledger(relieved)
+def test_what_was_given_up_and_what_is_there_is_what_shrinking_had_left(shrunk: Built, what: str) -> None:
+    left = left_by_ledger(shrunk)
     assert 0 < left["web"] < left["stuck"] < BATCHES * OF_BATCH
-    DAMAGE[what](relieved)
-    with proposed(relieved.root) as (plan, _):
+    DAMAGE[what](shrunk)
+    with proposed(shrunk.root) as (plan, _):
         expected = given_up(plan)
-    assert given_up(repair(relieved.root.path)) == expected
+    assert given_up(repair(shrunk.root.path)) == expected
 
-    assert errors(relieved.root.path) == []
-    found = readable(relieved)
+    assert errors(shrunk.root.path) == []
+    found = readable(shrunk)
     held = {"stuck": 200, "web": 100} if what in UNPROVEN else left
     assert expected + sum(found.values()) == sum(held.values())
-    lines = [each for each in read_ledger(relieved.root.ledger / "segments.jsonl").entries if each["event"] == "lost"]
+    lines = [each for each in read_ledger(shrunk.root.ledger / "segments.jsonl").entries if each["event"] == "lost"]
     assert sum(line.get("records", line["last"] - line["base"] + 1) for line in lines) == expected
     if all("routes" in line for line in lines):
         for route, count in held.items():
             lost = sum(held[1] for line in lines for held in line["routes"] if held[0] == route)
             assert lost + found[route] == count
-    messages = [each.message for each in verify(Root(relieved.root.path)) if "lost, on record" in each.message]
+    messages = [each.message for each in verify(Root(shrunk.root.path)) if "lost, on record" in each.message]
     assert sum(int(message.split()[0]) for message in messages) == expected
-    assert repair(relieved.root.path).acts == ()
+    assert repair(shrunk.root.path).acts == ()
 
 
 def taken_back(built: Built, path: Path) -> None:
-    """The old form gets its name back, as when a cursor is moved back meanwhile; the line about the relief stays."""
+    """The old form gets its name back, as when a cursor is moved back meanwhile; the line about the shrink stays."""
     whole = path.read_bytes()
-    relieve(built, 1, stuck=295, web=300)
+    shrink(built, 1, stuck=295, web=300)
     path.write_bytes(whole)
 
 
 @pytest.fixture
-def unrelieved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
-    """One segment of several frames, all 300 records in it, and a line about a relief that was taken back."""
+def unshrunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
+    """One segment of several frames, all 300 records in it, and a line about a shrink that was taken back."""
     monkeypatch.setattr(sealing, "compress_segment", partial(compress_segment, frame_bytes=30_000))
     built, rng = Built(tmp_path / "log"), random.Random(3)
     for _ in range(BATCHES):
@@ -163,58 +163,58 @@ def unrelieved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
     ],
     ids=["newest frame and index", "two frames and index", "end", "nearly all", "file"],
 )
-def test_a_relief_that_was_taken_back_dropped_nothing(unrelieved: Built, damage: Callable[[Built], object]) -> None:
-    damage(unrelieved)
-    plan = repair(unrelieved.root.path, accept_loss=False)
+def test_a_shrink_that_was_taken_back_dropped_nothing(unshrunk: Built, damage: Callable[[Built], object]) -> None:
+    damage(unshrunk)
+    plan = repair(unshrunk.root.path, accept_loss=False)
     assert plan.loses
     before = given_up(plan)
-    repair(unrelieved.root.path)
-    assert before + readable(unrelieved)["stuck"] == BATCHES * OF_BATCH
-    lines = [each for each in read_ledger(unrelieved.root.ledger / "segments.jsonl").entries if each["event"] == "lost"]
+    repair(unshrunk.root.path)
+    assert before + readable(unshrunk)["stuck"] == BATCHES * OF_BATCH
+    lines = [each for each in read_ledger(unshrunk.root.ledger / "segments.jsonl").entries if each["event"] == "lost"]
     assert sum(line.get("records", line["last"] - line["base"] + 1) for line in lines) == before
     for line in lines:
         assert "routes" not in line or sum(held[1] for held in line["routes"]) == line["last"] - line["base"] + 1
 
 
-def test_a_second_relief_that_was_taken_back_is_not_believed_over_the_first(relieved: Built) -> None:
-    left = left_by_ledger(relieved)
-    taken_back(relieved, relieved.path(1, Kind.SEALED))
-    frames_and_index(relieved, -1)
-    assert repair(relieved.root.path, accept_loss=False).loses
-    plan = repair(relieved.root.path)
-    assert given_up(plan) + sum(readable(relieved).values()) == sum(left.values())
+def test_a_second_shrink_that_was_taken_back_is_not_believed_over_the_first(shrunk: Built) -> None:
+    left = left_by_ledger(shrunk)
+    taken_back(shrunk, shrunk.path(1, Kind.SEALED))
+    frames_and_index(shrunk, -1)
+    assert repair(shrunk.root.path, accept_loss=False).loses
+    plan = repair(shrunk.root.path)
+    assert given_up(plan) + sum(readable(shrunk).values()) == sum(left.values())
 
 
-def test_that_nothing_is_lost_is_not_taken_from_the_ledger(relieved: Built) -> None:
+def test_that_nothing_is_lost_is_not_taken_from_the_ledger(shrunk: Built) -> None:
     """Only frames of dropped batches are damaged, but without the index only the counts of the ledger say so."""
-    relieve(relieved, 1, stuck=250, web=300)
-    with SealedFile(relieved.path(1, Kind.SEALED)) as file:
+    shrink(shrunk, 1, stuck=250, web=300)
+    with SealedFile(shrunk.path(1, Kind.SEALED)) as file:
         number = next(number for number, each in enumerate(file.index.frames) if not each.routes and number)
-    frames_and_index(relieved, number)
-    assert repair(relieved.root.path, accept_loss=False).loses
+    frames_and_index(shrunk, number)
+    assert repair(shrunk.root.path, accept_loss=False).loses
 
 
 @pytest.mark.parametrize("what", ["the last frame", "two frames", "the content of the file", "the file"])
-def test_whose_they_were_is_known(relieved: Built, what: str) -> None:
-    DAMAGE[what](relieved)
+def test_whose_they_were_is_known(shrunk: Built, what: str) -> None:
+    DAMAGE[what](shrunk)
     known = what in ("two frames", "the last frame", "the file")  # by the index, or by the ledger alone
-    repair(relieved.root.path)
-    lines = [each for each in read_ledger(relieved.root.ledger / "segments.jsonl").entries if each["event"] == "lost"]
+    repair(shrunk.root.path)
+    lines = [each for each in read_ledger(shrunk.root.ledger / "segments.jsonl").entries if each["event"] == "lost"]
     assert lines
     assert all("routes" in line for line in lines) or not known
 
 
-def test_where_relief_had_dropped_all_that_is_damaged_nothing_is_given_up(relieved: Built) -> None:
+def test_where_shrinking_had_dropped_all_that_is_damaged_nothing_is_given_up(shrunk: Built) -> None:
     """The first frames hold nothing but what stands in the place of dropped batches."""
-    path = relieved.path(1, Kind.SEALED)
-    relieve(relieved, 1, stuck=250, web=300)
+    path = shrunk.path(1, Kind.SEALED)
+    shrink(shrunk, 1, stuck=250, web=300)
     with SealedFile(path) as file:
         number, first = next(
             (number, each) for number, each in enumerate(file.index.frames) if not each.routes and number
         )
-    change(relieved, lambda data: flip(data, first.offset + 14))
-    before = readable(relieved)
-    plan = repair(relieved.root.path, accept_loss=False)
+    change(shrunk, lambda data: flip(data, first.offset + 14))
+    before = readable(shrunk)
+    plan = repair(shrunk.root.path, accept_loss=False)
     assert (plan.acts != (), plan.loses, given_up(plan)) == (True, False, 0), number
-    assert errors(relieved.root.path) == []
-    assert readable(relieved) == before
+    assert errors(shrunk.root.path) == []
+    assert readable(shrunk) == before

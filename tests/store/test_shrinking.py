@@ -1,4 +1,4 @@
-"""A relieved segment: what is kept stays as it was, where it was; what was dropped is reported as reclaimed."""
+"""A shrunk segment: what is kept stays as it was, where it was; what was dropped is reported as reclaimed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logs import START_NS, Built
-from relieving import behind, relieve, relieve_file
 from repairing import repair
+from shrinking import behind, shrink, shrink_file
 
 from wald.checking.checker import Level
 from wald.checking.dump import dump
@@ -66,7 +66,7 @@ STUCK = list(range(3, 40, 3))
 
 
 def test_the_stuck_route_is_read_without_a_gap(built: Built) -> None:
-    relieve(built, 1, web=40)
+    shrink(built, 1, web=40)
 
     assert read(built, "stuck") == STUCK
     assert missing(built, "stuck") == []
@@ -74,7 +74,7 @@ def test_the_stuck_route_is_read_without_a_gap(built: Built) -> None:
 
 
 def test_what_was_dropped_is_missing_like_what_was_reclaimed(built: Built) -> None:
-    relieve(built, 1, web=40)
+    shrink(built, 1, web=40)
 
     (of_route,) = missing(built, "web")
     assert (of_route.first, of_route.last, of_route.records, of_route.exact) == (1, 40, 27, True)
@@ -95,7 +95,7 @@ def test_what_was_dropped_is_missing_like_what_was_reclaimed(built: Built) -> No
 
 
 def test_where_says_that_a_dropped_record_was_reclaimed(built: Built) -> None:
-    relieve(built, 1, web=40)
+    shrink(built, 1, web=40)
 
     assert built.log.where(4).state is State.RECLAIMED
     assert built.log.where(6).state is State.SEALED
@@ -107,9 +107,9 @@ def test_where_says_that_a_dropped_record_was_reclaimed(built: Built) -> None:
     }
 
 
-def test_a_record_that_relief_kept_is_lost_with_its_segment(built: Built) -> None:
-    relieve(built, 1, web=40, stuck=12)
-    relieve(built, 1, web=40, stuck=36)  # 39 is left
+def test_a_record_that_a_shrink_kept_is_lost_with_its_segment(built: Built) -> None:
+    shrink(built, 1, web=40, stuck=12)
+    shrink(built, 1, web=40, stuck=36)  # 39 is left
     assert built.log.where(39).state is State.SEALED
     built.path(1, Kind.SEALED).unlink()
 
@@ -120,7 +120,7 @@ def test_a_record_that_relief_kept_is_lost_with_its_segment(built: Built) -> Non
 
 
 def test_a_record_between_dropped_ones_is_lost_with_its_segment(built: Built) -> None:
-    relieve(built, 1, web=20)  # stuck is left, 3 to 39, and web, 22 to 40
+    shrink(built, 1, web=20)  # stuck is left, 3 to 39, and web, 22 to 40
     built.path(1, Kind.SEALED).unlink()
 
     assert built.log.where(2).state is built.log.where(10).state is State.RECLAIMED
@@ -132,8 +132,8 @@ def test_a_record_between_dropped_ones_is_lost_with_its_segment(built: Built) ->
     assert "given up by a repair" in built.log.where(23).message
 
 
-def test_without_the_ledger_a_relieved_segment_says_what_was_dropped(built: Built) -> None:
-    relieve(built, 1, web=40)
+def test_without_the_ledger_a_shrunk_segment_says_what_was_dropped(built: Built) -> None:
+    shrink(built, 1, web=40)
     (built.root.ledger / "reclaim.jsonl").unlink()
 
     assert built.log.where(4).state is State.RECLAIMED
@@ -142,31 +142,34 @@ def test_without_the_ledger_a_relieved_segment_says_what_was_dropped(built: Buil
 
 def test_a_kept_batch_keeps_its_place(built: Built) -> None:
     before = {number: built.log.where(number).position for number in STUCK}
-    relieve(built, 1, web=40)
+    shrink(built, 1, web=40)
 
     assert {number: built.log.where(number).position for number in STUCK} == before
 
 
-def test_verify_finds_nothing_wrong_and_says_relieved(built: Built) -> None:
-    relieve(built, 1, web=40)
+def test_verify_finds_nothing_wrong_and_says_shrunk(built: Built) -> None:
+    shrink(built, 1, web=40)
     findings = list(verify(built.root))
 
     assert wrong(built) == []
     assert "13 records; 27 records dropped" in "".join(found.message for found in findings)
 
 
-def test_a_segment_is_relieved_again(built: Built) -> None:
-    relieve(built, 1, web=20)
+def test_a_segment_is_shrunk_again(built: Built) -> None:
+    shrink(built, 1, web=20)
     assert read(built, "web") == [number for number in range(21, 42) if number % 3]
-    relief = relieve(built, 1, web=40, stuck=20)
+    shrinking = shrink(built, 1, web=40, stuck=20)
 
-    assert relief.index.shrunk is not None
-    assert relief.index.shrunk.ranges[0] == (1, 20)
-    assert relief.index.shrunk.routes == [
+    assert shrinking.index.shrunk is not None
+    assert shrinking.index.shrunk.ranges[0] == (1, 20)
+    assert shrinking.index.shrunk.routes == [
         RouteEntry("web", 27, 1, 40, 18975),
         RouteEntry("stuck", 6, 3, 18, 4215),
     ]
-    assert {entry.route: (entry.first, entry.last) for entry in relief.dropped} == {"web": (22, 40), "stuck": (3, 18)}
+    assert {entry.route: (entry.first, entry.last) for entry in shrinking.dropped} == {
+        "web": (22, 40),
+        "stuck": (3, 18),
+    }
     assert read(built) == [21, 24, 27, 30, 33, 36, 39, 41]
     assert wrong(built) == []
     with SealedFile(built.path(1, Kind.SEALED)) as sealed:
@@ -177,7 +180,7 @@ def test_the_frames_are_a_raw_segment(built: Built, tmp_path: Path) -> None:
     path = built.path(1, Kind.SEALED)
     with SealedFile(path) as sealed:
         raw_bytes = sealed.index.raw_bytes
-    relieve(built, 1, web=40)
+    shrink(built, 1, web=40)
     raw = tmp_path / path.with_suffix("").name
     raw.write_bytes(subprocess.run(["zstd", "-dc", path], capture_output=True, check=True).stdout)
 
@@ -190,7 +193,7 @@ def test_the_frames_are_a_raw_segment(built: Built, tmp_path: Path) -> None:
 
 
 def test_without_its_index_the_frames_say_what_was_dropped(built: Built) -> None:
-    relief = relieve(built, 1, web=40)
+    shrinking = shrink(built, 1, web=40)
     path = built.path(1, Kind.SEALED)
     data = path.read_bytes()
     path.write_bytes(data[:-4] + bytes(4))
@@ -201,16 +204,16 @@ def test_without_its_index_the_frames_say_what_was_dropped(built: Built) -> None
     index = index_salvaged(Segment(1, Kind.SEALED, path), built.log_id, Damaged("lost"))
     assert index.shrunk is not None
     assert (index.shrunk.ranges, index.damage, index.sha256) == (
-        relief.index.shrunk and relief.index.shrunk.ranges,
+        shrinking.index.shrunk and shrinking.index.shrunk.ranges,
         [],
-        relief.index.sha256,
+        shrinking.index.sha256,
     )
-    assert index.routes == relief.index.routes
+    assert index.routes == shrinking.index.routes
     assert built.log.where(4).state is State.RECLAIMED
 
 
-def test_repair_makes_the_index_of_a_relieved_segment_anew(built: Built) -> None:
-    relieve(built, 1, web=40)
+def test_repair_makes_the_index_of_a_shrunk_segment_anew(built: Built) -> None:
+    shrink(built, 1, web=40)
     path = built.path(1, Kind.SEALED)
     path.write_bytes(path.read_bytes()[:-4] + bytes(4))
     assert wrong(built) != []
@@ -224,8 +227,8 @@ def test_repair_makes_the_index_of_a_relieved_segment_anew(built: Built) -> None
     assert built.log.where(4).state is State.RECLAIMED
 
 
-def test_a_relieved_segment_whose_relief_no_ledger_has_is_good_and_keeps_its_index(built: Built) -> None:
-    relieve(built, 1, web=40)
+def test_a_shrunk_segment_whose_shrinking_no_ledger_has_is_good_and_keeps_its_index(built: Built) -> None:
+    shrink(built, 1, web=40)
     before = built.path(1, Kind.SEALED).read_bytes()
     (built.root.ledger / "reclaim.jsonl").unlink()
 
@@ -237,8 +240,8 @@ def test_a_relieved_segment_whose_relief_no_ledger_has_is_good_and_keeps_its_ind
     assert (found.first, found.last, found.records) == (1, 40, 27)
 
 
-def test_repair_keeps_what_is_whole_of_a_relieved_segment(built: Built) -> None:
-    relieve(built, 1, web=40)
+def test_repair_keeps_what_is_whole_of_a_shrunk_segment(built: Built) -> None:
+    shrink(built, 1, web=40)
     path = built.path(1, Kind.SEALED)
     with SealedFile(path) as sealed:
         frame = sealed.index.frames[-1]
@@ -254,7 +257,7 @@ def test_repair_keeps_what_is_whole_of_a_relieved_segment(built: Built) -> None:
     assert kept == STUCK[: len(kept)]
 
 
-def test_a_relieved_segment_of_which_only_dropped_records_are_whole_is_repaired_once(tmp_path: Path) -> None:
+def test_a_shrunk_segment_of_which_only_dropped_records_are_whole_is_repaired_once(tmp_path: Path) -> None:
     built = Built(tmp_path / "log")
     noise = Random(0).randbytes(300_000).replace(b"\n", b"-")
     built.lines("web", [noise])
@@ -262,7 +265,7 @@ def test_a_relieved_segment_of_which_only_dropped_records_are_whole_is_repaired_
     built.cut()
     built.lines("web", [b"newest"])
     built.seal()
-    relieve(built, 1, web=3)
+    shrink(built, 1, web=3)
     path = built.path(1, Kind.SEALED)
     data = bytearray(path.read_bytes())
     data[250_000] ^= 0xFF
@@ -275,7 +278,7 @@ def test_a_relieved_segment_of_which_only_dropped_records_are_whole_is_repaired_
 
 
 def test_a_record_whose_pieces_were_dropped_later_is_not_put_together_wrongly(tmp_path: Path) -> None:
-    """Its beginning was kept when its segment was relieved, and its middle was not needed any more later."""
+    """Its beginning was kept when its segment was shrunk, and its middle was not needed any more later."""
     built = Built(tmp_path / "log")
     built.lines("web", [BIG])
     built.piece("long", b"begin", begins=True, ends=False)
@@ -285,8 +288,8 @@ def test_a_record_whose_pieces_were_dropped_later_is_not_put_together_wrongly(tm
     built.cut()
     built.lines("web", [b"last"])
     built.seal()
-    relieve(built, 1, web=1)
-    relieve(built, 3, long=2)
+    shrink(built, 1, web=1)
+    shrink(built, 3, long=2)
 
     assert read(built, "long") == [3]
     assert read(built) == [3, 4]
@@ -295,7 +298,7 @@ def test_a_record_whose_pieces_were_dropped_later_is_not_put_together_wrongly(tm
 
 
 def test_times_find_what_is_there_and_what_may_be_missing(built: Built) -> None:
-    relieve(built, 1, web=40)
+    shrink(built, 1, web=40)
     second = 10**9
 
     assert sequence_at(built.view, START_NS + 10 * second) == 12
@@ -305,9 +308,9 @@ def test_times_find_what_is_there_and_what_may_be_missing(built: Built) -> None:
 
 def test_what_does_not_read_back_is_refused(built: Built, tmp_path: Path) -> None:
     path, made = built.path(1, Kind.SEALED), tmp_path / "made"
-    relief = relieve_file(path, made, behind(web=40))
+    shrinking = shrink_file(path, made, behind(web=40))
     with SealedFile(path) as old, SealedFile(made) as new, pytest.raises(Damaged, match="is missing or differs"):
-        check_shrunk(old, new, relief, behind(web=30))
+        check_shrunk(old, new, shrinking, behind(web=30))
     data = bytearray(path.read_bytes())
     data[200] ^= 1
     path.write_bytes(bytes(data))
@@ -318,8 +321,8 @@ def test_what_does_not_read_back_is_refused(built: Built, tmp_path: Path) -> Non
     disk.close(target)
 
 
-def test_a_relieved_segment_that_holds_nothing_more_has_no_routes(built: Built) -> None:
-    relieve(built, 1, web=40, stuck=40)
+def test_a_shrunk_segment_that_holds_nothing_more_has_no_routes(built: Built) -> None:
+    shrink(built, 1, web=40, stuck=40)
 
     with closing(built.view.open(built.view.segments[0])):
         assert read(built) == [41]
@@ -350,7 +353,7 @@ def test_what_is_behind_the_cursors_reads_the_same(
     for move in moves:
         floors = {route: max(floors[route], move[route]) for route in floors}
         for segment in built.view.segments[:-1]:
-            relieve(built, segment.base_sequence, **floors)
+            shrink(built, segment.base_sequence, **floors)
         for route, records in before.items():
             assert unread(built, route, floors[route]) == [each for each in records if each[0] > floors[route]]
         assert wrong(built) == []

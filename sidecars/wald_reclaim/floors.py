@@ -1,6 +1,6 @@
 """What of a pinned segment no group needs any more, and whether it pays to write the segment again without it.
 
-A batch stays if a group has not processed its last record, or if it must be archived first. Relief pays if at least
+A batch stays if a group has not processed its last record, or if it must be archived first. Shrinking pays if at least
 half of the file goes, and more than the line in the ledger and the blocks of the file system take.
 """
 

@@ -1,4 +1,4 @@
-"""One sealed segment relieved, without the program that decides about it."""
+"""One sealed segment shrunk, without the program that decides about it."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ def behind(**floors: int) -> Keeps:
     return keeps
 
 
-def relieve_file(source: Path, target: Path, keeps: Keeps) -> Shrinkage:
-    """Write the relieved form of a sealed segment and read it back."""
+def shrink_file(source: Path, target: Path, keeps: Keeps) -> Shrinkage:
+    """Write the shrunk form of a sealed segment and read it back."""
     disk = Disk()
     descriptor = disk.create(target)
     with SealedFile(source) as old:
-        relief = shrink_segment(old, descriptor, disk, keeps)
+        shrinking = shrink_segment(old, descriptor, disk, keeps)
         disk.close(descriptor)
         with SealedFile(target) as made:
-            check_shrunk(old, made, relief, keeps)
-    assert relief.stored_bytes == target.stat().st_size
-    return relief
+            check_shrunk(old, made, shrinking, keeps)
+    assert shrinking.stored_bytes == target.stat().st_size
+    return shrinking
 
 
-def relieve(built: Built, base: int, **floors: int) -> Shrinkage:
-    """Relieve a segment of a log in place; the ledger gets the line that ``wald-reclaim`` writes, without cursors."""
+def shrink(built: Built, base: int, **floors: int) -> Shrinkage:
+    """Shrink a segment of a log in place; the ledger gets the line that ``wald-reclaim`` writes, without cursors."""
     path = built.path(base, Kind.SEALED)
     made = path.with_suffix(".made")
     with SealedFile(path) as sealed:
         old = sealed.index
-    relief = relieve_file(path, made, behind(**floors))
+    shrinking = shrink_file(path, made, behind(**floors))
     ledger = Ledger(built.root.ledger / "reclaim.jsonl", built.disk)
     ledger.append(
         {
-            "event": "relieved",
+            "event": "shrunk",
             "base": base,
             "last": old.next_sequence - 1,
             "at": built.now_ns,
-            "sha256": relief.index.sha256.hex(),
+            "sha256": shrinking.index.sha256.hex(),
             "was_sha256": old.sha256.hex(),
-            "routes": [list(entry) for entry in relief.index.routes],
+            "routes": [list(entry) for entry in shrinking.index.routes],
             "dropped": [
                 {"route": entry.route, "count": entry.count, "first": entry.first, "last": entry.last, "cursors": {}}
-                for entry in relief.dropped
+                for entry in shrinking.dropped
             ],
             "runs": {
-                entry.route: pack(run_lengths(relief.spans[entry.route], entry.first)) for entry in relief.dropped
+                entry.route: pack(run_lengths(shrinking.spans[entry.route], entry.first)) for entry in shrinking.dropped
             },
         }
     )
     ledger.close()
     made.rename(path)
-    return relief
+    return shrinking

@@ -1,4 +1,4 @@
-"""What relief drops, at every cursor and with every bundle, and in which order it puts the new form in place."""
+"""What shrinking drops, at every cursor and with every bundle, and in which order it puts the new form in place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from faults import TracingDisk
 from logs import Built
 from reclaiming import Reclaimer, reclaim
-from relieving import relieve_file
+from shrinking import shrink_file
 
 from wald.files.disk import Disk
 from wald.files.ledger_write import Ledger
@@ -22,8 +22,8 @@ from wald.format.names import WHOLE_SUFFIX, Kind
 from wald.format.sealed_index import SealedIndex
 from wald.retention.blockers import read_cursor_snapshot, sealed_index
 from wald.retention.history import History
-from wald_reclaim.relief import Floors, floors_of
-from wald_reclaim.relieve import Relieved, Relieving
+from wald_reclaim.floors import Floors, floors_of
+from wald_reclaim.shrink import Shrinker, ShrunkSegment
 
 BYTES = random.Random(0).randbytes(1 << 20).replace(b"\n", b"-")
 BATCHES = [("web", 1), ("web", 2), ("stuck", 1), ("web", 1), ("other", 2), ("web", 2)]
@@ -50,11 +50,11 @@ def index(built: Built) -> SealedIndex:
 
 
 def left(built: Built, floors: Floors, tmp_path: Path) -> set[int]:
-    """The records that a relief leaves."""
+    """The records that a shrink leaves."""
     made = tmp_path / "made"
-    relief = relieve_file(built.path(1, Kind.SEALED), made, floors.keeps)
+    shrinking = shrink_file(built.path(1, Kind.SEALED), made, floors.keeps)
     made.unlink()
-    dropped = {sequence for first, last in relief.index.shrunk.ranges for sequence in range(first, last + 1)}  # type: ignore[union-attr]
+    dropped = {sequence for first, last in shrinking.index.shrunk.ranges for sequence in range(first, last + 1)}  # type: ignore[union-attr]
     return set(range(1, 10)) - dropped
 
 
@@ -119,7 +119,7 @@ class Meanwhile(Disk):
 
     def rename(self, source: Path, target: Path) -> None:
         built, route, sequence = self._moved
-        if source.name.endswith(".relief.tmp"):
+        if source.name.endswith(".shrunk.tmp"):
             built.log.set_cursor(route, sequence, rewind=True)
         super().rename(source, target)
 
@@ -132,25 +132,25 @@ def test_the_old_form_stays_if_one_dropped_record_is_needed_meanwhile(
     built: Built, route: str, sequence: int, *, stays: bool
 ) -> None:
     before = built.path(1, Kind.SEALED).read_bytes()
-    reclaim(built, disk=Meanwhile(built, route, sequence), compact_pinned=True)
+    reclaim(built, disk=Meanwhile(built, route, sequence), shrink_pinned=True)
     assert (built.path(1, Kind.SEALED).read_bytes() == before) is stays
 
 
 def test_the_old_form_goes_after_all_else_is_durable(built: Built) -> None:
     disk = TracingDisk()
-    reclaim(built, disk=disk, compact_pinned=True)
+    reclaim(built, disk=disk, shrink_pinned=True)
     name = built.path(1, Kind.SEALED).name
     steps = [step for step in disk.steps if step[0] in ("sync", "link", "rename", "sync_directory", "unlink")]
     at = steps.index(("link", name + WHOLE_SUFFIX))
 
     assert steps[at - 2 :] == [
-        ("sync", f"{name}.relief.tmp"),
+        ("sync", f"{name}.shrunk.tmp"),
         ("sync", "reclaim.jsonl"),
         ("link", name + WHOLE_SUFFIX),
         ("rename", name),
         ("sync_directory", "segments"),
         ("unlink", name + WHOLE_SUFFIX),
-        ("unlink", f"{name}.relief.tmp"),  # which is gone
+        ("unlink", f"{name}.shrunk.tmp"),  # which is gone
     ]
 
 
@@ -167,16 +167,16 @@ def test_a_segment_is_looked_at_again_after_ten_minutes(built: Built) -> None:
     now = 0.0
     reclaimer = Reclaimer(built.root, built.disk)
     changed = reclaimer.planner.changed
-    relieving = Relieving(built.root, built.disk, built.log_id, reclaimer.ledger.append, changed, clock=lambda: now)
+    shrinker = Shrinker(built.root, built.disk, built.log_id, reclaimer.ledger.append, changed, clock=lambda: now)
 
-    def relieve() -> Relieved | None:
-        return relieving.relieve(list_segments(built.root).segments[0], now_ns=built.now_ns)
+    def shrink() -> ShrunkSegment | None:
+        return shrinker.shrink(list_segments(built.root).segments[0], now_ns=built.now_ns)
 
     built.log.set_cursor("web", 0, rewind=True)
-    assert relieve() is None
+    assert shrink() is None
     built.log.set_cursor("web", 10)
     now = 599.0
-    assert relieve() is None
+    assert shrink() is None
     now = 600.0
-    assert relieve() is not None
+    assert shrink() is not None
     reclaimer.ledger.close()

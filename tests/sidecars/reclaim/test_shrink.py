@@ -1,4 +1,4 @@
-"""Relief by wald-reclaim: a stuck route costs its own bytes; at every step one form holds all that is needed."""
+"""Shrinking by wald-reclaim: a stuck route costs its own bytes; at every step one form holds all that is needed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from archives import archive
 from faults import Died, DyingDisk
 from logs import Built
 from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
-from relieving import relieve
 from repairing import repair
 from running import run, sidecar
+from shrinking import shrink
 from tracing import strace
 
 from wald.checking.audit_report import DeletionAudit
@@ -35,7 +35,7 @@ from wald.retention.audit import audit_deletion, audit_shrink
 from wald.retention.history import History
 from wald.segments.view import State
 from wald_reclaim.policy import Limits
-from wald_reclaim.relieve import Relieving
+from wald_reclaim.shrink import Shrinker
 
 BYTES = random.Random(0).randbytes(1 << 20).replace(b"\n", b"-")
 NOISE = BYTES[:6000]
@@ -69,8 +69,8 @@ def errors(built: Built) -> list[str]:
     return [str(found) for found in verify(built.root) if found.level is Level.ERROR]
 
 
-def relieved_lines(built: Built) -> list[dict[str, Any]]:
-    return [line for line in ledger(built.root.path) if line["event"] == "relieved"]
+def shrunk_lines(built: Built) -> list[dict[str, Any]]:
+    return [line for line in ledger(built.root.path) if line["event"] == "shrunk"]
 
 
 def illegal(built: Built) -> list[str]:
@@ -91,12 +91,12 @@ def sizes(built: Built) -> list[int]:
 
 def test_a_stuck_route_costs_its_own_bytes(built: Built) -> None:
     before, records = sizes(built), unread(built)
-    reclaim(built, compact_pinned=True)
+    reclaim(built, shrink_pinned=True)
 
     assert all(after < old // 8 for old, after in zip(before, sizes(built), strict=True))
     assert unread(built) == records
     assert errors(built) == illegal(built) == []
-    (line, _) = relieved_lines(built)
+    (line, _) = shrunk_lines(built)
     assert (line["base"], line["last"], line["was_bytes"], line["bytes"]) == (1, 10, before[0], sizes(built)[0])
     assert line["dropped"] == [{"route": "web", "count": 9, "first": 1, "last": 10, "cursors": {"processed": 21}}]
     assert line["routes"] == [["stuck", 1, 2, 2, 6001]]
@@ -109,10 +109,10 @@ def test_without_the_option_nothing_is_rewritten(built: Built) -> None:
     assert sizes(built) == before
 
 
-def test_a_relieved_segment_is_deleted_once_the_rest_is_read(built: Built) -> None:
-    reclaim(built, compact_pinned=True)
+def test_a_shrunk_segment_is_deleted_once_the_rest_is_read(built: Built) -> None:
+    reclaim(built, shrink_pinned=True)
     built.log.set_cursor("stuck", 12)
-    reclaim(built, compact_pinned=True)
+    reclaim(built, shrink_pinned=True)
 
     assert sizes(built) == []
     assert errors(built) == illegal(built) == []
@@ -123,34 +123,34 @@ def test_a_relieved_segment_is_deleted_once_the_rest_is_read(built: Built) -> No
     assert built.log.where(1).state is State.RECLAIMED
 
 
-def test_where_names_the_relief_that_dropped_a_record_after_its_segment_is_deleted(built: Built) -> None:
+def test_where_names_the_shrink_that_dropped_a_record_after_its_segment_is_deleted(built: Built) -> None:
     """Record 2 is of stuck, the others to 10 are of web."""
-    reclaim(built, compact_pinned=True)
+    reclaim(built, shrink_pinned=True)
     built.log.set_cursor("stuck", 12)
     reclaim(built)
     dropped, left = built.log.where(1), built.log.where(2)
 
     assert dropped.reclaimed is not None
-    assert (dropped.reclaimed["event"], dropped.reclaimed["rule"]) == ("relieved", "compact_pinned")
-    assert "by the rule 'compact_pinned'; cursors: web/processed at 21" in dropped.message
+    assert (dropped.reclaimed["event"], dropped.reclaimed["rule"]) == ("shrunk", "shrink_pinned")
+    assert "by the rule 'shrink_pinned'; cursors: web/processed at 21" in dropped.message
     assert left.reclaimed is not None
     assert left.reclaimed["event"] == "reclaimed"
     assert left.message.endswith("by the rule 'read'; cursors: stuck/processed at 12")
 
 
-def test_the_summary_counts_what_is_kept_after_relief(built: Built) -> None:
-    done = run(sidecar("reclaim", "--root", built.root.path, "--compact-pinned", "--json"))
+def test_the_summary_counts_what_is_kept_after_shrinking(built: Built) -> None:
+    done = run(sidecar("reclaim", "--root", built.root.path, "--shrink-pinned", "--json"))
     summary = json.loads(done.stdout.splitlines()[-1])
     again = run(sidecar("reclaim", "--root", built.root.path, "--json"))
 
-    assert summary["relieved_segments"] == 2
+    assert summary["shrunk_segments"] == 2
     assert summary["held_back_alone"] == {"stuck": sum(sizes(built))}
     after = json.loads(again.stdout.splitlines()[-1])
     assert (summary["kept_bytes"], summary["held_back_alone"]) == (after["kept_bytes"], after["held_back_alone"])
 
 
 def test_a_cursor_that_is_set_back_learns_what_was_dropped(built: Built) -> None:
-    reclaim(built, compact_pinned=True)
+    reclaim(built, shrink_pinned=True)
     cursor = built.log.set_cursor("web", 3, rewind=True)
 
     assert "records 4 to 20 of web are deleted" in cursor.message
@@ -162,13 +162,13 @@ def test_a_cursor_that_is_set_back_learns_what_was_dropped(built: Built) -> None
 
 def test_what_is_young_or_among_the_newest_bytes_stays_whole(built: Built) -> None:
     before = sizes(built)
-    reclaim(built, Limits(keep_bytes=1 << 30), compact_pinned=True)
-    reclaim(built, Limits(min_age_ns=10**18), compact_pinned=True)
+    reclaim(built, Limits(keep_bytes=1 << 30), shrink_pinned=True)
+    reclaim(built, Limits(min_age_ns=10**18), shrink_pinned=True)
     assert sizes(built) == before
 
 
-def test_limits_count_the_records_that_relief_has_left(built: Built) -> None:
-    reclaim(built, compact_pinned=True)
+def test_limits_count_the_records_that_a_shrink_has_left(built: Built) -> None:
+    reclaim(built, shrink_pinned=True)
     before = bases(built.root)
     reclaim(built, Limits(max_records=len(list(built.log.records())), others=EXPIRE))
     assert bases(built.root) == before
@@ -176,14 +176,14 @@ def test_limits_count_the_records_that_relief_has_left(built: Built) -> None:
 
 def test_what_is_not_archived_stays_if_that_is_required(built: Built) -> None:
     before = sizes(built)
-    reclaim(built, Limits(require_archived=True), compact_pinned=True)
+    reclaim(built, Limits(require_archived=True), shrink_pinned=True)
     assert sizes(built) == before
 
 
 def test_a_segment_that_is_needed_for_the_greater_part_stays(built: Built) -> None:
     built.log.set_cursor("web", 4, rewind=True)
     before = sizes(built)
-    reclaim(built, compact_pinned=True)
+    reclaim(built, shrink_pinned=True)
     assert sizes(built) == before
 
 
@@ -192,10 +192,10 @@ def test_a_damaged_segment_is_not_touched(built: Built) -> None:
     data = bytearray(path.read_bytes())
     data[4000] ^= 1
     path.write_bytes(bytes(data))
-    reclaim(built, compact_pinned=True)
+    reclaim(built, shrink_pinned=True)
 
     assert path.read_bytes() == data
-    assert [line["base"] for line in relieved_lines(built)] == [11]
+    assert [line["base"] for line in shrunk_lines(built)] == [11]
 
 
 class MovingBack(Disk):
@@ -205,14 +205,14 @@ class MovingBack(Disk):
         self._built = built
 
     def rename(self, source: Path, target: Path) -> None:
-        if source.name.endswith(".relief.tmp"):
+        if source.name.endswith(".shrunk.tmp"):
             self._built.log.set_cursor("web", 3, rewind=True)
         super().rename(source, target)
 
 
 def test_a_cursor_that_is_set_back_meanwhile_gets_its_records(built: Built) -> None:
     before = sizes(built)
-    reclaim(built, disk=MovingBack(built), compact_pinned=True)
+    reclaim(built, disk=MovingBack(built), shrink_pinned=True)
 
     assert sizes(built) == before
     assert next(built.log.batches("web", "cursor")).first_sequence == 4
@@ -222,7 +222,7 @@ def test_a_cursor_that_is_set_back_meanwhile_gets_its_records(built: Built) -> N
 def test_a_reader_that_follows_loses_nothing(built: Built) -> None:
     batches = built.log.batches("web", 1, follow=True)
     first = [next(batches).first_sequence for _ in range(3)]
-    reclaim(built, compact_pinned=True)
+    reclaim(built, shrink_pinned=True)
 
     rest = [next(batches).first_sequence for _ in range(6)]
     assert first + rest == [1, 3, 4, 5, 6, 7, 8, 9, 10]
@@ -241,11 +241,11 @@ def test_a_process_that_is_killed_in_any_system_call_leaves_one_whole_form(tmp_p
     for number in itertools.count(1):
         path = shutil.copytree(origin.root.path, tmp_path / f"log{number}")
         options = ["-f", "-qq", "-o", str(tmp_path / "trace"), f"-etrace={call}"]
-        line = sidecar("reclaim", "--root", path, "--compact-pinned")
+        line = sidecar("reclaim", "--root", path, "--shrink-pinned")
         killed = run([strace(), *options, f"-einject={call}:signal=KILL:when={number}", *line]).returncode
         built = Built(path)
         assert (unread(built), errors(built)) == (records, [])
-        reclaim(built, compact_pinned=True)
+        reclaim(built, shrink_pinned=True)
         assert (unread(built), errors(built), illegal(built)) == (records, [], [])
         assert not [each.name for each in built.root.segments.iterdir() if each.name.endswith((WHOLE_SUFFIX, ".tmp"))]
         assert sizes(built)[0] < 8000
@@ -257,7 +257,7 @@ def test_a_process_that_is_killed_in_any_system_call_leaves_one_whole_form(tmp_p
 
 @pytest.mark.parametrize("again", [False, True])
 def test_after_death_at_any_step_a_later_pass_converges(tmp_path: Path, *, again: bool) -> None:
-    """Whether the segment has been relieved before or not."""
+    """Whether the segment has been shrunk before or not."""
     origin = Built(tmp_path / "origin")
     fill(origin, 1)
     origin.log.set_cursor("web", origin.last)
@@ -265,7 +265,7 @@ def test_after_death_at_any_step_a_later_pass_converges(tmp_path: Path, *, again
         origin.lines("third", [b"x"])
         origin.lines("web", [b"x"])
         origin.log.set_cursor("web", 5, rewind=True)
-        reclaim(origin, compact_pinned=True)
+        reclaim(origin, shrink_pinned=True)
         origin.log.set_cursor("web", origin.last)
     records = unread(origin)
     origin.crash()
@@ -278,13 +278,13 @@ def test_after_death_at_any_step_a_later_pass_converges(tmp_path: Path, *, again
         built = Built(path)
         died = False
         try:
-            reclaim(built, disk=disk, compact_pinned=True)
+            reclaim(built, disk=disk, shrink_pinned=True)
         except Died:
             died = True
             disk.abandon()
             assert unread(built) == records
             assert errors(built) == []
-            reclaim(built, compact_pinned=True)
+            reclaim(built, shrink_pinned=True)
         assert unread(built) == records
         assert errors(built) == illegal(built) == []
         assert not [each.name for each in built.root.segments.iterdir() if each.name.endswith((WHOLE_SUFFIX, ".tmp"))]
@@ -311,7 +311,7 @@ def test_a_thousand_segments_come_down_to_the_bytes_of_a_stuck_route(tmp_path: P
     built.log.set_cursor("web", built.last)
     before = sum(sizes(built))
 
-    reclaim(built, compact_pinned=True)
+    reclaim(built, shrink_pinned=True)
 
     assert before > 30_000_000
     assert sum(sizes(built)) < 1000 * 1500
@@ -322,39 +322,39 @@ def test_a_thousand_segments_come_down_to_the_bytes_of_a_stuck_route(tmp_path: P
     built.crash()
 
 
-def test_the_command_relieves_and_reports(built: Built) -> None:
+def test_the_command_shrinks_and_reports(built: Built) -> None:
     def run(*options: str) -> str:
-        command = [sys.executable, "-m", "wald_reclaim", "--root", str(built.root.path), "--compact-pinned", *options]
+        command = [sys.executable, "-m", "wald_reclaim", "--root", str(built.root.path), "--shrink-pinned", *options]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     before = sizes(built)
-    assert "would relieve 00000000000000000001.wal.zst: about 54" in run("--dry-run")
+    assert "would shrink 00000000000000000001.wal.zst: about 54" in run("--dry-run")
     assert sizes(built) == before
-    (relieved, _, end) = [json.loads(line) for line in run("--json").splitlines()]
-    assert (relieved["event"], relieved["segment"], relieved["was_bytes"]) == ("relieved", 1, before[0])
-    assert relieved["bytes"] == sizes(built)[0]
-    assert end["relieved_segments"] == 2
-    assert "relieved" not in run()
+    (shrunk, _, end) = [json.loads(line) for line in run("--json").splitlines()]
+    assert (shrunk["event"], shrunk["segment"], shrunk["was_bytes"]) == ("shrunk", 1, before[0])
+    assert shrunk["bytes"] == sizes(built)[0]
+    assert end["shrunk_segments"] == 2
+    assert "shrunk" not in run()
 
 
-def test_the_history_proves_that_a_relief_was_legal(built: Built) -> None:
-    reclaim(built, compact_pinned=True)
+def test_the_history_proves_that_a_shrink_was_legal(built: Built) -> None:
+    reclaim(built, shrink_pinned=True)
     built.log.set_cursor("stuck", 12)
-    reclaim(built, compact_pinned=True)
+    reclaim(built, shrink_pinned=True)
 
     events = [event for event in DeletionAudit(built.root).events() if event.ledger == "reclaim.jsonl"]
     assert [(event.entry["event"], event.ruling and event.ruling.errors) for event in events] == [
-        ("relieved", ()),
-        ("relieved", ()),
+        ("shrunk", ()),
+        ("shrunk", ()),
         ("reclaimed", ()),
         ("reclaimed", ()),
     ]
     assert events[0].routes == {"web", "stuck"}
 
 
-def test_a_relief_that_drops_what_a_group_has_not_read_is_not_legal(built: Built) -> None:
-    reclaim(built, compact_pinned=True)
-    line = relieved_lines(built)[0]
+def test_a_shrink_that_drops_what_a_group_has_not_read_is_not_legal(built: Built) -> None:
+    reclaim(built, shrink_pinned=True)
+    line = shrunk_lines(built)[0]
     sealed = History(built.root).line_for_digest(1, line["was_sha256"])
 
     behind = line | {"dropped": [line["dropped"][0] | {"cursors": {"processed": 9}}]}
@@ -363,20 +363,20 @@ def test_a_relief_that_drops_what_a_group_has_not_read_is_not_legal(built: Built
     assert "of route web it records nothing" in audit_shrink(line | {"dropped": []}, sealed).errors[0]
 
 
-def test_an_archive_goes_on_behind_relief_and_reports_what_it_cannot_have(built: Built, tmp_path: Path) -> None:
+def test_an_archive_goes_on_behind_shrinking_and_reports_what_it_cannot_have(built: Built, tmp_path: Path) -> None:
     """As behind a deletion: its own cursor keeps what it has not packed, and a new one begins at what there is."""
     built.log.set_cursor("stuck", 0, group="archive")
     built.log.set_cursor("web", 5, group="archive", rewind=True)
-    reclaim(built, compact_pinned=True)
+    reclaim(built, shrink_pinned=True)
 
     archive(built, tmp_path / "archive", route="web", group="archive")
     assert next(line["first"] for line in read_ledger(built.root.ledger / "archive.jsonl").entries) == 6
 
 
-def test_a_relief_after_a_repair_is_legal_and_hides_nothing_of_the_one_before(built: Built) -> None:
+def test_a_shrink_after_a_repair_is_legal_and_hides_nothing_of_the_one_before(built: Built) -> None:
     """A repair makes the index anew from the frames, which do not show of which route the dropped records were."""
     built.log.set_cursor("web", 6, rewind=True)
-    reclaim(built, compact_pinned=True)
+    reclaim(built, shrink_pinned=True)
     path = built.path(1, Kind.SEALED)
     path.write_bytes(path.read_bytes()[:-40])
     repair(built.root.path, accept_loss=False)
@@ -385,7 +385,7 @@ def test_a_relief_after_a_repair_is_legal_and_hides_nothing_of_the_one_before(bu
     assert [event.ruling.errors for event in story.events() if event.ruling] == [()]
 
     built.log.set_cursor("stuck", 12)
-    relieve(built, 1, web=8, stuck=2)
+    shrink(built, 1, web=8, stuck=2)
     assert "records 1 to 8 of web are deleted" in built.log.set_cursor("web", 0, rewind=True).message
     missing: list[Any] = []
     list(built.log.batches("web", 1, on_missing=missing.append))
@@ -393,13 +393,13 @@ def test_a_relief_after_a_repair_is_legal_and_hides_nothing_of_the_one_before(bu
     assert missing[0].first == 1
 
 
-def test_what_was_not_relieved_for_want_of_room_is_tried_in_the_next_pass(built: Built) -> None:
+def test_what_was_not_shrunk_for_want_of_room_is_tried_in_the_next_pass(built: Built) -> None:
     reclaimer = Reclaimer(built.root, Disk())
-    doing = Relieving(built.root, Full(), reclaimer.planner.log_id, lambda _: None, reclaimer.planner.changed)
+    doing = Shrinker(built.root, Full(), reclaimer.planner.log_id, lambda _: None, reclaimer.planner.changed)
     segment = Segment(1, Kind.SEALED, built.path(1, Kind.SEALED))
     for _ in range(2):
         with pytest.raises(OSError, match="No space left"):
-            doing.relieve(segment, now_ns=0)
+            doing.shrink(segment, now_ns=0)
     reclaimer.ledger.close()
 
 

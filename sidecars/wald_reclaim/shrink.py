@@ -1,14 +1,14 @@
-"""Relief, in steps of which a later pass finishes or undoes each.
+"""Shrinking, in steps of which a later pass finishes or undoes each.
 
     sealed                 the new form in a temporary file, synced, read back and compared with the old one
     sealed + temporary     the ledger's line, synced; then the second name ``.whole`` for the old form
     + whole                the temporary file gets the segment's name; the cursors are read again
-    relieved + whole       the old form gets its name back if a cursor needs it by then, else its second name is removed
+    shrunk + whole       the old form gets its name back if a cursor needs it by then, else its second name is removed
 
 A process that sets a cursor writes it first and looks at the segments afterwards. So either the cursor is read here
 after the name has changed, or that process sees what was dropped. At each step the segment's name is that of one form
 with all that the groups need, and the old form is not removed before the new one has been read back and its name is
-durable. A line about a relief that was not carried out gives a digest that no file has.
+durable. A line about a shrink that was not carried out gives a digest that no file has.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from wald.errors import Damaged
 from wald.files import uptime
 from wald.files.disk import Disk
-from wald.files.layout import RELIEF_SUFFIX, Root
+from wald.files.layout import SHRUNK_SUFFIX, Root
 from wald.files.listing import Segment
 from wald.files.uptime import Moment
 from wald.format.ledger_lines import Entry
@@ -35,15 +35,15 @@ from wald.retention.history import History
 from wald.segments.reader import require_named
 from wald.segments.sealed_file import SealedFile
 from wald.segments.shrinking import Shrinkage, check_shrunk, compare_shrunk, shrink_segment
-from wald_reclaim.entries import relieved_entry
-from wald_reclaim.relief import Floors, floors_of
+from wald_reclaim.entries import shrunk_entry
+from wald_reclaim.floors import Floors, floors_of
 
 _AGAIN_SECONDS = 600.0  # a segment is looked at again after so long, as there may be thousands
 
 
 @dataclass(frozen=True, slots=True)
-class Relieved:
-    """One segment that was relieved, or would be.
+class ShrunkSegment:
+    """One segment that was shrunk, or would be.
 
     Attributes:
         bytes: of the file by then; ``was_bytes``: before.
@@ -59,8 +59,8 @@ class Relieved:
 
 
 @dataclass(slots=True)
-class Relieving:
-    """Relieves the segments of ``root`` for one process; the only code that does.
+class Shrinker:
+    """Shrinks the segments of ``root`` for one process; the only code that does.
 
     Args:
         record: writes a line into the ledger; it is on disk when that returns.
@@ -93,11 +93,11 @@ class Relieving:
         """
         troubles: list[Damaged] = []
         names = [
-            entry.name for entry in os.scandir(self.root.segments) if entry.name.endswith((RELIEF_SUFFIX, WHOLE_SUFFIX))
+            entry.name for entry in os.scandir(self.root.segments) if entry.name.endswith((SHRUNK_SUFFIX, WHOLE_SUFFIX))
         ]
         for name in names:
             found = parse_segment_name(name.removesuffix(WHOLE_SUFFIX))
-            if name.endswith(RELIEF_SUFFIX):
+            if name.endswith(SHRUNK_SUFFIX):
                 self.disk.unlink(self.root.segments / name)
             elif found is not None and found.kind is Kind.SEALED:
                 segment = Segment(found.base_sequence, Kind.SEALED, self.root.segments / str(found))
@@ -115,8 +115,8 @@ class Relieving:
         hint = command_line(self.root.path, "repair --dry-run")
         return Damaged(f"{segment.path}{WHOLE_SUFFIX}: it stays: {error}", hint=f"{hint} shows what can be done")
 
-    def relieve(self, segment: Segment, *, now_ns: int) -> Relieved | None:
-        """Relieve a segment, if it pays; None if it does not.
+    def shrink(self, segment: Segment, *, now_ns: int) -> ShrunkSegment | None:
+        """Shrink a segment, if it pays; None if it does not.
 
         Raises:
             Damaged: it is not all there, or the new form does not read back. It stays as it was.
@@ -132,9 +132,9 @@ class Relieving:
                 floors = floors_of(source.index, claims, self._history if self.require_archived else None)
                 if source.index.damage or not floors.freed_bytes(source.index, source.stored_bytes):
                     return None
-                relief = self._make(source, segment, floors)
-                entry = relieved_entry(segment, relief, source.index, source.stored_bytes, claims, now_ns)
-                return self._put(segment, relief, entry | self.moment().as_entry(), source.stored_bytes)
+                shrinking = self._make(source, segment, floors)
+                entry = shrunk_entry(segment, shrinking, source.index, source.stored_bytes, claims, now_ns)
+                return self._put(segment, shrinking, entry | self.moment().as_entry(), source.stored_bytes)
         except OSError:
             del self._looked_at[segment.base_sequence]
             raise
@@ -143,33 +143,33 @@ class Relieving:
             raise Damaged(f"{segment.path}: {error}", hint=hint) from error
         finally:
             with suppress(FileNotFoundError):
-                self.disk.unlink(segment.path.with_name(segment.path.name + RELIEF_SUFFIX))
+                self.disk.unlink(segment.path.with_name(segment.path.name + SHRUNK_SUFFIX))
 
     def _make(self, source: SealedFile, segment: Segment, floors: Floors) -> Shrinkage:
         """Write the new form into a temporary file, sync it and read it back."""
-        temporary = segment.path.with_name(segment.path.name + RELIEF_SUFFIX)
+        temporary = segment.path.with_name(segment.path.name + SHRUNK_SUFFIX)
         target = self.disk.create(temporary)
         try:
-            relief = shrink_segment(source, target, self.disk, floors.keeps)
+            shrinking = shrink_segment(source, target, self.disk, floors.keeps)
             self.disk.sync(target)
             os.posix_fadvise(target, 0, 0, os.POSIX_FADV_DONTNEED)  # it is to be read back from the disk
         finally:
             self.disk.close(target)
         with SealedFile(temporary) as made:
-            check_shrunk(source, made, relief, floors.keeps)
-        return relief
+            check_shrunk(source, made, shrinking, floors.keeps)
+        return shrinking
 
-    def _put(self, segment: Segment, relief: Shrinkage, entry: Entry, was_bytes: int) -> Relieved:
+    def _put(self, segment: Segment, shrinking: Shrinkage, entry: Entry, was_bytes: int) -> ShrunkSegment:
         """Give the new form the name of the segment."""
         self.record(entry)
-        temporary = segment.path.with_name(segment.path.name + RELIEF_SUFFIX)
+        temporary = segment.path.with_name(segment.path.name + SHRUNK_SUFFIX)
         self.disk.link(segment.path, segment.path.with_name(segment.path.name + WHOLE_SUFFIX))
         self.changed(segment)
         self.disk.rename(temporary, segment.path)
-        records = sum(each.count for each in relief.dropped)
+        records = sum(each.count for each in shrinking.dropped)
         if self._settle(segment, self._is_unneeded):
-            return Relieved(segment, relief.stored_bytes, was_bytes, records)
-        return Relieved(segment, was_bytes, was_bytes, records, taken_back=True)
+            return ShrunkSegment(segment, shrinking.stored_bytes, was_bytes, records)
+        return ShrunkSegment(segment, was_bytes, was_bytes, records, taken_back=True)
 
     def _settle(self, segment: Segment, is_enough: Callable[[Segment], bool]) -> bool:
         """Remove the second name of the old form; or give it its name back, if a cursor needs what was dropped.
@@ -178,7 +178,7 @@ class Relieving:
             is_enough: whether the file with the segment's name has all that the groups need.
 
         Returns:
-            whether the segment is relieved.
+            whether the segment is shrunk.
         """
         whole = segment.path.with_name(segment.path.name + WHOLE_SUFFIX)
         self.disk.sync_directory(self.root.segments)  # before the cursors are read, and before the old form goes
@@ -194,8 +194,8 @@ class Relieving:
 
     def _is_unneeded(self, segment: Segment) -> bool:
         """Whether no group needs what was dropped of a form that was read back a moment ago."""
-        relieved, claims = sealed_index(segment, self.log_id).shrunk, self._claims()
-        return relieved is not None and all(entry.last <= claims.floor(entry.route) for entry in relieved.routes)
+        shrunk, claims = sealed_index(segment, self.log_id).shrunk, self._claims()
+        return shrunk is not None and all(entry.last <= claims.floor(entry.route) for entry in shrunk.routes)
 
     def _compares(self, segment: Segment) -> bool:
         """Return True if the form that another process left has every batch of the old form that a group needs.
@@ -230,8 +230,8 @@ class Relieving:
         return read_cursor_snapshot(self.root, log_id=self.log_id)
 
 
-def worth(log: Log, segments: Iterable[Segment], *, require_archived: bool) -> Iterator[Relieved]:
-    """Those that would be relieved, with about how many bytes they would have."""
+def worth(log: Log, segments: Iterable[Segment], *, require_archived: bool) -> Iterator[ShrunkSegment]:
+    """Those that would be shrunk, with about how many bytes they would have."""
     log_id = log.identity.log_id
     claims, history = read_cursor_snapshot(log.root, log_id=log_id), History(log.root)
     for segment in segments:
@@ -239,4 +239,4 @@ def worth(log: Log, segments: Iterable[Segment], *, require_archived: bool) -> I
             index, stored_bytes = sealed_index(segment, log_id), segment.path.stat().st_size
             floors = floors_of(index, claims, history if require_archived else None)
             if (freed := floors.freed_bytes(index, stored_bytes)) and not index.damage:
-                yield Relieved(segment, stored_bytes - freed, stored_bytes)
+                yield ShrunkSegment(segment, stored_bytes - freed, stored_bytes)

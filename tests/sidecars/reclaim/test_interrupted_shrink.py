@@ -1,4 +1,4 @@
-"""A relief that was killed before it settled leaves two forms of a segment; what is whole in either is never lost."""
+"""A shrink that was killed before it settled leaves two forms of a segment; what is whole in either is never lost."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ BYTES = random.Random(0).randbytes(1 << 20).replace(b"\n", b"-")
 
 
 class Killed(Disk):
-    """The process ends as soon as the relieved form has its name."""
+    """The process ends as soon as the shrunk form has its name."""
 
     def rename(self, source: Path, target: Path) -> None:
         super().rename(source, target)
-        if source.name.endswith(".relief.tmp"):
+        if source.name.endswith(".shrunk.tmp"):
             raise Died
 
 
@@ -40,7 +40,7 @@ def built(tmp_path: Path) -> Built:
     made.seal()
     made.log.set_cursor("web", made.last)
     with pytest.raises(Died):
-        reclaim(made, disk=Killed(), compact_pinned=True)
+        reclaim(made, disk=Killed(), shrink_pinned=True)
     assert whole(made).exists()
     made.crash()
     return made
@@ -83,7 +83,7 @@ def test_repair_puts_the_whole_form_back(built: Built, *, in_index: bool, rewoun
     assert not whole(built).exists()
     assert len(values(built, "web")) == 9
     assert len(values(built, "stuck")) == 2
-    reclaim(built, compact_pinned=True)
+    reclaim(built, shrink_pinned=True)
     assert len(values(built, "stuck")) == 2
     assert len(values(built, "web", unread=True)) == (9 if rewound else 0)
     assert errors(built) == []
@@ -91,7 +91,7 @@ def test_repair_puts_the_whole_form_back(built: Built, *, in_index: bool, rewoun
 
 def test_reclaim_does_not_trust_a_form_that_was_damaged_meanwhile(built: Built) -> None:
     damage(built.path(1, Kind.SEALED), 3000)
-    reclaim(built, compact_pinned=True)
+    reclaim(built, shrink_pinned=True)
 
     assert not whole(built).exists()
     assert len(values(built, "stuck")) == 2
@@ -101,7 +101,7 @@ def test_reclaim_does_not_trust_a_form_that_was_damaged_meanwhile(built: Built) 
 def test_reclaim_keeps_the_good_form_beside_a_damaged_old_one(built: Built) -> None:
     """And repair clears the damaged one away."""
     damage(whole(built), 3000)
-    reclaim(built, compact_pinned=True)
+    reclaim(built, shrink_pinned=True)
     assert whole(built).exists()
     assert len(values(built, "stuck")) == 2
 
@@ -109,7 +109,7 @@ def test_reclaim_keeps_the_good_form_beside_a_damaged_old_one(built: Built) -> N
     assert done.returncode == 0, done.stdout
     assert not whole(built).exists()
     assert len(values(built, "stuck")) == 2
-    reclaim(built, compact_pinned=True)
+    reclaim(built, shrink_pinned=True)
     assert errors(built) == []
 
 
@@ -120,7 +120,7 @@ def test_a_form_of_a_segment_that_was_reclaimed_meanwhile_is_removed(built: Buil
     reclaim(built)
     assert not built.path(1, Kind.SEALED).exists()
     shutil.move(kept, whole(built))
-    reclaim(built, compact_pinned=True)
+    reclaim(built, shrink_pinned=True)
 
     assert not [path.name for path in built.root.segments.iterdir() if "zst" in path.name]
 
@@ -135,9 +135,9 @@ def test_it_may_not_be_deleted_by_hand(built: Built) -> None:
 
 
 def test_a_later_pass_keeps_the_new_form_if_nobody_needs_the_old_one(built: Built) -> None:
-    """Also one that relieves nothing itself."""
+    """Also one that shrinks nothing itself."""
     path = built.path(1, Kind.SEALED)
-    relieved = path.read_bytes()
+    shrunk = path.read_bytes()
     reclaim(built)
-    assert path.read_bytes() == relieved
+    assert path.read_bytes() == shrunk
     assert not whole(built).exists()
