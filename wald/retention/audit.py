@@ -65,14 +65,13 @@ class _Evidence:
 
 @dataclass(slots=True)
 class _Audit:
-    """Errors and notes about one deletion."""
+    """Findings about one deletion."""
 
     errors: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     lost: int = 0
 
     def check_evidence(self, line: Entry) -> None:
-        """Check the cursors and losses that the line itself gives."""
         by_route, lost = _evidence(line), _lost(line)
         for route, evidence in by_route.items():
             expired, last = lost.pop(route, None), evidence.records.last

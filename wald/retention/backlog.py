@@ -144,7 +144,7 @@ class Backlog:
             group.lag.written_ns = view.written_ns
 
     def segments(self) -> Iterator[SegmentStatus]:
-        """Yield every segment, oldest first, but released ones before all others."""
+        """Yield every segment, oldest first, after the released ones."""
         listing = self._view.listing
         bases = {segment.base_sequence for segment in listing.segments}
         for segment in listing.released:
@@ -165,7 +165,6 @@ class Backlog:
         return self._cursors.handovers
 
     def received(self) -> dict[str, int]:
-        """Return the number of records above ``after`` by route."""
         return {route: lag.records for route, lag in self._received.items()}
 
     def lost_routes(self) -> tuple[str, ...]:
@@ -223,7 +222,7 @@ class Backlog:
         return self._holders.blockers(routes)
 
     def _add_pins(self, pins: Blockers, stored_bytes: int) -> None:
-        """Count a segment together with those before it that the same groups pin."""
+        """Count a segment with those before it that the same groups pin."""
         if not pins.has_same_groups(self._blockers):
             self._settle_pins()
             self._blockers = pins
@@ -302,7 +301,7 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """One or more segments: first append time, bytes on disk, and the payload of each route."""
+    """One or more consecutive segments."""
 
     earliest_ns: int
     stored_bytes: int

@@ -115,7 +115,7 @@ class CursorSnapshot:
                     yield Pin(route, group, at, last, message)
 
     def still_pins(self, pin: Pin) -> bool:
-        """Return True if ``pin`` of an earlier snapshot also pins its segment in this one."""
+        """Return True if ``pin``, of an earlier snapshot, still holds."""
         return any(group == pin.group and at < pin.needs for group, at, _ in self.groups(pin.route))
 
     def pins_nothing_new(self, earlier: CursorSnapshot) -> bool:
@@ -124,7 +124,7 @@ class CursorSnapshot:
         return all(self.floor(route) >= earlier.floor(route) for route in routes)
 
     def waived(self, routes: Sequence[RouteEntry]) -> tuple[str, ...]:
-        """Return the retired routes among ``routes`` of which a group has not read all records."""
+        """Return the retired routes with records that a group has not read."""
         table = RouteTable.from_entries(routes)
         retired = compress(zip(table.names, table.lasts, strict=True), map(self.retired.__contains__, table.names))
         return tuple(
@@ -132,7 +132,7 @@ class CursorSnapshot:
         )
 
     def problems(self) -> list[str]:
-        """Return the problems of cursors and handovers that pin segments; a missing cursor is not a problem."""
+        """Return the problems of cursors and handovers; a missing cursor is not one."""
         cursors = [
             cursor.message
             for route, cursors in self.cursors.items()

@@ -31,7 +31,7 @@ _SETTLED_NS = 1_000_000_000  # a file changed this recently may change again wit
 
 
 class CursorState(Enum):
-    """Validity of a cursor file."""
+    """Validity of a cursor."""
 
     VALID = "valid"
     ABSENT = "absent"

@@ -85,12 +85,12 @@ class History:
         return next(self.deletions(sequence, sequence), None)
 
     def deletions(self, first: int = 1, last: int = NO_SEQUENCE) -> Iterator[Entry]:
-        """Yield the entries, with routes, of deletions that were not withdrawn, newest first."""
+        """Yield deletions that were not withdrawn, with routes, newest first."""
         for line in self._deletions(first, last):
             yield self.with_routes(line.entry)
 
     def latest_deletions(self, bases: Collection[int]) -> Iterator[Entry]:
-        """Yield the same for some segments, but without routes of shared lines."""
+        """Yield the same for some segments, without routes of shared lines."""
         decided: set[int] = set()
         for line in self._reclaim.about_bases(bases):
             event = line.entry.get("event")
@@ -107,7 +107,7 @@ class History:
         )
 
     def is_repeated(self, deletion: Entry, number: int) -> bool:
-        """Return True if a deletion before line ``number`` has any of the same records."""
+        """Return True if an earlier deletion has any of the same records."""
         return any(line.number < number for line in self._deletions(deletion["base"], deletion["last"]))
 
     def _deletions(self, first: int, last: int) -> Iterator[Line]:
@@ -124,7 +124,7 @@ class History:
                 yield line
 
     def with_routes(self, deletion: Entry) -> Entry:
-        """Return the entry with its routes, even if other lines have them; unchanged if those are lost."""
+        """Add the routes from other lines; return the entry unchanged if those are lost."""
         if "excused" not in deletion:
             return deletion
         for line in self._reclaim.about(deletion["base"], deletion["base"]):
@@ -178,7 +178,6 @@ class History:
             yield from Spans((line.low, line.high) for line in self._deletions(first, last)).outside(first, last)
 
     def losses(self, first: int, last: int) -> list[Loss]:
-        """Return the records of ``first`` to ``last`` that a repair gave up or a restore found in no bundle."""
         spans = self._not_reclaimed(first, last)
         lines = (line for begin, end in spans for line in self._segments.about(begin, end) if line.is_range("lost"))
         lost = {line.number: line for line in lines}
@@ -197,14 +196,14 @@ class History:
         return self._segments.mark()
 
     def shrinks(self, base: int) -> Iterator[Entry]:
-        """Yield the entries of shrinks of segment ``base``, including unfinished ones, newest first."""
+        """Yield the shrinks of a segment, including unfinished ones, newest first."""
         return (entry for entry in _entries(self._reclaim, "shrunk", base, base) if entry.get("base") == base)
 
     def all_shrinks(self, first: int = 1) -> Iterator[Entry]:
         return _entries(self._reclaim, "shrunk", first, NO_SEQUENCE)
 
     def shrinks_before(self, deletion: Entry) -> Iterator[Entry]:
-        """Yield the entries of the shrinks that led to the deleted file, newest first."""
+        """Yield the shrinks that led to the deleted file, newest first."""
         by_digest = {line.get("sha256"): line for line in self.shrinks(deletion["base"])}
         digest = deletion.get("sha256")
         # An unfinished shrink made no file, so no digest leads to it.
@@ -313,7 +312,7 @@ class History:
 
 
 class _ArchivedSpans:
-    """Spans of each route in which every record of the route is in a bundle."""
+    """Spans of each route of which bundles have every record."""
 
     def __init__(self, lines: Lines) -> None:
         self._lines = lines
@@ -372,7 +371,7 @@ def candidate_routes(entry: Entry, sequence: int) -> list[tuple[Entry, bool]]:
 
 
 def runs_of(entry: Entry, route: Entry) -> list[Span] | None:
-    """Return the spans of a route in the line of a deletion or shrink; None if the line does not have them."""
+    """Return the spans of a route in such a line; None without them."""
     first, last, runs, name = route["first"], route["last"], entry.get("runs"), str(route.get("route"))
     if isinstance(count := route.get("count"), int) and count > last - first:
         return [(first, last)]

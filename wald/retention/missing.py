@@ -124,7 +124,7 @@ class RequestedRecords:
 
 @dataclass(frozen=True, slots=True)
 class MissingCount:
-    """Number and range of requested records that are missing; an upper limit unless ``exact``."""
+    """Number and range of missing records; an upper limit unless ``exact``."""
 
     first: int = 0
     last: int = 0
