@@ -298,23 +298,23 @@ class Assembler:
             del self._open[record.route]
         return dropped
 
-    def add(self, stored: StoredBatch, segment: int, first: int, last: int) -> Iterator[Batch | DamagedRange]:
-        """Yield the records within ``first`` to ``last`` that ``stored`` completes."""
+    def add(self, stored: StoredBatch, segment: int, first: int, last: int) -> list[Batch | DamagedRange]:
+        """Return the records within ``first`` to ``last`` that ``stored`` completes."""
+        done: list[Batch | DamagedRange] = []
         header = stored.header
         start, end = stored.at + header.payload_offset, stored.at + header.payload_offset + header.payload_bytes
         record = self._open.get(stored.route)
         if record is not None and record.sequence != header.continues_sequence:
             del self._open[stored.route]
-            yield DamagedRange(f"record {record.sequence} has lost a piece", record.sequence, record.sequence)
+            done.append(DamagedRange(f"record {record.sequence} has lost a piece", record.sequence, record.sequence))
+            record = None
         if header.flags & Flag.CONTINUES:
             newline = stored.data.find(b"\n", start, end)
             stop = newline if newline >= 0 else end
-            if newline >= 0 or not header.open_sequence:
-                yield from self._finish(stored, start, stop, terminated=newline >= 0)
-            else:
-                record = self._open.get(stored.route)
-                if record is not None:
-                    record.pieces.append(stored.data[start:stop])
+            if record is not None:  # otherwise its beginning was not read or not selected
+                record.pieces.append(stored.data[start:stop])
+                if newline >= 0 or not header.open_sequence:
+                    done.append(self._finish(record, terminated=newline >= 0))
             start = newline + 1 if newline >= 0 else end
         count, number = header.count, header.open_sequence
         if number and count:
@@ -324,14 +324,11 @@ class Assembler:
                 self._open[stored.route] = OpenRecord(stored.route, number, pieces, header, segment, stored.position)
             count, end = count - 1, begin
         if count and (trimmed := _complete(stored, segment, count, start, end).between(first, last)) is not None:
-            yield trimmed
+            done.append(trimmed)
+        return done
 
-    def _finish(self, stored: StoredBatch, start: int, stop: int, *, terminated: bool) -> Iterator[Batch]:
-        """Yield the open record with its last piece; there is none if its beginning was not read or not selected."""
-        record = self._open.pop(stored.route, None)
-        if record is None:
-            return
-        pieces = [*record.pieces, stored.data[start:stop], b"\n" if terminated else b""]
-        payload = memoryview(b"".join(pieces))
+    def _finish(self, record: OpenRecord, *, terminated: bool) -> Batch:
+        del self._open[record.route]
+        payload = memoryview(b"".join([*record.pieces, b"\n" if terminated else b""]))
         number = record.sequence
-        yield Batch(stored.route, number, number, payload, terminated, record.header, record.segment, record.position)
+        return Batch(record.route, number, number, payload, terminated, record.header, record.segment, record.position)

@@ -177,7 +177,9 @@ class _Reading:
             self.renew()
         with closing(self):
             while True:
-                yield from (found for found in self.to_end() if found is not None)
+                for found in self.to_end():
+                    if found is not None:
+                        yield found
                 if self._complete:
                     return
                 if not follow:
@@ -240,10 +242,15 @@ class _Reading:
     def _advance(self, scanner: Scanner) -> Generator[Batch | None, None, bool]:
         """Return True to continue in a new view."""
         for item in scanner.advance(self._view):
-            self._report_given_up(item.route if isinstance(item, StoredBatch) else None)
+            if self._assembler.has_open:
+                self._report_given_up(item.route if isinstance(item, StoredBatch) else None)
             if isinstance(item, StoredBatch):
                 last = self._last(item, scanner.segment)
-                yield from self._assemble(item, scanner.segment, last)
+                for done in self._assemble(item, scanner.segment, last):
+                    if isinstance(done, DamagedRange):
+                        self._report_lost(f"{self._root.segments}: {done.message}", done.last)
+                    elif self._selection.from_ns <= done.append_time_ns < self._selection.until_ns:
+                        yield done
                 self._complete = item.header.end_sequence > last and not self._assembler.has_open
             elif isinstance(item, SkippedBatches):
                 self._complete = item.next_sequence > self._selection.last and not self._assembler.has_open
@@ -300,16 +307,12 @@ class _Reading:
             return min(selection.last, stored.header.base_sequence - 1)
         return selection.last
 
-    def _assemble(self, stored: StoredBatch, segment: int, last: int) -> Iterator[Batch]:
+    def _assemble(self, stored: StoredBatch, segment: int, last: int) -> list[Batch | DamagedRange]:
         selection = self._selection
         if selection.routes is not None and stored.route not in selection.routes:
-            return
+            return []
         first = max(selection.floor(stored.route), self._begun.get(stored.route, self._begin))
-        for done in self._assembler.add(stored, segment, first, last):
-            if isinstance(done, DamagedRange):
-                self._report_lost(f"{self._root.segments}: {done.message}", done.last)
-            elif selection.from_ns <= done.append_time_ns < selection.until_ns:
-                yield done
+        return self._assembler.add(stored, segment, first, last)
 
     def _steps_behind(self, segment: int) -> bool:
         """Return True if append times restart after a segment, so that later records may be older."""

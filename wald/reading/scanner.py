@@ -248,8 +248,10 @@ class Scanner:
             elif isinstance(found, DroppedBatches):
                 yield from self._dropped(segment, found)
             elif isinstance(found, SkippedBatches):
-                if found.next_sequence > self._due:
-                    yield from self._report_gap(segment, found.first_sequence, self._position)
+                if found.next_sequence > self._due and (
+                    gap := self._gap(segment, found.first_sequence, self._position)
+                ):
+                    yield gap
                 self._expected = max(found.next_sequence, self._expected or 0)
                 self._position = found.position
                 yield found
@@ -257,7 +259,8 @@ class Scanner:
                 header = found.header
                 if not header.is_control:
                     self._only_control = False
-                    yield from self._report_gap(segment, header.base_sequence, found.position)
+                    if gap := self._gap(segment, header.base_sequence, found.position):
+                        yield gap
                     self._expected = header.end_sequence
                 self._position = found.end
                 if not header.is_control:
@@ -267,7 +270,8 @@ class Scanner:
             yield DeletedSegment(segment.base_sequence, self._position)
 
     def _dropped(self, segment: OpenSegment, found: DroppedBatches) -> Iterator[DamagedRange | DroppedRange]:
-        yield from self._report_gap(segment, found.first_sequence, self._position)
+        if gap := self._gap(segment, found.first_sequence, self._position):
+            yield gap
         shrunk = segment.index.shrunk if isinstance(segment, SealedSegment) else None
         routes = None if shrunk is None or not shrunk.is_complete else tuple(shrunk.routes)
         first = max(self._due, found.first_sequence)
@@ -275,12 +279,14 @@ class Scanner:
         self._position = found.position
         yield DroppedRange(first, found.next_sequence - 1, segment.base_sequence, found.latest_ns, routes)
 
-    def _report_gap(self, segment: OpenSegment, resumed: int, position: int = 0) -> Iterator[DamagedRange]:
+    def _gap(self, segment: OpenSegment, resumed: int, position: int = 0) -> DamagedRange | None:
+        """Return the damage that ends at record ``resumed``, or a jump to that record."""
         gap, self._pending = self._pending, None
         if gap is not None:
-            yield DamagedRange(_message(segment, gap.offset, gap.reason), self._due, resumed - 1)
-        elif self._expected is not None and resumed > self._due:
-            yield DamagedRange(_message(segment, position, "the sequence jumps"), self._due, resumed - 1)
+            return DamagedRange(_message(segment, gap.offset, gap.reason), self._due, resumed - 1)
+        if self._expected is not None and resumed > self._due:
+            return DamagedRange(_message(segment, position, "the sequence jumps"), self._due, resumed - 1)
+        return None
 
     def _at_end(self, segment: OpenSegment, view: View) -> Iterator[DamagedRange]:
         """Report a segment whose batches end too early."""
@@ -292,7 +298,8 @@ class Scanner:
             due = None if behind is None else behind.base_sequence
         tail = segment.tail
         if self._pending is not None:
-            yield from self._report_gap(segment, due or 0)
+            if gap := self._gap(segment, due or 0):
+                yield gap
         elif tail is not None and (tail.garbage_bytes or (due and segment.base_sequence == bound.segment)):
             message = _message(segment, tail.offset, tail.reason or "the file ends before the head")
             yield DamagedRange(message, self._due, (due or 0) - 1)
