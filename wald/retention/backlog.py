@@ -173,7 +173,6 @@ class Backlog:
         return tuple(sorted(name for name in unknown if not self._view.root.has_route(name)))
 
     def _released(self, segment: Segment, *, counts: bool) -> SegmentStatus:
-        """Return the status of a released segment, which only a cursor that was moved back needs."""
         found = SegmentStatus(segment, State.RELEASED, None, _stored_bytes(segment))
         if counts:
             with suppress(Damaged, BadSealed):
@@ -193,7 +192,7 @@ class Backlog:
             return replace(found, problem=error.message, readable=False, hint=error.hint)
 
     def _complete(self, found: SegmentStatus, end: int | None) -> SegmentStatus:
-        """Return the status of a complete segment, by the same rules as RECLAIM."""
+        """Apply the rules of RECLAIM to a complete segment."""
         segment, damage = found.segment, list[Damaged]()
         try:
             index = segment_index(segment, self._view.log_id, on_damage=damage.append)
@@ -270,7 +269,7 @@ class Backlog:
         return last
 
     def _lags_of(self, route: str) -> list[Lag]:
-        """Return the lags of all groups of a route, and of an imaginary one that has processed all up to ``after``."""
+        """Return the lags of the groups of a route, and of an imaginary one at ``after``."""
         found = self._lags.get(route)
         if found is None:
             cursors = self._cursors.cursors.get(route, ())
@@ -324,7 +323,7 @@ class _Span:
 
 
 class GrowthMeter:
-    """Growth over the newest segments; its memory does not grow with their number."""
+    """Growth over the newest segments, in bounded memory."""
 
     def __init__(self) -> None:
         self._recent: list[_Span] = []
@@ -344,7 +343,7 @@ class GrowthMeter:
             self._recent = [*(one.with_next(other) for one, other in pairs), newest]
 
     def growth(self, *, now_ns: int) -> Growth | None:
-        """Return the growth; None if the segments cover too little time or the clock is wrong."""
+        """Return None if the segments cover too little time or the clock is wrong."""
         if not self._recent or now_ns < self._recent[0].earliest_ns + LEAST_SECONDS * _SECOND_NS:
             return None
         seconds = (now_ns - self._recent[0].earliest_ns) / _SECOND_NS

@@ -99,7 +99,7 @@ class CursorSnapshot:
         return {group: at for group, at, _ in self._groups.get(route, ())}
 
     def floor(self, route: str) -> int:
-        """Return the last record of ``route`` that no group pins; of a retired one, a number beyond any."""
+        """Return the last unpinned record of ``route``; of a retired one, a number beyond any."""
         return self._floors.get(route, 0)
 
     def pins(self, routes: Sequence[RouteEntry]) -> Iterator[Pin]:
@@ -165,7 +165,7 @@ def read_cursor_snapshot(root: Root, *, log_id: bytes) -> CursorSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """The groups that can pin segments with certain routes, as columns: no Python step per route and segment.
+    """The groups that can pin segments with certain routes, in columns for speed.
 
     Attributes:
         numbers: of each group, the number of its route in the table of routes.

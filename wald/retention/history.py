@@ -184,11 +184,11 @@ class History:
         return [_loss(line.entry) for line in sorted(lost.values(), key=lambda line: line.low)]
 
     def is_given_up(self, sequence: int) -> bool:
-        """Return True if a line says that ``sequence`` is lost, even if it was reclaimed later."""
+        """Return True if ``sequence`` was lost, even if reclaimed later."""
         return next(_entries(self._segments, "lost", sequence, sequence), None) is not None
 
     def skipped(self, sequence: int) -> Entry | None:
-        """Return the entry of the start that passed over ``sequence``; no record has had that number."""
+        """Return the entry of the start that passed over ``sequence``."""
         return next(_entries(self._segments, "skipped", sequence, sequence), None)
 
     def version(self) -> tuple[int, ...]:
@@ -295,7 +295,7 @@ class History:
         return max((entry for entry in entries if _is_archived_in(entry, sequence)), key=_time, default=None)
 
     def archive_location(self, route: str | None, first: int, last: int) -> str | None:
-        """Return the destination of the last matching bundle, for a hint: a damaged ledger gives None."""
+        """Return the destination of the last matching bundle; None if the ledger is damaged."""
         with suppress(Damaged):
             entries = _entries(self._archive, "archived", first, last)
             ours = (entry for entry in entries if route in (None, entry.get("route")) and entry.get("dest"))
@@ -447,7 +447,7 @@ def _loss(entry: Entry) -> Loss:
 
 
 def _route_entries(routes: object) -> tuple[RouteEntry, ...] | None:
-    """Parse the routes in a line about a segment; return None if they make no sense."""
+    """Parse the routes in a line; None if they make no sense."""
     found = []
     for route in routes if isinstance(routes, list) else [None]:
         match route:

@@ -53,7 +53,7 @@ class Lag:
         return 0.0 if since_ns is None else max(0.0, (now_ns - since_ns) / 1e9)
 
     def add(self, base: int, count: int, time_ns: int) -> None:
-        """Count the unread ones of the ``count`` records of one batch, which starts at ``base``."""
+        """Count the unread records of a batch."""
         unread = min(count, base + count - 1 - self.at)
         if unread > 0:
             self.records += unread
@@ -66,7 +66,7 @@ LagsOf = Callable[[str], Iterable[Lag]]
 
 
 class SealedLags:
-    """Counter of the records of sealed segments, by columns: no Python step per route and segment.
+    """Counter of the records of sealed segments, in columns for speed.
 
     It sums up consecutive segments with the same routes; :meth:`settle` adds the sums to the lags.
     """
@@ -119,7 +119,7 @@ class SealedLags:
         self._sums = [0] * len(found)
 
     def _by_lag(self, column: Sequence[int]) -> Iterable[int]:
-        """Return the value for each lag of a column with one for each route."""
+        """Expand a column of routes to one of lags."""
         return column if self._one_each else map(column.__getitem__, self._numbers)
 
     def _add_batches(self, index: SealedIndex, lags: Sequence[int]) -> None:
