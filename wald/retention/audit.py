@@ -47,7 +47,7 @@ class _Malformed(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class _Evidence:
-    """Evidence for the deletion of one route's records; ``cursors`` is None if the route was retired."""
+    """Evidence about one route; ``cursors`` is None if it was retired."""
 
     records: RouteEntry
     cursors: dict[str, int] | None
@@ -128,7 +128,7 @@ class _Audit:
             self.errors.append(f"of route {route} it records {_text(claimed)}, and it held {_text(held)}")
 
     def _check_damaged(self, held: dict[str, RouteEntry], evidence: dict[str, _Evidence]) -> None:
-        """Check a segment with an unreadable index: its line only lists the records that were found."""
+        """Check a segment with an unreadable index: its line lists only the records found."""
         for route, sealed in sorted(held.items()):
             found = evidence.get(route)
             if found is None or not (found.cursors is None or found.slowest >= sealed.last or found.expires):

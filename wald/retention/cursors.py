@@ -346,7 +346,7 @@ def new_group_warning(root: Root, route: str, group: str, *, with_workers: bool 
 
 
 def reject_leftover_journal(root: Root, cursor: Cursor) -> None:
-    """Refuse a group whose cursor was removed but not its journal, which would count for a new cursor."""
+    """Refuse a group whose journal outlived its cursor: it would count for a new one."""
     if cursor.state is CursorState.ABSENT and cursor.of_work_group:
         raise Refused(
             f"{cursor.path.with_suffix(WORK_SUFFIX)}: left over from a work group whose cursor was "
@@ -359,7 +359,7 @@ def reject_leftover_journal(root: Root, cursor: Cursor) -> None:
 
 
 class SlowestCursor:
-    """Repeated search for the lowest cursor of a route, which rereads only files that have changed."""
+    """Search for the lowest cursor of a route that rereads only changed files."""
 
     def __init__(self) -> None:
         self._unchanged: dict[str, tuple[tuple[int, ...], Cursor]] = {}

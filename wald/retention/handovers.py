@@ -67,7 +67,7 @@ class HandoverPin:
 
 
 class PinWriter:
-    """Writer of the pin of a group, for the process that owns the group.
+    """Writer of the pin of a group, for its owner.
 
     Args:
         part: the owner of the handover. The other part of the file is kept.
@@ -79,7 +79,7 @@ class PinWriter:
         self._part: Part = part
 
     def pin(self, positions: Mapping[str, int]) -> None:
-        """Pin up to :data:`ROUTES_MAX` routes, each after its position, durably."""
+        """Durably pin up to :data:`ROUTES_MAX` routes after their positions."""
         data = encode_pin(self._log_id, self._parts() | {self._part: dict(positions)})
         make_cursor_directory(self._root, self._disk, self._route)
         try:
