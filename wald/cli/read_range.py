@@ -139,14 +139,14 @@ class Range:
 def of_latest(log: Log, asked: Range, route: str | None, count: int, *, matcher: Matcher | None) -> Range | None:
     """The last ``count`` records of a range: those of ``route``, and of these those that match; None: it holds none."""
     from wald.files.uptime import read_steps
+    from wald.format.names import SEQUENCE_MAX
     from wald.reading.latest import start_of_latest
-    from wald.reading.selection import NO_SEQUENCE
     from wald.segments.seek import end_of, sequence_at, sequence_since
 
     view = log.view()
     if (isinstance(asked.start, datetime) or isinstance(asked.stop, datetime)) and read_steps(view.root):
         return _of_latest_counted(log, asked, route, count, matcher)
-    end, last = end_of(view), NO_SEQUENCE
+    end, last = end_of(view), SEQUENCE_MAX
     if isinstance(asked.stop, datetime):
         following = sequence_at(view, nanoseconds(asked.stop))
         if following < end:  # else records may follow that are wanted, too

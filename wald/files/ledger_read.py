@@ -25,9 +25,9 @@ import zstandard
 from wald.errors import Damaged
 from wald.files.safe_open import open_file, read_regular
 from wald.format.ledger_lines import (
+    ABOVE_U64,
     FOOTER_BYTES,
     GENESIS,
-    NO_SEQUENCE,
     BadLine,
     BadPart,
     DecodedLedger,
@@ -51,7 +51,7 @@ FRAME_BYTES = 256 << 10
 _SECTOR_BYTES = 512  # a disk writes at least this
 _TAIL_BYTES = 64 << 10  # longer than most lines
 _NEWEST_BYTES = 4 << 20
-_UNKNOWN = PartFrame(0, 0, 0, 0, NO_SEQUENCE, 0, NO_SEQUENCE, "")  # contents of an unreadable part
+_UNKNOWN = PartFrame(0, 0, 0, 0, ABOVE_U64, 0, ABOVE_U64, "")  # contents of an unreadable part
 
 
 class PartName(NamedTuple):
@@ -352,7 +352,7 @@ class Lines:
 
     def newest_first(self, before: int | None = None) -> Iterator[Line]:
         blocks = self._refreshed()
-        bound = NO_SEQUENCE if before is None else before
+        bound = ABOVE_U64 if before is None else before
         for block in reversed(blocks[: bisect_left(blocks, bound, key=_line)]):
             yield from (line for line in reversed(block.lines()) if line.number < bound)
 

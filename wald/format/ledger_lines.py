@@ -27,8 +27,8 @@ Entry = dict[str, Any]
 """The JSON object of a ledger line."""
 
 GENESIS = "0" * 64
-NO_SEQUENCE = 1 << 64
-NO_SPAN: Span = (NO_SEQUENCE, -1)
+ABOVE_U64 = 1 << 64  # above every sequence and line number: the bound of an open range, the minimum of nothing
+NO_SPAN: Span = (ABOVE_U64, -1)
 NO_TIMES: Span = ((1 << 63) - 1, -1)
 _END = re.compile(rb',"crc":"([0-9a-f]{8})"}')
 _END_BYTES = len(b',"crc":"00000000"}')

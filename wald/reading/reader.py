@@ -18,7 +18,7 @@ from dataclasses import replace
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.files.uptime import read_steps
 from wald.format.batch import StoredBatch, holds_pieces
-from wald.format.names import DEFAULT_GROUP
+from wald.format.names import DEFAULT_GROUP, SEQUENCE_MAX
 from wald.format.sealed_index import RouteEntry
 from wald.format.spans import Spans
 from wald.reading.assembler import Assembler, Batch, OpenRecord
@@ -31,7 +31,7 @@ from wald.reading.scanner import (
     Scanner,
     has_moved,
 )
-from wald.reading.selection import NO_SEQUENCE, Selection, Start, Stop, select
+from wald.reading.selection import Selection, Start, Stop, select
 from wald.retention.cursors import read_cursor
 from wald.retention.history import History
 from wald.retention.missing import (
@@ -503,7 +503,7 @@ class _Reading:
         if route not in selection.floors or route in selection.fresh:
             return selection.floor(route)
         view = self._view.renewed()
-        head_sequence = NO_SEQUENCE if view.bound.sequence is None else view.bound.sequence
+        head_sequence = SEQUENCE_MAX if view.bound.sequence is None else view.bound.sequence
         cursor = read_cursor(self._root, route, selection.group, log_id=view.log_id, head_sequence=head_sequence)
         return max(selection.floor(route), cursor.effective + 1)
 

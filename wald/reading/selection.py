@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Literal
 
 from wald.errors import Damaged, InvalidInput, NotFound
-from wald.format.names import DEFAULT_GROUP
+from wald.format.names import DEFAULT_GROUP, SEQUENCE_MAX
 from wald.format.times import nanoseconds
 from wald.retention.cursors import CursorState, read_cursor
 from wald.segments.durable_end import lost_head
@@ -25,8 +25,6 @@ Start = Named | int | datetime
 
 Stop = int | datetime
 """End of reading: this sequence, or before the first record appended at this time or later."""
-
-NO_SEQUENCE = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ class Selection:
     routes: frozenset[str] | None
     first: int
     floors: dict[str, int] = field(default_factory=dict)
-    last: int = NO_SEQUENCE
+    last: int = SEQUENCE_MAX
     from_ns: int = -(1 << 63)
     until_ns: int = (1 << 63) - 1
     earliest: bool = False
@@ -58,7 +56,7 @@ def select(view: View, route: str | None, start: Start, stop: Stop | None, group
     if route is not None:
         view.root.require_route(route)
     routes = None if route is None else frozenset([route])
-    last = _positive(stop) if isinstance(stop, int) else NO_SEQUENCE
+    last = _positive(stop) if isinstance(stop, int) else SEQUENCE_MAX
     selection = replace(_begin(view, routes, start, group), last=last)
     if isinstance(stop, datetime):
         selection = replace(selection, until_ns=nanoseconds(stop))

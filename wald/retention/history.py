@@ -30,7 +30,7 @@ from typing import NamedTuple
 from wald.errors import Damaged
 from wald.files.layout import Root
 from wald.files.ledger_read import Line, Lines
-from wald.format.ledger_lines import NO_SEQUENCE, Entry
+from wald.format.ledger_lines import ABOVE_U64, Entry
 from wald.format.names import LEDGERS
 from wald.format.sealed_index import RouteEntry
 from wald.format.spans import BadRunLengths, Span, Spans, spans_of, unpack
@@ -84,7 +84,7 @@ class History:
     def reclaimed(self, sequence: int) -> Entry | None:
         return next(self.deletions(sequence, sequence), None)
 
-    def deletions(self, first: int = 1, last: int = NO_SEQUENCE) -> Iterator[Entry]:
+    def deletions(self, first: int = 1, last: int = ABOVE_U64) -> Iterator[Entry]:
         """Yield deletions that were not withdrawn, with routes, newest first."""
         for line in self._deletions(first, last):
             yield self.with_routes(line.entry)
@@ -200,7 +200,7 @@ class History:
         return (entry for entry in _entries(self._reclaim, "shrunk", base, base) if entry.get("base") == base)
 
     def all_shrinks(self, first: int = 1) -> Iterator[Entry]:
-        return _entries(self._reclaim, "shrunk", first, NO_SEQUENCE)
+        return _entries(self._reclaim, "shrunk", first, ABOVE_U64)
 
     def shrinks_before(self, deletion: Entry) -> Iterator[Entry]:
         """Yield the shrinks that led to the deleted file, newest first."""
