@@ -33,21 +33,17 @@ from wald.writing.recovery import REPORTS_KEPT, Content, Fate, Header, Recovered
 
 # The table.
 
-FACTS = list(itertools.product(Header, Content, [False, True]))
 
-
-def test_every_combination_of_facts_has_a_decide() -> None:
-    for header, content, torn in FACTS:
-        decided = decide(header=header, content=content, torn=torn)
+def test_every_combination_of_facts_has_a_fate() -> None:
+    for header, content in itertools.product(Header, Content):
+        fate = decide(header, content)
         not_ours = header in (Header.FOREIGN, Header.NEWER)
 
-        assert (decided.fate is Fate.REFUSE) == not_ours
-        assert (decided.fate is Fate.QUARANTINE) == (not not_ours and content is Content.NOTHING)
-        assert (decided.fate is Fate.CUT) == (not not_ours and content is Content.RECORDS)
-        assert decided.fate is not Fate.CARRY or content is Content.PIECES
-        assert decided.fate is not Fate.REPLACE or content is Content.CONTROL
-        # Nothing is cut out of a file that is refused, or moved away as a whole.
-        assert decided.trim == (torn and decided.fate not in (Fate.REFUSE, Fate.QUARANTINE))
+        assert (fate is Fate.REFUSE) == not_ours
+        assert (fate is Fate.QUARANTINE) == (not not_ours and content is Content.NOTHING)
+        assert (fate is Fate.CUT) == (not not_ours and content is Content.RECORDS)
+        assert fate is not Fate.CARRY or content is Content.PIECES
+        assert fate is not Fate.REPLACE or content is Content.CONTROL
 
 
 DURABLE_DAMAGE: dict[str, tuple[Callable[[bytes, list[int]], bytes], int, list[bytes]]] = {

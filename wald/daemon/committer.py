@@ -281,7 +281,7 @@ class Committer:
     def apply_settings(self, config: Config, sizes: Sizes) -> None:
         self._config = config
         self._budget.resize(sizes)
-        self.writer.resize_segments(sizes.segment_bytes)
+        self.writer.segment_max_bytes = sizes.segment_bytes
 
     @property
     def head(self) -> Head:

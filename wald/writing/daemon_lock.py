@@ -68,11 +68,9 @@ class Lock:
             raise
 
     def is_ours(self) -> bool:
-        """Return True unless another daemon owns the root now."""
         return self._stat() == self._seen
 
     def loss(self, root: Root) -> WaldError:
-        """Return the error for a lost lock."""
         if not os.path.lexists(root.identity):
             return root_gone(root)
         if not os.path.lexists(root.lock):
@@ -110,7 +108,7 @@ class Lock:
             )
 
     def _excludes(self, root: Root) -> bool:
-        """Return True if the lock excludes another descriptor, at least on this machine."""
+        """Return True if the lock excludes another descriptor of this machine."""
         descriptor = self._disk.open_lock(root.lock)
         try:
             return not self._disk.lock(descriptor)
@@ -154,7 +152,6 @@ def require_own_files(root: Root) -> None:
 
 
 def _own_name(root: Root, path: Path) -> Path | None:
-    """Return the proper path of a misnamed segment if that path is free."""
     from wald.segments.reader import identify  # only a refused start needs it
 
     form, header = identify(path) or (Kind.RAW, None)
@@ -163,7 +160,6 @@ def _own_name(root: Root, path: Path) -> Path | None:
 
 
 def holder(root: Root) -> str:
-    """Describe the daemon that last wrote the lock file."""
     return in_words(signature(root))
 
 
@@ -181,17 +177,15 @@ def signature(root: Root) -> dict[str, object]:
 
 
 def is_hidden(root: Root) -> bool:
-    """Return True if this user cannot open the lock file."""
     return os.path.lexists(root.lock) and not os.access(root.lock, os.R_OK, effective_ids=True)
 
 
 def holding_processes(root: Root) -> list[int]:
-    """List the processes that hold the lock, without those of other PID namespaces."""
+    """List the processes that hold the lock, in this PID namespace."""
     return locks.holders(root.lock)
 
 
 def how_to_stop(root: Root) -> str:
-    """Return the command that stops the daemon."""
     processes = " ".join(map(str, holding_processes(root)))
     other = f"kill {processes}" if processes else f"fuser -v {shlex.quote(os.fspath(root.lock))} names it"
     return f"stop it: systemctl stop wald.socket wald, if it is the service; else {other}"

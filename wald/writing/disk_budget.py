@@ -34,7 +34,7 @@ class Cause(StrEnum):
     SEGMENTS = "segments"
     """The log itself fills the disk."""
     OTHERS = "others"
-    """Other files fill the disk: there would be too little room even without complete segments."""
+    """Other files fill the disk, even without complete segments."""
     REFUSED = "refused"
     """The last write hit a full disk or a quota, regardless of the free space."""
 
@@ -93,8 +93,8 @@ class DiskBudget:
     """Space on the disk of one daemon.
 
     Attributes:
-        spare_bytes: allocated for the next segment. Set after the allocation and before the use: input would spend room
-            that is counted too early, and sealing would find none.
+        spare_bytes: allocated for the next segment. Set after the allocation and reset before the use, or input would
+            spend the room of sealing.
     """
 
     def __init__(self, path: Path, sizes: Sizes) -> None:
@@ -106,7 +106,7 @@ class DiskBudget:
         self.sizes = sizes
 
     def left_bytes(self, free_bytes: int) -> int:
-        """Return the room left for input, negative if room is missing."""
+        """Return the room for input, negative if room is missing."""
         return free_bytes + self.spare_bytes - self.sizes.needed_bytes
 
     def lets_allocate(self, segment_bytes: int) -> bool:
@@ -117,7 +117,6 @@ class DiskBudget:
         return free_bytes(self._path) >= self.sizes.reserve_bytes + sealed_bytes_max(raw_bytes)
 
     def is_plenty(self, raw_bytes: int) -> bool:
-        """Return True if a segment can be sealed without allocating the room first."""
         return free_bytes(self._path) >= self.sizes.needed_bytes + _PLENTY * sealed_bytes_max(raw_bytes)
 
     def cause(self, free: int) -> Cause:

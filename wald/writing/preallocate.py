@@ -41,7 +41,7 @@ class Preallocator:
             raise OSError(errno.ESTALE, "the directory was unmounted or replaced", os.fspath(self._directory))
 
     def prepare(self, length: int) -> bool:
-        """Make the spare file, in the background thread; return False without room."""
+        """Make the spare file, in the background thread; return False if there is no room."""
         with self._mutex:
             if self._spare is None and self._lets_allocate(length):
                 with contextlib.suppress(OSError):  # the cut will report the full disk
@@ -54,13 +54,13 @@ class Preallocator:
         with self._mutex:
             spare, self._spare = self._spare, None
             self._hold(0)
-        if spare is not None and not FileIdentity(*spare).is_current():  # another program removed or replaced it
+        if spare is not None and not FileIdentity(*spare).is_current():
             self._disk.close(spare.descriptor)
             spare = None
         return spare or self._make("next", length)
 
     def name(self, blank: Blank, target: Path) -> None:
-        """Rename the file to ``target``, replacing it, without a directory sync."""
+        """Rename the file to ``target``, without a directory sync."""
         if not FileIdentity(*blank).is_current():
             raise OSError(errno.ENOENT, "another program removed or replaced the file", os.fspath(blank.path))
         self._disk.rename(blank.path, target)

@@ -1,12 +1,11 @@
 """Recovery at a start: facts about the newest segment, a decision, the repair, and a report.
 
-Only the newest raw segment can be unfinished, because a segment is named only after the previous one was complete. It
-is scanned batch by batch, which also rebuilds the state of the log. Bytes after its last good batch are copied to
-``quarantine/`` and truncated. The writer then starts a new segment and never appends to an old one, so the time of a
-start is bounded by one raw segment.
+Only the newest raw segment can be unfinished: a segment is named only after the previous one was complete. A scan of it
+rebuilds the state of the log. Bytes after its last good batch are copied to ``quarantine/`` and truncated. The writer
+never appends to an old segment, so the time of a start is bounded by one raw segment.
 
-The report lists the traces of a crash as info. Its errors are losses of durable bytes, which a crash cannot cause. No
-error stops the start; lost sequences are reported and never reused.
+The report lists traces of a crash as info; its errors are losses of durable bytes, which a crash cannot cause and which
+do not stop the start. Lost sequences are never reused.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from enum import Enum
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
 from wald.errors import Damaged, UnsupportedFormat
 from wald.files.disk import Disk
@@ -49,10 +47,12 @@ from wald.writing.run_reports import last_end
 from wald.writing.sequence_floor import find_floor, given_up, last_sealed
 
 _BARRIER = int(Flag.BARRIER)  # enums are slow
+REPORTS_KEPT = 32
+_EPOCH = re.compile(r"[0-9]{1,10}")  # a repair names a segment with 16 digits of its hash
 
 
 class Header(Enum):
-    """State of the segment's header, its first 64 bytes."""
+    """State of the segment's header."""
 
     OURS = "ours"
     DAMAGED = "damaged"
@@ -69,249 +69,6 @@ class Content(Enum):
     RECORDS = "records"
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentFacts:
-    """Facts about the newest raw segment.
-
-    Attributes:
-        reason: the problem of the header; "" if it is good.
-        state: of the log at the end of the segment.
-        durable_bytes: the segment's length by the head; 0 if the head is in another segment.
-    """
-
-    segment: Segment
-    header: Header
-    reason: str
-    content: Content
-    state: LogState
-    batches: int
-    gaps: list[DamagedBytes]
-    tail: SegmentEnd
-    durable_bytes: int
-    salt: int
-
-
-def examine(root: Root, listing: Listing, log_id: bytes, durable_bytes: int, errors: list[str]) -> SegmentFacts:
-    """Scan the newest segment of ``listing``, which is raw; ``errors`` gets problems of the previous one."""
-    torn_turn = _TornTurn(durable_bytes)
-    facts = _scan(root, listing, log_id, durable_bytes, errors, torn_turn.add)
-    if torn_turn.offset is None:
-        return facts
-    # Batches after the gap are not durable either; only those before it count.
-    end = facts.tail.offset + facts.tail.garbage_bytes
-    facts = _scan(root, listing, log_id, durable_bytes, errors, lambda _: None, limit=torn_turn.offset)
-    reason = "parts of one turn reached the disk, others did not"
-    return replace(facts, tail=SegmentEnd(torn_turn.offset, ParseOutcome.TORN, reason, end - torn_turn.offset))
-
-
-class _TornTurn:
-    """Detector of the gap that a power cut can leave in the last commit round.
-
-    The first batch of a round is flagged if everything before it was synced before it was written. So a gap after the
-    durable end is damage if a flagged batch follows, and an unfinished write otherwise. Append times cannot tell: after
-    a clock was set back, several rounds share one.
-    """
-
-    def __init__(self, durable_bytes: int) -> None:
-        self.offset: int | None = None
-        # The control batch was durable before the segment was named.
-        self._from = max(durable_bytes, FIRST_BATCH + 1)
-
-    def add(self, found: ScannedBatch | DamagedBytes) -> None:
-        if isinstance(found, ScannedBatch):
-            if found.header.flags & _BARRIER:
-                self.offset = None
-        elif self.offset is None and found.offset >= self._from:
-            self.offset = found.offset
-
-
-def _scan(
-    root: Root,
-    listing: Listing,
-    log_id: bytes,
-    durable_bytes: int,
-    errors: list[str],
-    report: Callable[[ScannedBatch | DamagedBytes], None],
-    *,
-    limit: int | None = None,
-) -> SegmentFacts:
-    segment, older = listing.segments[-1], Listing(listing.segments[:-1])
-    replay, gaps, end = Replay(LogState(next_sequence=segment.base_sequence)), list[DamagedBytes](), None
-    with open_file(segment.path) as file:
-        index = partial(find_index, segment.path.parent, log_id, segment.base_sequence)
-        raw = RawFile(file.fileno(), limit=limit, durable=durable_bytes, index=index)
-        salt = raw.salt
-        header, reason = _header_fact(raw, log_id, segment.base_sequence)
-        for found in raw.scan():
-            if isinstance(found, SegmentEnd):
-                end = found
-                continue
-            report(found)
-            if isinstance(found, ScannedBatch):
-                replay.add_scanned(raw, found)
-                continue
-            gaps.append(found)
-            if found.offset == FIRST_BATCH:  # without the control batch, the state comes from the previous segment
-                replay.state = state_before(root, segment, older, log_id, errors)
-    assert end is not None, "a scan ends with its tail"
-    content = _content(replay, segment.base_sequence)
-    return SegmentFacts(segment, header, reason, content, replay.state, replay.batches, gaps, end, durable_bytes, salt)
-
-
-def _content(replay: Replay, base_sequence: int) -> Content:
-    if replay.state.next_sequence > base_sequence:
-        return Content.RECORDS
-    if replay.pieces:
-        return Content.PIECES
-    return Content.CONTROL if replay.batches else Content.NOTHING
-
-
-def _header_fact(raw: RawFile, log_id: bytes, base_sequence: int) -> tuple[Header, str]:
-    try:
-        found = raw.header()
-    except NewerVersion as error:
-        return Header.NEWER, str(error)
-    except BadHeader as error:
-        return Header.DAMAGED, str(error)
-    if found.log_id != log_id:
-        return Header.FOREIGN, f"the segment belongs to another log (log id {found.log_id.hex()})"
-    if found.base_sequence != base_sequence:  # its records would be missed
-        name = segment_name(found.base_sequence, Kind.RAW)
-        return Header.FOREIGN, f"the segment begins with record {found.base_sequence}: its name was {name}"
-    return Header.OURS, ""
-
-
-Dropped = Callable[[int], Mapping[str, int] | None]
-"""The last sequence that shrinking has dropped of each route of a segment, by the ledger; None if unknown."""
-
-
-def _not_known(_base: int) -> None:
-    return None
-
-
-class Replay:
-    """State built from batches: a control batch replaces it, every other batch adds to it.
-
-    Attributes:
-        pieces: whether a batch continues a record from an earlier segment.
-        dropped: records that shrinking removed, as of :func:`wald.format.log_state.still_open`.
-    """
-
-    def __init__(self, state: LogState) -> None:
-        self.state = state
-        self.batches = 0
-        self.pieces = False
-        self.dropped: Mapping[str, int] | None = None
-
-    def add(self, header: BatchHeader, route: str, payload: bytes | memoryview) -> None:
-        """Apply the next batch; the payload is used only if it is a state."""
-        self.batches += 1
-        self.pieces = self.pieces or bool(header.continues_sequence)
-        self.state.apply(header, route, self.dropped)
-        if header.is_dropped:
-            self._keep_lasts(header)
-        if not header.is_state:
-            return
-        with contextlib.suppress(BadControl):  # written by a newer wald; later batches hold enough
-            before, self.state = self.state, decode_state(payload)
-            self.state.next_sequence = max(self.state.next_sequence, before.next_sequence)
-            self.state.append_time_ns = max(self.state.append_time_ns, before.append_time_ns)
-
-    def _keep_lasts(self, dropped: BatchHeader) -> None:
-        routes = self.state.routes
-        for route, last in (self.dropped or {}).items():
-            if last < dropped.end_sequence:
-                routes[route] = max(last, routes.get(route, 0))
-
-    def add_scanned(self, raw: RawFile, batch: ScannedBatch) -> None:
-        self.add(batch.header, batch.route, raw.control_payload(batch))
-
-
-def state_after(listing: Listing, log_id: bytes, errors: list[str], dropped: Dropped = _not_known) -> LogState:
-    """Return the readable state at the end of the newest segment; ``errors`` gets the unreadable parts.
-
-    ``dropped`` is used if the index lacks routes that shrinking dropped.
-    """
-    if not listing.segments:
-        return LogState()
-    newest = listing.segments[-1]
-    replay = Replay(LogState(next_sequence=newest.base_sequence))
-    replay.dropped = dropped(newest.base_sequence)
-    if newest.kind is Kind.RAW:
-        _replay_raw(newest, log_id, replay)
-        return replay.state
-    try:
-        with SealedFile(newest.path) as sealed:
-            _replay_sealed(sealed, replay, errors)
-    except Damaged as error:
-        errors.append(error.message)
-        _replay_salvaged(newest, log_id, replay, error)
-    return replay.state
-
-
-def state_before(
-    root: Root, segment: Segment, older: Listing, log_id: bytes, errors: list[str], dropped: Dropped = _not_known
-) -> LogState:
-    """Return the state at the beginning of a segment; ``older`` are the segments before it."""
-    state = state_after(older, log_id, errors, dropped)
-    replay_clock_step(root, state, end_of_times(older, state), segment.base_sequence)
-    return state
-
-
-def end_of_times(older: Listing, state: LogState) -> int:
-    """Return the first base that a clock step after ``older`` can have; ``state`` is the one at their end."""
-    return max(state.next_sequence, older.segments[-1].base_sequence + 1) if older.segments else 1
-
-
-def replay_clock_step(root: Root, state: LogState, first: int, base: int) -> None:
-    """Restart append times for a segment at ``base`` if a clock step is recorded at ``first`` to ``base``."""
-    step = step_between(read_steps(root), first, base)
-    if step is not None:
-        state.append_time_ns = min(state.append_time_ns, step.at_ns)
-
-
-def _replay_raw(segment: Segment, log_id: bytes, replay: Replay) -> None:
-    index = partial(find_index, segment.path.parent, log_id, segment.base_sequence)
-    with open_file(segment.path) as file:
-        raw = RawFile(file.fileno(), index=index)
-        for met in raw.scan():
-            if isinstance(met, ScannedBatch):
-                replay.add_scanned(raw, met)
-            elif isinstance(met, SegmentEnd):
-                replay.state.previous = PreviousEnd(raw.salt, met.offset)
-
-
-def _replay_sealed(sealed: SealedFile, replay: Replay, errors: list[str]) -> None:
-    if sealed.index.shrunk is not None and sealed.index.shrunk.is_complete:
-        replay.dropped = sealed.index.shrunk.lasts
-    for number, frame in enumerate(sealed.index.frames):
-        if sealed.index.is_damage(frame):
-            continue  # its bytes may look like batches
-        try:
-            data = sealed.frame(number)
-        except Damaged as error:
-            errors.append(error.message)
-            continue
-        for batch in sealed.batches(number, data):
-            replay.add(batch.header, batch.route, batch.payload)
-    replay.state.next_sequence = max(replay.state.next_sequence, sealed.index.next_sequence)
-    replay.state.previous = PreviousEnd(sealed.index.salt, sealed.index.raw_bytes)
-
-
-def _replay_salvaged(segment: Segment, log_id: bytes, replay: Replay, error: Damaged) -> None:
-    """Add the readable batches of a sealed segment without its index."""
-    with contextlib.suppress(Damaged), contextlib.closing(SalvagedSegment(segment, log_id, error)) as salvaged:
-        for met in salvaged.batches(FIRST_BATCH, None):
-            if isinstance(met, StoredBatch):
-                replay.add(met.header, met.route, met.payload)
-    replay.state.previous = None
-
-
-REPORTS_KEPT = 32
-_EPOCH = re.compile(r"[0-9]{1,10}")  # a repair names a segment with 16 digits of its hash
-NOTHING: Mapping[str, Any] = MappingProxyType({})
-
-
 class Fate(Enum):
     """Treatment of the newest raw segment."""
 
@@ -322,27 +79,16 @@ class Fate(Enum):
     REFUSE = "refuse"  # another log's segment, or one of a newer wald: the start fails
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Treatment of the newest raw segment; ``trim`` moves its torn end to ``quarantine/``."""
+_FATES = {
+    Content.NOTHING: Fate.QUARANTINE,
+    Content.CONTROL: Fate.REPLACE,
+    Content.PIECES: Fate.CARRY,
+    Content.RECORDS: Fate.CUT,
+}
 
-    fate: Fate
-    trim: bool
 
-
-def decide(*, header: Header, content: Content, torn: bool) -> Decision:
-    match header, content:
-        case ((Header.FOREIGN | Header.NEWER), _):
-            return Decision(Fate.REFUSE, trim=False)
-        case _, Content.NOTHING:
-            return Decision(Fate.QUARANTINE, trim=False)
-        case _, Content.CONTROL:
-            return Decision(Fate.REPLACE, trim=torn)
-        case _, Content.PIECES:
-            return Decision(Fate.CARRY, trim=torn)
-        case _, Content.RECORDS:
-            return Decision(Fate.CUT, trim=torn)
-    raise AssertionError("unreachable")
+def decide(header: Header, content: Content) -> Fate:
+    return Fate.REFUSE if header in (Header.FOREIGN, Header.NEWER) else _FATES[content]
 
 
 @dataclass(slots=True)
@@ -354,9 +100,9 @@ class Report:
         boot: the kernel's boot id.
         before: the end of the previous run, as a sentence.
         skipped: the first and last sequence that are never used, and the reason.
-        given_up: whether a repair has given up missing acknowledged records.
+        given_up: a repair has given up missing acknowledged records.
         pid, host, started: as in the lock file, which some readers cannot open.
-        settings: each with its value and its source.
+        settings: each with its value and source.
     """
 
     epoch: int
@@ -386,7 +132,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """Starting point of the writer."""
+    """Start of the writer; ``carry`` is that of :class:`wald.writing.writer.Writer`."""
 
     state: LogState
     carry: tuple[Path, int] | None
@@ -394,7 +140,7 @@ class Recovered:
 
 
 def recover(
-    root: Root, disk: Disk, *, log_id: bytes, epoch: int, now_ns: int, about: Mapping[str, Any] = NOTHING
+    root: Root, disk: Disk, *, log_id: bytes, epoch: int, now_ns: int, about: Mapping[str, Any] | None = None
 ) -> Recovered:
     """Repair ``root`` for writing. The repair may be interrupted at any step and run again.
 
@@ -409,17 +155,21 @@ def recover(
     require_own_files(root)
     for left_over in (*root.recovery.glob(f"*{TEMPORARY}"), *root.quarantine.glob(f"*{TEMPORARY}")):
         disk.unlink(left_over)
-    report = Report(epoch, now_ns, boot=boot_id(), before=last_end(root), **about)
+    report = Report(epoch, now_ns, boot=boot_id(), before=last_end(root), **(about or {}))
     recovered = _Recovery(root, disk, log_id, report).run()
     for name in root.route_names():
         recovered.state.routes.setdefault(name, 0)
     report.next_sequence = recovered.state.next_sequence
     report.seconds = round(time.monotonic() - started, 6)
-    _write_report(root, disk, report)
+    disk.replace(root.report(epoch), json.dumps(asdict(report), indent=2).encode() + b"\n")
+    for old in sorted(root.recovery.glob("*.json"))[:-REPORTS_KEPT]:
+        disk.unlink(old)
     return recovered
 
 
 class _Recovery:
+    """Steps of one recovery, in the order in which :meth:`run` takes them."""
+
     def __init__(self, root: Root, disk: Disk, log_id: bytes, report: Report) -> None:
         self._root = root
         self._disk = disk
@@ -436,27 +186,23 @@ class _Recovery:
             self._require_newest(newest)
             report.errors += self._misplaced()
         if newest is not None and newest.kind is Kind.RAW:
-            recovered = self._repair(self._examined(newest))
+            recovered = self._repair(newest)
         else:
             recovered = Recovered(state_after(self._listing, self._log_id, report.errors), None, report)
         state, gone = recovered.state, report.fate == Fate.QUARANTINE.value
-        first = end_of_times(Listing(self._listing.segments[:-1]) if gone else self._listing, state)
+        first = _end_of_times(Listing(self._listing.segments[:-1]) if gone else self._listing, state)
         reread = state.next_sequence
         self._never_reuse(state, newest)
         if state.next_sequence == reread:
             self._never_join(state, newest)
         self._pass_over(state)
-        replay_clock_step(self._root, state, first, state.next_sequence)
+        _replay_clock_step(self._root, state, first, state.next_sequence)
         name_is_needed = report.fate in (Fate.CARRY.value, Fate.REPLACE.value)
         if name_is_needed and newest is not None and state.next_sequence > newest.base_sequence:
             # The next segment begins after the skipped sequences, so it has another name.
             recovered, report.fate = replace(recovered, carry=None), Fate.CUT.value
             state.previous = self._ending
         return recovered
-
-    def _examined(self, newest: Segment) -> SegmentFacts:
-        durable_bytes = self._durable_bytes(newest)
-        return examine(self._root, self._listing, self._log_id, durable_bytes, self._report.errors)
 
     def _require_mounted(self) -> None:
         """Raise Damaged if no segment exists, though no repair gave up the newest and no start moved it."""
@@ -466,10 +212,17 @@ class _Recovery:
         if not given_up(root, head.sequence, head.sequence) and not self._was_set_aside(head):
             raise no_segment(root, head.sequence, starting=True)
 
+    def _was_set_aside(self, head: Head) -> bool:
+        """Return True if a later start than that of ``head`` moved its segment away and was then killed."""
+        name = segment_name(head.segment, Kind.RAW)
+        found = chain.from_iterable(each.glob(f"{name}.*") for each in (self._root.quarantine, self._root.segments))
+        epochs = (path.name.removeprefix(f"{name}.") for path in found)
+        return any(_EPOCH.fullmatch(epoch) and int(epoch) > head.epoch for epoch in epochs)
+
     def _require_newest(self, newest: Segment) -> None:
         """Raise Damaged if another segment has the newest name and so hides the end of the log.
 
-        If both are raw, :func:`_refuse` raises this.
+        If both are raw, :meth:`_repair` raises it.
         """
         try:
             require_named(newest, self._log_id)
@@ -492,37 +245,36 @@ class _Recovery:
             except OSError:  # readers report it
                 continue
 
-    def _was_set_aside(self, head: Head) -> bool:
-        """Return True if a later start than that of ``head`` moved its segment away and was then killed."""
-        name = segment_name(head.segment, Kind.RAW)
-        found = chain.from_iterable(each.glob(f"{name}.*") for each in (self._root.quarantine, self._root.segments))
-        epochs = (path.name.removeprefix(f"{name}.") for path in found)
-        return any(_EPOCH.fullmatch(epoch) and int(epoch) > head.epoch for epoch in epochs)
-
-    def _durable_bytes(self, segment: Segment) -> int:
-        """Return a segment's length by the head; 0 if the head is in another one."""
-        head = self._head
-        return head.position if head is not None and head.segment == segment.base_sequence else 0
-
-    def _repair(self, facts: SegmentFacts) -> Recovered:
-        report, path, end = self._report, facts.segment.path, facts.tail.offset
-        decided = decide(header=facts.header, content=facts.content, torn=facts.tail.garbage_bytes > 0)
-        report.segment, report.fate = path.name, decided.fate.value
+    def _repair(self, newest: Segment) -> Recovered:
+        """Examine the newest raw segment and make it durable up to its last good batch, or move it away."""
+        report, path, head = self._report, newest.path, self._head
+        durable_bytes = head.position if head is not None and head.segment == newest.base_sequence else 0
+        facts = _examine(self._root, self._listing, self._log_id, durable_bytes, report.errors)
+        end, fate = facts.tail.offset, decide(facts.header, facts.content)
+        report.segment, report.fate = path.name, fate.value
         report.scanned_bytes, report.scanned_batches = end, facts.batches
-        if decided.fate is Fate.REFUSE:
-            _refuse(facts)
+        if fate is Fate.REFUSE:
+            if facts.header is Header.NEWER:
+                raise UnsupportedFormat(f"{path}: offset 0: {facts.reason}", case="newer-format")
+            raise Damaged(f"{path}: offset 0: {facts.reason}", case="newest-segment-refused", directory=path.parent)
         report.errors += _errors(facts)
-        if decided.trim:
-            self._keep_aside(path, facts.tail)
-        if decided.fate is Fate.QUARANTINE:
+        if fate is Fate.QUARANTINE:
             self._quarantine(path)
             older = Listing(self._listing.segments[:-1])
             return Recovered(state_after(older, self._log_id, report.errors), None, report)
-        self._make_durable(path, end)
+        if facts.tail.garbage_bytes:
+            self._keep_aside(path, facts.tail)
+        # Sync even without a torn end: good batches may not be synced yet, and readers see them after this start.
+        descriptor = self._disk.open(path)
+        try:
+            self._disk.truncate(descriptor, max(end, FIRST_BATCH))
+            self._disk.sync(descriptor)
+        finally:
+            self._disk.close(descriptor)
         self._ending = PreviousEnd(facts.salt, end)
-        if decided.fate is Fate.CUT:
+        if fate is Fate.CUT:
             facts.state.previous = self._ending
-        return Recovered(facts.state, (path, end) if decided.fate is Fate.CARRY else None, report)
+        return Recovered(facts.state, (path, end) if fate is Fate.CARRY else None, report)
 
     def _quarantine(self, path: Path) -> None:
         target = self._root.quarantine / f"{path.name}.{self._report.epoch}"
@@ -540,17 +292,10 @@ class _Recovery:
 
     def _keep_aside(self, path: Path, tail: SegmentEnd) -> None:
         """Copy the bytes after the last good batch to ``quarantine/``, durably, before they are truncated."""
-        report = self._report
+        disk, report, quarantine = self._disk, self._report, self._root.quarantine
+        temporary = quarantine / f"torn{TEMPORARY}"
         # The epoch keeps it unique: the next segment of this name may be torn at the same place.
-        kept = self._root.quarantine / f"{path.name}.{tail.offset}.{report.epoch}.torn"
-        self._copy(path, tail, self._root.quarantine / f"torn{TEMPORARY}", kept)
-        report.trimmed_bytes, report.kept_in = tail.garbage_bytes, str(kept.relative_to(self._root.path))
-        report.info.append(
-            f"{path}: offset {tail.offset}: {tail.garbage_bytes} bytes of an unfinished write cut ({tail.reason})"
-        )
-
-    def _copy(self, path: Path, tail: SegmentEnd, temporary: Path, kept: Path) -> None:
-        disk = self._disk
+        kept = quarantine / f"{path.name}.{tail.offset}.{report.epoch}.torn"
         temporary.unlink(missing_ok=True)
         target = disk.create(temporary)
         try:
@@ -560,16 +305,11 @@ class _Recovery:
         finally:
             disk.close(target)
         disk.rename(temporary, kept)
-        disk.sync_directory(kept.parent)
-
-    def _make_durable(self, path: Path, length: int) -> None:
-        """Truncate and sync: good batches may not be synced yet, and readers see them after this start."""
-        descriptor = self._disk.open(path)
-        try:
-            self._disk.truncate(descriptor, max(length, FIRST_BATCH))
-            self._disk.sync(descriptor)
-        finally:
-            self._disk.close(descriptor)
+        disk.sync_directory(quarantine)
+        report.trimmed_bytes, report.kept_in = tail.garbage_bytes, str(kept.relative_to(self._root.path))
+        report.info.append(
+            f"{path}: offset {tail.offset}: {tail.garbage_bytes} bytes of an unfinished write cut ({tail.reason})"
+        )
 
     def _never_reuse(self, state: LogState, newest: Segment | None) -> None:
         """Raise the next sequence above every acknowledged one, even if its record is lost."""
@@ -640,18 +380,212 @@ def _errors(facts: SegmentFacts) -> Iterator[str]:
         yield f"{path}: offset {end}: {facts.durable_bytes - end} bytes were durable and are not there"
 
 
-def _refuse(facts: SegmentFacts) -> NoReturn:
-    path = facts.segment.path
-    if facts.header is Header.NEWER:
-        raise UnsupportedFormat(f"{path}: offset 0: {facts.reason}", case="newer-format")
-    raise Damaged(
-        f"{path}: offset 0: {facts.reason}",
-        case="newest-segment-refused",
-        directory=path.parent,
-    )
+@dataclass(frozen=True, slots=True)
+class SegmentFacts:
+    """Facts about the newest raw segment.
+
+    Attributes:
+        reason: the problem of the header; "" if it is good.
+        state: of the log at the end of the segment.
+        durable_bytes: the segment's length by the head; 0 if the head is in another segment.
+    """
+
+    segment: Segment
+    header: Header
+    reason: str
+    content: Content
+    state: LogState
+    batches: int
+    gaps: list[DamagedBytes]
+    tail: SegmentEnd
+    durable_bytes: int
+    salt: int
 
 
-def _write_report(root: Root, disk: Disk, report: Report) -> None:
-    disk.replace(root.report(report.epoch), json.dumps(asdict(report), indent=2).encode() + b"\n")
-    for old in sorted(root.recovery.glob("*.json"))[:-REPORTS_KEPT]:
-        disk.unlink(old)
+def _examine(root: Root, listing: Listing, log_id: bytes, durable_bytes: int, errors: list[str]) -> SegmentFacts:
+    """Scan the newest segment of ``listing``, which is raw; ``errors`` gets problems of the previous one.
+
+    A power cut can leave a gap in the last commit round. The first batch of a round is flagged if everything before it
+    was synced before it was written. So a gap after the durable end is damage if a flagged batch follows, and an
+    unfinished write otherwise; then only the batches before it count. Append times cannot tell: after a clock was set
+    back, several rounds share one.
+    """
+    facts, gap = _scan(root, listing, log_id, durable_bytes, errors)
+    if gap is None:
+        return facts
+    end = facts.tail.offset + facts.tail.garbage_bytes
+    facts, _ = _scan(root, listing, log_id, durable_bytes, errors, limit=gap)
+    reason = "parts of one commit round reached the disk, others did not"
+    return replace(facts, tail=SegmentEnd(gap, ParseOutcome.TORN, reason, end - gap))
+
+
+def _scan(
+    root: Root, listing: Listing, log_id: bytes, durable_bytes: int, errors: list[str], *, limit: int | None = None
+) -> tuple[SegmentFacts, int | None]:
+    """Return the facts, and the offset of the first gap after the last flagged batch and the durable end."""
+    segment, older = listing.segments[-1], Listing(listing.segments[:-1])
+    replay, gaps, tail = _Replay(LogState(next_sequence=segment.base_sequence)), list[DamagedBytes](), None
+    torn_at: int | None = None
+    torn_from = max(durable_bytes, FIRST_BATCH + 1)  # the control batch was durable before the segment was named
+    with open_file(segment.path) as file:
+        index = partial(find_index, segment.path.parent, log_id, segment.base_sequence)
+        raw = RawFile(file.fileno(), limit=limit, durable=durable_bytes, index=index)
+        salt = raw.salt
+        header, reason = _header_fact(raw, log_id, segment.base_sequence)
+        for found in raw.scan():
+            if isinstance(found, SegmentEnd):
+                tail = found
+            elif isinstance(found, ScannedBatch):
+                if found.header.flags & _BARRIER:
+                    torn_at = None
+                replay.add_scanned(raw, found)
+            else:
+                if torn_at is None and found.offset >= torn_from:
+                    torn_at = found.offset
+                gaps.append(found)
+                if found.offset == FIRST_BATCH:  # without the control batch, the state is that of the previous segment
+                    replay.state = state_before(root, segment, older, log_id, errors)
+    assert tail is not None, "a scan ends with its tail"
+    if replay.state.next_sequence > segment.base_sequence:
+        content = Content.RECORDS
+    elif replay.has_pieces:
+        content = Content.PIECES
+    else:
+        content = Content.CONTROL if replay.batches else Content.NOTHING
+    state, batches = replay.state, replay.batches
+    return SegmentFacts(segment, header, reason, content, state, batches, gaps, tail, durable_bytes, salt), torn_at
+
+
+def _header_fact(raw: RawFile, log_id: bytes, base_sequence: int) -> tuple[Header, str]:
+    try:
+        found = raw.header()
+    except NewerVersion as error:
+        return Header.NEWER, str(error)
+    except BadHeader as error:
+        return Header.DAMAGED, str(error)
+    if found.log_id != log_id:
+        return Header.FOREIGN, f"the segment belongs to another log (log id {found.log_id.hex()})"
+    if found.base_sequence != base_sequence:  # its records would be missed
+        name = segment_name(found.base_sequence, Kind.RAW)
+        return Header.FOREIGN, f"the segment begins with record {found.base_sequence}: its name was {name}"
+    return Header.OURS, ""
+
+
+Dropped = Callable[[int], Mapping[str, int] | None]
+"""The last sequence that shrinking dropped of each route of a segment, by the ledger; None if unknown."""
+
+
+def state_after(listing: Listing, log_id: bytes, errors: list[str], dropped: Dropped = lambda _base: None) -> LogState:
+    """Return the readable state at the end of the newest segment; ``errors`` gets the unreadable parts.
+
+    ``dropped`` serves a shrunk segment whose index lacks the dropped routes.
+    """
+    if not listing.segments:
+        return LogState()
+    newest = listing.segments[-1]
+    replay = _Replay(LogState(next_sequence=newest.base_sequence))
+    replay.dropped = dropped(newest.base_sequence)
+    if newest.kind is Kind.RAW:
+        _replay_raw(newest, log_id, replay)
+        return replay.state
+    try:
+        with SealedFile(newest.path) as sealed:
+            _replay_sealed(sealed, replay, errors)
+    except Damaged as error:
+        errors.append(error.message)
+        _replay_salvaged(newest, log_id, replay, error)
+    return replay.state
+
+
+def state_before(
+    root: Root,
+    segment: Segment,
+    older: Listing,
+    log_id: bytes,
+    errors: list[str],
+    dropped: Dropped = lambda _base: None,
+) -> LogState:
+    state = state_after(older, log_id, errors, dropped)
+    _replay_clock_step(root, state, _end_of_times(older, state), segment.base_sequence)
+    return state
+
+
+def _end_of_times(older: Listing, state: LogState) -> int:
+    """Return the first base that a clock step after ``older`` can have; ``state`` is the one at their end."""
+    return max(state.next_sequence, older.segments[-1].base_sequence + 1) if older.segments else 1
+
+
+def _replay_clock_step(root: Root, state: LogState, first: int, base: int) -> None:
+    """Restart append times for a segment at ``base`` if a clock step is recorded at ``first`` to ``base``."""
+    step = step_between(read_steps(root), first, base)
+    if step is not None:
+        state.append_time_ns = min(state.append_time_ns, step.at_ns)
+
+
+class _Replay:
+    """State built from batches: a control batch replaces it, every other adds to it.
+
+    Attributes:
+        has_pieces: a batch continues a record from an earlier segment.
+        dropped: see :func:`wald.format.log_state.still_open`.
+    """
+
+    def __init__(self, state: LogState) -> None:
+        self.state = state
+        self.batches = 0
+        self.has_pieces = False
+        self.dropped: Mapping[str, int] | None = None
+
+    def add(self, header: BatchHeader, route: str, payload: bytes | memoryview) -> None:
+        self.batches += 1
+        self.has_pieces = self.has_pieces or bool(header.continues_sequence)
+        self.state.apply(header, route, self.dropped)
+        if header.is_dropped:
+            for dropped_route, last in (self.dropped or {}).items():
+                if last < header.end_sequence:
+                    self.state.routes[dropped_route] = max(last, self.state.routes.get(dropped_route, 0))
+        if not header.is_state:
+            return
+        with contextlib.suppress(BadControl):  # written by a newer wald; later batches hold enough
+            before, self.state = self.state, decode_state(payload)
+            self.state.next_sequence = max(self.state.next_sequence, before.next_sequence)
+            self.state.append_time_ns = max(self.state.append_time_ns, before.append_time_ns)
+
+    def add_scanned(self, raw: RawFile, batch: ScannedBatch) -> None:
+        self.add(batch.header, batch.route, raw.control_payload(batch))
+
+
+def _replay_raw(segment: Segment, log_id: bytes, replay: _Replay) -> None:
+    index = partial(find_index, segment.path.parent, log_id, segment.base_sequence)
+    with open_file(segment.path) as file:
+        raw = RawFile(file.fileno(), index=index)
+        for item in raw.scan():
+            if isinstance(item, ScannedBatch):
+                replay.add_scanned(raw, item)
+            elif isinstance(item, SegmentEnd):
+                replay.state.previous = PreviousEnd(raw.salt, item.offset)
+
+
+def _replay_sealed(sealed: SealedFile, replay: _Replay, errors: list[str]) -> None:
+    if sealed.index.shrunk is not None and sealed.index.shrunk.is_complete:
+        replay.dropped = sealed.index.shrunk.lasts
+    for number, frame in enumerate(sealed.index.frames):
+        if sealed.index.is_damage(frame):
+            continue  # its bytes may look like batches
+        try:
+            data = sealed.frame(number)
+        except Damaged as error:
+            errors.append(error.message)
+            continue
+        for batch in sealed.batches(number, data):
+            replay.add(batch.header, batch.route, batch.payload)
+    replay.state.next_sequence = max(replay.state.next_sequence, sealed.index.next_sequence)
+    replay.state.previous = PreviousEnd(sealed.index.salt, sealed.index.raw_bytes)
+
+
+def _replay_salvaged(segment: Segment, log_id: bytes, replay: _Replay, error: Damaged) -> None:
+    with contextlib.suppress(Damaged), contextlib.closing(SalvagedSegment(segment, log_id, error)) as salvaged:
+        for item in salvaged.batches(FIRST_BATCH, None):
+            if isinstance(item, StoredBatch):
+                replay.add(item.header, item.route, item.payload)
+    replay.state.previous = None

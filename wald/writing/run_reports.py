@@ -37,12 +37,11 @@ def add_to_run(root: Root, disk: Disk, epoch: int, fields: Mapping[str, Any]) ->
 
 
 def read_run(root: Root, epoch: int) -> dict[str, Any] | None:
-    """Return the report of a run; None if it is missing or invalid."""
     return read_object(root.report(epoch))
 
 
 def run_reports(root: Root) -> Iterator[dict[str, Any]]:
-    """Yield the reports that were kept, newest first."""
+    """Yield the reports, newest first."""
     for path in sorted(root.recovery.glob("*.json"), reverse=True):
         if (report := read_object(path)) is not None:
             yield report
@@ -51,8 +50,7 @@ def run_reports(root: Root) -> Iterator[dict[str, Any]]:
 def signed(root: Root) -> dict[str, object]:
     """Return epoch, pid, host and started of the daemon that started last, if known.
 
-    They come from the lock file, or from the run's report for a user who cannot open it. Before that report is written,
-    such a user only learns when the lock was taken.
+    A user who cannot open the lock file gets them from the run's report; before that is written, only the start.
     """
     from wald.writing.daemon_lock import is_hidden, signature
 
@@ -67,7 +65,6 @@ def signed(root: Root) -> dict[str, object]:
 
 
 def last_has_ended(root: Root) -> bool:
-    """Return True if the last run with a report recorded its end."""
     return bool(next(run_reports(root), {}).get("ended"))
 
 
@@ -95,7 +92,6 @@ class CrashReport:
 
 
 def last_crash(root: Root, *, running: int | None) -> CrashReport | None:
-    """Return the last crash, ignoring the run with epoch ``running``."""
     after: dict[str, Any] = {}
     for report in run_reports(root):
         if report.get("epoch") != running and report.get("ended") != STOPPED:

@@ -75,8 +75,7 @@ def seal(
     """Replace a raw segment by its sealed form. Repeatable after a failure or crash, which keeps the raw file.
 
     Args:
-        reserve: allocate the largest possible sealed form first, so that no other file can use the room. On a tmpfs
-            this takes as long as writing it.
+        reserve: allocate the largest possible sealed form first. On a tmpfs this takes as long as writing it.
 
     Raises:
         Damaged: the raw file has no valid header or was truncated after the cut, or the sealed one reads back
@@ -201,14 +200,13 @@ def _holds(path: Path, digest: bytes) -> bool:
     except Damaged:
         return False
     if found != digest:
-        raise _damaged(path, f"its raw bytes have sha256 {found.hex()}, those of the raw file beside it {digest.hex()}")
+        raise _damaged(path, f"its raw bytes have sha256 {found.hex()}, those of the raw file {digest.hex()}")
     return True
 
 
 def _entries(
     compressed: Compressed, sealed_bytes: int, moment: Moment, *, cut_ns: int, now_ns: int
 ) -> list[dict[str, Any]]:
-    """Return the ledger lines about one segment, in order."""
     index = compressed.index
     cut = {"base": index.base_sequence, "next": index.next_sequence, "bytes": index.raw_bytes, "at": cut_ns}
     damaged = [
@@ -223,7 +221,6 @@ def _entries(
 
 
 def sealed_entry(index: SealedIndex, sealed_bytes: int, moment: Moment, now_ns: int) -> dict[str, Any]:
-    """Return the fields of the line about sealing a segment, without its event."""
     entry = {
         "base": index.base_sequence,
         "last": index.next_sequence - 1,

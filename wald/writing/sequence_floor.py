@@ -76,7 +76,7 @@ def find_floor(root: Root, *, log_id: bytes, next_sequence: int) -> Floor:
 
 
 def _cursors(root: Root, log_id: bytes) -> Iterator[tuple[Path, int, bool]]:
-    """Yield each cursor and journal of this log, its sequence, and whether it names the log."""
+    """Yield each cursor and journal, its sequence, and True if it names the log."""
     for route in root.route_names():
         try:
             groups, _ = root.cursors(route)
@@ -94,7 +94,7 @@ def _cursors(root: Root, log_id: bytes) -> Iterator[tuple[Path, int, bool]]:
 
 
 def _read_by_workers(journal: Path, log_id: bytes) -> int:
-    """Return the last sequence a work group has read; 0 without one, or if the journal is damaged or of another log."""
+    """Return the last sequence a work group has read; 0 if the journal is missing, damaged or of another log."""
     try:
         with open_file(journal) as file:
             start, _ = decode_work(file.readline(_CHUNK_BYTES))
@@ -115,7 +115,7 @@ def _read_by_workers(journal: Path, log_id: bytes) -> int:
 
 
 def _last_taken_in(text: bytes) -> int:
-    """Return the last sequence that this part of a journal records as read; BadWork if too many lines are damaged."""
+    """Return the last sequence recorded as read; raise BadWork if too many lines are damaged."""
     end, damaged = len(text), 0
     while (at := text.rfind(_TAKEN_IN, 0, end)) >= 0:  # sequences only grow
         begin = text.rfind(b"\n", 0, at) + 1
@@ -168,7 +168,6 @@ def _highest(path: Path, number: re.Pattern[bytes]) -> int:
 
 
 def _numbers(file: BinaryIO, number: re.Pattern[bytes], below: int) -> Iterator[tuple[int, int]]:
-    """Yield each number below ``below`` with its offset."""
     kept = b""
     begin = file.seek(0)
     while chunk := file.read(_CHUNK_BYTES):
@@ -179,7 +178,6 @@ def _numbers(file: BinaryIO, number: re.Pattern[bytes], below: int) -> Iterator[
 
 
 def _is_whole(file: BinaryIO, offset: int) -> bool:
-    """Return True if the line at ``offset`` is undamaged."""
     begin = file.seek(max(0, offset - _CHUNK_BYTES))
     text = file.read(2 * _CHUNK_BYTES)
     at = offset - begin

@@ -78,7 +78,7 @@ Sender = Peer | int
 
 @dataclass(slots=True)
 class Draft:
-    """Batch on its way to disk; :meth:`wald.writing.writer.Writer.place` sets the last three fields.
+    """Batch on its way to disk; :meth:`Writer.place` sets the last three fields.
 
     Attributes:
         count: records that begin in it.
@@ -114,7 +114,6 @@ class Draft:
 
     @property
     def fingerprint(self) -> int:
-        """Distinguishes two batches of a producer; see :func:`wald.format.log_state.fingerprint`."""
         return fingerprint(
             body_checksum=self.checksum(),
             payload_bytes=self.payload_bytes,
@@ -131,9 +130,8 @@ class Draft:
         return self.base_sequence + self.count - 1
 
     def header(self, append_time_ns: int, epoch: int, flags: int) -> BatchHeader:
-        """Return the header to write, with the draft's own flags added."""
         checksum = self.body_checksum
-        if checksum is None:  # faster than self.checksum(), and this is the last use
+        if checksum is None:  # faster than self.checksum()
             checksum = checksum_body(self.route.prefix, self.payload, self.payload_bytes)
         return BatchHeader._make(
             (
@@ -154,14 +152,13 @@ class Draft:
 
 
 def introduction(peer: Peer) -> Draft:
-    """Return the control batch that gives ``peer`` its number."""
     payload = encode_peer(peer)
     return Draft(_NO_ROUTE, [payload], len(payload), 0, Encoding.CONTROL, Flag.CONTROL, peer=peer, introduces=True)
 
 
 _U32 = 0xFFFFFFFF
 _PEERS_MAX = 4096  # senders with numbers; bounds the memory
-_NUMBERED_BYTES = PEER_POSITION_MAX >> 1  # a commit round is far shorter than the rest
+_NUMBERED_BYTES = PEER_POSITION_MAX >> 1  # a commit round is far shorter
 _NO_PEERS: dict[Sender, int] = {number: number for number in (UNKNOWN_PEER, FIFO_PEER, STDIN_PEER)}
 
 
@@ -170,12 +167,11 @@ class Writer:
 
     Attributes:
         failed: a write or sync of the active segment failed. Only :meth:`replace` recovers.
-        unsynced: there are unsynced commits.
 
     Args:
         state: from recovery; the writer owns and changes it.
-        carry: a raw file without a sequence, and its length up to the last good batch. The first segment holds a copy
-            of these bytes at the same positions and replaces the file.
+        carry: a raw file without a sequence, and its good length. The first segment begins with a copy of these bytes
+            and replaces the file.
         version: of wald, for segment headers, see :func:`wald.format.segment.pack_version`; 0 to omit it.
     """
 
@@ -220,7 +216,7 @@ class Writer:
 
     @property
     def advanced(self) -> bool:
-        """True if the active segment has assigned a sequence and may therefore be cut."""
+        """True if the active segment has assigned a sequence, so it may be cut."""
         return self.state.next_sequence > self.base_sequence
 
     @property
@@ -228,11 +224,7 @@ class Writer:
         """Position at which the segment is full; a large control batch raises it to leave half for records."""
         return max(self.segment_max_bytes, 2 * self._first_position)
 
-    def resize_segments(self, max_bytes: int) -> None:
-        self.segment_max_bytes = max_bytes
-
     def overshoots(self, total_bytes: int) -> bool:
-        """Return True if the segment must be cut before ``total_bytes`` more are written."""
         return self.position + total_bytes > self.full_at and self.advanced
 
     def place(self, drafts: Sequence[Draft], *, limited: bool = False) -> list[Draft]:
@@ -271,11 +263,10 @@ class Writer:
         return draft.total_bytes
 
     def _is_new(self, peer: Sender) -> TypeGuard[Peer]:
-        """Return True if ``peer``, which has no number in the segment, can get one."""
         return isinstance(peer, Peer) and self.position < _NUMBERED_BYTES
 
     def commit(self, placed: Sequence[Draft], *, now_ns: int) -> None:
-        """Write placed drafts and sync them. After an OSError, only :attr:`failed` has changed in memory."""
+        """Write placed drafts and sync. After an OSError, only :attr:`failed` has changed in memory."""
         assert not self.failed, "the descriptor must not be used again"
         time_ns = max(now_ns, self.state.append_time_ns)
         try:
@@ -312,6 +303,18 @@ class Writer:
         self._disk.write(self._descriptor, pending, start)
         return headers
 
+    def _remember(self, placed: Sequence[Draft], headers: list[BatchHeader], time_ns: int) -> None:
+        apply, index = self.state.apply, self._index
+        if len(self._peers) > _PEERS_MAX and any(draft.introduces for draft in placed):
+            self._peers = dict(_NO_PEERS)  # active senders are introduced again
+        for draft, header in zip(placed, headers, strict=True):
+            if draft.introduces:
+                self._peers[draft.peer] = draft.peer_number
+                continue
+            apply(header, draft.route.name)
+            if index is not None:
+                index.add(draft.base_sequence, draft.position, time_ns)
+
     def sync(self) -> None:
         """Sync unsynced commits. After an OSError they may be lost, and a later sync would not report it again."""
         self.unsynced = False
@@ -336,129 +339,8 @@ class Writer:
             self.sync()
         self._open_next(now_ns, None)
 
-    @property
-    def may_step_clock(self) -> bool:
-        """False while the active segment holds only pieces of a record: the next segment would replace it."""
-        return self.advanced or (self.position == self._control_end and not self.state.open_records)
-
-    def step_clock(self, *, now_ns: int) -> None:
-        """Begin a segment whose append times start at ``now_ns``, earlier than existing ones.
-
-        An OSError, as in :meth:`cut`, leaves append times unchanged.
-        """
-        assert self.may_step_clock, "its pieces would be lost"
-        before_ns, self.state.append_time_ns = self.state.append_time_ns, now_ns
-        try:
-            if self.unsynced:
-                self.sync()
-            self._open_next(now_ns, None)
-        except OSError:
-            self.state.append_time_ns = before_ns
-            raise
-
-    def replace(self, *, now_ns: int) -> None:
-        """After a failure, truncate the file to its durable length and open a new segment; may be retried."""
-        if self.is_truncated():  # a copy of its pieces would have a hole
-            self.leave(now_ns=now_ns)
-            return
-        # A new descriptor truncates, and syncs before the next segment exists: batches that may or may not have been
-        # written have the sequences that the next segment assigns.
-        descriptor = self._disk.open(self.path)
-        try:
-            self._disk.truncate(descriptor, self.position)
-            self._disk.sync(descriptor)
-        finally:
-            self._disk.close(descriptor)
-        self._open_next(now_ns, None if self.advanced else (self.path, self.position))
-
-    def is_named(self) -> bool:
-        """Return True if the file at :attr:`path` is the active segment."""
-        return self._name.is_current()
-
-    def is_truncated(self) -> bool:
-        """Return True if another program truncated the active segment below its durable length."""
-        # stat(2) would slow each write.
-        return self._truncated or os.lseek(self._descriptor, 0, os.SEEK_END) < self.position
-
-    def leave(self, *, now_ns: int) -> None:
-        """Continue in a new segment after another program truncated the active one; may be retried.
-
-        If pieces may be lost, one sequence is skipped: readers find a gap and do not join the remaining pieces, and the
-        new segment gets another name than this one, which stays.
-        """
-        if not self._truncated:
-            self._truncated = True  # the file regains its length before the next one is named
-            if self.state.open_records or not self.advanced:
-                self.state.next_sequence += 1
-        self._open_next(now_ns, None)
-
-    def name_again(self) -> Path | None:
-        """Continue in a copy of the active segment after another program removed or replaced its file.
-
-        Returns:
-            the new path of the file found in its place, if any: in ``quarantine/``, or in the same directory if that is
-            on another file system.
-
-        Raises:
-            OSError: the copy failed; or its name was not synced, and :attr:`failed` is set. ESTALE: the directory of
-                the segments was unmounted or replaced.
-        """
-        self._blanks.require_directory()  # an unmounted one may have files with the same names
-        blank = self._blanks.take(self.segment_max_bytes)
-        descriptor = blank.descriptor
-        try:
-            # Linux cannot link a file whose last name was removed.
-            self._disk.copy(descriptor, self._descriptor, self.position, 0)
-            self._disk.sync(descriptor)
-            found = self._quarantine()
-            self._blanks.name(blank, self.path)
-        except OSError:
-            self._blanks.discard(blank)
-            raise
-        self._disk.close(self._descriptor)
-        self._descriptor, self._name = descriptor, FileIdentity(self.path, descriptor)
-        self._sync_names()
-        return found
-
-    def prepare_spare(self) -> bool:
-        """Allocate the file for the next cut, in the background thread; return False without room."""
-        return self._blanks.prepare(self.segment_max_bytes)
-
-    def abandon(self) -> None:
-        """Stop writing to the active segment: another daemon owns it, or writes to it are lost."""
-        self.failed = True
-
-    def close(self) -> None:
-        self._complete()
-        self._disk.close(self._descriptor)
-        if self._index is not None:
-            self._index.close()
-        self._blanks.close()
-
-    def _remember(self, placed: Sequence[Draft], headers: list[BatchHeader], time_ns: int) -> None:
-        apply, index = self.state.apply, self._index
-        if len(self._peers) > _PEERS_MAX and any(draft.introduces for draft in placed):
-            self._peers = dict(_NO_PEERS)  # active senders are introduced again
-        for draft, header in zip(placed, headers, strict=True):
-            if draft.introduces:
-                self._peers[draft.peer] = draft.peer_number
-                continue
-            apply(header, draft.route.name)
-            if index is not None:
-                index.add(draft.base_sequence, draft.position, time_ns)
-
-    def _complete(self) -> None:
-        """Truncate the active segment to its true length."""
-        if self.failed:
-            return
-        try:
-            self._disk.truncate(self._descriptor, self.position)
-            self._disk.sync(self._descriptor)
-        except OSError:
-            self.failed = True  # its batches are durable, and readers ignore trailing zeros
-
     def _open_next(self, now_ns: int, carry: tuple[Path, int] | None) -> None:
-        """Write the next segment under a temporary name, then rename it, so that a crash leaves all or nothing."""
+        """Write the next segment under a temporary name, sync and rename it: a crash leaves all or nothing."""
         state = self.state
         # Append times never decrease, even if the clock was set back; the control batch has one too.
         state.append_time_ns = max(now_ns, state.append_time_ns)
@@ -488,13 +370,49 @@ class Writer:
         return None if self._truncated else PreviousEnd(self._salt, self.position)
 
     def _begin(self, descriptor: int, header: SegmentHeader, carry: tuple[Path, int] | None) -> int:
-        """Write the beginning of a segment; return its length."""
         if carry is None:
             return self._disk.write(descriptor, [encode_segment_header(header), *self._control(header.salt)], 0)
         # The control batch and the pieces keep their positions, which readers may hold.
-        end = self._copy(descriptor, *carry)
+        path, end = carry
+        source = self._disk.open(path)
+        try:
+            self._disk.copy(descriptor, source, end, 0)
+        finally:
+            self._disk.close(source)
         self._disk.write(descriptor, [encode_segment_header(header)], 0)
         return end
+
+    def _control(self, salt: int) -> list[Buffer]:
+        payload = encode_state(self.state)
+        header = BatchHeader(
+            body_checksum=checksum_body(b"", [payload], len(payload)),
+            payload_bytes=len(payload),
+            base_sequence=self.state.next_sequence,
+            append_time_ns=self.state.append_time_ns,
+            producer_id=0,
+            producer_sequence=0,
+            count=0,
+            epoch=self.epoch & _U32,
+            encoding=Encoding.CONTROL,
+            flags=Flag.CONTROL,
+            route_bytes=0,
+        )
+        return encode_batch(header, b"", [payload], seed(salt, FIRST_BATCH))
+
+    def _salt_of(self, path: Path) -> int:
+        """Return the salt of the replaced segment, even if its header is lost."""
+        index = partial(find_index, path.parent, self._log_id, self.state.next_sequence)
+        with path.open("rb") as file:
+            return RawFile(file.fileno(), index=index).salt
+
+    def _complete(self) -> None:
+        if self.failed:
+            return
+        try:
+            self._disk.truncate(self._descriptor, self.position)
+            self._disk.sync(self._descriptor)
+        except OSError:
+            self.failed = True  # its batches are durable, and readers ignore trailing zeros
 
     def _enter(self, descriptor: int, header: SegmentHeader, end: int) -> None:
         """Switch to the new segment: a write to the old one would now reuse the new one's sequences."""
@@ -518,6 +436,86 @@ class Writer:
         self._disk.sync_directory(self.root.segments)
         self.failed = False
 
+    @property
+    def may_step_clock(self) -> bool:
+        """False while the active segment holds only pieces of a record: the next segment would replace it."""
+        return self.advanced or (self.position == self._control_end and not self.state.open_records)
+
+    def step_clock(self, *, now_ns: int) -> None:
+        """Begin a segment whose append times start at ``now_ns``, earlier than existing ones.
+
+        An OSError, as in :meth:`cut`, leaves append times unchanged.
+        """
+        assert self.may_step_clock, "its pieces would be lost"
+        before_ns, self.state.append_time_ns = self.state.append_time_ns, now_ns
+        try:
+            if self.unsynced:
+                self.sync()
+            self._open_next(now_ns, None)
+        except OSError:
+            self.state.append_time_ns = before_ns
+            raise
+
+    def replace(self, *, now_ns: int) -> None:
+        """After a failure, truncate the file to its durable length and open a new segment; may be retried."""
+        if self.is_truncated():  # a copy of its pieces would have a hole
+            self.leave(now_ns=now_ns)
+            return
+        # A new descriptor truncates, and syncs before the next segment exists, which assigns again the sequences of
+        # batches that may have been written.
+        descriptor = self._disk.open(self.path)
+        try:
+            self._disk.truncate(descriptor, self.position)
+            self._disk.sync(descriptor)
+        finally:
+            self._disk.close(descriptor)
+        self._open_next(now_ns, None if self.advanced else (self.path, self.position))
+
+    def is_named(self) -> bool:
+        return self._name.is_current()
+
+    def is_truncated(self) -> bool:
+        """Return True if another program truncated the active segment below its durable length."""
+        # stat(2) would slow each write.
+        return self._truncated or os.lseek(self._descriptor, 0, os.SEEK_END) < self.position
+
+    def leave(self, *, now_ns: int) -> None:
+        """Continue in a new segment after another program truncated the active one, which stays; may be retried.
+
+        If pieces may be lost, one sequence is skipped, so readers find a gap and do not join the remaining pieces.
+        """
+        if not self._truncated:
+            self._truncated = True  # the file regains its length before the next one is named
+            if self.state.open_records or not self.advanced:
+                self.state.next_sequence += 1
+        self._open_next(now_ns, None)
+
+    def name_again(self) -> Path | None:
+        """Continue in a copy of the active segment after another program removed or replaced its file.
+
+        Return the new path of the file found in its place, if any.
+
+        Raises:
+            OSError: the copy failed; or its name was not synced, and :attr:`failed` is set. ESTALE: see
+                :meth:`Preallocator.require_directory`.
+        """
+        self._blanks.require_directory()  # an unmounted one may have files with the same names
+        blank = self._blanks.take(self.segment_max_bytes)
+        descriptor = blank.descriptor
+        try:
+            # Linux cannot link a file whose last name was removed.
+            self._disk.copy(descriptor, self._descriptor, self.position, 0)
+            self._disk.sync(descriptor)
+            found = self._quarantine()
+            self._blanks.name(blank, self.path)
+        except OSError:
+            self._blanks.discard(blank)
+            raise
+        self._disk.close(self._descriptor)
+        self._descriptor, self._name = descriptor, FileIdentity(self.path, descriptor)
+        self._sync_names()
+        return found
+
     def _quarantine(self) -> Path | None:
         """Move the file at :attr:`path` to ``quarantine/``, or aside on another file system; None without a file."""
         if not os.path.lexists(self.path):
@@ -527,33 +525,16 @@ class Writer:
         self._disk.sync_directory(target.parent)
         return target
 
-    def _copy(self, descriptor: int, path: Path, length: int) -> int:
-        source = self._disk.open(path)
-        try:
-            self._disk.copy(descriptor, source, length, 0)
-        finally:
-            self._disk.close(source)
-        return length
+    def prepare_spare(self) -> bool:
+        return self._blanks.prepare(self.segment_max_bytes)
 
-    def _control(self, salt: int) -> list[Buffer]:
-        payload = encode_state(self.state)
-        header = BatchHeader(
-            body_checksum=checksum_body(b"", [payload], len(payload)),
-            payload_bytes=len(payload),
-            base_sequence=self.state.next_sequence,
-            append_time_ns=self.state.append_time_ns,
-            producer_id=0,
-            producer_sequence=0,
-            count=0,
-            epoch=self.epoch & _U32,
-            encoding=Encoding.CONTROL,
-            flags=Flag.CONTROL,
-            route_bytes=0,
-        )
-        return encode_batch(header, b"", [payload], seed(salt, FIRST_BATCH))
+    def abandon(self) -> None:
+        """Stop writing: another daemon owns the active segment, or writes to it are lost."""
+        self.failed = True
 
-    def _salt_of(self, path: Path) -> int:
-        """Return the salt of the segment that the next one replaces, even if its header is lost."""
-        index = partial(find_index, path.parent, self._log_id, self.state.next_sequence)
-        with path.open("rb") as file:
-            return RawFile(file.fileno(), index=index).salt
+    def close(self) -> None:
+        self._complete()
+        self._disk.close(self._descriptor)
+        if self._index is not None:
+            self._index.close()
+        self._blanks.close()
