@@ -49,45 +49,27 @@ class MustWait(Exception):
 
 @dataclass(slots=True)
 class Backpressure:
-    """Snapshot of the conditions that make requests wait.
+    """Snapshot of the conditions that make requests wait."""
 
-    Attributes:
-        closed: no record is accepted at all.
-        rejects: refuse requests that lack room instead of making them wait.
-        busy: routes that are inside the long line of a pipe.
-        room_bytes: left before the disk counts as full.
-        over: routes over their quota.
-        is_open: nothing makes a request wait, so :meth:`admit` may be skipped.
-    """
-
-    closed: bool
-    rejects: bool
-    busy: frozenset[str]
-    room_bytes: float
+    closed: bool  # no record is accepted at all
+    rejects: bool  # requests that lack room are refused
+    busy: frozenset[str]  # routes inside the long line of a pipe
+    room_bytes: float  # left before the disk counts as full
     over: Mapping[str, OverQuota]
-    is_open: bool = field(init=False)
+    is_open: bool = field(init=False)  # nothing makes a request wait, so admit may be skipped
 
     def __post_init__(self) -> None:
         self.is_open = not (self.closed or self.busy or self.over) and self.room_bytes >= 0
 
     def require_room(self, wanted_bytes: int = 0, promised_bytes: int = 0) -> None:
-        """Require room for ``wanted_bytes`` in addition to the ``promised_bytes`` of other requests.
-
-        Raises:
-            ProtocolError: the disk is nearly full and the request is rejected.
-            MustWait: it has to wait.
-        """
+        """Require room in addition to that promised to others; raise ProtocolError or MustWait."""
         if self.closed or self.room_bytes < wanted_bytes + promised_bytes:
             if self.rejects:
                 raise ProtocolError(Code.FULL, "the disk is full; STAT says what fills it")
             raise MustWait(Wait(Reason.ROOM, room_bytes=wanted_bytes))
 
     def admit(self, route: Route, *, is_overdue: bool) -> None:
-        """Require that a route accepts records now; ``is_overdue`` refuses what would wait for a busy route.
-
-        Raises:
-            ProtocolError, MustWait: it does not, as in :meth:`require_room`.
-        """
+        """Require that a route accepts records now, as :meth:`require_room`; ``is_overdue`` refuses to wait for it."""
         if self.closed or self.room_bytes < 0:
             self.require_room()
         if (over := self.over.get(route.name)) is not None:

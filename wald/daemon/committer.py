@@ -1,11 +1,9 @@
 """Commit rounds: collect, write, sync, publish the head, release the sources, reply.
 
-Input stays in an arena of fixed size until it is durable. A larger payload is spilled to an unnamed file, which
-disappears if the daemon dies.
+Input stays in an arena of fixed size until it is durable; a larger payload is spilled to an unnamed file.
 
-After a failed write or sync the descriptor is never used again: the log continues in a new segment, where the same
-batches are committed. A full disk raises :class:`Full`, and committing the same round again continues where it stopped.
-Any other failure of the disk ends the daemon.
+After a failed write or sync the descriptor is never used again: the same batches are committed to a new segment. A full
+disk raises :class:`Full`, after which the same round can be committed again. Any other failure ends the daemon.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ _CUT_RETRY_SECONDS = 1.0  # between attempts to cut if the disk has no room for 
 
 
 class Full(DiskFailure):
-    """The disk cannot store the round now; the round can be committed later."""
+    """The disk cannot store the round now."""
 
 
 class Arena:
@@ -72,7 +70,7 @@ class Arena:
 
 
 class Spooling:
-    """The payload of one request while it is spilled to a file."""
+    """Payload of one request, spilled to a file."""
 
     def __init__(self, request: Publish, route: Route, directory: Path) -> None:
         self.request = request
@@ -130,8 +128,7 @@ class Ticket(NamedTuple):
 class CommitRound:
     """The drafts of one round of the loop; the first ``committed`` of them are durable.
 
-    Records of one route and one peer without a producer id share a batch. A batch with a producer id stays separate,
-    so that it can be deduplicated.
+    Records of one route and peer share a batch; one with a producer id stays separate, for deduplication.
     """
 
     producers: Producers
@@ -150,7 +147,7 @@ class CommitRound:
         self.payload_bytes += draft.payload_bytes
 
     def publish_lines(self, route: Route, payload: Buffer, count: int, peer: Sender) -> Ticket:
-        """Add lines without a producer id to the batch of their route and peer."""
+        """Add lines without a producer id."""
         draft = self._merging.get((route.name, peer))
         length = len(payload)
         if draft is None:
@@ -176,8 +173,7 @@ class CommitRound:
     ) -> Ticket | DedupEntry:
         """Add a batch, or return the result of the batch that it repeats; ``payload`` is None with ``spooling``.
 
-        Raises:
-            ProtocolError: a conflict or a gap, or the producer is no longer remembered.
+        Raises ProtocolError after a conflict or a gap, or if the producer is no longer remembered.
         """
         number = request.producer_sequence
         draft = Draft(
@@ -236,12 +232,7 @@ class Sources(Protocol):
 
 
 class Committer:
-    """Commits rounds, cuts the active segment, and reacts when the disk fails.
-
-    Attributes:
-        degraded: True while input waits for a full disk, and for a moment after that.
-        left_bytes: bytes of input that could be accepted when the free space was last read.
-    """
+    """Commits rounds, cuts the active segment, and reacts when the disk fails."""
 
     def __init__(
         self,
@@ -256,8 +247,8 @@ class Committer:
         journal: FilteringBoundLogger,
     ) -> None:
         self.writer = writer
-        self.degraded = False
-        self.left_bytes = self._free_bytes = self._needed_bytes = 0
+        self.degraded = False  # input waits for a full disk, or did a moment ago
+        self.left_bytes = self._free_bytes = self._needed_bytes = 0  # when the free space was last read
         self._config = config
         self._root = root
         self._disk = disk
@@ -417,7 +408,7 @@ class Committer:
         self._head.close()
 
     def _commit(self, drafts: Sequence[Draft]) -> int:
-        """Commit the drafts that fit one segment; return their number."""
+        """Commit the drafts that fit one segment."""
         writer = self.writer
         if writer.overshoots(writer.needed_bytes(drafts[0])):
             self.cut()
@@ -460,7 +451,7 @@ class Committer:
         return placed
 
     def _count(self, placed: Sequence[Draft], now: float, seconds: float) -> int:
-        """Update the metrics; return the number of committed drafts."""
+        """Update the metrics; return the number of drafts without introductions."""
         metrics = self._metrics
         count = records = payload_bytes = 0
         for draft in placed:

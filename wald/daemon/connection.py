@@ -1,9 +1,9 @@
 """Sans-IO state machine of one connection: bytes in, drafts, replies and a wait out.
 
-Payloads stay where they were received, in the arena of the commit round, until they are durable. The connection copies
-only an unfinished request, up to 256 KiB; a larger payload is spooled into an unnamed file, so that a record of 40 MB
-costs disk instead of memory. A spooled request is admitted twice, when its line arrives and when its payload is
-complete: in between, the disk may have filled up or the route may have become busy.
+Payloads stay in the arena of the commit round, where they were received, until they are durable. The connection copies
+only an unfinished request, up to 256 KiB; a larger payload is spooled into an unnamed file. A spooled request is
+admitted twice, when its line arrives and when its payload is complete: the disk may fill up in between, or the route
+become busy.
 """
 
 from __future__ import annotations
@@ -47,11 +47,9 @@ Answer = bytes | Ticket | Command
 
 
 class UnfinishedRequests:
-    """Memory and disk space that the unfinished requests of all connections occupy.
+    """Memory and disk space of the unfinished requests of all connections.
 
-    Args:
-        spool_directory: on the file system of the segments.
-        leaves_enough: True if enough descriptors are left after this one.
+    ``spool_directory`` must be on the file system of the segments; ``leaves_enough`` checks a new descriptor.
     """
 
     def __init__(
@@ -100,11 +98,7 @@ class UnfinishedRequests:
         return spooling
 
     def write(self, spooling: Spooling, part: memoryview) -> None:
-        """Append to a spooled payload.
-
-        Raises:
-            ProtocolError: the disk refuses it.
-        """
+        """Append to a spooled payload; raise ProtocolError if the disk refuses it."""
         before = spooling.promised_bytes
         try:
             spooling.feed(part)
@@ -136,31 +130,21 @@ class UnfinishedRequests:
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """State of one connection.
-
-    Attributes:
-        unread: received bytes that were not processed; the next buffer must begin with them.
-        wait: why they were not processed; nothing may be received while it is set.
-        command: must run before anything else; ``wait`` is COMMAND.
-        answers: replies of the current round, in order.
-        receive_bytes: limit on the next read.
-        payload_missing: payload bytes of the current request that were not processed.
-        is_closing: nothing more is processed, and the connection ends after its last reply.
-    """
+    """State of one connection."""
 
     user_id: int
     process_id: int
     _routes: Routes
     _unfinished: UnfinishedRequests
     _request_max_bytes: int
-    unread: bytes = b""
-    wait: Wait | None = None
-    command: Command | None = None
-    answers: list[Answer] = field(default_factory=list)
-    receive_bytes: int = COMMAND_RECEIVE_BYTES
-    payload_missing: int = 0
+    unread: bytes = b""  # received and not processed; the next buffer must begin with it
+    wait: Wait | None = None  # nothing may be received while it is set
+    command: Command | None = None  # runs before anything else, while wait is COMMAND
+    answers: list[Answer] = field(default_factory=list)  # of the current round, in order
+    receive_bytes: int = COMMAND_RECEIVE_BYTES  # limit on the next read
+    payload_missing: int = 0  # bytes of the current request that were not processed
     is_inside_request: bool = False
-    is_closing: bool = False
+    is_closing: bool = False  # nothing more is processed; it ends after its last reply
     _peer: Peer | None = None
     _request: Publish | None = None  # its line was processed and its payload was not
     _spooling: Spooling | None = None
@@ -173,10 +157,7 @@ class Connection:
         return self._peer.process if self._peer else ""
 
     def receive(self, arena: Arena, end: int, commit_round: CommitRound, backpressure: Backpressure) -> None:
-        """Process the bytes from ``arena.used`` to ``end``: ``unread`` and those received since.
-
-        Sets ``wait`` and ``unread``, and moves ``arena.used`` behind the payloads.
-        """
+        """Process ``unread`` and the bytes received since; move ``arena.used``, their start, behind the payloads."""
         self._position, self._end = end if self.is_closing else arena.used, end
         unread_before = len(self.unread)
         is_overdue = self.wait is OVERDUE
@@ -193,7 +174,7 @@ class Connection:
         self.is_inside_request = position < end or self._request is not None or self._skip_bytes > 0
 
     def reply(self, execute: Callable[[Command, int], bytes], refusal: bytes = b"") -> bytes:
-        """Return the replies of the round after its commit, or ``refusal`` for each of its records."""
+        """Return the round's replies after its commit, or ``refusal`` for each of its records."""
         replies = []
         for answer in self.answers:
             if isinstance(answer, Ticket):
@@ -208,7 +189,7 @@ class Connection:
         return b"".join(replies)
 
     def hold(self) -> bool:
-        """Wait until the round is committed, which the disk refuses, if it has records of this connection."""
+        """Wait for the commit of a refused round if it has records of this connection."""
         if not any(isinstance(answer, Ticket) for answer in self.answers):
             return False
         self.wait = HELD
@@ -235,11 +216,7 @@ class Connection:
     def _process(
         self, arena: Arena, commit_round: CommitRound, backpressure: Backpressure, is_overdue: bool
     ) -> Wait | None:
-        """Process requests; return the wait of the next one, None if it is incomplete.
-
-        Raises:
-            MustWait: it cannot be accepted now.
-        """
+        """Process requests; return, or raise as MustWait, the wait of the next one; None if it is incomplete."""
         answers, end = self.answers, self._end
         quick = 0
         while self._request is None or self._publish(self._request, arena, commit_round, backpressure, is_overdue):
@@ -279,10 +256,9 @@ class Connection:
         backpressure: Backpressure,
         is_overdue: bool,
     ) -> bool:
-        """Add the payload of the current request to the round, or refuse it; return False if it is incomplete.
+        """Add the current request to the round, or refuse it; return False if it is incomplete.
 
-        Raises:
-            MustWait: it cannot be accepted now.
+        Raises MustWait if it cannot be accepted now.
         """
         self.receive_bytes = RECEIVE_BYTES
         try:
@@ -315,7 +291,7 @@ class Connection:
         backpressure: Backpressure,
         is_overdue: bool,
     ) -> bool:
-        """Write received bytes to the file of the payload; add it to the round when complete. As :meth:`_publish`."""
+        """Do the same as :meth:`_publish` with a payload in a file."""
         if self.payload_missing:
             backpressure.require_room()  # others may have used up the room since the request began
             position = self._position

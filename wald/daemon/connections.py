@@ -1,11 +1,8 @@
 """Sockets of the open connections: reading, fair scheduling, commands, replies and timeouts.
 
-A round serves one connection of each user, then a second one of each, until its time or its arena is used up; the next
-round continues with the others. Commands run one per round, users taking turns, and get a fifth of the time while
-records arrive. A client must have read its last reply first.
-
-An idle connection stays open until its place is needed. One that does not read its replies, or that stalls inside a
-request, is closed after a timeout.
+A round serves one connection of each user, then a second one of each, until its time or arena is used up; the next
+round serves the others. Commands run one per round, users taking turns, and get a fifth of the time while records
+arrive. A client must read its last reply first. An idle connection stays open until its place is needed.
 """
 
 from __future__ import annotations
@@ -44,30 +41,20 @@ _UNREAD = struct.Struct("i")
 
 @dataclass(slots=True, eq=False)
 class Client:
-    """Socket of a connection, with its state for fairness and timeouts.
-
-    Attributes:
-        active_at: time at which a request was begun, completed or advanced by 256 KiB, or a reply sent.
-        served: number of the round that last processed something.
-        is_proven: it has sent a complete request, or 256 KiB of one.
-        slow_bytes: received since ``active_at``.
-        unsent: replies that the socket did not accept.
-        filed: the wait under which it is indexed.
-        events: registered with the poller.
-    """
+    """Socket of a connection, with its state for fairness and timeouts."""
 
     socket: socket.socket
     descriptor: int
     user_id: int
     connection: Connection
-    active_at: float
-    served: int = 0
-    is_proven: bool = False
-    slow_bytes: int = 0
+    active_at: float  # when a request was begun, completed or advanced by 256 KiB, or a reply sent
+    served: int = 0  # last round that processed something
+    is_proven: bool = False  # it has sent a complete request, or 256 KiB of one
+    slow_bytes: int = 0  # received since active_at
     received_bytes: int = 0
-    unsent: bytes | memoryview = b""
-    filed: Wait | None = None
-    events: int = select.EPOLLIN
+    unsent: bytes | memoryview = b""  # replies that the socket did not accept
+    filed: Wait | None = None  # its key in the index of waiting connections
+    events: int = select.EPOLLIN  # registered with the poller
 
     @property
     def may_yield(self) -> bool:
@@ -97,12 +84,7 @@ class Client:
 
 
 class Connections:
-    """All open connections, and the listening socket.
-
-    Attributes:
-        descriptors: of the open connections; a live view.
-        received: bytes by user id.
-    """
+    """All open connections, and the listening socket."""
 
     def __init__(
         self,
@@ -125,14 +107,14 @@ class Connections:
         self._limits = limits
         self._idle_timeout = idle_timeout
         self._open: dict[int, Client] = {}
-        self.descriptors = self._open.keys()
+        self.descriptors = self._open.keys()  # a live view
         self._waiting: dict[Wait, dict[int, Client]] = {}  # without those that have unsent replies
         self._held_room: dict[int, int] = {}  # wanted by clients that wait for room and have sent ahead
         self._answering: list[Client] = []
         self._aside: dict[int, Client] = {}  # with records in the round that the disk refuses
         self._unsent_bytes = 0
         self._round = 0
-        self.received: dict[int, int] = defaultdict(int)
+        self.received: dict[int, int] = defaultdict(int)  # bytes by user id
         self._is_behind = False  # the last round did not serve every connection that was ready
         self._commands_run = 0
         self._last_command: dict[int, int] = {}  # user → number of its last command
@@ -159,7 +141,7 @@ class Connections:
 
     @property
     def held_requests(self) -> int:
-        """Number of requests that only room on the disk keeps from being complete."""
+        """Number of requests that lack nothing but room on the disk."""
         return len(self._held_room) + len(self._aside)
 
     @property
@@ -172,7 +154,7 @@ class Connections:
         return bool(self._open) or not self._is_accepting
 
     def due(self) -> float | None:
-        """Return when a received request can be processed, on the monotonic clock; None without one."""
+        """Return the monotonic time at which a received request can be processed."""
         if NEXT_ROUND in self._waiting or OVERDUE in self._waiting:
             return 0.0
         return (self._next_command_at if self._has_recorded else 0.0) if COMMAND in self._waiting else None
@@ -244,7 +226,7 @@ class Connections:
         self._poller.register(accepted, client.events)
 
     def _make_place(self, user_id: int, only_user: int | None, now: float) -> bool:
-        """Close a connection in favour of a new one of ``user_id``; return False if none may be closed."""
+        """Close a connection in favour of a new one of ``user_id``."""
         quiet_since = now - self._idle_timeout
         client = _replaceable(
             self._open.values(), self._limits.count, user_id, only_user=only_user, quiet_since=quiet_since
@@ -279,7 +261,7 @@ class Connections:
     def collect(
         self, readable: list[int], commit_round: CommitRound, arena: Arena, backpressure: Backpressure, now: float
     ) -> None:
-        """Process received requests, and those whose wait is over, within the limits of a round."""
+        """Process received requests, and those whose wait is over."""
         self._round += 1
         # By descriptor: a waiting connection whose client is gone is handled once.
         ready = {descriptor: self._open[descriptor] for descriptor in readable if descriptor in self._open}
@@ -343,7 +325,7 @@ class Connections:
             self._answering.append(client)
 
     def run_command(self, now: float, *, is_held: bool = False) -> None:
-        """Run the command of the user that has waited longest; equal commands of that user share the reply.
+        """Run the command of the user that has waited longest; its equal commands share the reply.
 
         While the disk refuses a round (``is_held``), commands that need the disk are refused.
         """
@@ -387,7 +369,7 @@ class Connections:
         self._answer(encode_err(code, message))
 
     def set_aside(self) -> None:
-        """Stop reading from the connections with records in the round that the disk refuses; answer the others."""
+        """Stop reading from the connections with records in the refused round; answer the others."""
         for client in self._answering:
             if client.socket.fileno() >= 0 and client.connection.hold():
                 self._aside[client.descriptor] = client
@@ -474,7 +456,7 @@ def _is_readable(connection: socket.socket) -> bool:
 
 
 def _fair_order(ready: Iterable[Client]) -> Iterable[Client]:
-    """Return one connection of each user, then a second one; a user's least recently served come first."""
+    """Order by turns of the users; a user's least recently served connections come first."""
     by_user: dict[int, list[Client]] = {}
     for client in sorted(ready, key=lambda each: each.served):
         by_user.setdefault(client.user_id, []).append(client)
@@ -493,12 +475,8 @@ def _replaceable(
 ) -> Client | None:
     """Return the connection to close in favour of a new one of the user ``newcomer``.
 
-    First come clients that have sent no complete request or do not read, of the user with most connections, provided
-    that it has at least as many as the newcomer; then those that have been idle since ``quiet_since``.
-
-    Args:
-        counts: connections by user.
-        only_user: whose connection it must be; None for any.
+    First come clients that have sent no complete request or do not read, of the user with most connections, if it has
+    at least as many as the newcomer; then those that have been idle since ``quiet_since``.
     """
     candidates = [each for each in clients if only_user in (None, each.user_id)]
     unsettled = [

@@ -1,10 +1,10 @@
 """Pipes of all routes, read in rotation.
 
-A start first finishes the transfers of the previous run, each in the slot that recorded it; only then does every pipe
-get a slot of this run. So a start can be killed too. The transfer of a pipe that cannot be opened yet keeps its slot.
+A start, which may be killed too, finishes the transfers of the previous run in their slots before any pipe gets a slot
+of this run. The transfer of a pipe that cannot be opened yet keeps its slot.
 
-A FIFO that was removed, or replaced by a file, is created again. The old pipe is read to its end, because its writers
-still have it open.
+A FIFO that was removed, or replaced by a file, is created again. The old pipe, which its writers still hold open, is
+read to its end.
 """
 
 from __future__ import annotations
@@ -42,15 +42,11 @@ _PATHS_SECONDS = 1.0  # between checks of the paths of the FIFOs
 
 
 class Intake:
-    """The pipes: the current one of each route, and earlier ones until their writers have left.
-
-    Attributes:
-        over_quota: routes over their quota; their pipes are read only to the end of the current record.
-    """
+    """The current pipe of each route, and earlier ones until their writers have left."""
 
     def __init__(self, root: Root, disk: Disk, poller: select.epoll, systemd: Systemd, config: Config) -> None:
         self.fifos = Fifos(root, systemd)
-        self.over_quota: Container[str] = ()
+        self.over_quota: Container[str] = ()  # routes that are read only to the end of the current record
         self._root = root
         self._poller = poller
         self._systemd = systemd
@@ -88,7 +84,7 @@ class Intake:
 
     @property
     def is_stalled(self) -> bool:
-        """True if a pipe holds bytes that could be read, which in a healthy daemon lasts only moments."""
+        """True if a pipe holds bytes that could be read, in a healthy daemon only for moments."""
         return any(pipe.is_overlooked and not self._must_wait(pipe) for pipe in self._pipes.values())
 
     @property
@@ -112,8 +108,7 @@ class Intake:
     ) -> tuple[list[str], list[Draft]]:
         """Watch stdin, and open the FIFO of every route.
 
-        ``open_records`` has the sequence of each route's unfinished record. Return messages, and drafts that end those
-        records whose rest is lost.
+        Return messages, and drafts that end the ``open_records`` (sequences by route) whose rest is lost.
         """
         self._stdin_route = stdin.route if stdin else ""
         opened = self.fifos.open_all(stdin)
@@ -267,7 +262,7 @@ class Intake:
         self._transfers.close()
 
     def _follow(self, route: str) -> list[str]:
-        """Make the FIFO at a route's path the current one, and read a previous one to its end."""
+        """Make the FIFO at a route's path the current one."""
         old, fifos = self._current.get(route), self.fifos
         if old is not None and fifos.is_at_path(route, old.file):
             fifos.unread.pop(route, None)

@@ -134,25 +134,14 @@ def process_name(process: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionRefusal:
-    """Reason for refusing a connection.
-
-    Attributes:
-        user_id: only closing a connection of this user makes room; None: any connection will do.
-    """
+    """Reason for refusing a connection."""
 
     message: str
-    user_id: int | None = None
+    user_id: int | None = None  # only closing a connection of this user makes room; None: any connection will do
 
 
 class ConnectionLimits:
-    """Counter of open connections, with a limit in total and per user.
-
-    Args:
-        per_user_max: does not limit root and the log's owner.
-
-    Attributes:
-        count: open connections by user id; users without one are absent.
-    """
+    """Limits on open connections; ``per_user_max`` does not limit root and the log's owner."""
 
     def __init__(
         self, metrics: Metrics, journal: FilteringBoundLogger, *, connections_max: int, per_user_max: int
@@ -163,12 +152,12 @@ class ConnectionLimits:
         self._per_user_max = per_user_max
         self._reserved = connections_max // _OWNERS_SHARE
         self._owners = frozenset({0, os.geteuid()})
-        self.count: dict[int, int] = {}
+        self.count: dict[int, int] = {}  # by user id, without zeros
         self._refused = 0
         self._reported_at = float("-inf")
 
     def check(self, user_id: int, descriptor: int) -> ConnectionRefusal | None:
-        """Return a reason to refuse a user's new connection, whose descriptor this is; None to admit it."""
+        """Return a reason to refuse a user's new connection."""
         if not self.leaves_enough(descriptor):
             return ConnectionRefusal("too few descriptors are left")
         total = sum(self.count.values())

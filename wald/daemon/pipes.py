@@ -1,13 +1,11 @@
 """Reading of lines from pipes without losing or doubling bytes in a crash.
 
-``tee(2)`` copies the contents of a pipe into a scratch pipe without consuming them. Whole lines of the copy are
-committed; then one ``readv(2)`` consumes exactly those bytes. So a kill loses nothing while another process holds the
-pipe open.
+``tee(2)`` copies the contents of a pipe into a scratch pipe. Whole lines of the copy are committed; then one
+``readv(2)`` consumes exactly those bytes. So a kill loses nothing while another process holds the pipe open.
 
 Nor does a kill store bytes twice. Before the write, a slot of the transfers file records the batch; in one
-uninterruptible step, ``readv`` consumes the bytes and puts the first of them into the slot's mark, a mapped page. The
-next start compares. Python code never touches that page: if the file was shortened, the system call fails with EFAULT,
-where an access from Python would be a SIGBUS.
+uninterruptible step, ``readv`` consumes the bytes and puts the first into the slot's mark, a mapped page. The next
+start compares. Python code never touches that page: in a shortened file it would get a SIGBUS, the system call EFAULT.
 
 A line longer than a chunk becomes several batches that CONTINUE one record.
 """
@@ -55,7 +53,7 @@ _tee.restype = ctypes.c_ssize_t
 
 
 class Transfers:
-    """The transfers file: ``count`` slots, one for each pipe; created if missing."""
+    """The transfers file: a slot for each pipe; created if missing."""
 
     def __init__(self, path: Path, count: int, disk: Disk) -> None:
         self.count = count
@@ -63,7 +61,7 @@ class Transfers:
         self._map = self._mapped()
 
     def pending(self, slot: int) -> Transfer | None:
-        """Return the transfer recorded in a slot if its bytes have not left their pipe."""
+        """Return a slot's transfer if its bytes have not left their pipe."""
         recorded = decode_transfer(os.pread(self._file.descriptor, SLOT_BYTES, slot * SLOT_BYTES))
         return None if recorded is None or recorded[1] else recorded[0]
 
@@ -100,7 +98,7 @@ class UnfinishedTransfer:
 
 
 class Scratch:
-    """The pipe that other pipes are copied into, and the buffer for consumed bytes."""
+    """Pipe that others are copied into, and buffer for consumed bytes."""
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -244,7 +242,7 @@ class Pipe:
         return self._draft(arena.view[start : start + size], flags)
 
     def check(self, now: float) -> None:
-        """Become ready if an unfinished line has grown, or has not for a while and writers may be blocked."""
+        """Become ready if an unfinished line has grown, or if it has not for a while and may block writers."""
         if not self.waits:
             return
         held = held_bytes(self.descriptor)
@@ -304,7 +302,7 @@ class Pipe:
             self._relay.close()
 
     def release_writing_end(self) -> None:
-        """At a stop, hold only the reading end, which shows whether another process can write; become ready."""
+        """Hold only the reading end, which shows whether another process can write."""
         if self._holds_both_ends:
             reader = os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.close(self.descriptor)
@@ -314,7 +312,7 @@ class Pipe:
         self._drain_bytes = 2 * self.chunk_bytes
 
     def hold_writing_end(self) -> int:
-        """Hold both ends again, and become ready; return the previous descriptor, which is still open."""
+        """Hold both ends again; return the previous descriptor, which is still open."""
         before = self.descriptor
         self.descriptor = os.open(f"/proc/self/fd/{before}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._holds_both_ends = self.ready = True
@@ -403,9 +401,9 @@ def unfinished_transfers(root: Root, transfers: Transfers, *, log_id: bytes) -> 
 def open_fifo(path: Path) -> tuple[int, bool]:
     """Open a FIFO for reading and writing, so that it does not end when a writer leaves.
 
-    Return the descriptor, and True if another process held the pipe, so that its contents can have survived. If it can
-    be opened for writing only, another process reads it. If not, the pipe of a waiting producer may be an old or a new
-    one, which :func:`_was_enlarged` distinguishes.
+    Also return True if another process held the pipe, so that its contents can have survived. If it can be opened for
+    writing only, another process reads it; if not, :func:`_was_enlarged` tells an old pipe of a waiting producer from a
+    new one.
     """
     try:
         writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -459,10 +457,9 @@ def _stored_payload(root: Root, transfer: Transfer, log_id: bytes) -> bytes | No
 def _was_enlarged(descriptor: int) -> bool:
     """Return True if the previous run seems to have read this pipe; enlarge it.
 
-    A pipe keeps its size while a process holds it open; a new one has the system's size. This proves nothing if pipes
-    could not be enlarged then, or cannot be now. If only then, the pipe counts as new: an unfinished record ends, and
-    bytes that a kill left both in the log and in the pipe are stored twice. If now, it counts as the old one: a new
-    line may continue an unfinished record.
+    A pipe keeps its size while a process holds it open; a new one has the system's size. If pipes could not be enlarged
+    then, it counts as new: an unfinished record ends, and bytes that a kill left both in the log and in the pipe are
+    stored twice. If they cannot be enlarged now, it counts as old: a new line may continue an unfinished record.
     """
     before = fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
     return not before <= _NEW_PIPE_MAX_BYTES < _enlarge(descriptor)

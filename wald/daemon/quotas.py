@@ -1,11 +1,11 @@
 """Quotas on the payload bytes of a route that its slowest consumer group has not read.
 
-A commit round adds its records to the routes with a quota. A route above ``pinned_max_bytes`` becomes a suspect: the
-loop reads its cursors, for at most 2 ms at a time, and subtracts the records that every group has read. At a start a
-thread counts the backlog from the indexes of complete segments; until then routes with a quota accept nothing.
+A commit round adds its records. For a route above ``pinned_max_bytes``, a suspect, the loop reads the cursors, for at
+most 2 ms at a time, and subtracts the records that every group has read. At a start a thread counts the backlog from
+the indexes of complete segments; until then routes with a quota accept nothing.
 
-A cursor moved back, or a new group, needs records that were already subtracted. The loop checks for them and starts the
-thread again; the routes stay open. The active segment has no index, so its subtracted records are remembered.
+A cursor moved back, or a new group, needs subtracted records again. The loop checks for them and starts the thread
+again; the routes stay open. The active segment has no index, so its subtracted records are remembered.
 """
 
 from __future__ import annotations
@@ -87,14 +87,7 @@ class OverQuota:
 
 
 class Quotas:
-    """Routes over their quota, kept up to date by the loop.
-
-    Args:
-        before: base of the active segment, which must be empty.
-
-    Attributes:
-        over: routes that accept nothing at present; always the same dictionary.
-    """
+    """Routes over their quota; ``before`` is the base of the active segment, which must be empty."""
 
     def __init__(
         self,
@@ -106,7 +99,7 @@ class Quotas:
         log_id: bytes,
         before: int,
     ) -> None:
-        self.over: dict[str, OverQuota] = {}
+        self.over: dict[str, OverQuota] = {}  # accept nothing at present; others hold this dictionary
         self._root = root
         self._metrics = metrics
         self._journal = journal
@@ -121,7 +114,7 @@ class Quotas:
 
     @property
     def due(self) -> float | None:
-        """Time on the monotonic clock at which :meth:`update` has work; None if it has none."""
+        """Monotonic time at which :meth:`update` has work."""
         return self._check_at if self._suspects or self._thread is not None else None
 
     def count(self, drafts: Sequence[Draft], base: int) -> None:
@@ -156,7 +149,7 @@ class Quotas:
         return _quotas(config) != _quotas(self._config)
 
     def reload(self, config: Config, before: int) -> None:
-        """Count from scratch with other settings; ``before`` as in the constructor."""
+        """Count from scratch with other settings."""
         self.close()
         self._begin(config, before)
 
@@ -189,7 +182,7 @@ class Quotas:
             self._start_count(list(self.over), before - 1)
 
     def _check_rewinds(self, now: float, head_sequence: int) -> None:
-        """Recount routes with a cursor below the counted records; checks some of the routes in each call."""
+        """Recount routes with a cursor below the counted records; each call checks some routes."""
         began = time.monotonic()
         self._to_check_for_rewinds = self._to_check_for_rewinds or list(self._unread)
         rewound = []
@@ -344,7 +337,7 @@ class _Unread:
         self.drop(self.floor, before)
 
     def drop(self, floor: int, keep_from: int, exists: Callable[[int], bool] | None = None) -> None:
-        """Drop records up to ``floor``, and those of deleted segments; remember those of ``keep_from`` and later."""
+        """Drop records up to ``floor`` and of deleted segments; remember those of ``keep_from`` and later."""
         self.floor = max(self.floor, floor)
         self._dropped = [stretch for stretch in self._dropped if stretch.base >= keep_from]
         for stretch in self._stretches:
@@ -383,7 +376,7 @@ def _unread_before(
     head_sequence: int,
     is_cancelled: Callable[[], bool],
 ) -> dict[str, _Unread]:
-    """Count unread records in the segments below ``before``, the active one's base; skip unreadable segments."""
+    """Count unread records in the segments below ``before``, the active one's base."""
     cursors = {
         route: _slowest_cursor(root, route, SlowestCursor(), log_id=log_id, head_sequence=head_sequence)
         for route in routes
