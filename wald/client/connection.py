@@ -48,11 +48,7 @@ class Connection:
             self._socket = None
 
     def send(self, line: bytes, payload: bytes | memoryview, deadline: float) -> None:
-        """Send one request.
-
-        Raises:
-            OSError: the connection is closed or broken, or the deadline has passed.
-        """
+        """Send one request; raise OSError if the connection is closed or broken, or the deadline has passed."""
         connection = self._require()
         connection.settimeout(seconds_until(deadline))
         try:
@@ -70,11 +66,7 @@ class Connection:
             raise
 
     def read_line(self, deadline: float) -> bytes:
-        """Wait for the next line of an answer.
-
-        Raises:
-            OSError: the connection is closed or broken, or the deadline has passed.
-        """
+        """Wait for the next line of an answer; raise OSError as :meth:`send`."""
         while b"\n" not in self.received:
             connection = self._require()
             connection.settimeout(seconds_until(deadline))
@@ -101,11 +93,7 @@ class Connection:
 
 
 def connect(path: Path, *, seconds: float | None = None) -> socket.socket:
-    """Return a socket connected to ``path``, which may be longer than a socket address.
-
-    Args:
-        seconds: timeout of the socket, also for connecting; None for none.
-    """
+    """Return a socket connected to ``path``, which may be longer than a socket address; ``seconds`` is its timeout."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(seconds)
     try:
@@ -124,7 +112,7 @@ def connect(path: Path, *, seconds: float | None = None) -> socket.socket:
 
 
 def status(path: Path) -> dict[str, object]:
-    """Return the daemon's answer to STAT on a new connection; empty without an answer."""
+    """Return the result of :func:`ask_status`; empty without an answer."""
     try:
         return ask_status(path, seconds=_STATUS_SECONDS)
     except OSError:
@@ -148,5 +136,4 @@ def ask_status(path: Path, *, seconds: float) -> dict[str, object]:
 
 
 def seconds_until(deadline: float) -> float:
-    """Return the seconds until ``deadline`` on the monotonic clock, at least 0.001."""
     return max(_LEAST_SECONDS, deadline - time.monotonic())

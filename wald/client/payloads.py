@@ -62,12 +62,11 @@ def json_payloads(lines: bytes, name: str, number: int, due_ns: int | None, *, b
     Args:
         name: source of the lines, for messages.
         number: line number of the first line in the source.
-        due_ns: due time of records without one, in ns since 1970, or None.
-        bare: each line is the value of a record, of any JSON type.
+        due_ns: due time of records without one.
+        bare: each line is a value, of any JSON type.
 
     Raises:
-        InvalidInput: a line is not a JSON object or has an invalid field; the message has its number. Earlier lines
-            have been yielded.
+        InvalidInput: a line is invalid; the message has its number. Earlier lines have been yielded.
     """
     parsed = []
     wrong = ""
@@ -93,7 +92,6 @@ def json_payloads(lines: bytes, name: str, number: int, due_ns: int | None, *, b
 
 
 def _decoded(line: bytes) -> tuple[str, Any]:
-    """Return a line as text, and its decoded JSON."""
     try:
         text = line.removeprefix(codecs.BOM_UTF8).decode()
         return text, _DECODER.decode(text)
@@ -203,11 +201,7 @@ def _headers(given: object, own_due_ns: int | None, due_ns: int | None) -> bytes
 
 
 def encoded_headers(headers: Mapping[str, str]) -> bytes:
-    """Return the stored form of headers.
-
-    Raises:
-        ValueError: text with half of a surrogate pair.
-    """
+    """Return the stored form of headers; raise ValueError for half of a surrogate pair."""
     try:
         return json.dumps(headers, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError:
@@ -215,9 +209,8 @@ def encoded_headers(headers: Mapping[str, str]) -> bytes:
 
 
 FRAME_MAX_BYTES = 128 << 10  # of whole records in one request; a unix socket buffers about twice that
-_FIXED_BYTES = 256  # overhead of columns: count, last offsets, padding, and additions of the gate; at most
+_FIXED_BYTES = 256  # overhead of columns at most, with the gate's additions
 _RECORD_BYTES = 24  # overhead of a record: a time, three offsets, its bits
-_TIME_LIMIT_NS = 1 << 63
 
 Value = bytes | str
 """Text is stored as UTF-8."""
@@ -246,11 +239,7 @@ def encode_values(
     headers: Sequence[Mapping[str, str] | None] | None = None,
     not_before: Sequence[Time | None] | None = None,
 ) -> Iterator[bytes]:
-    """Return payloads from :func:`column_payloads` for the arguments of ``Producer.send``.
-
-    Raises:
-        InvalidInput: a column whose length differs from ``values``, or an entry of a wrong type or value.
-    """
+    """Yield the payloads for the arguments of ``Producer.send``; raise InvalidInput at once if one is invalid."""
     if isinstance(values, bytes | str):
         raise InvalidInput("values is a single value", case="values-are-not-a-list")
     columns = {"keys": keys, "times": times, "headers": headers, "not_before": not_before}
@@ -298,7 +287,6 @@ def column_payloads(
 
 
 def records_in(line: bytes, payload: bytes | memoryview) -> int:
-    """Return the number of records in a request."""
     from wald.format.records import decode_columns
 
     request = parse_request(line)
@@ -310,7 +298,6 @@ def records_in(line: bytes, payload: bytes | memoryview) -> int:
 def _parts(
     values: Sequence[bytes], times_ns: Sequence[int | None] | None, *columns: Sequence[bytes | None] | None
 ) -> Iterator[slice]:
-    """Yield the slice of the records for each payload."""
     start = 0
     untimed = [time_ns is None for time_ns in times_ns] if times_ns is not None else [True] * len(values)
     for _, run in groupby(untimed):
@@ -349,7 +336,7 @@ def _time_ns(time: object) -> int:
     if isinstance(time, datetime):
         with suppress(OverflowError, ValueError):  # its year in UTC is outside 1 to 9999
             time_ns = nanoseconds(time)
-    if isinstance(time_ns, bool) or not isinstance(time_ns, int) or not -_TIME_LIMIT_NS <= time_ns < _TIME_LIMIT_NS:
+    if isinstance(time_ns, bool) or not isinstance(time_ns, int) or not -_TIME_LIMIT <= time_ns < _TIME_LIMIT:
         raise InvalidInput(f"time {time!r} is not a datetime or nanoseconds within 64 bits", case="time-is-not-valid")
     return time_ns
 

@@ -1,12 +1,7 @@
-r"""Producer: sends records over the daemon's socket, each stored exactly once, and reports their sequences.
+"""Producer: sends records over the daemon's socket, each stored exactly once, and reports their sequences.
 
 Every request carries the producer's id and a number. After a lost connection, unacknowledged requests are resent and
 the daemon deduplicates them. Up to 8 requests are in flight; their payloads stay in memory until they are acknowledged.
-
-    with Producer("/var/spool/wald") as producer:
-        producer.send("orders", ["one", "two"], keys=["a", "b"])
-        producer.publish("access", b"one\ntwo\n")
-        for first, last in producer.flush(): ...
 """
 
 from __future__ import annotations
@@ -94,7 +89,9 @@ class Producer:
     ) -> None:
         try:
             if kind is None:
-                self._finish()
+                with self._lock:  # the answers remain for acknowledged()
+                    if not self._session.has_ended:
+                        self._session.receive_all()
         finally:
             self.close()
 
@@ -148,8 +145,8 @@ class Producer:
     def publish(self, route: str, payload: bytes, *, columns: bool = False) -> None:
         """Send an encoded payload: lines that each end in a newline, or columns.
 
-        Lines are split into requests of at most 128 KiB; a longer line is a request of its own. Returns without waiting
-        for the answers; :meth:`flush` and :meth:`acknowledged` report the sequences.
+        Lines are split into requests of at most 128 KiB, or of one longer line. Returns without waiting for the
+        answers, like :meth:`send`.
 
         Args:
             route: destination of the records.
@@ -227,13 +224,12 @@ class Producer:
             return self._session.command(*arguments)
 
     def begin_in_child(self) -> None:
-        """Drop the parent's connection and requests; called first in the child after a fork."""
+        """Drop the parent's connection and requests, in the child after a fork."""
         self._session.disconnect()  # the parent's descriptor stays open
         self._begin()
         self._is_inherited = True
 
     def _begin(self) -> None:
-        """Reset to the state of a new producer."""
         self._lock = threading.Lock()
         self._is_inherited = False
         self._session = Session(self._path, producer_id=self._given_id, retry_for=self._retry_for)
@@ -252,12 +248,6 @@ class Producer:
                 self._session.connect(self._connect_for)
             yield
 
-    def _finish(self) -> None:
-        """Wait for all answers unless the producer has ended; keep them for :meth:`acknowledged`."""
-        with self._lock:
-            if not self._session.has_ended:
-                self._session.receive_all()
-
     def _publish_all(self, route: str, payloads: Iterable[bytes | memoryview], columns: bool) -> None:
         with self._exclusively():
             for payload in payloads:
@@ -270,11 +260,7 @@ def socket_at(path: Path) -> Path:
 
 
 def _require_log(root: Path) -> None:
-    """Refuse to wait for a daemon in a directory that has neither a log nor a socket.
-
-    Raises:
-        NotFound: see above.
-    """
+    """Raise NotFound for a directory that has neither a log nor a socket, instead of waiting for a daemon there."""
     try:
         if not (root / SOCKET_NAME).exists():
             (root / _IDENTITY_NAME).stat()

@@ -10,7 +10,6 @@ import re
 import select
 import time
 from collections import deque
-from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -22,13 +21,7 @@ from wald.format.protocol import REQUEST_MAX_BYTES, Code, ProtocolError, Publish
 
 
 def refused(error: ProtocolError, request: bytes, *, root: Path | None, socket: Path) -> WaldError:
-    """Return the error for a permanent ERR reply.
-
-    Args:
-        request: the request line that got this reply.
-        root: root of the log; None if unknown.
-        socket: the socket, owned by the daemon's user.
-    """
+    """Return the error for a permanent ERR reply to the line ``request``; ``root`` is None if unknown."""
     words = request.decode(errors="replace").split()
     route = words[2] if words[:1] == ["ROUTE"] else words[1] if len(words) > 1 else ""
     match error.code:
@@ -53,12 +46,13 @@ def refused(error: ProtocolError, request: bytes, *, root: Path | None, socket: 
 
 
 def unreachable(reason: OSError | ProtocolError, *, root: Path | None, socket: Path) -> WaldError:
-    """Return the error after the last retry has failed for ``reason``; ``root`` is None if unknown."""
+    """Return the error after the last retry has failed for ``reason``."""
     if isinstance(reason, ProtocolError):
-        message, is_full = f"{socket}: {reason.code}: {reason.message}", reason.code is Code.FULL
-        if is_full and _is_quota(status(socket)):
-            return Unavailable(message, case="daemon-over-quota", root=root, socket=socket)
-        if is_full:
+        message = f"{socket}: {reason.code}: {reason.message}"
+        if reason.code is Code.FULL:
+            state = status(socket)
+            if state.get("over_quota") and not state.get("degraded"):  # a quota, not the disk
+                return Unavailable(message, case="daemon-over-quota", root=root, socket=socket)
             return DiskFailure(message, case="daemon-lacks-room", root=root, socket=socket)
         return Unavailable(message, case="daemon-not-available", root=root, socket=socket)
     if isinstance(reason, PermissionError):
@@ -71,7 +65,7 @@ def unreachable(reason: OSError | ProtocolError, *, root: Path | None, socket: P
 
 
 def _silent(root: Path | None, socket: Path) -> WaldError:
-    """Return the error for a daemon that accepted a connection and does not answer; STAT may tell the cause."""
+    """Return the error for a daemon that accepts connections and does not answer; STAT may give the cause."""
     state = status(socket)
     if state.get("degraded"):
         numbers = f"{state.get('free_bytes')} of the required {state.get('needed_bytes')} bytes are free"
@@ -104,11 +98,6 @@ def _silent(root: Path | None, socket: Path) -> WaldError:
     )
 
 
-def _is_quota(state: Mapping[str, object]) -> bool:
-    """True if the STAT of a daemon that refuses records blames a quota, not the disk."""
-    return bool(state.get("over_quota")) and not state.get("degraded")
-
-
 WINDOW = 8  # requests in flight; the daemon deduplicates the last 16 of a producer, so all can be resent
 SOCKET_NAME = "wald.sock"
 _PAUSE_SECONDS, _PAUSE_MAX_SECONDS = 0.02, 1.0  # between attempts to connect, doubled each time
@@ -117,7 +106,7 @@ _TRY_AGAIN = frozenset({Code.FULL, Code.BUSY, Code.TIMEOUT, Code.FAILED})
 
 
 class Durable(NamedTuple):
-    """First and last sequence of an acknowledged request, whose records are on disk."""
+    """First and last sequence of an acknowledged request."""
 
     first: int
     last: int
@@ -127,8 +116,7 @@ class Session:
     """Session of one producer. It connects in :meth:`connect`, and a permanent error ends it.
 
     Args:
-        path: the socket.
-        producer_id: by default a random one.
+        producer_id: random by default.
         retry_for: seconds without progress after which it gives up.
         number: number of the producer's previous request.
     """
@@ -158,11 +146,7 @@ class Session:
         return sum(records_in(line, payload) for line, payload in tuple(self._in_flight))
 
     def connect(self, within: float) -> None:
-        """Connect.
-
-        Raises:
-            WaldError: no daemon was reachable for ``within`` seconds.
-        """
+        """Connect; raise WaldError if no daemon was reachable for ``within`` seconds."""
         self._recover(None, time.monotonic() + within)
         self._clear_failure()
 
@@ -171,21 +155,19 @@ class Session:
         self._connection.close()
 
     def close(self) -> None:
-        """Close the connection and end the session."""
         self._connection.read_available()
         self.disconnect()
         self._process_answers()
         self._ended = self._ended or f"{self._path}: it was closed"
 
     def publish(self, route: str, payload: bytes | memoryview, columns: bool) -> None:
-        """Send one request without waiting for its answer."""
         if len(payload) > REQUEST_MAX_BYTES:
             raise InvalidInput(
                 f"route {route}: a record of {len(payload)} bytes; the limit is {REQUEST_MAX_BYTES}",
                 case="record-too-large",
             )
-        # The first request goes alone: a new producer may start at any number, so if the daemon accepted the second
-        # and not the first, it would refuse the first as too old.
+        # The first request goes alone: a new producer may start at any number, so if only the second were accepted,
+        # the first would be refused as too old.
         while len(self._in_flight) >= (WINDOW if self._is_established else 1):
             self._receive()
         self._number += 1
@@ -207,12 +189,10 @@ class Session:
         self._in_flight.popleft()  # last, so that after Ctrl-C the request still counts as unanswered
 
     def receive_all(self) -> None:
-        """Wait until every request is answered."""
         while self._in_flight:
             self._receive()
 
     def command(self, *arguments: str) -> str:
-        """Send a request without records once all others are answered; return the text after OK."""
         self.receive_all()
         self._send(" ".join(arguments).encode() + b"\n", b"")
         answer = self._answer()
@@ -220,12 +200,10 @@ class Session:
         return answer
 
     def pop_durable(self) -> list[Durable]:
-        """Return the requests that have become durable since the last call."""
         durable, self._durable = self._durable, []
         return durable
 
     def read_answers(self) -> None:
-        """Process received acknowledgements without waiting for more."""
         self._connection.read_available()
         self._process_answers()
 
@@ -235,7 +213,7 @@ class Session:
             self._receive()
 
     def _process_answers(self) -> None:
-        """Process buffered acknowledgements; leave an error to the next call that waits."""
+        """Process buffered acknowledgements; the next call that waits raises an error among them."""
         while self._in_flight and self._in_flight[0][0].startswith(b"PUB "):
             if not _ACKNOWLEDGED.match(self._connection.received):
                 return
@@ -285,16 +263,9 @@ class Session:
         return error
 
     def _give_up_at(self) -> float:
-        """Return the monotonic time at which a call that starts now gives up.
-
-        Raises:
-            Refused: the producer has ended.
-        """
+        """Return the monotonic time at which a call that starts now gives up, unless the producer has ended."""
         if self._ended:
-            raise Refused(
-                f"the producer has ended: {self._ended}",
-                case="producer-has-ended",
-            )
+            raise Refused(f"the producer has ended: {self._ended}", case="producer-has-ended")
         return time.monotonic() + self._retry_for if self._deadline is None else self._deadline
 
     def _recover(self, reason: OSError | ProtocolError | None, deadline: float) -> None:
