@@ -67,7 +67,7 @@ class HandoverPin:
 
 
 class PinWriter:
-    """Writer of the pin of a group, for its owner.
+    """Writer of the pin of a group, for the process that owns the group.
 
     Args:
         part: the owner of the handover. The other part of the file is kept.

@@ -105,7 +105,7 @@ def missing_handler(on_missing: OnMissing) -> Callable[[Missing], None]:
 
 
 def skip_lost(missing: Missing) -> None:
-    """Skip lost records, but raise for reclaimed ones; for ``on_missing``."""
+    """Skip records that an operator gave up with a repair or did not restore; raise for reclaimed ones."""
     if not missing.lost:
         raise missing.error()
 

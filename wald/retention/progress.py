@@ -66,7 +66,7 @@ LagsOf = Callable[[str], Iterable[Lag]]
 
 
 class SealedLags:
-    """Counter of the records of sealed segments, in columns for speed.
+    """Counter of the records of sealed segments, in columns: no Python step per route and segment.
 
     It sums up consecutive segments with the same routes; :meth:`settle` adds the sums to the lags.
     """
