@@ -1,13 +1,7 @@
-"""Batches, the unit of the log: consecutive records of one route under one header and one checksum.
+"""Batches, the unit of the log: consecutive records of one route under one header (docs/format.md, "A batch").
 
-docs/format.md lists the fields. The body is the route's name and the payload, each zero-padded to a multiple of 8; its
-checksum covers the padding. The trailer repeats the length of the batch and has another checksum, so readers get
-past damage in both directions: forwards by the headers, backwards by the trailers. Four zeros instead of the magic mean
-that nothing was written yet, because segments are preallocated.
-
-The checksums of header and trailer start from a seed, (position of the batch in the segment / 8) XOR (salt of the
-segment). Producers do not know the salt, so no payload can contain a valid batch, and a batch is valid only at its own
-position.
+The body's checksum covers the padding of route and payload. The checksums of header and trailer start from a seed, so
+that no payload contains a valid batch, and a batch is valid only at its own position.
 
 A batch never spans segments. A record in several pieces (a line longer than the pipe) has its sequence where it
 begins; every segment that contains a piece lists that sequence.
@@ -36,7 +30,7 @@ ALIGNMENT = 8
 
 Buffer = bytes | bytearray | memoryview
 
-PAYLOAD_MAX_BYTES = 1 << 30  # no valid header has a larger length, so a damaged one cannot cause a larger allocation
+PAYLOAD_MAX_BYTES = 1 << 30  # limits the allocation for a damaged header
 
 
 class Encoding(IntEnum):
@@ -48,25 +42,18 @@ class Encoding(IntEnum):
 
 
 class Flag(IntFlag):
-    """Facts that a reader needs before it splits the payload into records."""
+    """Flags of a batch (docs/format.md)."""
 
     NONE = 0
-    CONTINUES = 1
-    """The payload begins inside a record, whose sequence is in the field producer sequence."""
+    CONTINUES = 1  # the field producer sequence has the record's sequence
     CONTINUED = 2
-    """The last record continues in the route's next batch."""
     UNTERMINATED = 4
-    """The last record ends without a newline (end of input)."""
-    CONTROL = 8
-    """The payload has a log state or peer (:mod:`wald.format.log_state`), or with DROPPED zeros, and no records."""
-    BARRIER = 16
-    """Everything before this batch in the segment was synced before this batch was written."""
-    DROPPED = 32
-    """With CONTROL: replaces batches that were dropped when the segment was shrunk, and has their total length. Base
-    sequence and count cover their records, the append time is that of the last one."""
+    CONTROL = 8  # a log state or peer (wald.format.log_state), or with DROPPED zeros
+    BARRIER = 16  # everything before it in the segment was synced before it was written
+    DROPPED = 32  # with CONTROL: replaces batches dropped from a shrunk segment
 
 
-# Plain numbers, because enums are slow and these are used for every batch.
+# Plain numbers for every batch, because enums are slow.
 _CONTINUES, _CONTINUED, _CONTROL = int(Flag.CONTINUES), int(Flag.CONTINUED), int(Flag.CONTROL)
 _DROPPED, _IN_PIECES = int(Flag.DROPPED), int(Flag.CONTINUES | Flag.CONTINUED)
 _COLUMNS = int(Encoding.COLUMNS)
@@ -75,15 +62,15 @@ FRAMING_BYTES = _HEADER_BYTES + _TRAILER_BYTES  # of a batch, around its body
 
 
 class BatchHeader(NamedTuple):
-    """The decoded 64 bytes. A tuple, because one is created for every batch."""
+    """The decoded header; a tuple, because one is created for every batch."""
 
     body_checksum: int
     payload_bytes: int
     base_sequence: int
     append_time_ns: int  # never decreases between two clock steps
     producer_id: int  # 0: none
-    producer_sequence: int  # number of the producer's batch; without a producer see Flag.CONTINUES
-    count: int  # type: ignore[assignment]  # records that begin here; tuples have a method of that name
+    producer_sequence: int  # or see Flag.CONTINUES
+    count: int  # type: ignore[assignment]  # hides tuple.count; records that begin here
     epoch: int  # low 32 bits
     encoding: int
     flags: int
@@ -92,37 +79,33 @@ class BatchHeader(NamedTuple):
 
     @property
     def payload_offset(self) -> int:
-        """Offset of the payload in the batch."""
         return _HEADER_BYTES + padded(self.route_bytes)
 
     @property
     def trailer_offset(self) -> int:
-        """Offset of the trailer in the batch."""
         return self.total_bytes - _TRAILER_BYTES
 
     @property
     def total_bytes(self) -> int:
-        """Length of the batch, header and trailer included."""
         return FRAMING_BYTES + (self.route_bytes + 7 & -8) + (self.payload_bytes + 7 & -8)
 
     @property
     def end_sequence(self) -> int:
-        """The sequence after the last record that begins here."""
         return self.base_sequence + self.count
 
     @property
     def continues_sequence(self) -> int:
-        """The sequence of the record inside which the payload begins; 0 without one."""
+        """The record inside which the payload begins; 0 without one."""
         return self.producer_sequence if self.flags & _CONTINUES else 0
 
     @property
     def last_sequence(self) -> int:
-        """The highest sequence of which the batch contains a byte; ``base_sequence - 1`` without one."""
+        """The last record of which the batch contains a byte; ``base_sequence - 1`` without one."""
         return self.end_sequence - 1 if self.count else self.continues_sequence or self.base_sequence - 1
 
     @property
     def open_sequence(self) -> int:
-        """The sequence of the record that continues in the route's next batch; 0 without one."""
+        """The record that continues in the route's next batch; 0 without one."""
         if not self.flags & _CONTINUED:
             return 0
         return self.end_sequence - 1 if self.count else self.continues_sequence
@@ -137,7 +120,6 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_state(self) -> bool:
-        """True if the payload is a log state."""
         return self.flags & (_CONTROL | _DROPPED) == _CONTROL and not self.peer
 
 
@@ -147,24 +129,17 @@ def padded(length: int) -> int:
 
 
 def seed(salt: int, position: int) -> int:
-    """Return the initial value of the header's and trailer's checksums for a batch at ``position``."""
+    """Return the initial value of the checksums of header and trailer."""
     return (salt ^ position >> 3) & _MASK
 
 
 def route_prefix(route: bytes) -> bytes:
-    """Return the body before the payload: the route's name and its padding."""
+    """Return the padded name of the route, with which the body begins."""
     return route + _ZEROS[: padded(len(route)) - len(route)]
 
 
 def encode_batch(header: BatchHeader, prefix: bytes, payload: Sequence[Buffer], seed: int) -> list[Buffer]:
-    """Return the buffers of one batch for a gather-write; the payload is not copied.
-
-    Args:
-        header: includes the body's checksum (:func:`checksum_body`).
-        prefix: :func:`route_prefix` of the route.
-        payload: buffers with a total of ``header.payload_bytes`` bytes.
-        seed: :func:`seed` of the position to which the batch will be written.
-    """
+    """Return the buffers of one batch for a gather-write, without a copy; ``header`` includes the body's checksum."""
     payload_bytes = header[1]
     assert payload_bytes <= PAYLOAD_MAX_BYTES, "the payload is too long"
     fields = _FIELDS.pack(*header)
@@ -175,17 +150,15 @@ def encode_batch(header: BatchHeader, prefix: bytes, payload: Sequence[Buffer], 
 
 
 def trailer(total_bytes: int, seed: int) -> bytes:
-    """Return the trailer of a batch of ``total_bytes``."""
     return TRAILER.pack(total_bytes, crc32c(total_bytes.to_bytes(4, "little"), seed))
 
 
 def padding(payload_bytes: int) -> bytes:
-    """Return the zeros between a payload and the trailer."""
     return _ZEROS[: -payload_bytes & (ALIGNMENT - 1)]
 
 
 def checksum_body(prefix: bytes, payload: Sequence[Buffer], payload_bytes: int) -> int:
-    """Return the checksum of the body made of a :func:`route_prefix` and a payload, padding included."""
+    """Return the checksum of the body, padding included."""
     checksum = crc32c(prefix)
     for part in payload:
         checksum = crc32c(part, checksum)
@@ -194,7 +167,7 @@ def checksum_body(prefix: bytes, payload: Sequence[Buffer], payload_bytes: int) 
 
 
 def decode_header(data: bytes | memoryview, offset: int, seed: int) -> BatchHeader | None:
-    """Return the header at ``offset``; None unless magic, checksum and every field are valid."""
+    """Return the header at ``offset``; None unless every field is valid."""
     if len(data) - offset < _HEADER_BYTES:
         return None
     fields = HEADER.unpack_from(data, offset)
@@ -203,7 +176,7 @@ def decode_header(data: bytes | memoryview, offset: int, seed: int) -> BatchHead
         return None
     valid = (
         payload_bytes <= PAYLOAD_MAX_BYTES
-        and count <= payload_bytes  # each record that begins here has a byte here
+        and count <= payload_bytes  # each record has a byte
         and route_bytes <= ROUTE_MAX_LENGTH
         and encoding <= _COLUMNS
         and (encoding == 0) == (flags & _CONTROL != 0)
@@ -212,7 +185,7 @@ def decode_header(data: bytes | memoryview, offset: int, seed: int) -> BatchHead
 
 
 def batch_begin(closing: bytes | memoryview, end: int, salt: int) -> int | None:
-    """Return the position of the batch that ends at ``end`` with ``closing``; None if that is not a trailer."""
+    """Return the position of the batch with the trailer ``closing``; None if that is not a trailer."""
     if len(closing) != _TRAILER_BYTES:
         return None
     length, checksum = TRAILER.unpack(closing)
@@ -227,8 +200,7 @@ TRAILER_DAMAGED = "the trailer is wrong"
 _OUTLINE = struct.Struct("<4s8xI41xBH")  # of a header: magic, payload length, flags, route length
 assert _OUTLINE.size == 60
 
-HeaderFields = tuple[bytes, int, int, int, int, int, int, int, int, int, int, int, int, int]
-"""The fields of a header as :data:`HEADER` unpacks them."""
+HeaderFields = tuple[bytes, int, int, int, int, int, int, int, int, int, int, int, int, int]  # as HEADER unpacks
 
 
 class ParseOutcome(Enum):
@@ -241,7 +213,7 @@ class ParseOutcome(Enum):
 
 
 class Parsed(NamedTuple):
-    """The result of :func:`parse_batch`; ``header`` is None unless the header is valid."""
+    """The result of parsing; ``header`` is None unless valid."""
 
     outcome: ParseOutcome
     header: BatchHeader | None = None
@@ -249,28 +221,26 @@ class Parsed(NamedTuple):
 
 
 class StoredBatch(NamedTuple):
-    """A batch in memory: at offset ``at`` in ``data``, at ``position`` in the raw segment."""
+    """A batch in memory."""
 
     data: bytes
-    at: int
-    position: int
+    at: int  # offset in ``data``
+    position: int  # in the raw segment
     header: BatchHeader
     route: str
 
     @property
     def end(self) -> int:
-        """The position after the batch."""
         return self.position + self.header.total_bytes
 
     @property
     def payload(self) -> memoryview:
-        """The payload, not copied."""
         start = self.at + self.header.payload_offset
         return memoryview(self.data)[start : start + self.header.payload_bytes]
 
 
 def parse_batch(data: bytes | memoryview, offset: int, seed: int) -> Parsed:
-    """Parse the batch at ``offset`` and check every checksum; invalid bytes are an outcome, never an exception."""
+    """Parse the batch at ``offset`` and check every checksum; never raises."""
     view = memoryview(data)[offset:]
     parsed = parse_header(view[:_HEADER_BYTES], len(view), seed)
     header = parsed.header
@@ -287,12 +257,7 @@ def parse_batch(data: bytes | memoryview, offset: int, seed: int) -> Parsed:
 
 
 def parse_header(opening: bytes | memoryview, left_bytes: int, seed: int) -> Parsed:
-    """Parse the first 64 bytes of a batch; WHOLE does not cover the body and the trailer.
-
-    Args:
-        opening: 64 bytes, or fewer at the end of the input.
-        left_bytes: length of the input from the first byte of ``opening``.
-    """
+    """Parse ``opening``, the first 64 of ``left_bytes`` (fewer at the end); WHOLE does not cover body and trailer."""
     header = decode_header(opening, 0, seed)
     if header is None:
         if opening == _ZEROS[: len(opening)]:
@@ -306,22 +271,14 @@ def parse_header(opening: bytes | memoryview, left_bytes: int, seed: int) -> Par
 
 
 class Batches:
-    """Iterator over the consecutive intact batches in a buffer; iterate it once.
+    """Iterator over the consecutive intact batches in ``data``, at ``position`` in a raw segment; iterate once.
 
-    Args:
-        data: bytes of a raw segment.
-        at: offset in ``data`` of the first batch.
-        position: position of ``data`` in the segment.
-        salt: of the segment.
-        verified: a checksum of all of ``data`` was checked, so bodies and trailers are not checked again.
-
-    Attributes:
-        end: offset in ``data`` after the last batch that was iterated.
+    ``verified``: a checksum of all of ``data`` was checked, so bodies and trailers are not.
     """
 
     def __init__(self, data: bytes, at: int = 0, *, position: int, salt: int, verified: bool = False) -> None:
         self.data = data
-        self.end = at
+        self.end = at  # offset in ``data`` after the last batch that was iterated
         self.position = position
         self.salt = salt
         self._verified = verified
@@ -341,17 +298,14 @@ class Batches:
 
     @property
     def rest(self) -> Parsed:
-        """Parse the bytes at :attr:`end`; the outcome is END at the end of the buffer."""
+        """Parse the bytes at :attr:`end`."""
         return parse_batch(self.data, self.end, seed(self.salt, self.position + self.end))
 
 
 def whole_batches(
     data: bytes, at: int, *, position: int, salt: int, verified: bool = False
 ) -> Iterator[tuple[int, int, HeaderFields]]:
-    """Yield offset, end and header of each consecutive intact batch; arguments as for :class:`Batches`.
-
-    It checks what :func:`parse_batch` checks, several times as fast because it creates no objects.
-    """
+    """Yield offset, end and header of each batch as :class:`Batches`, several times as fast: it creates no objects."""
     unpack, unpack_trailer, view, data_bytes = HEADER.unpack_from, TRAILER.unpack_from, memoryview(data), len(data)
     while at + 64 <= data_bytes:
         fields = unpack(data, at)
@@ -378,10 +332,7 @@ def whole_batches(
 
 
 def holds_pieces(data: bytes, at: int) -> bool:
-    """Return True if a batch at ``at`` or later contains a piece of a record that spans batches.
-
-    No checksum is checked. Also True if the bytes are not intact batches up to the end of ``data``.
-    """
+    """True if a batch contains a piece of a record, or the rest of ``data`` is not batches; checks no checksum."""
     unpack, end = _OUTLINE.unpack_from, len(data)
     while at + _HEADER_BYTES <= end:
         magic, payload_bytes, flags, route_bytes = unpack(data, at)

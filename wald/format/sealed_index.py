@@ -1,13 +1,9 @@
-"""Sealed segments: the index, zstd frame boundaries, and the seek table.
+"""Sealed segments: the index, zstd frame boundaries (RFC 8878), and the seek table.
 
-A ``.wal.zst`` is a run of independent zstd frames (RFC 8878), each with about 1 MiB of whole batches; the first begins
-with the segment header. A skippable frame with the index follows, then the seek table of the "Zstandard Seekable
-Format" (0.1.0, contrib/seekable_format in the zstd sources), so that other programs find the frames. It lists the index
-frame with decompressed size 0, because those programs require that every frame is listed.
+docs/format.md, "A sealed segment", lists the bytes. The seek table is that of the Zstandard Seekable Format 0.1.0
+(contrib/seekable_format in the zstd sources), whose readers require that it lists every frame, even the index.
 
-The index is a header, a directory, and sections, each a zstd frame with a checksum; docs/format.md lists them. Readers
-ignore unknown sections. A segment may have a thousand routes and a backlog ten thousand segments, so tables are stored
-and processed as columns.
+A segment may have a thousand routes and a backlog ten thousand segments, so tables are stored and processed as columns.
 """
 
 from __future__ import annotations
@@ -43,10 +39,10 @@ _SECTION = struct.Struct("<16sIIII")
 assert _SECTION.size == 32
 _CHECKED_FROM = 12
 _SECTIONS_MAX = 64
-_EXPANSION_MAX = 100  # equal batches reach 30 to 1, so a larger claim is damage
+_EXPANSION_MAX = 100  # equal batches reach 30 to 1
 _EXPANSION_FROM_BYTES = 1 << 16  # smaller claims are harmless
 _DIGEST_BYTES = 32
-_BATCH_BYTES = 32  # of a batch in the section batches
+_BATCH_BYTES = 32  # in the section batches
 assert sys.byteorder == "little"  # arrays are written in memory order
 
 _ZSTD_MAGIC = (0xFD2FB528).to_bytes(4, "little")
@@ -56,12 +52,11 @@ _BLOCK_MAX_BYTES = 128 << 10
 _RAW, _RLE, _COMPRESSED = range(3)
 _CHECKSUM_BYTES = 4
 
-StoredSection = tuple[bytes | memoryview, int, int]
-"""A stored section: its zstd frame, its raw length, the crc32c of its raw bytes."""
+StoredSection = tuple[bytes | memoryview, int, int]  # zstd frame, raw length, crc32c of the raw bytes
 
 
 class BadSealed(ValueError):
-    """The index or the seek table is damaged, or the file is not a sealed segment."""
+    """Damaged index or seek table, or not a sealed segment."""
 
 
 class BadFrame(ValueError):
@@ -69,22 +64,16 @@ class BadFrame(ValueError):
 
 
 class RouteEntry(NamedTuple):
-    """The records of one route in a segment, or in a part of it.
-
-    Attributes:
-        count: records that begin there; 0 if only pieces do, or if unknown.
-        last: last record of which it contains a piece.
-        payload_bytes: 0 if unknown.
-    """
+    """The records of one route in (part of) a segment."""
 
     route: str
-    count: int  # type: ignore[assignment]  # tuples have a method of that name
+    count: int  # type: ignore[assignment]  # hides tuple.count; records that begin there; 0: only pieces, or unknown
     first: int
-    last: int
-    payload_bytes: int = 0
+    last: int  # last record of which it contains a piece
+    payload_bytes: int = 0  # 0: unknown
 
     def plus(self, other: RouteEntry) -> RouteEntry:
-        """Return the sum of two disjoint entries."""
+        """Return the sum of disjoint entries."""
         return RouteEntry(
             self.route,
             self.count + other.count,
@@ -96,12 +85,9 @@ class RouteEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RouteTable(Sequence[RouteEntry]):
-    """The routes of a segment as columns, by route id; equal to any sequence of the same entries.
+    """The routes of a segment as columns, by route id; equal to any sequence of the same entries."""
 
-    Consecutive segments with the same routes share one ``names`` object, so callers can cache by it.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # consecutive segments with the same routes share one object, so callers can cache by it
     counts: Sequence[int]
     firsts: Sequence[int]
     lasts: Sequence[int]
@@ -109,7 +95,6 @@ class RouteTable(Sequence[RouteEntry]):
 
     @classmethod
     def from_entries(cls, entries: Sequence[RouteEntry]) -> Self:
-        """Return ``entries`` as a table; a table is returned unchanged."""
         if isinstance(entries, cls):
             return entries
         return cls(*zip(*entries, strict=True)) if entries else cls((), (), (), (), ())
@@ -136,36 +121,28 @@ class RouteTable(Sequence[RouteEntry]):
     __hash__ = None  # type: ignore[assignment]
 
     def reaching(self, last: int) -> Self:
-        """Return a table in which each route's last record is at least ``last``."""
+        """Return a table with each route's last record at least ``last``."""
         lasts = tuple(map(max, self.lasts, repeat(last)))
         return type(self)(self.names, self.counts, self.firsts, lasts, self.payload_bytes)
 
 
 class Frame(NamedTuple):
-    """One zstd frame of whole batches.
+    """One zstd frame of whole batches."""
 
-    Attributes:
-        offset: in the compressed file.
-        raw_offset: in the raw segment.
-        first_sequence, next_sequence: records that begin in it are first ≤ s < next.
-        earliest_ns, latest_ns: append times; earliest > latest without any batch.
-        routes: route ids.
-    """
-
-    offset: int
+    offset: int  # in the compressed file
     compressed_bytes: int
-    raw_offset: int
+    raw_offset: int  # in the raw segment
     raw_bytes: int
-    first_sequence: int
+    first_sequence: int  # records that begin in it are first ≤ s < next
     next_sequence: int
-    earliest_ns: int
+    earliest_ns: int  # append time; after latest_ns without any batch
     latest_ns: int
-    routes: tuple[int, ...]
+    routes: tuple[int, ...]  # route ids
 
 
 @dataclass(slots=True)
 class BatchTable:
-    """Every batch of a segment, except control batches, as columns."""
+    """The batches of a segment, except control batches, as columns."""
 
     positions: array[int] = field(default_factory=lambda: array("Q"))
     bases: array[int] = field(default_factory=lambda: array("Q"))
@@ -182,10 +159,7 @@ class BatchTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameTable(Sequence[Frame]):
-    """The frames of a segment as columns; equal to any sequence of the same frames.
-
-    ``ends`` has the end of each frame's route ids in ``routes``.
-    """
+    """The frames of a segment as columns; equal to any sequence of the same frames."""
 
     offsets: Sequence[int]
     compressed_bytes: Sequence[int]
@@ -195,12 +169,11 @@ class FrameTable(Sequence[Frame]):
     next_sequences: Sequence[int]
     earliest_ns: Sequence[int]
     latest_ns: Sequence[int]
-    ends: Sequence[int]
+    ends: Sequence[int]  # end of each frame's route ids in ``routes``
     routes: Sequence[int]
 
     @classmethod
     def from_frames(cls, frames: Sequence[Frame]) -> Self:
-        """Return ``frames`` as a table; a table is returned unchanged."""
         if isinstance(frames, cls):
             return frames
         columns: list[Any] = list(zip(*frames, strict=True)) or 9 * [()]
@@ -241,20 +214,12 @@ class FrameTable(Sequence[Frame]):
 
 @dataclass(frozen=True, slots=True)
 class Shrunk:
-    """The records that were dropped from a shrunk segment.
+    """The records dropped from a shrunk segment; docs/format.md, "A shrunk segment"."""
 
-    Attributes:
-        sha256: of the raw bytes before it was shrunk; empty if unknown.
-        stored_bytes: length of the file before it was shrunk; 0 if unknown.
-        ranges: the dropped records as sorted, maximal (first, last).
-        routes: the dropped records of each route, always its first batches in the segment. Incomplete if the index was
-            rebuilt in the meantime from frames that do not show the routes.
-    """
-
-    sha256: bytes
-    stored_bytes: int
-    ranges: list[tuple[int, int]]
-    routes: list[RouteEntry]
+    sha256: bytes  # empty if unknown
+    stored_bytes: int  # 0 if unknown
+    ranges: list[tuple[int, int]]  # sorted, maximal (first, last)
+    routes: list[RouteEntry]  # incomplete if the index was rebuilt since from frames, which do not show the routes
 
     @property
     def records(self) -> int:
@@ -262,16 +227,14 @@ class Shrunk:
 
     @property
     def is_complete(self) -> bool:
-        """True if ``routes`` lists every dropped record."""
         return sum(entry.count for entry in self.routes) == self.records
 
     @property
     def lasts(self) -> dict[str, int] | None:
-        """Each route's last dropped sequence; None unless :attr:`is_complete`."""
+        """Each route's last dropped sequence; None unless complete."""
         return {entry.route: entry.last for entry in self.routes} if self.is_complete else None
 
     def encode(self) -> bytes:
-        """Encode the section ``shrunk``."""
         sealed = {"sha256": self.sha256.hex(), "bytes": self.stored_bytes}
         return json.dumps(sealed | {"dropped": self.ranges, "routes": self.routes}, separators=(",", ":")).encode()
 
@@ -281,7 +244,7 @@ class Shrunk:
 
 
 def merge_routes(routes: Iterable[RouteEntry], others: Iterable[RouteEntry]) -> list[RouteEntry]:
-    """Return the sum of two disjoint lists of routes."""
+    """Return the sum of disjoint lists."""
     found = {entry.route: entry for entry in routes}
     for entry in others:
         old = found.get(entry.route)
@@ -291,7 +254,7 @@ def merge_routes(routes: Iterable[RouteEntry], others: Iterable[RouteEntry]) -> 
 
 @dataclass(frozen=True, slots=True)
 class SealedIndex:
-    """The decoded index; batches and peers are decompressed on demand, at each call, because few readers need them."""
+    """The decoded index; batches and peers are decompressed at each call, because few readers need them."""
 
     log_id: bytes
     base_sequence: int
@@ -309,11 +272,11 @@ class SealedIndex:
     stored_peers: StoredSection | None = field(repr=False, compare=False, default=None)
 
     def is_damage(self, frame: Frame) -> bool:
-        """Return True if the frame contains bytes that were damaged when sealed, even if they look like batches now."""
+        """True if bytes of the frame were damaged when sealed, even if they look like batches now."""
         return any(offset <= frame.raw_offset < offset + length for offset, length in self.damage)
 
     def batch_table(self) -> BatchTable:
-        """Decode the batch table; raise BadSealed if the section is damaged."""
+        """Decode the batch table, or raise BadSealed."""
         data = _decompress(self.stored_batches, "batches")
         count, rest = divmod(len(data), _BATCH_BYTES)
         if rest:
@@ -325,7 +288,7 @@ class SealedIndex:
         return table
 
     def peers(self) -> dict[int, Peer]:
-        """Decode the peers by number; raise BadSealed if the section is damaged."""
+        """Decode the peers by number, or raise BadSealed."""
         if self.stored_peers is None:
             return {}
         try:
@@ -352,12 +315,12 @@ def encode_sealed_index(index: SealedIndex, batches: BatchTable, peers: Mapping[
 
 
 def store_batches(batches: BatchTable) -> StoredSection:
-    """Return the section of an index that is not written."""
+    """Return the batches section for an index that is not written."""
     return _compress_section(batches.columns())
 
 
 def decode_sealed_index(frame: bytes) -> SealedIndex:
-    """Decode the index frame; raise BadSealed if it is damaged; sizes are checked before memory is allocated."""
+    """Decode the index frame, or raise BadSealed; checks sizes before it allocates memory."""
     content = memoryview(frame)[SKIPPABLE.size :]
     end, log_id, base, following, raw_bytes, epoch, salt, writer = _decode_header(frame)
     sections: dict[str, StoredSection] = {}
@@ -378,7 +341,7 @@ def decode_sealed_index(frame: bytes) -> SealedIndex:
 
 
 def decode_salt(frame: bytes) -> int | None:
-    """Return the salt if header and directory of an index frame are intact."""
+    """Return the salt if header and directory are intact."""
     try:
         return int(_decode_header(frame)[-2])
     except BadSealed:
@@ -387,15 +350,10 @@ def decode_salt(frame: bytes) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class FrameLengths:
-    """The lengths of a zstd frame, read from its headers.
+    """The lengths of a zstd frame, read from its headers."""
 
-    Attributes:
-        stored_bytes: of the frame in the file, which may be truncated.
-        raw_bytes: of its content; 0 for a skippable frame.
-    """
-
-    stored_bytes: int
-    raw_bytes: int
+    stored_bytes: int  # by the headers; the file may be truncated
+    raw_bytes: int  # 0 for a skippable frame
 
     @property
     def skippable(self) -> bool:
@@ -403,14 +361,7 @@ class FrameLengths:
 
 
 def read_frame_lengths(read: Callable[[int, int], bytes], offset: int) -> FrameLengths:
-    """Return the lengths of the frame at ``offset``, from its frame and block headers and without an index.
-
-    Args:
-        read: (offset, length) → at most that number of bytes.
-
-    Raises:
-        BadFrame: no frame begins there, or its headers are damaged.
-    """
+    """Read the lengths from frame and block headers, without an index; ``read`` may return fewer bytes than asked."""
     opening = read(offset, _ZSTD_HEADER_MAX_BYTES)
     if int.from_bytes(opening[:4], "little") in _SKIPPABLE_MAGIC and len(opening) >= 8:
         return FrameLengths(8 + int.from_bytes(opening[4:8], "little"), 0)
@@ -437,14 +388,14 @@ def read_frame_lengths(read: Callable[[int, int], bytes], offset: int) -> FrameL
 
 
 def encode_seek_table(frames: Sequence[tuple[int, int]]) -> bytes:
-    """Encode the (compressed, decompressed) bytes of every frame, the index frame included."""
+    """Encode (compressed, decompressed) bytes of each frame, the index included."""
     body = b"".join(_SEEK_ENTRY.pack(*entry) for entry in frames)
     footer = SEEK_FOOTER.pack(len(frames), 0, _SEEKABLE_MAGIC)
     return SKIPPABLE.pack(_SEEK_TABLE_MAGIC, len(body) + len(footer)) + body + footer
 
 
 def seek_table_bytes(footer: bytes) -> int:
-    """Return the length of the seek table that ends with these 9 bytes."""
+    """Return the length of the seek table with this footer."""
     if len(footer) != SEEK_FOOTER.size:
         raise BadSealed("the file is too short for a seek table")
     count, descriptor, magic = SEEK_FOOTER.unpack(footer)
@@ -454,7 +405,7 @@ def seek_table_bytes(footer: bytes) -> int:
 
 
 def decode_seek_table(table: bytes, *, file_bytes: int) -> list[tuple[int, int]]:
-    """Return the (compressed, decompressed) bytes of each frame, the index frame last."""
+    """Invert :func:`encode_seek_table`; the index frame is last."""
     if len(table) < SKIPPABLE.size + SEEK_FOOTER.size or len(table) != seek_table_bytes(table[-SEEK_FOOTER.size :]):
         raise BadSealed("the seek table's length is wrong")
     if SKIPPABLE.unpack_from(table) != (_SEEK_TABLE_MAGIC, len(table) - SKIPPABLE.size):
@@ -525,7 +476,7 @@ def _pairs(table: list[list[int]]) -> list[tuple[int, int]]:
 
 
 def _read_columns(data: bytes, offset: int, codes: str, count: int) -> tuple[list[array[int]], int]:
-    """Read arrays of ``count`` numbers with these type codes; return them and the offset after them."""
+    """Read a column of ``count`` numbers for each type code; return them and the offset after them."""
     columns = []
     for code in codes:
         column: array[int] = array(code)
@@ -552,7 +503,7 @@ def _decode_frames(data: bytes, routes: int) -> FrameTable:
 
 
 def _compress_section(parts: Sequence[bytes | array[int]]) -> tuple[bytes, int, int]:
-    """Compress a section; the parts, which may be large, are not joined."""
+    """Compress a section without joining its parts, which may be large."""
     views = [memoryview(part).cast("B") for part in parts if len(part)]
     raw_bytes = sum(map(len, views))
     compressor = zstandard.ZstdCompressor(level=3).compressobj(size=raw_bytes)
@@ -577,7 +528,7 @@ def _decompress(section: StoredSection, name: str) -> bytes:
     if raw_bytes > max(len(stored) * _EXPANSION_MAX, _EXPANSION_FROM_BYTES):
         raise BadSealed(f"section {name!r} claims {raw_bytes} bytes in {len(stored)}")
     try:
-        # The decompressor allocates as much as the frame's own header claims.
+        # The decompressor allocates what the frame's own header claims.
         if zstandard.frame_content_size(stored) != raw_bytes:
             raise BadSealed(f"section {name!r} does not have the size that the directory claims")
         raw = zstandard.ZstdDecompressor().decompress(stored, max_output_size=raw_bytes)
