@@ -1,8 +1,8 @@
 """Lock of the single writer, and its epoch, which grows by one at every start of a daemon.
 
-The lock file holds one line of JSON: epoch, pid, host, started, nonce. Some network and FUSE file systems grant the
-lock to two processes, so a daemon writes a nonce and reads it back: of two that start together, the last one to write
-continues. Before each acknowledgement, a daemon checks that the file is still the one it wrote.
+The lock file is one line of JSON: epoch, pid, host, started, nonce. Some network and FUSE file systems grant the lock
+twice, so a daemon reads its nonce back: of two that start together, the last writer continues. Before each
+acknowledgement, a daemon checks that the file is still its own.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def root_gone(root: Root) -> NotFound:
 
 
 def require_own_files(root: Root) -> None:
-    """Raise Damaged if a file to be overwritten at a start is another file of the log under a wrong name."""
+    """Raise Damaged if a file that a start overwrites is another file of the log under a wrong name."""
     for path in (root.lock, root.head, root.transfers):
         try:
             start = read_start(path, _START_BYTES)
@@ -192,17 +192,12 @@ def how_to_stop(root: Root) -> str:
 
 
 def is_held(root: Root, disk: Disk) -> bool:
-    """Return True if a daemon runs on ``root``, by the kernel's list of locks if the file cannot be opened."""
+    """Return True if a daemon runs on ``root``."""
     return locks.is_held(root.lock, disk)
 
 
 def require_free(root: Root, disk: Disk) -> None:
-    """Check that a daemon could start on ``root``, without writing anything.
-
-    Raises:
-        Locked: another daemon runs.
-        PermissionError: this user may not run a daemon on it.
-    """
+    """Raise Locked or PermissionError if this user could not start a daemon on ``root``; write nothing."""
     if os.path.lexists(root.lock):
         disk.close(disk.open_lock(root.lock))  # fails without permission to run a daemon
         _await(lambda: not is_held(root, disk), root)
@@ -229,7 +224,7 @@ def _content(path: Path) -> dict[str, object]:
 
 
 def _last_epoch(root: Root) -> int:
-    """Return the largest epoch in the root; any of the files that hold one may be lost."""
+    """Return the largest epoch in the root; any file with one may be lost."""
     epoch = _content(root.lock).get("epoch", 0)
     found = [epoch if isinstance(epoch, int) else 0]
     try:

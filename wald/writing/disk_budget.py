@@ -4,8 +4,8 @@ Sealing a segment needs room for the sealed form next to the raw one, and input 
 
     free bytes + bytes allocated for the next segment  ≥  reserve + one sealed form + the next segment
 
-The reserve (``free_space_min``) belongs to other programs. A disk must hold the reserve, the active segment, the next
-one, and one more in both forms; on a smaller disk, segments and then the reserve are smaller than configured.
+The reserve (``free_space_min``) belongs to other programs. A disk must hold the reserve, the active segment, the next,
+and one more in both forms; on a smaller disk, segments and then the reserve shrink.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from wald.hints import hint_for
 _SEGMENT_MIN_BYTES = 64 << 10
 _SEGMENT_USUAL_BYTES = 1 << 20  # a reserve that makes segments smaller than this is too large for the disk
 _UNLIMITED = 1 << 62
-_OWN_SHARE = 32  # 1/32 of the disk is for ledgers, indexes, cursors and other small files
+_OWN_SHARE = 32  # 1/32 of the disk is for ledgers, cursors and other small files
 _PLENTY = 8  # sealed forms; more than is written while one is made
 _RESERVE_SHARE = 4  # the reserve is 1/4 of the disk if the configured one does not fit
 
@@ -55,12 +55,11 @@ class Sizes:
 
     @property
     def kept_bytes(self) -> int:
-        """Space for other programs and for sealing."""
         return self.reserve_bytes + sealed_bytes_max(self.segment_bytes)
 
     @property
     def needed_bytes(self) -> int:
-        """Free and preallocated space that input requires, so that the next segment fits."""
+        """Free and preallocated space that input requires."""
         return self.kept_bytes + self.segment_bytes
 
 
@@ -106,14 +105,12 @@ class DiskBudget:
         self.sizes = sizes
 
     def left_bytes(self, free_bytes: int) -> int:
-        """Return the room for input, negative if room is missing."""
         return free_bytes + self.spare_bytes - self.sizes.needed_bytes
 
     def lets_allocate(self, segment_bytes: int) -> bool:
         return free_bytes(self._path) >= self.sizes.kept_bytes + segment_bytes
 
     def lets_seal(self, raw_bytes: int) -> bool:
-        """Return True if a segment may be sealed without using the reserve."""
         return free_bytes(self._path) >= self.sizes.reserve_bytes + sealed_bytes_max(raw_bytes)
 
     def is_plenty(self, raw_bytes: int) -> bool:

@@ -168,7 +168,7 @@ def recover(
 
 
 class _Recovery:
-    """Steps of one recovery, in the order in which :meth:`run` takes them."""
+    """Steps of one recovery, in the order of :meth:`run`."""
 
     def __init__(self, root: Root, disk: Disk, log_id: bytes, report: Report) -> None:
         self._root = root
@@ -213,17 +213,14 @@ class _Recovery:
             raise no_segment(root, head.sequence, starting=True)
 
     def _was_set_aside(self, head: Head) -> bool:
-        """Return True if a later start than that of ``head`` moved its segment away and was then killed."""
+        """Return True if a start later than ``head`` moved its segment away and was then killed."""
         name = segment_name(head.segment, Kind.RAW)
         found = chain.from_iterable(each.glob(f"{name}.*") for each in (self._root.quarantine, self._root.segments))
         epochs = (path.name.removeprefix(f"{name}.") for path in found)
         return any(_EPOCH.fullmatch(epoch) and int(epoch) > head.epoch for epoch in epochs)
 
     def _require_newest(self, newest: Segment) -> None:
-        """Raise Damaged if another segment has the newest name and so hides the end of the log.
-
-        If both are raw, :meth:`_repair` raises it.
-        """
+        """Raise Damaged if another segment has the newest name; if both are raw, :meth:`_repair` raises it."""
         try:
             require_named(newest, self._log_id)
         except Misplaced as error:
@@ -234,7 +231,7 @@ class _Recovery:
             pass
 
     def _misplaced(self) -> Iterator[str]:
-        """Yield an error for each older raw file that is another segment; opening the sealed ones takes too long."""
+        """Yield an error for each older raw file that is another segment; opening sealed ones takes too long."""
         for segment in self._listing.segments[:-1]:
             if segment.kind is not Kind.RAW:
                 continue
@@ -329,7 +326,7 @@ class _Recovery:
             state.next_sequence = floor
 
     def _never_join(self, state: LogState, newest: Segment | None) -> None:
-        """Skip one sequence if pieces of a record are lost, so that readers find a gap and do not join the rest."""
+        """Skip one sequence if pieces of a record are lost, so that readers do not join the rest."""
         head, report = self._head, self._report
         if not state.open_records or head is None or newest is None or head.segment < newest.base_sequence:
             return

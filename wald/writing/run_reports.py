@@ -1,7 +1,7 @@
 """Reports about runs of the daemon, and how they ended.
 
-Each run writes a report to ``recovery/`` at its start and adds its end. A run that was killed, or whose machine went
-down, adds no end; the kernel's boot id tells these two apart.
+Each run writes a report to ``recovery/`` at its start and adds its end, unless it was killed or its machine went down;
+the kernel's boot id tells these two apart.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SIGNED = ("epoch", "pid", "host", "started")
 
 
 def end_run(root: Root, disk: Disk, epoch: int, how: str, *, now_ns: int) -> None:
-    """Record the end of a run (STOPPED, or the failure); without that record, the run counts as killed."""
+    """Record the end of a run (STOPPED, or the failure); without it, the run counts as killed."""
     add_to_run(root, disk, epoch, {"ended": how, "ended_at_ns": now_ns})
 
 
@@ -80,8 +80,8 @@ class CrashReport:
 
     Attributes:
         found_ns: when the next start found it; None before that, while the loss is unknown.
-        lost: missing durable data, which only a failing disk or machine can cause.
-        cut_bytes: of an unfinished and so unacknowledged write.
+        lost: missing durable data; only a failing disk or machine can cause this.
+        cut_bytes: of an unfinished write.
     """
 
     epoch: int
@@ -117,7 +117,7 @@ def _crash(report: Mapping[str, Any], after: Mapping[str, Any]) -> CrashReport:
 
 
 def no_daemon(root: Root, disk: Disk) -> str:
-    """Report that no daemon runs and how the last one ended; "" if one runs, or records came without one."""
+    """Report that no daemon runs and how the last ended; "" if one runs, or records came without one."""
     if not os.path.lexists(root.lock):
         return "" if os.path.lexists(root.head) else "no daemon runs: none has run on this log"
     if is_held(root.lock, disk):

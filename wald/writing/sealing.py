@@ -5,8 +5,7 @@
     raw + sealed         ledger: cut, damaged, sealed; then unlink the sparse index and the raw file
     sealed               done
 
-The names in the directory show the state of a segment; the ledger is read only if a crash left both forms. Both hold
-the same bytes, and readers may use either.
+The ledger is read only if a crash left both forms. Both hold the same bytes, and readers may use either.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _OURS = f".{secrets.token_hex(8)}{TEMPORARY}"  # unique: a superseded daemon may
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """Result of sealing one segment; ``gaps`` are damaged bytes, which are kept."""
+    """Result of sealing; ``gaps`` are damaged bytes, which are kept."""
 
     base_sequence: int
     last_sequence: int
@@ -75,12 +74,12 @@ def seal(
     """Replace a raw segment by its sealed form. Repeatable after a failure or crash, which keeps the raw file.
 
     Args:
-        reserve: allocate the largest possible sealed form first. On a tmpfs this takes as long as writing it.
+        reserve: allocate the largest possible sealed form first, to keep the room. On a tmpfs this takes as long as
+            writing it.
 
     Raises:
-        Damaged: the raw file has no valid header or was truncated after the cut, or the sealed one reads back
-            differently.
-        UnsupportedFormat: a newer wald wrote the raw file.
+        Damaged: the raw file has no valid header or was truncated, or the sealed one reads back differently.
+        UnsupportedFormat: a newer wald wrote it.
         FileNotFoundError: the segment was reclaimed.
     """
     target = root.segment(segment.base_sequence, Kind.SEALED)
@@ -96,7 +95,7 @@ def seal(
             base = segment.base_sequence
             known = [line.entry for line in Lines(ledger.path).about(base, base)]
     for entry in _entries(compressed, sealed_bytes, moment(), cut_ns=cut_ns, now_ns=now()):
-        if not any(_is_about(line, entry) for line in known):
+        if not any(all(line.get(key) == entry.get(key) for key in ("event", "base", "position")) for line in known):
             ledger.append(entry)
     remove_index(root.segment(segment.base_sequence, Kind.INDEX), disk)
     disk.unlink(segment.path)
@@ -130,10 +129,7 @@ def _publish(
 
 
 def remove_temporaries(root: Root, disk: Disk) -> list[str]:
-    """Remove unfinished files of killed programs at a start; return the names of those in ``segments/``.
-
-    Files of a running ``wald-reclaim`` are kept.
-    """
+    """Remove files of killed programs, not of a running ``wald-reclaim``; return the names in ``segments/``."""
     names = sorted(entry.name for entry in os.scandir(root.segments) if entry.name.endswith(TEMPORARY))
     shrunk = [name for name in names if name.endswith(SHRUNK_SUFFIX)]
     for name in names:
@@ -190,11 +186,7 @@ def _digest(path: Path) -> bytes:
 
 
 def _holds(path: Path, digest: bytes) -> bool:
-    """Return True if the sealed file holds these raw bytes, False if it is damaged.
-
-    Raises:
-        Damaged: it is intact but holds other bytes, so either form may be the right one.
-    """
+    """Return False if the sealed file is damaged; raise Damaged if it holds other bytes, as either may be right."""
     try:
         found = _digest(path)
     except Damaged:
@@ -208,14 +200,15 @@ def _entries(
     compressed: Compressed, sealed_bytes: int, moment: Moment, *, cut_ns: int, now_ns: int
 ) -> list[dict[str, Any]]:
     index = compressed.index
-    cut = {"base": index.base_sequence, "next": index.next_sequence, "bytes": index.raw_bytes, "at": cut_ns}
-    damaged = [
-        {"base": index.base_sequence, "position": gap.offset, "length": gap.length, "reason": gap.reason, "at": now_ns}
-        for gap in compressed.gaps
-    ]
+    base = {"base": index.base_sequence}
     return [
-        {"event": "cut"} | cut,
-        *({"event": "damaged"} | entry for entry in damaged),
+        {"event": "cut"} | base | {"next": index.next_sequence, "bytes": index.raw_bytes, "at": cut_ns},
+        *(
+            {"event": "damaged"}
+            | base
+            | {"position": gap.offset, "length": gap.length, "reason": gap.reason, "at": now_ns}
+            for gap in compressed.gaps
+        ),
         {"event": "sealed"} | sealed_entry(index, sealed_bytes, moment, now_ns),
     ]
 
@@ -233,10 +226,6 @@ def sealed_entry(index: SealedIndex, sealed_bytes: int, moment: Moment, now_ns: 
     } | moment.as_entry()
     times = [frame for frame in index.frames if frame.earliest_ns <= frame.latest_ns]
     return entry | ({"earliest": times[0].earliest_ns, "latest": times[-1].latest_ns} if times else {})
-
-
-def _is_about(line: dict[str, Any], entry: dict[str, Any]) -> bool:
-    return all(line.get(key) == entry.get(key) for key in ("event", "base", "position"))
 
 
 def _damaged(path: Path, reason: str) -> Damaged:

@@ -6,8 +6,8 @@ count as processed, and would never be delivered. So a start skips these sequenc
 
     {"event": "skipped", "base": 11, "last": 45, "why": "routes/a/cursors/processed.cursor is at 45", "at": …}
 
-Numbers too far beyond the end of the log are not believed: 2^20 records for a bare cursor, which does not name its log,
-2^40 otherwise. A cursor that is not believed still blocks deletion.
+Numbers too far beyond the end are not believed: 2^20 records for a cursor that does not name its log, 2^40 otherwise. A
+cursor that is not believed still blocks deletion.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _JOURNAL_MAX_BYTES = 64 << 20  # of its end, read if the tail has no answer
 
 @dataclass(slots=True)
 class Floor:
-    """Highest believed sequence that a file names, and why; ``doubts`` describe files that are not believed."""
+    """Highest believed sequence and its reason; ``doubts`` describe files that are not believed."""
 
     last: int
     why: str = ""
@@ -57,9 +57,9 @@ class Floor:
 
 
 def find_floor(root: Root, *, log_id: bytes, next_sequence: int) -> Floor:
-    """Read every cursor and journal of every route, retired or not, and the ledgers of deletions and archives.
+    """Read every cursor and journal, also of retired routes, and the ledgers of deletions and archives.
 
-    A sealed sequence that is missing is damage; see :func:`last_sealed`.
+    A sealed sequence that is missing is damage: see :func:`last_sealed`.
     """
     floor = Floor(next_sequence - 1)
     for path, sequence, trusted in (*_cursors(root, log_id), *_ledgers(root)):
@@ -138,7 +138,7 @@ def last_sealed(root: Root, *, next_sequence: int) -> int:
 
 
 def given_up(root: Root, first: int, last: int) -> bool:
-    """Return True if the ledger records that a repair has given up all records ``first`` to ``last``."""
+    """Return True if a repair has given up all records ``first`` to ``last``, by the ledger."""
     lost = Spans()
     with suppress(Damaged):
         for line in Lines(root.ledger / "segments.jsonl").about(first, last):
@@ -154,7 +154,7 @@ def _ledgers(root: Root) -> Iterator[tuple[Path, int, bool]]:
 
 
 def _highest(path: Path, number: re.Pattern[bytes]) -> int:
-    """Return the highest number in a ledger, decoding only candidate lines to keep a start fast."""
+    """Return the highest number in a ledger, decoding only candidate lines."""
     below = _NO_NUMBER
     try:
         with open_file(path) as file:

@@ -4,9 +4,9 @@
     writer.commit(placed, now_ns=…)      one gather-write, one fdatasync; then it is durable
     writer.cut(now_ns=…)                 complete the segment and activate the next one
 
-State in memory changes only after the write and the sync succeed. After an OSError from either, the descriptor is never
-written or synced again: :meth:`Writer.replace` truncates the file to its durable length and opens the next segment. A
-batch never spans segments. A segment is named by its first sequence, so it can be cut only after it has assigned one.
+State in memory changes only after write and sync succeed. After an OSError, the descriptor is never written or synced
+again: :meth:`Writer.replace` truncates the file to its durable length and opens the next segment. A batch never spans
+segments. A segment is named by its first sequence, so it can be cut only after it has assigned one.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class Writer:
 
     @property
     def full_at(self) -> int:
-        """Position at which the segment is full; a large control batch raises it to leave half for records."""
+        """Position at which the segment is full; leaves half for records after a large control batch."""
         return max(self.segment_max_bytes, 2 * self._first_position)
 
     def overshoots(self, total_bytes: int) -> bool:
@@ -257,7 +257,7 @@ class Writer:
         return placed
 
     def needed_bytes(self, draft: Draft) -> int:
-        """Return the growth of the segment by ``draft``, with the introduction of a new peer."""
+        """Return the size of ``draft`` with the introduction of its peer."""
         if draft.peer not in self._peers and self._is_new(draft.peer):
             return introduction(draft.peer).total_bytes + draft.total_bytes
         return draft.total_bytes
@@ -316,7 +316,7 @@ class Writer:
                 index.add(draft.base_sequence, draft.position, time_ns)
 
     def sync(self) -> None:
-        """Sync unsynced commits. After an OSError they may be lost, and a later sync would not report it again."""
+        """Sync unsynced commits. After an OSError they may be lost; a later sync would not report it."""
         self.unsynced = False
         try:
             self._sync()
@@ -438,14 +438,11 @@ class Writer:
 
     @property
     def may_step_clock(self) -> bool:
-        """False while the active segment holds only pieces of a record: the next segment would replace it."""
+        """False while the active segment holds only pieces of a record, as the next would replace it."""
         return self.advanced or (self.position == self._control_end and not self.state.open_records)
 
     def step_clock(self, *, now_ns: int) -> None:
-        """Begin a segment whose append times start at ``now_ns``, earlier than existing ones.
-
-        An OSError, as in :meth:`cut`, leaves append times unchanged.
-        """
+        """Begin a segment whose append times start at the earlier ``now_ns``; an OSError leaves them unchanged."""
         assert self.may_step_clock, "its pieces would be lost"
         before_ns, self.state.append_time_ns = self.state.append_time_ns, now_ns
         try:
@@ -491,7 +488,7 @@ class Writer:
         self._open_next(now_ns, None)
 
     def name_again(self) -> Path | None:
-        """Continue in a copy of the active segment after another program removed or replaced its file.
+        """Continue in a copy of the active segment after its file was removed or replaced.
 
         Return the new path of the file found in its place, if any.
 
