@@ -1,10 +1,8 @@
 """Background thread that seals cut segments and allocates the file for the next cut.
 
-The thread lists the directory whenever it is woken, so a start after a crash needs nothing special. A segment that the
-disk has no room to seal waits; it can be read and reclaimed unsealed. No error ends the thread: each is reported and
-counted, and everything is retried after a pause.
-
-Compression and digests release the interpreter's lock, so the loop does not wait long for the thread.
+It lists the directory whenever woken, so a start after a crash needs nothing special. A segment without room on the
+disk waits; it can be read and reclaimed unsealed. Errors are reported, counted and retried after a pause; none ends the
+thread. Compression and digests release the interpreter's lock, so the loop hardly waits.
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ from wald.writing.disk_budget import DiskBudget
 from wald.writing.sealing import Sealed, pending, seal
 from wald.writing.writer import Writer
 
-_NICENESS = 19  # gives commit rounds 5 to 15 % more than 10 or 0, measured on two cores with one producer
-_SWITCH_SECONDS = 0.0001  # the interpreter's 5 ms would be several rounds
+_NICENESS = 19  # gives commit rounds 5 to 15 % more than 10 or 0 (two cores, one producer)
+_SWITCH_SECONDS = 0.0001  # the default, 5 ms, is several rounds
 _ROOM_SECONDS = 1.0  # between checks of the free space
 _RETRY_SECONDS = 5.0  # after a failure; doubled while it lasts
 _RETRY_MAX_SECONDS = 600.0
@@ -35,17 +33,14 @@ _RETRY_MAX_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A segment that could not be sealed; ``name`` is empty if the segments could not be listed."""
+    """Failure to seal; ``name`` is empty if the segments could not be listed."""
 
     name: str
     reason: str
 
 
 class Background:
-    """The thread; it calls ``report`` for each sealed segment and each new failure.
-
-    ``waiting`` is the number of segments that the disk had no room to seal at the last attempt.
-    """
+    """The thread; ``report`` gets each sealed segment and each new failure."""
 
     def __init__(
         self,
@@ -69,7 +64,7 @@ class Background:
         self._level = level
         self._wake = threading.Event()
         self._stopping = False
-        self.waiting = 0
+        self.waiting = 0  # segments without room at the last attempt
         self._prepared = False  # the next cut has its file
         self._reasons: dict[str, str] = {}  # of the last failure, by name
         sys.setswitchinterval(_SWITCH_SECONDS)
@@ -98,7 +93,7 @@ class Background:
             pause = _RETRY_SECONDS if succeeded or woken else min(2 * pause, _RETRY_MAX_SECONDS)
 
     def _work(self) -> bool:
-        """Run one pass; return False after a failure. It raises nothing."""
+        """Return False after a failure; raise nothing."""
         self._ledger.cut()  # a previous run may have left a long one
         self._metrics.seal_waits_since = self._metrics.seal_waits_since or time.monotonic()
         try:
@@ -112,7 +107,7 @@ class Background:
         return succeeded
 
     def _seal_all(self) -> bool:
-        """Seal every segment that there is room for; return False after a failure."""
+        """Return False after a failure."""
         succeeded = True
         waiting = 0
         for segment in pending(self._root, self._writer.base_sequence):
@@ -137,7 +132,7 @@ class Background:
         return succeeded
 
     def _seal(self, segment: Segment) -> Sealed | None:
-        """Seal one segment; return None if it waits for room or was reclaimed."""
+        """Return None if the segment waits for room or was reclaimed."""
         try:
             raw_bytes = segment.path.stat().st_size
             if not self._budget.lets_seal(raw_bytes):
@@ -155,7 +150,7 @@ class Background:
     def _failed(self, name: str, error: Exception) -> bool:
         reason = f"{type(error).__name__}: {error}"
         self._metrics.seal_failures += 1
-        if self._reasons.get(name) != reason:  # reported once, not at each retry
+        if self._reasons.get(name) != reason:  # reported once
             self._reasons[name] = reason
             self._report_safely(Failure(name, reason))
         return False

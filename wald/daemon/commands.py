@@ -1,7 +1,7 @@
 """Commands of the socket (every request but PUB), and the table of routes with their permissions.
 
-Everyone may add routes and write to them, unless the settings name the writers of a route. Only owners, which are root
-and the user who runs the daemon, may set FIFO modes and cursor owners; they and the writers may retire a route.
+Everyone may add routes, and write to those without configured writers. Only owners (root and the daemon's user) may set
+FIFO modes and cursor owners; they and the writers may retire a route.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from wald.writing.writer import Route, Writer
 
 @dataclass(frozen=True, slots=True)
 class RouteEntry:
-    """Writable route; ``writers`` are the user ids that may write to it, None for all."""
+    """Writable route."""
 
     route: Route
-    writers: Collection[int] | None
+    writers: Collection[int] | None  # user ids; None: all
 
 
 class Routes:
-    """Cache of the routes by name, which reads the directory of a route once."""
+    """Cache of the routes by name."""
 
     def __init__(self, root: Root, writers: Mapping[str, Collection[int]]) -> None:
         self._root = root
@@ -45,11 +45,7 @@ class Routes:
         self._entries: dict[bytes, RouteEntry] = {}
 
     def find(self, name: bytes, user_id: int) -> Route:
-        """Return the route to which a user writes.
-
-        Raises:
-            ProtocolError: the name is invalid, the route is absent or retired, or the user may not write to it.
-        """
+        """Raise ProtocolError if the name is invalid, the route absent or retired, or the user may not write to it."""
         entry = self._entries.get(name) or self._read(name)
         if entry.writers is not None and user_id not in entry.writers:
             raise ProtocolError(Code.DENIED, f"user {user_id} may not write to {entry.route.name}")
@@ -66,11 +62,11 @@ class Routes:
         return writers is None or user_id in writers
 
     def lets_retire(self, name: str, user_id: int) -> bool:
-        """Return True if a user may retire a route, which allows its unread records to be deleted, or restore it."""
+        """Return True if a user may restore or retire a route; retiring allows its unread records to be deleted."""
         return self.is_owner(user_id) or user_id in self._writers.get(name, ())
 
     def forget(self, name: str | None = None, *, writers: Mapping[str, Collection[int]] | None = None) -> None:
-        """Invalidate the cache: of one route that changed, or of all, under new ``writers``."""
+        """Invalidate one changed route, or all."""
         if writers is not None:
             self._writers = writers
         if name is None:
@@ -152,7 +148,7 @@ class Commands:
         return encode_err(Code.BAD_REQUEST, _USAGE)
 
     def make_route(self, name: str, *, fifo: bool, mode: int | None, consumers: str | None) -> None:
-        """Create a route, or restore a retired one, and read its FIFO; raises as :func:`add_route` does."""
+        """Create or restore a route and read its FIFO; raises as :func:`add_route` does."""
         add_route(self._root, self._disk, name, fifo=fifo, mode=mode, consumers=consumers)
         if has_fifo(self._root, name):
             self._intake.add(name)
@@ -205,7 +201,7 @@ class Commands:
         return encode_ok(f"added {name}")
 
     def _refusal_to_add(self, name: str, user_id: int, *, fifo: bool, mode: int | None, consumers: str | None) -> bytes:
-        """Return the reply that refuses to add or change a route; b"" if the user may."""
+        """Return the refusal; b"" if the user may."""
         routes = self._routes
         if self._root.retired(name).exists() and not routes.lets_retire(name, user_id):
             return _refuse_retirement(user_id, f"take {name} back")

@@ -1,6 +1,6 @@
 """FIFO paths that the daemon opens, restores and reports.
 
-A FIFO that cannot be read is reported and retried; the others are read in the meantime.
+A FIFO that cannot be read is reported and retried; the others are read.
 """
 
 from __future__ import annotations
@@ -24,19 +24,13 @@ from wald.systemd import Systemd
 
 @dataclass(frozen=True, slots=True)
 class OpenPipe:
-    """An open pipe without a slot.
-
-    Attributes:
-        held: another process kept it open while no daemon ran.
-        handed_over: systemd already stores it.
-        replaced: another FIFO is at the route's path by now.
-    """
+    """Open pipe without a slot."""
 
     route: str
     descriptor: int
-    held: bool
-    handed_over: bool = False
-    replaced: bool = False
+    held: bool  # another process kept it open while no daemon ran
+    handed_over: bool = False  # systemd already stores it
+    replaced: bool = False  # another FIFO is at the route's path
     is_stdin: bool = False
     relay: Relay | None = None
 
@@ -46,7 +40,7 @@ class OpenPipe:
 
 
 def adopt_stdin(root: Root, config: Config, route: str) -> OpenPipe:
-    """Return stdin as the pipe of ``route``; nothing is read or written yet."""
+    """Return stdin as a pipe, without reading or writing."""
     if has_fifo(root, route) or (route in config.routes and config.routes[route].fifo):
         raise InvalidInput(
             f"{root.fifo(route)}: the route has a FIFO, and lines from stdin would be mixed with its lines",
@@ -63,30 +57,25 @@ def reject_stdin_route(route: str, stdin_route: str) -> None:
 
 
 class Fifos:
-    """The paths of the routes' FIFOs.
-
-    Attributes:
-        unread: the reason for each route whose FIFO is not read.
-        replaced: number of FIFOs found missing or replaced by something else.
-    """
+    """Paths of the routes' FIFOs."""
 
     def __init__(self, root: Root, systemd: Systemd) -> None:
         self._root = root
         self._systemd = systemd
         self._path_of = functools.cache(lambda route: os.fspath(root.fifo(route)))
-        self._displaced: dict[Path, str] = {}  # files that were moved aside for a FIFO
+        self._displaced: dict[Path, str] = {}  # files moved aside for a FIFO
         self._reported: dict[str, str] = {}
-        self.unread: dict[str, str] = {}
-        self.replaced = 0
+        self.unread: dict[str, str] = {}  # reason by route
+        self.replaced = 0  # FIFOs found missing or replaced
 
     @property
     def problems(self) -> dict[str, str]:
-        """Messages about unread FIFOs and files written in place of one, by path."""
+        """Messages about unread FIFOs and displaced files, by path."""
         unread = {str(self._root.fifo(route)): message for route, message in self.unread.items()}
         return unread | {str(path): message for path, message in self._displaced.items()}
 
     def new_problems(self) -> list[str]:
-        """Return the problems that are new since the last call."""
+        """Return problems since the last call."""
         for path in [path for path in self._displaced if not os.path.lexists(path)]:
             del self._displaced[path]
         reported, self._reported = self._reported, self.problems
@@ -94,7 +83,7 @@ class Fifos:
 
     @contextlib.contextmanager
     def reporting(self, route: str) -> Iterator[None]:
-        """Record an error of one route's FIFO, and continue with the others."""
+        """Record an error instead of raising it."""
         try:
             yield
         except WaldError as error:
@@ -103,7 +92,7 @@ class Fifos:
             self.unread[route] = f"{error.filename or self._root.fifo(route)}: {error.strerror or error}"
 
     def open_all(self, stdin: OpenPipe | None) -> list[OpenPipe]:
-        """Open the FIFO of every route; return them after ``stdin``."""
+        """Open all FIFOs; return them after ``stdin``."""
         opened = [] if stdin is None else [stdin]
         files = {each.file: each.route for each in opened}
         for route in self._root.route_names():
@@ -120,7 +109,7 @@ class Fifos:
         return opened
 
     def open(self, route: str, others: Mapping[tuple[int, int], str]) -> OpenPipe:
-        """Open the FIFO of a route; InvalidInput if ``others``, the open files, has it for another route."""
+        """Open a route's FIFO; raise InvalidInput if ``others`` (open files) has it for another route."""
         path = self._root.fifo(route)
         file = file_id(os.stat(path))
         other = others.get(file, route)
@@ -137,7 +126,7 @@ class Fifos:
         return OpenPipe(route, *open_fifo(path))
 
     def open_replaced(self) -> tuple[list[OpenPipe], list[str]]:
-        """Return the inherited FIFOs that were replaced while no daemon ran; close the rest, with messages."""
+        """Return inherited FIFOs that were replaced while no daemon ran; close the rest, with messages."""
         routes = self._root.route_names()
         replaced, closed = [], []
         for inherited in self._systemd.take_rest():
@@ -164,10 +153,7 @@ class Fifos:
         return self._root.retired(route).exists()
 
     def restore(self, route: str, descriptor: int | None) -> list[str]:
-        """Create a route's FIFO again if it was removed or replaced, and keep the replacement aside.
-
-        ``descriptor`` is that of the previous FIFO, or None. Return messages.
-        """
+        """Recreate a removed or replaced FIFO, whose ``descriptor`` may be open; move a replacement aside."""
         if has_fifo(self._root, route) or (descriptor is None and not is_displaced(self._root, route)):
             return []
         if self.is_retired(route):
@@ -183,5 +169,4 @@ class Fifos:
             self._displaced.setdefault(path, describe_displaced(self._root, path, route))
 
     def following(self, route: str) -> str:
-        """Return the message that the daemon reads another FIFO."""
         return f"{self._root.fifo(route)}: another FIFO than before: reading it now"

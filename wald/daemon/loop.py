@@ -28,17 +28,9 @@ def run(
     config: Config,
     *,
     stdin_route: str | None = None,
-    reload: Callable[[], Config] | None = None,
+    reload: Callable[[], Config] | None = None,  # for SIGHUP
 ) -> int:
-    """Run the daemon on the root at ``path`` until a signal or the end of stdin; return the exit code.
-
-    Args:
-        stdin_route: route of the lines on stdin; None: do not read stdin.
-        reload: returns the configuration for SIGHUP.
-
-    Raises:
-        WaldError: the daemon cannot start, or the disk failed.
-    """
+    """Run until a signal or the end of stdin; raise WaldError if the daemon cannot start or the disk fails."""
     with contextlib.ExitStack() as closers:
         try:
             loop = MainLoop(Parts(path, config, closers, stdin_route=stdin_route), reload)
@@ -59,7 +51,7 @@ def run(
 
 
 class MainLoop:
-    """Event loop of one run of the daemon."""
+    """Event loop of one run."""
 
     def __init__(self, parts: Parts, reload: Callable[[], Config] | None) -> None:
         self._parts = parts
@@ -76,11 +68,11 @@ class MainLoop:
         self._quotas = parts.quotas
         self._arena = Arena()
         self._other_arena: Arena | None = None  # for requests that arrive while a round is held
-        self._retry_at = 0.0  # when the held round is committed again
+        self._retry_at = 0.0  # when the held round is retried
         self._held_round: CommitRound | None = None
         self._can_accept = False
-        self._sealer_woken_for = 0  # base of the segment that was active then
-        self._reload_waits = False  # some settings need the disk, which refuses a round
+        self._sealer_woken_for = 0  # base of the segment active then
+        self._reload_waits = False  # new routes and quotas wait for the disk
         self._swept_at = self._alive_at = time.monotonic()
         self._alive_rounds = 0  # rounds committed until then
 
@@ -89,7 +81,7 @@ class MainLoop:
             self._run_round(self._timeout())
 
     def stop(self) -> None:
-        """Commit everything that no later start would find, and report what is lost."""
+        """Commit everything that no later start would find; report losses."""
         self._systemd.stopping()
         self._journal.info("stopping", head=self._metrics.head_sequence)
         is_ours = self._parts.lock.is_ours()
@@ -120,7 +112,7 @@ class MainLoop:
         self._journal.info("stopped", head=self._metrics.head_sequence)
 
     def _loss(self, failure: WaldError | None) -> WaldError | None:
-        """Report the bytes in pipes that are lost with the daemon; return the error to raise."""
+        """Report lost bytes in pipes; return the error to raise."""
         lost = self._intake.lost(failed=failure is not None)
         if not lost:
             return None
@@ -163,7 +155,7 @@ class MainLoop:
         self._intake.check_lines(now)
         if has_room:
             self._intake.collect(commit_round, self._arena)
-        # After the pipes: a line that they have begun in this round keeps requests off its route too.
+        # After the pipes: a line that they begin in this round keeps requests off its route too.
         busy = self._intake.busy | commit_round.open_routes
         backpressure = Backpressure(
             not has_room, self._config.on_full == "reject", busy, self._committer.left_bytes, self._quotas.over
@@ -190,7 +182,6 @@ class MainLoop:
         return readable
 
     def _finish(self, commit_round: CommitRound) -> None:
-        """Commit a round and answer its requests; hold it if the disk is full."""
         try:
             self._committer.commit(commit_round)
         except Full:
@@ -208,7 +199,7 @@ class MainLoop:
         self._connections.reply(commit_round)
 
     def _serve_without_disk(self, held: CommitRound, events: list[tuple[int, int]], now: float) -> None:
-        """Answer requests that need no disk, and retry the held round; accept no other records."""
+        """Answer requests that need no disk, and retry the held round."""
         readable = self._dispatch(events, now)
         self._arena.reset()
         rejects, busy = self._config.on_full == "reject", self._intake.busy | held.open_routes
@@ -226,7 +217,7 @@ class MainLoop:
         self._keep_alive(now)
 
     def _hold(self, commit_round: CommitRound) -> None:
-        """Hold a round that the disk refuses; its records stay in their arena."""
+        """Hold a refused round; its records stay in their arena."""
         now = time.monotonic()
         self._retry_at = now + FULL_SECONDS
         self._metrics.hold(now, waits=True)
@@ -236,7 +227,7 @@ class MainLoop:
             self._connections.set_aside()
 
     def _keep_name(self) -> None:
-        """Wait for the active segment to get its name back: without one, acknowledged records are lost."""
+        """Wait for the active segment's name: without it, acknowledged records are lost."""
         until = time.monotonic() + NAME_PATIENCE_SECONDS
         while True:
             try:
@@ -283,7 +274,6 @@ class MainLoop:
         self._keep_alive(now)
 
     def _sweep(self, now: float) -> None:
-        """Close stalled connections and check the socket's path, about once a second."""
         if now - self._swept_at >= _SWEEP_SECONDS:
             self._swept_at = now
             self._connections.expire(now, self._config.frame_timeout)
@@ -295,7 +285,6 @@ class MainLoop:
             self._journal.warning("fifo", what=message)
 
     def _check_socket(self, now: float) -> None:
-        """Recreate the socket if it is gone, unless another daemon has replaced this one."""
         listener = self._parts.listener
         happened = listener.restore() if self._parts.lock.is_ours() else ""
         if isinstance(happened, WaldError):
@@ -312,13 +301,13 @@ class MainLoop:
                 self._systemd.alive()
 
     def _makes_progress(self) -> bool:
-        """Return True if the head has moved, or if input waits only for disk space or does not wait."""
+        """Return False if the head stays although input waits, and not for disk space."""
         before, self._alive_rounds = self._alive_rounds, self._metrics.turns
         lacks_room = self._held_round is not None or self._committer.degraded or bool(self._metrics.waiting_since)
         return before != self._alive_rounds or lacks_room or not self._intake.is_stalled
 
     def _check_reload(self, *, held: bool = False) -> None:
-        """Reload the settings after SIGHUP; while a round is held, new routes and quotas wait."""
+        """Reload after SIGHUP; while a round is held, new routes and quotas wait."""
         if self._signals.reload:
             self._signals.reload = False
             self._reload_settings(held=held)

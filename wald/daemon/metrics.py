@@ -1,10 +1,10 @@
-"""Metrics of the daemon: plain numbers that the loop writes, and the pages ``/metrics`` and ``/healthz``.
+"""Metrics of the daemon: numbers that the loop writes, and the pages ``/metrics`` and ``/healthz``.
 
-The daemon is unhealthy if input is readable and the head does not move for ``stall_timeout``. A log that seals nothing
+The daemon is unhealthy if input is readable and the head does not move for ``stall_timeout``. One that seals nothing
 still accepts input, so it is only degraded.
 
-``wald metrics`` provides the metrics of the directory. It runs in a separate process, because reading the segments'
-indexes would block the loop on the interpreter's lock.
+``wald metrics`` provides the directory's metrics from a separate process: reading the segments' indexes would block the
+loop on the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from wald.exposition import (
 )
 from wald.writing.disk_budget import Cause
 
-INTERVAL_SECONDS = 10.0  # minimum time between two runs of wald metrics
-_REST = 9  # minimum time between two runs, in durations of a run: it uses a tenth of one core
-_FIRST_SECONDS = 3.0  # for the scraper that starts a run to wait for its output
+INTERVAL_SECONDS = 10.0  # minimum between starts of wald metrics
+_REST = 9  # minimum pause, in durations of a run: it uses a tenth of one core
+_FIRST_SECONDS = 3.0  # the scraper that starts a run waits for its output
 _RUN_SECONDS = 600.0
 _NICENESS = 5  # with 19 a run would take minutes on a busy machine
 _KIB = 1 << 10
@@ -78,10 +78,8 @@ class Recovery(StrEnum):
     """Result of the recovery at the start."""
 
     CLEAN = "clean"
-    TRIMMED = "trimmed"
-    """An unfinished write, which a crash leaves, was removed."""
-    DAMAGED = "damaged"
-    """Durable bytes are missing or wrong."""
+    TRIMMED = "trimmed"  # an unfinished write, which a crash leaves, was removed
+    DAMAGED = "damaged"  # durable bytes are missing or wrong
 
 
 def _seconds() -> Histogram:
@@ -91,15 +89,7 @@ def _seconds() -> Histogram:
 
 @dataclass(slots=True)
 class Metrics:
-    """Numbers of one run of the daemon, described by the help texts of the metrics.
-
-    Attributes:
-        degraded_by: a :class:`Cause`, or "".
-        over_quota: unread bytes by route and policy.
-        held_since: when input began to wait for disk space, or 0; ``held_seconds``: duration of earlier waits.
-        waiting_since: when readable input began to wait for the head to move, or 0.
-        seal_waits_since: when segments began to wait while none is sealed, or 0.
-    """
+    """Numbers of one run, described by the help texts; ``*_since`` is a monotonic time, or 0."""
 
     log_id: str = ""
     turns: int = 0
@@ -127,13 +117,13 @@ class Metrics:
     free_bytes: int = 0
     needed_bytes: int = 0
     degraded: bool = False
-    degraded_by: str = ""
+    degraded_by: str = ""  # a Cause
     held_requests: int = 0
-    over_quota: Samples = field(default_factory=dict)
-    held_since: float = 0.0
-    held_seconds: float = 0.0
-    waiting_since: float = 0.0
-    seal_waits_since: float = 0.0
+    over_quota: Samples = field(default_factory=dict)  # unread bytes by route and policy
+    held_since: float = 0.0  # input waits for disk space
+    held_seconds: float = 0.0  # of earlier waits
+    waiting_since: float = 0.0  # readable input waits for the head to move
+    seal_waits_since: float = 0.0  # segments wait while none is sealed
 
     def histograms(self) -> dict[str, dict[str, object]]:
         """Return the histograms of ``wald latency`` by name."""
@@ -146,7 +136,7 @@ class Metrics:
             self.held_seconds += now - self.held_since
             self.held_since = 0.0
 
-    # The loop may change a field between two reads of another thread, so each of these reads it once.
+    # Each reads its field once: the loop may change it between two reads of another thread.
     def total_held_seconds(self, now: float) -> float:
         since = self.held_since
         return self.held_seconds + (now - since if since else 0.0)
@@ -161,8 +151,6 @@ class Metrics:
 
 
 def pages(metrics: Metrics, process: MetricsProcess, *, stall_timeout: float) -> Pages:
-    """Return the pages of the daemon's endpoint."""
-
     def exported() -> Response:
         directory = process.text()  # first, so that the daemon's numbers are the newest
         return Response(render(daemon_metrics(metrics, process.failures)) + directory, content_type=TEXT_FORMAT)
@@ -175,7 +163,7 @@ def pages(metrics: Metrics, process: MetricsProcess, *, stall_timeout: float) ->
 
 
 def health(metrics: Metrics, now: float, stall_timeout: float) -> tuple[int, str]:
-    """Return the HTTP status and the message of ``/healthz``."""
+    """Return the HTTP status and message."""
     stalled = metrics.stalled_seconds(now)
     if stalled > stall_timeout:
         return 503, f"stalled: input has waited for {stalled:.0f} s; the head is at {metrics.head_sequence}"
@@ -190,7 +178,7 @@ def health(metrics: Metrics, now: float, stall_timeout: float) -> tuple[int, str
 
 
 def daemon_metrics(metrics: Metrics, failures: int) -> Iterator[Metric]:
-    """Yield the daemon's own metrics; ``failures`` counts those of :class:`MetricsProcess`."""
+    """Yield the daemon's metrics, with ``failures`` of :class:`MetricsProcess`."""
     now = time.monotonic()
     for name, meaning in _COUNTERS.items():
         yield counter(f"wald_{name}_total", meaning, getattr(metrics, name))
@@ -217,7 +205,7 @@ def daemon_metrics(metrics: Metrics, failures: int) -> Iterator[Metric]:
 
 
 class MetricsProcess:
-    """Runs ``wald metrics`` for a scraper, unless the last output is recent enough."""
+    """Runner of ``wald metrics``, which reuses recent output."""
 
     def __init__(self, root: Path, needed_bytes: Callable[[], int]) -> None:
         self._root = root
@@ -231,7 +219,7 @@ class MetricsProcess:
         self.failures = 0
 
     def text(self) -> bytes:
-        """Return the last output; empty if there is none, or if the last run failed."""
+        """Return the last output; empty without one, or after a failure."""
         with self._mutex:
             is_running = self._thread is not None and self._thread.is_alive()
             starts = not is_running and not self._closed and time.monotonic() >= self._due
@@ -239,7 +227,7 @@ class MetricsProcess:
                 self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
                 self._thread.start()
         if starts and self._thread is not None:
-            self._thread.join(_FIRST_SECONDS)  # only this scraper waits, so that others do not hold connections
+            self._thread.join(_FIRST_SECONDS)  # only this scraper waits: others would hold connections
         return self._text
 
     def close(self) -> None:
@@ -260,7 +248,7 @@ class MetricsProcess:
         self._due = max(start + INTERVAL_SECONDS, end + _REST * (end - start))
 
     def _output(self) -> bytes:
-        # -P: Python does not search the working directory, which may be the root, for modules.
+        # -P: no module is imported from the working directory, which may be the root.
         command = [sys.executable, "-P", "-m", "wald", "--root", str(self._root), "metrics"]
         command += ["--needed-bytes", str(self._needed_bytes())]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)

@@ -1,6 +1,4 @@
-"""Start of the daemon: checks, lock, recovery, sources.
-
-The order is fixed, and recovery needs it:
+"""Start of the daemon, in the order that recovery needs:
 
 checks → lock → routes → recovery → writer → pipes → head → background → socket → ready
 
@@ -57,10 +55,7 @@ from wald.writing.writer import Writer
 
 
 class Signals:
-    """Signal handlers: SIGTERM and SIGINT stop, SIGHUP reloads, SIGUSR1 cuts.
-
-    Each signal also makes ``descriptor`` readable, which wakes the loop.
-    """
+    """Signal handlers: SIGTERM and SIGINT stop, SIGHUP reloads, SIGUSR1 cuts; ``descriptor`` wakes the loop."""
 
     def __init__(self) -> None:
         self.stop = False
@@ -86,10 +81,7 @@ class Signals:
 
 
 class Parts:
-    """Parts of one run of the daemon, in the order of the start.
-
-    Everything that must be closed is pushed on ``closers`` in that order.
-    """
+    """Parts of one run, created and pushed on ``closers`` in the order of the start."""
 
     def __init__(self, path: Path, config: Config, closers: contextlib.ExitStack, *, stdin_route: str | None) -> None:
         self.config = config
@@ -139,7 +131,6 @@ class Parts:
         return stdin, Endpoint(config.metrics, served, setting="metrics =")
 
     def _lock_root(self, stdin_route: str | None) -> None:
-        """Create the root if it is missing, lock it, and create the configured routes."""
         root, disk, now = self.root, self._disk, utc(time.time_ns(), 3)
         create_root(root.path, disk, now=now)
         self.lock = Lock(root, disk, now=now)
@@ -157,10 +148,9 @@ class Parts:
         self.signals = Signals()
         self.poller.register(self.signals.descriptor, select.EPOLLIN)
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the usual 1024 is meant for users of select(2)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the usual 1024 is for select(2)
 
     def _recover(self) -> None:
-        """Recover the newest segment, and begin a segment of this run."""
         root, disk, config, epoch = self.root, self._disk, self.config, self.lock.epoch
         remove_temporaries(root, disk)
         self._ledger = Ledger(root.ledger / "segments.jsonl", disk)
@@ -198,7 +188,6 @@ class Parts:
         self._closers.callback(self.writer.close)
 
     def _report(self, report: Report) -> None:
-        """Log the result of recovery, and record skipped sequences in the ledger."""
         if report.before:
             self.journal.info("last run", what=report.before)
         for message in report.info:
@@ -227,10 +216,9 @@ class Parts:
             end_run(self.root, self._disk, self.lock.epoch, how, now_ns=time.time_ns())
 
     def _open_pipes(self, stdin: OpenPipe | None) -> None:
-        """Open the pipes, then let the committer move the head.
+        """Let the intake read unfinished transfers before anything is written or the head moves.
 
-        The intake first reads unfinished transfers in the last segment, which RECLAIM keeps while the head is in it.
-        Nothing may be written before that either.
+        They are in the last segment, which RECLAIM keeps while the head is in it.
         """
         root, disk, config = self.root, self._disk, self.config
         longest = min(config.record_max_bytes, self.budget.sizes.payload_bytes)
@@ -335,10 +323,7 @@ class Parts:
 
 
 def open_journal(log_format: str, log_level: str) -> FilteringBoundLogger:
-    """Return the daemon's logger, which writes structured lines to stderr; a later call reconfigures it.
-
-    ``log_format`` is json, console, or auto: console on a terminal, else JSON.
-    """
+    """Return the logger, which writes to stderr; a later call reconfigures it."""
     on_console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
     renderer = structlog.dev.ConsoleRenderer() if on_console else structlog.processors.JSONRenderer()
     structlog.configure(
@@ -355,7 +340,7 @@ def open_journal(log_format: str, log_level: str) -> FilteringBoundLogger:
 
 
 def effective_sizes(config: Config, segments: Path, journal: FilteringBoundLogger) -> Sizes:
-    """Return the sizes for the disk of ``segments``; report those that are smaller than configured."""
+    """Return the sizes that the disk allows; report smaller ones than configured."""
     total = total_bytes(segments)
     wanted = {"segment_max_bytes": config.segment_max_bytes, "free_space_min": config.free_space_min}
     sizes = sizes_for(total, segment_max_bytes=config.segment_max_bytes, free_space_min=config.free_space_min)
@@ -372,7 +357,7 @@ def effective_sizes(config: Config, segments: Path, journal: FilteringBoundLogge
 
 
 def describe_settings(config: Config, sizes: Sizes) -> dict[str, dict[str, str]]:
-    """Return each setting's value and origin, with the sizes that a small disk allows."""
+    """Return each setting's value and origin, with the effective ``sizes``."""
     found = {name: {"value": value, "origin": origin} for name, value, origin in effective_settings(config)}
     smaller = replace(config, segment_max_bytes=sizes.segment_bytes, free_space_min=sizes.reserve_bytes)
     for name, value, _ in effective_settings(smaller):
@@ -384,7 +369,7 @@ def describe_settings(config: Config, sizes: Sizes) -> dict[str, dict[str, str]]
 
 
 def wanted_routes(root: Root, config: Config, journal: FilteringBoundLogger) -> Iterator[tuple[str, RouteConfig]]:
-    """Yield the configured routes; report those that an operator has retired, which stay retired."""
+    """Yield the configured routes; report and skip retired ones."""
     for name, route in config.routes.items():
         if root.retired(name).exists():
             journal.warning("route is retired", route=name, hint=hint_for("route-retired", root=root.path, route=name))
@@ -393,7 +378,7 @@ def wanted_routes(root: Root, config: Config, journal: FilteringBoundLogger) -> 
 
 
 def wants_fifo(root: Root, name: str, route: RouteConfig) -> bool:
-    """Return True if the settings apply to the route's FIFO: an existing one must admit only the route's writers."""
+    """Return True for a configured FIFO, or an existing one that must admit only the route's writers."""
     return route.fifo or (bool(route.writers) and has_fifo(root, name))
 
 
@@ -402,7 +387,6 @@ def writers_of(config: Config) -> dict[str, frozenset[int]]:
 
 
 def _report_unused(config: Config, socket: str, journal: FilteringBoundLogger) -> None:
-    """Report settings that do not apply because systemd created the socket."""
     unused = {}
     if config.socket not in ("", socket):
         unused["socket"] = config.socket
