@@ -5,8 +5,8 @@
                         3775, OS group GROUP    if the route has cursor owners
                         1750                    if it had some before
 
-A group's names belong to the user who created its cursor; the sticky bit protects them from users other than the log's
-owner. It stays as long as files of former cursor owners may. Files of root count as the directory owner's.
+The sticky bit protects a group's files from users other than the cursor's and the log's owner; it stays because files
+of former cursor owners may. Files of root count as the directory owner's.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class GroupFile:
         self.close()
 
     def close(self) -> None:
-        """Close the file; the lock ends when every process that inherited the descriptor has closed it."""
+        """Close the file; processes that inherited the descriptor keep the lock."""
         self.disk.close(self.descriptor)
 
     def lock(self) -> bool:
         return self.disk.lock(self.descriptor)
 
     def renew(self) -> None:
-        """Open the file again, so that processes that inherited the old descriptor do not share the next lock."""
+        """Reopen the file: processes that inherited the old descriptor do not share the next lock."""
         path, descriptor = self._open()
         self.close()
         self.path, self.descriptor = path, descriptor
@@ -64,7 +64,7 @@ class GroupFile:
 
 
 def open_group_file(root: Root, disk: Disk, route: str, group: str, suffix: str) -> tuple[Path, int]:
-    """Open or create a group's file; NotPermitted if this user may not write it, or another user planted it."""
+    """Open or create a group's file; NotPermitted if this user may not, or another user planted it."""
     path = make_cursor_directory(root, disk, route) / f"{group}{suffix}"
     try:
         return path, disk.open_lock(path)
@@ -90,7 +90,7 @@ def is_group(text: str) -> bool:
 
 
 def permit_cursor_owners(root: Root, disk: Disk, route: str, group: str) -> None:
-    """Permit the members of an OS group to leave cursors: a number, ROOTS_GROUP, or "" for none."""
+    """Permit an OS group (a number, ROOTS_GROUP, or "" for none) to leave cursors."""
     directory = make_cursor_directory(root, disk, route)
     if not group and not directory.stat().st_mode & (stat.S_ISVTX | stat.S_IWGRP):
         return
@@ -141,7 +141,6 @@ def is_companion(path: Path, cursor: Path) -> bool:
 
 
 def not_permitted(root: Root, route: str, path: Path, error: PermissionError) -> NotPermitted:
-    """Return the error that explains what would permit it."""
     directory = root.cursor_directory(route)
     may_write = os.access(directory, os.W_OK | os.X_OK)
     owner = file_owner(path)

@@ -1,7 +1,7 @@
 """System calls that make bytes durable.
 
-Everything that must survive a crash is written through a :class:`Disk`, so that a test can fail any step. Every OSError
-names the path, even if the call takes a descriptor.
+Everything that must survive a crash is written through a :class:`Disk`, so that tests can fail any step. Every OSError
+names the path, even for a descriptor.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int6
 class Disk:
     """Real system calls.
 
-    New files have the same mode under every umask; existing ones keep theirs. The last component of a path may not be a
-    symbolic link; the caller checks the directories above.
+    The last component of a path may not be a symbolic link; callers check the directories above.
     """
 
     def create(self, path: Path) -> int:
@@ -55,7 +54,7 @@ class Disk:
         return open_or_make_file(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW, FILE_MODE)
 
     def open_lock(self, path: Path) -> int:
-        """Open or create a lock file; OSError if it is not a regular file, or another user planted it."""
+        """Open or create a lock file; OSError if it is not regular, or another user planted it."""
         descriptor = open_or_make_file(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, _LOCK_MODE)
         try:
             _require_own(path, os.fstat(descriptor))
@@ -82,10 +81,7 @@ class Disk:
             raise
 
     def allocate(self, descriptor: int, length: int) -> bool:
-        """Reserve ``length`` bytes that read as zeros; return False if the file system cannot.
-
-        There, posix_fallocate(3) would write to every block.
-        """
+        """Reserve bytes that read as zeros; False if unsupported: posix_fallocate(3) would write every block."""
         while _fallocate(descriptor, 0, 0, length):
             number = ctypes.get_errno()
             if number in _UNSUPPORTED:
@@ -158,16 +154,13 @@ class Disk:
             os.close(descriptor)
 
     def sync_names_above(self, path: Path) -> None:
-        """Sync the directories above ``path`` up to the mount point: a killed process may not have synced a new one.
-
-        Unreadable ones are another user's.
-        """
+        """Sync the directories above ``path`` up to the mount point: a killed process may not have synced a new one."""
         path = path.resolve()
         device = path.stat().st_dev
         for above in path.parents:
             if above.stat().st_dev != device:
                 break
-            if os.access(above, os.R_OK):
+            if os.access(above, os.R_OK):  # otherwise another user's
                 self.sync_directory(above)
 
     def truncate(self, descriptor: int, length: int) -> None:
@@ -253,9 +246,9 @@ class Disk:
         self.sync_directory(path.parent)
 
     def _create_temporary(self, path: Path) -> tuple[Path, int]:
-        """Create and lock a file: other processes remove unlocked ones as leftovers."""
+        """Create a locked file; other processes remove unlocked ones."""
         while True:
-            # Random, not the process id: containers share those, and one could publish another's unfinished file.
+            # Not the process id: containers share those, and could publish each other's unfinished file.
             temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}.tmp")
             try:
                 descriptor = self.create(temporary)
@@ -273,7 +266,7 @@ class Disk:
                 temporary.unlink()
 
     def lock(self, descriptor: int, *, shared: bool = False) -> bool:
-        """Lock a file until it is closed; return False if another process has locked it."""
+        """Lock a file until it is closed; False if another process has locked it."""
         try:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -321,7 +314,6 @@ def _path_of(descriptor: int) -> str | None:
 
 
 def _require_own(path: Path, status: os.stat_result) -> None:
-    """Raise OSError if a lock file is not regular, or another user planted or linked it in a shared directory."""
     directory = path.parent.stat()
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))

@@ -27,7 +27,7 @@ class Identity(NamedTuple):
 
 
 def read_identity(root: Root) -> Identity:
-    """Read the identity; Damaged if a directory of the log is a symbolic link. Every program starts with this."""
+    """Read the identity, as every program does first; Damaged for a symbolic link in place of a directory."""
     require_no_links(root)
     try:
         text = read_regular(root.identity)
@@ -128,6 +128,6 @@ def _has_lost_identity(root: Root) -> bool:
 
 
 def _may_become_log(path: Path) -> bool:
-    """Return True if there are only names of a new file system, systemd or an interrupted creation."""
+    """Return True if all names are from a new file system, systemd or an interrupted creation."""
     expected = (*_DIRECTORIES, "lost+found", "wald.sock")
     return path.is_dir() and all(name in expected or name.endswith(TEMPORARY) for name in os.listdir(path))

@@ -28,12 +28,10 @@ from wald.format.names import (
 
 TEMPORARY = ".tmp"
 SHRUNK_SUFFIX = f".shrunk{TEMPORARY}"  # after a sealed segment's name: its shrunk form, in preparation
-GROUP_FILES_MAX = 10_000  # in one route: more could make every pass over the cursors take minutes
+GROUP_FILES_MAX = 10_000  # in one route: passes over more could take minutes
 
 
 class _Entry:
-    """A fixed name in a root."""
-
     def __init__(self, name: str) -> None:
         self.name = name
 
@@ -167,7 +165,6 @@ def scan_cursor_directory(directory: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def require_no_link(directory: Path) -> None:
-    """Raise Damaged if ``directory`` is a symbolic link."""
     if directory.is_symlink():
         raise Damaged(
             f"{directory}: a symbolic link; wald does not write through links",
@@ -184,7 +181,7 @@ _IN_ROUTE = {"in", "retired", "moved", CURSORS}
 
 
 def known_names(root: Root) -> Iterator[tuple[Path, Callable[[str], bool]]]:
-    """Yield each directory, which may be missing, and a test for the names that wald creates there."""
+    """Yield each directory, even a missing one, and a test for the names that wald creates there."""
     yield root.path, lambda name: name in _IN_ROOT or _is_anywhere(name)
     yield root.segments, lambda name: parse_segment_name(name) is not None or _is_anywhere(name)
     yield root.ledger, lambda name: name in _IN_LEDGER or _is_ledger_part(name) or _is_anywhere(name)

@@ -1,10 +1,10 @@
 """Lines of a ledger, from its sealed parts and its current file.
 
-Programs that decide by a ledger use :class:`Lines`, which requires an unbroken chain; an unreadable frame matters only
-to questions about its sequences. Programs that report use :func:`read_files`, which returns damage too.
+Programs that decide use :class:`Lines`, which requires an unbroken chain; an unreadable frame matters only to questions
+about its sequences. Programs that report use :func:`read_files`, which returns damage too.
 
-A part never changes; its index bounds the sequences in each frame. The current file, a few megabytes, is read whole. A
-power cut may leave an unacknowledged fragment of the last append there: readers ignore it, and the owner truncates it.
+A part never changes; its index bounds the sequences in each frame. The current file (megabytes) is read whole. A power
+cut may leave a fragment of an unacknowledged append there: readers ignore it, the owner truncates it.
 """
 
 from __future__ import annotations
@@ -122,10 +122,7 @@ def decompress_lines(stored: bytes, raw_bytes: int) -> bytes:
 
 
 def chained(path: Path, data: bytes, *, line: int, prev: str | None, listed: bool = True) -> tuple[list[Entry], str]:
-    """Decode lines that must follow digest ``prev``, if known; return them and the digest of the last one.
-
-    ``line`` is the number of the first one in ``path``; ``listed`` as in :func:`decode_entries`.
-    """
+    """Decode lines, from number ``line``, that follow digest ``prev``, if known; return them and the last digest."""
     texts = data.split(b"\n")[:-1]
     try:
         entries = decode_entries(texts, listed=listed)
@@ -163,7 +160,7 @@ def _entry_of(line: bytes) -> Entry | None:
 
 
 def without_copies(parts: list[PartName], prev: str | None) -> list[PartName]:
-    """Leave out parts with the lines of the current file, whose first line carries ``prev``."""
+    """Leave out copies of the current file, whose first line carries ``prev``."""
     for number, part in enumerate(reversed(parts) if prev else ()):
         with suppress(Damaged, OSError):
             index = read_index(part)
@@ -181,7 +178,7 @@ def tip_of(parts: list[PartName]) -> str | None:
 
 
 def read_current(path: Path) -> tuple[bytes, int]:
-    """Return the current file's synced lines, then a last line with a damaged newline, and where the former end."""
+    """Return the synced lines and their end; a last line with a damaged newline is returned behind it."""
     try:
         file = open_file(path)
     except FileNotFoundError:
@@ -207,7 +204,7 @@ def last_line(descriptor: int, end: int) -> tuple[bytes, int]:
 
 
 def synced_line(descriptor: int, length: int) -> tuple[bytes, int]:
-    """Return the last synced line, and its end: a lost sector shows that an append was not synced."""
+    """Return the last line of a synced append, and its end."""
     line, end = last_line(descriptor, length)
     while _lost_a_sector(line, end - len(line)):
         line, end = last_line(descriptor, end - len(line))
@@ -221,7 +218,7 @@ def synced_line(descriptor: int, length: int) -> tuple[bytes, int]:
 
 
 def _lost_a_sector(line: bytes, offset: int) -> bool:
-    """Return True if a sector of the line is all zeros, so it never reached the disk."""
+    """Return True if a sector of the line is all zeros: it never reached the disk."""
     end, start = offset + len(line), offset
     while start < end:
         stop = min(end, (start // _SECTOR_BYTES + 1) * _SECTOR_BYTES)
@@ -232,7 +229,7 @@ def _lost_a_sector(line: bytes, offset: int) -> bool:
 
 
 def newline_is_damaged(rest: bytes, offset: int) -> bool:
-    """Return True if ``rest``, behind the synced lines, was a complete line; otherwise it is torn."""
+    """Return True if ``rest``, behind the synced lines, was a complete line, and is not torn."""
     return has_damaged_newline(rest) and not _lost_a_sector(rest, offset)
 
 
@@ -241,7 +238,7 @@ def is_intact(line: bytes) -> bool:
 
 
 class Line(NamedTuple):
-    """Line ``number``, from 1, about the sequences ``low`` to ``high``; low > high without any."""
+    """Line ``number``, from 1, about sequences ``low`` to ``high``; low > high for none."""
 
     number: int
     low: int
@@ -311,15 +308,12 @@ def _blocks(part: PartName, index: PartIndex) -> list[_Block]:
 class Lines:
     """The lines of a ledger; none without a file.
 
-    Each method first reads new lines. An iteration yields the lines that existed at its start, each once, even if the
-    ledger is cut in the meantime. Damaged: lines that a method needs are damaged or break the chain.
-
-    Attributes:
-        generation: changes when lines disappear.
+    Each method first reads new lines. An iteration yields the lines that existed at its start, each once, even across a
+    cut. Damaged: lines that a method needs are damaged or break the chain.
     """
 
     def __init__(self, path: Path) -> None:
-        self.generation = 0
+        self.generation = 0  # changes when lines disappear
         self._path = path
         self._seen: tuple[tuple[int, ...], ...] = ()
         self._last = 0
@@ -334,9 +328,9 @@ class Lines:
         listed: bool = True,
         on_damage: Callable[[Damaged, Span], None] | None = None,
     ) -> Iterator[Line]:
-        """Yield the lines after number ``behind``; ``listed`` as in :func:`decode_entries`.
+        """Yield the lines after number ``behind``.
 
-        Instead of an exception, ``on_damage`` gets each unreadable block and the sequences that it may be about.
+        ``on_damage`` gets each unreadable block's error, and the sequences it may be about, instead of an exception.
         """
         blocks = self._refreshed()
         begin = max(0, bisect_right(blocks, behind + 1, key=_line) - 1) if behind < self._last else len(blocks)
@@ -480,7 +474,6 @@ class Lines:
         self._last = lines + read
 
     def _add_block(self, block: _Block, entries: list[Entry]) -> None:
-        """Add lines of the current file; extend a short last block."""
         last = self._current[-1] if self._current else None
         if last is None or len(last.data) + len(block.data) > FRAME_BYTES:
             self._current.append(block)
@@ -508,7 +501,7 @@ def _identity(path: Path) -> tuple[int, ...]:
 
 
 def entries_of(path: Path) -> Iterator[Entry]:
-    """Yield the entries, oldest first; raises as :class:`Lines`."""
+    """Yield the entries, oldest first, as :class:`Lines`."""
     return (line.entry for line in Lines(path).oldest_first())
 
 
@@ -564,7 +557,7 @@ def _decode_without_index(part: PartName, tip: str | None, reason: str) -> Decod
 
 
 def highest_in_parts(path: Path, *events: str) -> int:
-    """Return the highest "last" in intact lines of sealed parts with these events, none for any; 0 without one."""
+    """Return the highest "last" of these (or all) events in intact lines of sealed parts; 0 without one."""
     blocks = []
     for part in parts_of(path):
         with suppress(Damaged, OSError):
@@ -585,7 +578,7 @@ def reported_entries(path: Path) -> Iterator[Entry]:
 
 
 def newest_entries(path: Path, *events: str) -> Iterator[Entry]:
-    """Yield intact entries with these events near the end, newest first, without checking the chain."""
+    """Yield these events near the end, newest first, without checking the chain or reporting damage."""
     kinds = tuple(b'"event":"%s"' % event.encode() for event in events)
     for line in _newest_lines(path):
         if any(kind in line for kind in kinds):  # before long lines are decoded
@@ -595,7 +588,7 @@ def newest_entries(path: Path, *events: str) -> Iterator[Entry]:
 
 
 def _newest_lines(path: Path) -> Iterator[bytes]:
-    """Yield lines, newest first, also of the last part if the file is short."""
+    """Yield lines newest first, including the last part if the file is short."""
     try:
         file = open_file(path)
     except FileNotFoundError:

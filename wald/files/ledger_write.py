@@ -1,13 +1,13 @@
-"""Appends to a ledger by its one owner, and cuts: the sealing of a long current file into parts.
+"""Appends to a ledger by its one owner, and cuts, which seal a long current file into parts.
 
-A cut has three steps:
+A cut:
 
     1. Write frames and an index to a temporary file, sync it, read it back and compare.
     2. Rename it to a part, and sync the directory.
     3. Replace the current file with one whose first line follows the part.
 
-After step 2 both files contain the lines, and the current file counts: a part with the same first ``prev`` is a copy,
-which the next cut removes.
+After step 2 both contain the lines, and the current file counts: the next cut removes a part with the same first
+``prev``.
 """
 
 from __future__ import annotations
@@ -60,23 +60,14 @@ _LEVEL = 3  # level 9 takes 8 × as long and saves nothing
 
 
 class Ledger:
-    """Append-only writer; truncates a torn last line, and reports a damaged one in the next line.
-
-    Args:
-        owner: program to lock the ledger for; "" if only one process can write it.
-        reserve_bytes: preallocated for lines that must be written on a full disk.
-        part_bytes: length at which :meth:`cut` seals the current file.
-
-    Raises:
-        Locked: another process holds the lock.
-    """
+    """Append-only writer; truncates a torn last line, and reports a damaged one in the next; may raise Locked."""
 
     def __init__(
         self, path: Path, disk: Disk, *, owner: str = "", reserve_bytes: int = 0, part_bytes: int = PART_BYTES
     ) -> None:
         self.path = path
         self._disk = disk
-        self._reserve_bytes = reserve_bytes
+        self._reserve_bytes = reserve_bytes  # for lines that must be written on a full disk
         self._mutex = threading.Lock()
         self._descriptor: int | None = None
         self._lock: int | None = None
@@ -84,7 +75,7 @@ class Ledger:
         self._prev = ""
         self._damage: list[Entry] = []
         self._part_bytes = self._cut_bytes = part_bytes
-        if owner:
+        if owner:  # otherwise only one process can write it
             self._lock = lock_ledger(path, disk, owner)
         try:
             _remove_temporaries(path, disk)
@@ -124,7 +115,7 @@ class Ledger:
                 self._reopened()
 
     def cut(self) -> None:
-        """Seal a long current file into parts, and begin a new one; after a failure, retry later."""
+        """Seal a long current file into parts; after a failure, retry later."""
         with self._mutex:
             if self._descriptor is None or self._end < self._cut_bytes:
                 return
@@ -186,7 +177,7 @@ class Ledger:
 
 
 def lock_ledger(path: Path, disk: Disk, owner: str) -> int:
-    """Lock a ledger until the returned descriptor is closed: by a separate file, which its readers cannot open."""
+    """Lock a ledger, by a file that its readers cannot open, until the descriptor is closed."""
     path = path.with_suffix(".lock")
     descriptor = disk.open_lock(path)
     if not disk.lock(descriptor):
@@ -214,7 +205,7 @@ class _Cut:
         self._lines = 0  # of the current file, in parts
 
     def seal(self) -> PartIndex:
-        """Seal every line; return the last index. After an error, the current file still has every line."""
+        """Seal every line; return the last index. An error leaves the current file complete."""
         _remove_temporaries(self._path, self._disk)
         line, prev, before = self._previous()
         offset = 0
@@ -227,7 +218,7 @@ class _Cut:
                 return index
 
     def _previous(self) -> tuple[int, str, Span | None]:
-        """Return the first line's number and ``prev``, and the previous part's span; remove copies."""
+        """Return the first line's number and ``prev``, and the previous span; remove copies."""
         first = next(self._chunks(0), b"")
         try:
             prev = str(decode_entry(first[: first.find(b"\n")])["prev"])

@@ -1,7 +1,7 @@
 """Immutable listing of a log's segments.
 
-While a program renames a segment to its next state, one reading of the directory may show both names or none, so
-:func:`list_segments` reads a changing directory until two readings agree.
+During a rename, one reading of the directory may show both names or none, so :func:`list_segments` reads a changing
+directory until two readings agree.
 """
 
 from __future__ import annotations
@@ -42,16 +42,11 @@ _base = attrgetter("base_sequence")
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The segments of a log, oldest first.
+    """The segments of a log, oldest first."""
 
-    Attributes:
-        segments: readable segments, not the raw form of a sealed one.
-        released: reclaimed segments whose files still exist.
-        changed_ns: when each directory last changed; None if another change could get the same time stamp.
-    """
-
-    segments: tuple[Segment, ...]
-    released: tuple[Segment, ...] = ()
+    segments: tuple[Segment, ...]  # readable; not the raw form of a sealed one
+    released: tuple[Segment, ...] = ()  # reclaimed, but the files still exist
+    # When each directory last changed; None if another change could get the same time stamp.
     changed_ns: tuple[int, ...] | None = field(default=None, compare=False)
 
     def with_released(self) -> Listing:
@@ -109,10 +104,10 @@ def last_changes(root: Root) -> tuple[int, ...] | None:
 
 
 def being_sealed(root: Root, bases: Collection[int]) -> set[int]:
-    """Return the subset of ``bases`` that the sealer is sealing or has sealed.
+    """Return those of ``bases`` that the sealer is sealing or has sealed.
 
-    The sealer creates its temporary file before it opens the raw file. So after a program has renamed a raw segment,
-    either this finds the temporary file, or the sealer does not find the segment.
+    The sealer creates its temporary file before it opens the raw file: after a raw segment was renamed, either this
+    finds the temporary file, or the sealer does not find the segment.
     """
     names = (entry.name.partition(Kind.SEALED.value) for entry in os.scandir(root.segments))
     sealing = {int(base) for base, found, rest in names if found and base.isdecimal() and rest.endswith(TEMPORARY)}

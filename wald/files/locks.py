@@ -1,8 +1,8 @@
 """Processes in ``/proc``, lock holders, and temporary files of dead processes.
 
-:meth:`Disk.replace` keeps its temporary file locked until the rename. A file that can be locked belongs to a dead
-process, or to one that has not locked it yet: so files of the last minute stay, and others are removed under their lock
-(:meth:`Disk.replace` then creates another). On file systems without locks, nothing is removed.
+:meth:`Disk.replace` keeps its temporary file locked until the rename. An unlocked one belongs to a dead process, or to
+one about to lock it: so files of the last minute stay, and others are removed under their lock (:meth:`Disk.replace`
+then creates another). On file systems without locks, all stay.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from wald.files.safe_open import FileIdentity, open_regular
 _STOPPED_STATES = "Tt"  # proc_pid_stat(5)
 _NS = 10**9
 _TEMPORARY = r".+\.[0-9a-f]{16}\.tmp"
-_YOUNG_SECONDS = 60  # a program locks its file just after creating it
+_YOUNG_SECONDS = 60
 
 
 def command_of(process: int) -> str:
-    """Return the command line; "" if it is hidden, or the process has ended."""
+    """Return the command line; "" if hidden, or after the end."""
     try:
         words = Path(f"/proc/{process}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
     except OSError:
@@ -35,7 +35,7 @@ def command_of(process: int) -> str:
 
 
 def name_of(process: int) -> str:
-    """Return the name as set by :func:`set_process_name`; "" after the process has ended."""
+    """Return the name; "" after the end."""
     try:
         return Path(f"/proc/{process}/comm").read_text(errors="replace").rstrip("\n")
     except OSError:
@@ -76,7 +76,7 @@ def is_stopped(process: int) -> bool:
 
 
 def _stat_fields(process: int) -> list[str]:
-    """Return proc_pid_stat(5), beginning with the state; [] after the process has ended."""
+    """Return proc_pid_stat(5) from the state; [] after the end."""
     try:
         return Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -107,7 +107,7 @@ def holders(path: Path) -> list[int]:
 
 
 def sharers(paths: Iterable[Path]) -> dict[Path, list[int]]:
-    """Return the processes that share the descriptor by which each file was locked."""
+    """Return the processes that share the descriptor that locked each file."""
     found: dict[Path, list[int]] = {}
     by_key = {}
     for path in paths:
@@ -195,7 +195,7 @@ def _is_abandoned(path: Path, disk: Disk) -> bool:
 
 @contextmanager
 def _claimed(path: Path, disk: Disk) -> Iterator[bool]:
-    """Lock a temporary file; False if a process writes it, or wrote it within the last minute."""
+    """Lock a temporary file; False if a process writes it, or did within the last minute."""
     descriptor = open_regular(path)
     try:
         age_seconds = time.time() - os.fstat(descriptor).st_mtime  # negative after a clock step: young

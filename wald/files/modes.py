@@ -37,9 +37,8 @@ def open_or_make_file(path: Path, flags: int, mode: int) -> int:
 
 
 def make_directory(path: Path, mode: int) -> None:
-    """Create a directory; it inherits the set-group-id bit."""
     with _directory_of(path) as directory:
-        # chmod(2) would clear the set-group-id bit if the user is not a member of the group.
+        # Not by chmod(2): it clears an inherited set-group-id bit if the user is not in the group.
         with umask_for(mode):
             os.mkdir(path.name, mode, dir_fd=directory)
         _give_name(path.name, directory, stat.S_IFDIR)

@@ -3,8 +3,8 @@
 ``rm in; echo x > in`` or log rotation creates a file that no process reads. A FIFO replaces it; the file is kept as
 ``in.found-1``.
 
-The former commands ``wald route rename`` and ``merge`` left marks ``routes/<name>/moved``, which have no effect. A
-start and ``wald verify`` report them, and retiring the route removes them.
+Marks ``routes/<name>/moved`` of the former ``wald route rename`` and ``merge`` have no effect. A start and
+``wald verify`` report them, and retiring the route removes them.
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ def add_route(
 ) -> None:
     """Create a route, or reactivate a retired one. Idempotent.
 
-    Args:
-        fifo: create the FIFO, as :func:`make_fifo` with ``mode``.
-        consumers: as ``group`` of :func:`permit_cursor_owners`; None: unchanged.
+    ``consumers``: the group for :func:`permit_cursor_owners`; None: unchanged.
     """
     route = root.route(name)
     require_no_link(route)
@@ -58,8 +56,8 @@ def add_route(
 def retire_route(root: Root, disk: Disk, name: str, *, now: str) -> None:
     """Mark a route as retired: its records and cursors stay, but no longer prevent deletions.
 
-    A daemon (ROUTE RETIRE) then also refuses its records on the socket and closes the FIFO, ending an unfinished record
-    and leaving the rest unread; it continues to read a stdin that feeds the route.
+    A daemon (ROUTE RETIRE) also refuses its records on the socket and closes the FIFO, ending an unfinished record and
+    leaving the rest unread; a stdin that feeds the route is still read.
     """
     root.require_route(name)
     if not root.retired(name).exists():
@@ -68,7 +66,7 @@ def retire_route(root: Root, disk: Disk, name: str, *, now: str) -> None:
 
 
 def has_fifo(root: Root, route: str) -> bool:
-    """Return True for a FIFO, or a symbolic link to one, as systemd's units create it."""
+    """Return True for a FIFO, or a symbolic link to one, as in systemd's units."""
     try:
         return stat.S_ISFIFO(os.stat(root.fifo(route)).st_mode)
     except NotADirectoryError:  # the route is not a directory
@@ -132,7 +130,6 @@ def fifo_problems(root: Root) -> Iterator[tuple[Path, str]]:
 
 
 def describe_displaced(root: Root, path: Path, route: str) -> str:
-    """Describe a displaced file, with the command that appends and removes it."""
     name = shlex.quote(str(path))
     return (
         f"{path}: {path.lstat().st_size} bytes were written where the FIFO of route {route} belongs, not to the log; "

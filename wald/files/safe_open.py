@@ -1,10 +1,9 @@
 """Opening of regular files without blocking, and small files written in place.
 
-Every file of a log is opened for reading by this module: another user can plant a FIFO, which would block, a device or
-a link.
+A log's files are opened for reading only here: another user can plant a FIFO, which would block, a device or a link.
 
-File identities are read by statx(2) without times. Since Linux 6.13 (multigrain timestamps), each write after a stat(2)
-changes the inode, and on ext4 the next sync of any file waits for that: 40 µs of 150.
+File identities are read by statx(2) without times: since Linux 6.13 (multigrain timestamps), each write after a stat(2)
+changes the inode, and on ext4 the next sync of any file waits for that (40 µs of 150).
 """
 
 from __future__ import annotations
@@ -118,18 +117,15 @@ class InPlaceFile:
     """A small file of ``length`` bytes (the head, the transfers), created with zeros.
 
     Readers see each write at once. A crash of the machine may lose unsynced bytes: the head is then rebuilt from the
-    segments, and the pipes of the transfers no longer exist. Other programs may shorten the file, where a memory map
-    would raise SIGBUS; pwrite(2) makes it longer again or fails.
-
-    Attributes:
-        descriptor: for reading; :meth:`restore` changes it.
+    segments, and the pipes of the transfers are gone. No memory map: it would raise SIGBUS if another program shortens
+    the file; pwrite(2) extends it again or fails.
     """
 
     def __init__(self, path: Path, length: int, disk: Disk) -> None:
         self._path = path
         self._length = length
         self._disk = disk
-        self.descriptor = -1
+        self.descriptor = -1  # for reading; restore changes it
         self._open()
 
     def write(self, data: bytes, offset: int = 0) -> None:
@@ -140,7 +136,7 @@ class InPlaceFile:
         self._disk.sync_directory(self._path.parent)
 
     def restore(self) -> bool:
-        """Open or create the file again if its path no longer names it; True if so."""
+        """Reopen or recreate the file if its path no longer names it; True if so."""
         if self._identity.is_current():
             return False
         self.close()

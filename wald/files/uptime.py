@@ -1,10 +1,10 @@
 """Monotonic time across boots, and recorded steps of the wall clock.
 
-Deletions by age must not depend on the wall clock, which may be years ahead. They use the time since boot, suspension
-included. Between two boots no time is known to have passed: a root may be moved, restored or shared.
+Deletions by age use the time since boot, suspension included; the wall clock may be years ahead. Between two boots no
+time is known to have passed: a root may be moved, restored or shared.
 
-A time namespace (containers, checkpoints) adds an offset to CLOCK_BOOTTIME but keeps the boot id; see
-time_namespaces(7). A :class:`Moment` is in the host's time, and unknown if the offset is.
+A time namespace, see time_namespaces(7), adds an offset to CLOCK_BOOTTIME but keeps the boot id. A :class:`Moment` is
+in the host's time, and unknown if the offset is.
 
 Append times never decrease, except at a clock step, which an operator has the daemon record in ``clock.jsonl`` after
 the clock was far ahead; they restart from the clock in the next segment. A step without that segment is harmless: if
@@ -33,13 +33,9 @@ _NAMESPACES = ("/proc/self/ns/time", "/proc/self/ns/time_for_children")
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """
-    Attributes:
-        boot: the boot id; "" if the moment is not comparable with those of other processes.
-        boottime_ns: time since that boot, by the host's clock.
-    """
+    """Time since a boot, by the host's clock."""
 
-    boot: str
+    boot: str  # the boot id; "" if not comparable with other processes' moments
     boottime_ns: int
 
     def as_entry(self) -> dict[str, Any]:
@@ -107,16 +103,11 @@ def _namespace_offset_ns() -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ClockStep:
-    """
-    Attributes:
-        base: first sequence that may follow the step.
-        before_ns: last append time before it.
-        at_ns: the clock then; append times continue from there.
-    """
+    """A step of the wall clock."""
 
-    base: int
-    before_ns: int
-    at_ns: int
+    base: int  # first sequence that may follow it
+    before_ns: int  # last append time before it
+    at_ns: int  # the clock then; append times continue from there
 
 
 def read_steps(root: Root) -> tuple[ClockStep, ...]:
@@ -133,8 +124,8 @@ def read_steps(root: Root) -> tuple[ClockStep, ...]:
 def step_between(steps: Sequence[ClockStep], first: int, last: int) -> ClockStep | None:
     """Return the last of the ordered ``steps`` with a base from ``first`` to ``last``.
 
-    Append times restart in a segment if a step lies after the previous base and not after its own: the segment of the
-    step may be gone.
+    Append times restart in a segment if a step is after the previous base and not after its own: the step's own segment
+    may be gone.
     """
     return next((step for step in reversed(steps) if first <= step.base <= last), None)
 
