@@ -1,12 +1,8 @@
 """Ledger lines: JSON with a checksum and a hash chain, and the sealed parts of a rotated ledger.
 
-A line is JSON without spaces, ``{"event": …, …, "prev": "<64 hex>", "crc": "<8 hex>"}``. ``prev`` is the sha256 of the
-previous line without its newline (64 zeros in the first line), so a changed, removed or inserted line is noticed.
-``crc`` is the crc32c of everything before ``,"crc"`` and protects the last line too. Lines written by one append share
-``append``, the offset of the first of them: a power cut can leave any of their sectors without the others.
-
-A sealed part stores the lines in zstd frames of about 256 KiB of whole lines. Its last, skippable frame is an index
-(docs/format.md), which readers rebuild from the lines if it is damaged.
+docs/format.md, "A ledger" and "A sealed part of a ledger", describes both. ``prev`` reveals a changed, removed or
+inserted line; ``crc`` protects the last line too. Lines of one append share ``append``, because a power cut can leave
+any of their sectors without the others.
 """
 
 from __future__ import annotations
@@ -23,11 +19,10 @@ from wald.format.checksum import crc32c
 from wald.format.sealed_index import SKIPPABLE
 from wald.format.spans import Span
 
-Entry = dict[str, Any]
-"""The JSON object of a ledger line."""
+Entry = dict[str, Any]  # the JSON of a line
 
 GENESIS = "0" * 64
-ABOVE_U64 = 1 << 64  # above every sequence and line number: the bound of an open range, the minimum of nothing
+ABOVE_U64 = 1 << 64  # the bound of an open range, the minimum of nothing
 NO_SPAN: Span = (ABOVE_U64, -1)
 NO_TIMES: Span = ((1 << 63) - 1, -1)
 _END = re.compile(rb',"crc":"([0-9a-f]{8})"}')
@@ -44,42 +39,30 @@ assert FOOTER_BYTES == 16
 
 
 class RawJson(str):
-    """JSON text that is copied unchanged into a line, to avoid a dict for each of a thousand routes."""
+    """JSON text to copy into a line, to avoid a dict for each of a thousand routes."""
 
     __slots__ = ()
 
 
 class BadLine(ValueError):
-    """The line is damaged.
-
-    Attributes:
-        number: index of the line among those decoded, from 0.
-    """
+    """The line is damaged."""
 
     def __init__(self, reason: str, number: int = 0) -> None:
         super().__init__(reason)
-        self.number = number
+        self.number = number  # index among the lines decoded, from 0
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedLedger:
-    """A decoded ledger file.
+    """A decoded ledger file."""
 
-    Attributes:
-        entries: the intact lines, in order.
-        whole_bytes: end of the last complete line; a torn line may follow.
-        broken: (line number from 1, reason) for each line that is damaged or does not fit the chain.
-        tip: the ``prev`` of the next line.
-    """
-
-    entries: list[Entry]
-    whole_bytes: int
-    broken: list[tuple[int, str]]
-    tip: str
+    entries: list[Entry]  # the intact lines
+    whole_bytes: int  # end of the last complete line; a torn line may follow
+    broken: list[tuple[int, str]]  # (line number from 1, reason): damaged, or does not fit the chain
+    tip: str  # the ``prev`` of the next line
 
 
 def encode_entry(entry: Entry, prev: str, append: int | None = None) -> bytes:
-    """Encode ``entry`` as the line after the one with digest ``prev``."""
     whole = entry | ({"prev": prev} if append is None else {"append": append, "prev": prev})
     if any(isinstance(value, RawJson) for value in entry.values()):
         text = f"{{{','.join(f'{_json(key)}:{_json(value)}' for key, value in whole.items())}"
@@ -95,7 +78,6 @@ def _json(value: object) -> str:
 
 
 def parse_raw_json(entry: Mapping[str, Any]) -> Entry:
-    """Replace every :class:`RawJson` in ``entry`` with its value."""
     return {key: json.loads(value) if isinstance(value, RawJson) else value for key, value in entry.items()}
 
 
@@ -105,10 +87,7 @@ def digest(line: bytes) -> str:
 
 
 def decode_ledger(data: bytes, tip: str | None = GENESIS) -> DecodedLedger:
-    """Decode every line of a file and check the chain; damage is part of the result.
-
-    ``tip`` is the digest of the line before the file; None if it is unknown.
-    """
+    """Decode a file and check the chain; ``tip`` is the digest of the line before the file, None if unknown."""
     whole = data.rfind(b"\n") + 1
     entries: list[Entry] = []
     broken: list[tuple[int, str]] = []
@@ -131,7 +110,7 @@ def decode_ledger(data: bytes, tip: str | None = GENESIS) -> DecodedLedger:
 
 
 def span_of(entry: Entry) -> Span:
-    """Return the sequences in a line, ``base`` or ``first`` to ``last``; NO_SPAN without any."""
+    """Return a line's sequences, ``base`` or ``first`` to ``last``; NO_SPAN without any."""
     low = entry.get("base", entry.get("first"))
     high = entry.get("last", low)
     if isinstance(low, int) and isinstance(high, int) and low <= high:
@@ -140,7 +119,7 @@ def span_of(entry: Entry) -> Span:
 
 
 def decode_entry(line: bytes) -> Entry:
-    """Decode one line without its newline, including ``prev`` and ``append``; raise BadLine if it is damaged."""
+    """Decode one line without its newline, or raise BadLine; keeps ``prev`` and ``append``."""
     end = _END.fullmatch(line, max(0, len(line) - _END_BYTES))
     if end is None:
         raise BadLine("not a ledger line")
@@ -157,12 +136,9 @@ def decode_entry(line: bytes) -> Entry:
 
 
 def decode_entries(lines: Sequence[bytes], *, listed: bool = True) -> list[Entry]:
-    """Decode several lines in half the time of :func:`decode_entry`.
+    """Decode lines in half the time of :func:`decode_entry`, or raise BadLine.
 
-    With ``listed=False``, long lists of routes are left empty, which is much faster.
-
-    Raises:
-        BadLine: a line is damaged.
+    ``listed=False`` leaves long lists of routes empty, which is much faster.
     """
     try:
         return _decode_whole(lines, listed=listed)
@@ -192,19 +168,19 @@ def _decode_whole(lines: Sequence[bytes], *, listed: bool) -> list[Entry]:
 
 
 def has_damaged_newline(rest: bytes) -> bool:
-    """Return True if a complete line, whose newline must be damaged, is in the bytes after the last newline."""
+    """Return True if a complete line, whose newline must be damaged, follows the last newline."""
     end = _END.search(rest)
     return end is not None and end.end() < len(rest) and int(end[1], 16) == crc32c(rest[: end.start()])
 
 
 def encode_line(fields: Mapping[str, Any]) -> bytes:
-    """Encode ``fields``, at least one and none named "crc", as a line whose crc covers the line without it."""
+    """Encode ``fields``, at least one and none named "crc", with the crc of the line without it."""
     text = json.dumps(fields).encode()
     return b'%b, "crc": "%08x"}\n' % (text[:-1], crc32c(text))
 
 
 def decode_line(line: bytes) -> dict[str, Any] | None:
-    """Return the fields of a line; None if it is damaged or half-written."""
+    """Invert :func:`encode_line`; None for a damaged or half-written line."""
     try:
         fields = json.loads(line)
         crc = fields.pop("crc")
@@ -214,7 +190,7 @@ def decode_line(line: bytes) -> dict[str, Any] | None:
 
 
 class BadPart(ValueError):
-    """The part's index is damaged, or the file is not a ledger part."""
+    """Damaged index, or not a ledger part."""
 
 
 class PartFrame(NamedTuple):
@@ -223,7 +199,7 @@ class PartFrame(NamedTuple):
     stored_bytes: int
     raw_bytes: int
     lines: int
-    low: int  # lowest sequence in the lines; above ``high`` without any
+    low: int  # lowest sequence; above ``high`` without any
     high: int
     earliest_ns: int  # earliest "at" of the lines
     latest_ns: int
@@ -234,7 +210,7 @@ class PartFrame(NamedTuple):
 class PartIndex:
     """The index of a sealed part."""
 
-    line: int  # number of its first line in the ledger, from 1
+    line: int  # number of its first line, from 1
     lines: int
     prev: str  # digest of the line before it
     tip: str  # digest of its last line
@@ -242,7 +218,6 @@ class PartIndex:
     before: Span | None = None  # sequences of the previous part, for readers that cannot read it
 
     def add(self, stored_bytes: int, raw_bytes: int, entries: Sequence[Entry], tip: str) -> None:
-        """Add a frame of ``entries``; ``tip`` is the digest of the last line."""
         (low, high), (earliest_ns, latest_ns) = NO_SPAN, NO_TIMES
         for entry in entries:
             span, at = span_of(entry), entry.get("at")
@@ -267,14 +242,14 @@ def encode_part_index(index: PartIndex) -> bytes:
 
 
 def part_index_bytes(footer: bytes) -> int:
-    """Return the length of the index frame that ends with ``footer``."""
+    """Return the length of the index frame with this footer."""
     if len(footer) != FOOTER_BYTES or not footer.endswith(_MAGIC):
         raise BadPart("the file does not end with an index")
     return SKIPPABLE.size + int(_FOOTER.unpack(footer)[0]) + FOOTER_BYTES
 
 
 def decode_part_index(frame: bytes) -> PartIndex:
-    """Decode the index frame; raise BadPart if it is damaged."""
+    """Decode the index frame, or raise BadPart."""
     magic, length = SKIPPABLE.unpack_from(frame)
     text = frame[SKIPPABLE.size : -FOOTER_BYTES]
     known, checksum, _ = _FOOTER.unpack(frame[-FOOTER_BYTES:])

@@ -1,28 +1,23 @@
 """Log state in control batches: routes, producers, peers.
 
-The first batch of every segment is a CONTROL batch, which has no sequence and stores the state that recovery would
-otherwise have to read older segments for. Its payload, little-endian:
+The first batch of a segment stores the state that recovery would otherwise read older segments for. Its payload:
 
-    one line of JSON with a newline:
+    one line of JSON:
         version    1
         next       sequence of the next record
         at         append time of the last batch, ns since 1970
-        routes     object: route → its last sequence; 0: none yet
-        open       object: route → sequence of the record that has begun and not ended
+        routes     route → its last sequence; 0: none yet
+        open       route → sequence of the record that has begun and not ended
         producers  number of producers that follow
-        previous   [salt, position] of the previous segment: the salt as 8 hexadecimal digits, so that the length does
-                   not depend on it, and the end of the last batch; absent if unknown
+        previous   [salt, end of the last batch] of the previous segment, the salt as 8 hexadecimal digits, so that the
+                   length does not depend on it; absent if unknown
     for each producer, the least recently active first:
         u64  producer id
         u64  n, at most 16
         n times, the oldest batch first:
             u64 producer sequence, u64 sequence of the first record, u32 count of records, u32 fingerprint
 
-A batch's header names its peer, the process that sent it, by a number that is valid within the segment: 0 unknown
-(written without the daemon), 1 the route's FIFO, 2 the daemon's stdin. Any other number N is a process on the socket,
-introduced by the CONTROL batch at position 8 x N of the segment, which has the same peer number. That batch precedes
-the peer's first batch and is written together with it, so every segment is self-contained. Its payload is a line of
-JSON with ``user``, ``pid`` and ``process`` (the command name; "" if it could not be read).
+docs/format.md, "Peers", describes the batches that introduce peers.
 """
 
 from __future__ import annotations
@@ -42,8 +37,8 @@ from wald.format.checksum import crc32c
 UNKNOWN_PEER, FIFO_PEER, STDIN_PEER = 0, 1, 2
 PEER_POSITION_MAX = (1 << 35) - 8  # a peer's number has 32 bits
 _VERSION = 1
-PRODUCERS_MAX = 1024  # the least recently active one is evicted first; limits the control batch to 400 KiB
-PRODUCER_WINDOW = 16  # batches kept for each producer: the number that a client may have in flight and retry
+PRODUCERS_MAX = 1024  # limits the control batch to 400 KiB
+PRODUCER_WINDOW = 16  # batches that a client may have in flight and retry
 _CONTINUED, _CONTROL, _DROPPED = int(Flag.CONTINUED), int(Flag.CONTROL), int(Flag.DROPPED)  # enums are slow
 _PAIR = struct.Struct("<QQ")
 _ENTRY = struct.Struct("<QQII")
@@ -54,31 +49,22 @@ _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, R
 
 @lru_cache(maxsize=1024)
 def stored_producer_id(user_id: int, producer_id: int) -> int:
-    """Return the producer id that the log stores for a user's ``producer_id`` (0: none).
-
-    Every reader of segments can see it, so it does not reveal the client's id, and other users cannot forge it.
-    """
+    """Return the id to store; readers see it, so it hides the client's id, and other users cannot forge it."""
     if not producer_id:
         return 0
     return int.from_bytes(blake2b(_OWNED.pack(user_id, producer_id), digest_size=8).digest()) or 1
 
 
 class BadPeer(ValueError):
-    """The payload does not introduce a peer."""
+    """Not the payload of a peer."""
 
 
 class Peer(NamedTuple):
-    """A process that has sent batches. A tuple, because one is looked up for every batch that is written.
-
-    Attributes:
-        user: user id.
-        pid: process id, as in the daemon's own /proc.
-        process: command name when the connection sent its first record; "" if unknown.
-    """
+    """A process that has sent batches; a tuple, because one is looked up for every batch."""
 
     user: int
-    pid: int
-    process: str
+    pid: int  # as in the daemon's own /proc
+    process: str  # command name when the connection sent its first record; "" if unknown
 
 
 @lru_cache(maxsize=256)  # called for the length, then for the batch
@@ -88,7 +74,7 @@ def encode_peer(peer: Peer) -> bytes:
 
 
 def decode_peer(payload: bytes | memoryview) -> Peer:
-    """Return the peer that a payload introduces; raise BadPeer if it does not introduce a peer."""
+    """Decode a peer, or raise BadPeer."""
     try:
         line = json.loads(bytes(payload))
         return Peer(int(line["user"]), int(line["pid"]), str(line["process"]))
@@ -97,28 +83,28 @@ def decode_peer(payload: bytes | memoryview) -> Peer:
 
 
 def peer_number(position: int) -> int:
-    """Return the number of the peer introduced at ``position``, at most :data:`PEER_POSITION_MAX`."""
+    """Return the peer introduced at ``position``, at most :data:`PEER_POSITION_MAX`."""
     return position >> 3
 
 
 def peer_position(number: int) -> int:
-    """Return the position in the raw segment at which peer ``number`` is introduced."""
+    """Invert :func:`peer_number`."""
     return number << 3
 
 
 class BadControl(ValueError):
-    """The payload is not a log state, or a newer version wrote it."""
+    """Not a log state, or a newer version."""
 
 
 class PreviousEnd(NamedTuple):
-    """The salt of the previous segment, and the position at which its last batch ends."""
+    """The previous segment's salt, and the end of its last batch."""
 
     salt: int
     position: int
 
 
 class DedupEntry(NamedTuple):
-    """One batch of a producer; a retry is recognised by its number and its :func:`fingerprint`."""
+    """A producer's batch; its number and :func:`fingerprint` identify a retry."""
 
     producer_sequence: int
     first: int
@@ -141,40 +127,32 @@ class DedupEntry(NamedTuple):
 
 
 def fingerprint(*, body_checksum: int, payload_bytes: int, encoding: int, route_bytes: int) -> int:
-    """Return 32 bits that distinguish batches with different routes, encodings or payloads.
-
-    The body's checksum covers route and payload, but not the boundary between them.
-    """
+    """Return a checksum of route, encoding and payload; the body's does not cover the end of the route."""
     return crc32c(_FINGERPRINTED.pack(payload_bytes, encoding, route_bytes), body_checksum)
 
 
 @dataclass(slots=True)
 class Producers:
-    """Deduplication window: the last batches of each producer, the least recently active producer first."""
+    """Deduplication window, the least recently active producer first."""
 
     table: dict[int, deque[DedupEntry]] = field(default_factory=dict)
 
     def find(self, producer_id: int, producer_sequence: int) -> DedupEntry | None:
-        """Return a producer's batch if it is in the window."""
         for written in reversed(self.table.get(producer_id, ())):
             if written.producer_sequence == producer_sequence:
                 return written
         return None
 
     def expected(self, producer_id: int) -> int | None:
-        """Return the next number of a known producer; None if the producer may start anywhere."""
+        """Return a producer's next number; None if it may start anywhere."""
         window = self.table.get(producer_id)
         return window[-1].producer_sequence + 1 if window else None
 
     def forgotten_upto(self) -> int:
-        """Return the last sequence that a batch of an evicted producer may have; 0 if none was evicted.
-
-        Every evicted producer was last active before the one that would be evicted next.
-        """
+        """Return the last sequence an evicted producer may have: below the last batch of the next one to be evicted."""
         return next(iter(self.table.values()))[-1].first - 1 if len(self.table) >= PRODUCERS_MAX else 0
 
     def add(self, producer_id: int, written: DedupEntry) -> None:
-        """Add a durable batch."""
         window = self.table.pop(producer_id, None) or deque(maxlen=PRODUCER_WINDOW)
         window.append(written)
         self.table[producer_id] = window
@@ -184,31 +162,17 @@ class Producers:
 
 @dataclass(slots=True)
 class LogState:
-    """State accumulated from the batches of a log. Each segment begins with the state at the end of the previous one.
-
-    Attributes:
-        next_sequence: sequence of the next record.
-        append_time_ns: of the last batch; never decreases.
-        routes: route → its last sequence (0: none yet).
-        open_records: route → sequence of the record that has begun and not ended. If the route's next batch does not
-            continue it, its end is lost.
-        previous: the end of the segment before the one that begins with this state; None if unknown. Not compared,
-            because it describes files and not records.
-    """
+    """State accumulated from the batches of a log; a segment begins with the state at the end of the previous one."""
 
     next_sequence: int = 1
-    append_time_ns: int = 0
+    append_time_ns: int = 0  # never decreases
     routes: dict[str, int] = field(default_factory=dict)
-    open_records: dict[str, int] = field(default_factory=dict)
+    open_records: dict[str, int] = field(default_factory=dict)  # its end is lost if the next batch does not continue it
     producers: Producers = field(default_factory=Producers)
-    previous: PreviousEnd | None = field(default=None, compare=False)
+    previous: PreviousEnd | None = field(default=None, compare=False)  # describes files, not records
 
     def apply(self, header: BatchHeader, route: str, dropped: Mapping[str, int] | None = None) -> None:
-        """Update the state from the next batch; ``dropped`` is that of :func:`still_open`.
-
-        A control batch adds only its append time. One that replaces dropped batches also adds their sequences, and
-        ends the records that may have ended in them.
-        """
+        """Update the state from the next batch; ``dropped`` is that of :func:`still_open`."""
         _, _, base, time_ns, producer_id, _, count, _, _, flags, _, _ = header
         if time_ns > self.append_time_ns:
             self.append_time_ns = time_ns
@@ -231,10 +195,9 @@ class LogState:
 
 
 def still_open(open_records: Mapping[str, int], dropped: Mapping[str, int] | None) -> dict[str, int]:
-    """Return the open records without a piece among the dropped batches of a shrunk segment.
+    """Return the open records without a piece in dropped batches.
 
-    Args:
-        dropped: last dropped sequence of each route; None if unknown: then any record may have had a piece there.
+    ``dropped`` is each route's last dropped sequence; if unknown, any record may have had a piece there.
     """
     if dropped is None:
         return {}
@@ -260,7 +223,7 @@ def encode_state(state: LogState) -> bytes:
 
 
 def decode_state(payload: bytes | memoryview) -> LogState:
-    """Decode a control payload; raise BadControl if this version cannot read it."""
+    """Decode a control payload, or raise BadControl."""
     data = bytes(payload)
     text, newline, rest = data.partition(b"\n")
     try:
@@ -288,7 +251,7 @@ def decode_state(payload: bytes | memoryview) -> LogState:
 
 
 def decode_previous(payload: bytes | memoryview) -> PreviousEnd | None:
-    """Return only ``previous`` of a control payload; None if it is unknown."""
+    """Decode only ``previous``; None if unknown."""
     try:
         line = json.loads(bytes(payload).partition(b"\n")[0])
         return _ending(line) if line["version"] == _VERSION else None

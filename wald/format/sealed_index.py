@@ -528,7 +528,7 @@ def _decompress(section: StoredSection, name: str) -> bytes:
     if raw_bytes > max(len(stored) * _EXPANSION_MAX, _EXPANSION_FROM_BYTES):
         raise BadSealed(f"section {name!r} claims {raw_bytes} bytes in {len(stored)}")
     try:
-        # The decompressor allocates what the frame's own header claims.
+        # The decompressor trusts the frame's own header when it allocates.
         if zstandard.frame_content_size(stored) != raw_bytes:
             raise BadSealed(f"section {name!r} does not have the size that the directory claims")
         raw = zstandard.ZstdDecompressor().decompress(stored, max_output_size=raw_bytes)
