@@ -1,11 +1,11 @@
 """Application of a repair plan, in steps that can be repeated.
 
 A file that is replaced or removed first gets a second name in ``quarantine/``, then a line in the ledger; only then one
-rename replaces it, or one unlink removes it. After a killed repair, the next one finds the old file or the new one and
-finishes. The parts of a segment are named newest first, so only parts before an existing one are still to be named.
+rename replaces it, or one unlink removes it. After a killed repair, the next one finds the old or the new file and
+finishes. The parts of a segment are named newest first: only parts before an existing one are still to be named.
 
-A broken ledger, or a damaged sealed part with all later parts, is kept in ``quarantine/`` and begun again. Its intact
-lines follow, numbered; ``from`` is the first line number of the replaced parts:
+A broken ledger, or a damaged sealed part with all later parts, is kept in ``quarantine/`` and begun again with its
+intact lines, numbered; ``from`` is the first line number of the replaced parts:
 
     {"event": "begun-again", "kept": "quarantine/…", "sha256": …, "whole": 12, "damaged": 1, "at": …}
     {"event": "sealed", "base": 1, …, "carried": 1}
@@ -55,21 +55,15 @@ _BEGUN = "begun-again"
 
 @dataclass(frozen=True, slots=True)
 class RebuiltLedger:
-    """Replacement of a broken ledger.
+    """Replacement of a broken ledger."""
 
-    Attributes:
-        entries: the lines to carry over; None keeps the active file.
-        prev: the chain value of the first line.
-        obsolete: sealed parts to remove; ``first_line`` is the number of their first line.
-        there: existing segments whose last line reports a deletion. The line that revoked it may be damaged, so each
-            gets a line "kept": otherwise the deletion would be believed if the segment were lost later.
-    """
-
-    entries: list[Entry] | None
+    entries: list[Entry] | None  # lines to carry over; None keeps the active file
     damaged: int
-    prev: str
-    obsolete: tuple[Path, ...]
-    first_line: int = 0
+    prev: str  # of the first line
+    obsolete: tuple[Path, ...]  # sealed parts to remove
+    first_line: int = 0  # number of their first line
+    # Existing segments whose last line reports a deletion. The line that revoked it may be damaged, so each gets a line
+    # "kept": otherwise the deletion would be believed if the segment were lost later.
     there: tuple[int, ...] = ()
 
     def lines(self, *, kept: str, sha256: str, now_ns: int) -> bytes:
@@ -114,7 +108,7 @@ def _rebuilt(root: Root, path: Path) -> RebuiltLedger:
 
 
 def rebuild_ledger(root: Root, disk: Disk, path: Path, *, now_ns: int) -> None:
-    """Replace the ledger at ``path`` by one with an intact chain; repeatable after a kill."""
+    """Replace a ledger by one with an intact chain; repeatable after a kill."""
     found = _rebuilt(root, path)
     if found.entries is not None:
         for part in found.obsolete:
@@ -144,14 +138,10 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextmanager
 def proposed(root: Root) -> Iterator[tuple[Plan, LogSurvey]]:
-    """Yield the plan for ``root``, and the facts, which are valid within the block.
+    """Yield the plan, and the facts, which are valid within the block; may raise NotFound or Damaged.
 
-    If a ledger or the identity is broken, the facts are read with its replacement: the ledgers decide which records are
-    lost, and the identity which files are foreign.
-
-    Raises:
-        NotFound: no log exists.
-        Damaged: the log's identity is uncertain, or its segment directory is lost.
+    The facts are read with the replacement of a broken ledger or identity: ledgers decide which records are lost, and
+    the identity which files are foreign.
     """
     _remove_abandoned()
     broken = dict(_broken(root))
@@ -172,10 +162,10 @@ def proposed(root: Root) -> Iterator[tuple[Plan, LogSurvey]]:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """Make a directory and hold its lock; an unlocked one is a leftover."""
+    """Make a locked directory; an unlocked one is a leftover."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        with suppress(FileNotFoundError):  # removed as a leftover just before it was locked
+        with suppress(FileNotFoundError):  # removed just before it was locked
             descriptor = os.open(path, _DIRECTORY)
             if Disk().lock(descriptor) and os.fstat(descriptor).st_nlink:
                 break
@@ -188,7 +178,7 @@ def _scratch() -> Iterator[Path]:
 
 
 def _remove_abandoned() -> None:
-    """Remove the copies made by killed repairs: unlocked directories of this user."""
+    """Remove copies of killed repairs: unlocked directories of this user."""
     for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):
             if directory.stat(follow_symlinks=False).st_uid == os.geteuid():
@@ -216,7 +206,7 @@ def _broken(root: Root) -> Iterator[tuple[Path, str]]:
 
 @dataclass(frozen=True)
 class _Rehearsed(Root):
-    """Root with the identity, and if ``has_ledgers`` all ledgers, that a repair would write, in ``made``."""
+    """Root with the identity, and if ``has_ledgers`` the ledgers, that a repair would write, in ``made``."""
 
     made: Path
     has_ledgers: bool
@@ -249,7 +239,7 @@ def _rehearsed(root: Root, broken: dict[Path, str], identity: Identity, made: Pa
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Executor of acts, under the caller's locks; ``epoch`` is that of the lock."""
+    """Executor of acts, under the caller's locks, whose epoch is ``epoch``."""
 
     root: Root
     disk: Disk
@@ -300,14 +290,14 @@ class Repair:
 
     def _remove_temporary(self, path: Path) -> None:
         if path.parent in (self.root.segments, self.root.quarantine, self.root.recovery):
-            self.disk.unlink(path)  # the caller's locks keep others from making files there
+            self.disk.unlink(path)  # the locks keep others from making files there
         else:
             with suppress(FileNotFoundError):
                 remove_abandoned(path, self.disk)
         self.disk.sync_directory(path.parent)
 
     def _rename(self, path: Path, target: Path) -> None:
-        """Rename a segment to a free name; the sparse indexes at both names belong to another segment."""
+        """Rename to a free name; the sparse indexes at both names belong to another segment."""
         self._remove_sparse_index(path)
         self._remove_sparse_index(target)
         self.disk.rename_to_free(path, target)
@@ -337,7 +327,7 @@ class Repair:
             self._remove(found.twin)
         losses = () if act.loses else History(self.root).losses(found.base, SEQUENCE_MAX)
         if not act.loses and all(loss.saved_file != kept for loss in losses):
-            with suppress(FileNotFoundError):  # nothing is lost, and no line names the old file
+            with suppress(FileNotFoundError):  # no line names the old file
                 self.disk.unlink(self.root.path / kept)
                 self.disk.sync_directory(self.root.quarantine)
 
@@ -375,7 +365,6 @@ class Repair:
             self._remove(old.path)
 
     def _remove(self, path: Path) -> None:
-        """Remove a file, and the sparse index of a raw segment."""
         self._remove_sparse_index(path)
         self.disk.unlink(path)
         self.disk.sync_directory(path.parent)
@@ -411,16 +400,16 @@ class Repair:
             ledger.append(*entries)
 
     def _losses(self, act: Act, kept: str) -> Iterator[Entry]:
-        """Yield a line for each span of lost records that no killed repair has recorded."""
+        """Yield a line for each span that no killed repair has recorded."""
         history, left = History(self.root), act.lost_records
         for first, last in act.lost:
             if not any(history.unexplained(first, last)):
                 continue
-            broken = act.broken.get(first) if first == last else None  # its other pieces stay, and those of others
+            broken = act.broken.get(first) if first == last else None  # other pieces stay
             reason = act.reason if broken is None else "a piece of it is lost"
             entry: Entry = {"event": "lost", "base": first, "last": last, "why": reason}
             records = min(left, records_lost([(first, last)], act.facts, history))
-            left -= records  # by the ledger alone, each span would count all lost records of the segment
+            left -= records  # by the ledger alone, each span counts all lost records
             if records < last - first + 1:
                 entry["records"] = records
             if kept:
@@ -448,7 +437,7 @@ class Repair:
         """Write the head at the end of the log; its sequence never decreases."""
         segments = list_segments(self.root).segments
         if not segments:
-            return  # its sequence is still right, and no segment is left to point to
+            return  # its sequence is right, and no segment exists
         newest = segments[-1]
         state = state_after(Listing((newest,)), facts.log_id, [])
         last = max(facts.last, state.next_sequence - 1)
@@ -457,7 +446,7 @@ class Repair:
         self.disk.replace(self.root.head, encode_head(head))
 
     def _end(self, segment: Segment) -> int:
-        """Return the end of a segment's batches; sync intact ones first, since readers now see them."""
+        """Return the end of the batches; sync intact ones first, since readers now see them."""
         if segment.kind.form is Kind.SEALED:
             with SealedFile(segment.path) as sealed:
                 return sealed.index.raw_bytes
@@ -475,6 +464,6 @@ def _digest(path: Path) -> str:
         with open_file(path) as file:
             while part := file.read(1 << 20):
                 digest.update(part)
-    except (OSError, Damaged):  # unreadable bytes; the name only has to be the same each time
+    except (OSError, Damaged):  # the name only has to be the same each time
         digest.update(f"{path.name} {path.stat().st_size}".encode())
     return digest.hexdigest()

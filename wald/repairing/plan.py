@@ -1,10 +1,9 @@
-"""Repair plan: the actions that repair a log, and the records that are lost.
+"""Repair plan: the actions that repair a log, and the records that are lost. It changes nothing.
 
-The plan changes nothing. Segments are handled oldest first, so that the segment in which a broken record begins comes
-before the one that has lost a piece of it.
+Segments are handled oldest first: the one in which a broken record begins comes before one that lost a piece of it.
 
-Records that shrinking dropped before the damage are not lost. The index lists them. The ledger only counts the records
-that remain, in a line that is written before the segment shrinks, so it counts only with proof that the segment shrank.
+Records that shrinking dropped before the damage are not lost. The index lists them. The ledger only counts remaining
+records, in a line written before the segment shrinks: it counts only with proof that the segment shrank.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from wald.segments.sealed_file import SealedFile
 
 
 def records_lost(spans: Sequence[Span], found: SegmentFacts | None, history: History) -> int:
-    """Return an upper limit of the records in ``spans`` before the damage; ``found``: their segment, if it exists."""
+    """Return an upper limit of the records in ``spans``, of segment ``found`` if it exists, before the damage."""
     total = _length(spans)
     if found is not None and found.dropped is not None:
         dropped = Spans(found.dropped)
@@ -55,7 +54,7 @@ def records_lost(spans: Sequence[Span], found: SegmentFacts | None, history: His
 
 
 def routes_lost(span: Span, segment: Segment | None, history: History) -> list[RouteEntry] | None:
-    """Return None if any record of ``span`` is unknown; ``segment`` had them, if it exists."""
+    """Return None if a record of ``span`` is unknown; ``segment`` had them, if it exists."""
     found = _by_index(span, segment) if segment is not None else None
     return found if found is not None else _by_ledger(span, history)
 
@@ -83,7 +82,7 @@ def _by_index(span: Span, segment: Segment) -> list[RouteEntry] | None:
 
 
 def _by_ledger(span: Span, history: History) -> list[RouteEntry] | None:
-    """Do the same from ledger lines, if whole segments are lost."""
+    """Do the same from ledger lines, for whole lost segments."""
     entries: dict[str, RouteEntry] = {}
     at = span[0]
     while at <= span[1]:
@@ -112,15 +111,15 @@ def _add(entries: dict[str, RouteEntry], entry: RouteEntry) -> None:
 
 
 class ActionKind(Enum):
-    """Kind of a repair step."""
+    """Repair step."""
 
     LEDGER = "ledger"  # rebuild it from its intact lines
     IDENTITY = "identity"
-    REMOVE = "remove"  # the temporary file of a killed program
-    RENAME = "rename"  # give a segment its own name, or a free one
-    PUT_BACK = "put back"  # replace a damaged segment by its original from before an interrupted shrinking
+    REMOVE = "remove"  # a temporary file
+    RENAME = "rename"  # to its own name, or a free one
+    PUT_BACK = "put back"  # the original from before an interrupted shrinking
     SET_ASIDE = "set aside"  # move a file to ``quarantine/``
-    CLEAR = "clear away"  # the same for the second form of a segment, without a line in the ledger
+    CLEAR = "clear away"  # the same for a second form, without a ledger line
     REMAKE = "remake"  # rewrite from intact batches
     GIVE_UP = "give up"  # record that records are in no segment
     RECORD = "record"  # add the ledger line about a sealed segment
@@ -129,25 +128,18 @@ class ActionKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """
-    Attributes:
-        lost: sequences that are given up.
-        lost_records: number of records among them; shrinking may have dropped the others.
-        loses: the step gives up data, which the operator must accept.
-        broken: record → route of the records that have lost a piece and are dropped.
-        target: new name of a segment, free when the step runs.
-    """
+    """Action on one path."""
 
     kind: ActionKind
     path: Path
     reason: str
-    lost: tuple[Span, ...] = ()
-    lost_records: int = 0
-    loses: bool = False
+    lost: tuple[Span, ...] = ()  # sequences that are given up
+    lost_records: int = 0  # among them; shrinking may have dropped the others
+    loses: bool = False  # gives up data, which the operator must accept
     facts: SegmentFacts | None = None
-    broken: Mapping[int, str] = field(default_factory=dict)
+    broken: Mapping[int, str] = field(default_factory=dict)  # record → route of dropped records that lost a piece
     identity: Identity | None = None
-    target: Path | None = None
+    target: Path | None = None  # new name of a segment, free when the step runs
 
     @property
     def dropped_records(self) -> int:
@@ -160,15 +152,11 @@ def _length(spans: Sequence[Span]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """
-    Attributes:
-        left: errors that no step repairs.
-        errors: ``wald verify`` reports errors outside the ledgers and ``log.json``.
-    """
+    """Actions in order."""
 
     acts: tuple[Act, ...]
-    left: tuple[Finding, ...] = ()
-    errors: bool = False
+    left: tuple[Finding, ...] = ()  # errors that no step repairs
+    errors: bool = False  # ``wald verify`` reports some outside the ledgers and ``log.json``
 
     @property
     def loses(self) -> bool:
@@ -180,21 +168,17 @@ class Plan:
 
 
 class Planner:
-    """
-    Attributes:
-        kept: segments to keep, under their own names.
-        broken: record → route of the records that have lost a piece but not their beginning.
-        lost: unexplained missing sequences, split at the bounds of the segments that had them.
-    """
+    """Builder of a plan."""
 
     def __init__(self, facts: LogSurvey) -> None:
         self.facts = facts
-        self.kept: list[SegmentFacts] = []
+        self.kept: list[SegmentFacts] = []  # under their own names
         self.renames: list[Act] = []
         self.set_aside = [act for segment in facts.segments if (act := self._placed(segment)) is not None]
         there = Spans(span for each in self.kept for span in each.repaired_spans)
+        # Record → route of those that lost a piece but not their beginning.
         self.broken = {sequence: route for sequence, route in self._broken() if sequence in there}
-        self.lost = list(self._lost(there))
+        self.lost = list(self._lost(there))  # unexplained, split at the bounds of the segments that had them
 
     def plan(self) -> Plan:
         facts = self.facts
@@ -221,7 +205,7 @@ class Planner:
         return Plan((*first, *repairs, *records, *self._head(repairs)), left, errors=bool(facts.findings))
 
     def _placed(self, found: SegmentFacts) -> Act | None:
-        """Return the step for a file to set aside; add any other to ``kept``, and its renaming."""
+        """Return the step that sets a file aside, or add it to ``kept`` and its renaming."""
         due = max((last + 1 for each in self.kept for _, last in each.spans), default=1)
         path, why = found.segment.path, ""
         if found.foreign:
@@ -241,7 +225,7 @@ class Planner:
         return None
 
     def _best(self, found: SegmentFacts) -> SegmentFacts:
-        """Return the best file of the same segment: intact, longest, correctly named."""
+        """Return the best file of a segment: intact, longest, correctly named."""
         same = [each for each in self.facts.segments if each.base == found.base and not each.foreign]
         return max(
             same, key=lambda each: (each.rescued is None, each.rescued is None and each.spans, not each.misnamed)
@@ -263,7 +247,7 @@ class Planner:
                     yield one, other - 1
 
     def _ends(self, first: int, last: int) -> Iterator[int]:
-        with suppress(Damaged):  # then they are given up as one range
+        with suppress(Damaged):  # given up as one range
             while first <= last and (sealed := self.facts.history.sealed(first)) is not None:
                 first = int(sealed["last"]) + 1
                 yield first
@@ -288,7 +272,7 @@ class Planner:
         return Act(ActionKind.REMAKE, path, reason, lost, records, loses, found, self.broken)
 
     def _end(self, found: SegmentFacts) -> int:
-        """Return the end; a damaged segment without a ledger line ends at the next one."""
+        """Return the end; without a ledger line, a damaged segment ends at the next one."""
         if not found.problem:
             return max(last + 1 for _, last in found.spans)
         following = [each.base for each in self.kept if each.base > found.base]
@@ -313,8 +297,7 @@ class Planner:
 def _in_order(renames: list[Act], used: set[Path]) -> Iterator[Act]:
     """Yield renames in an order in which each target is free.
 
-    In a ring of swapped names, one segment first gets a name that no segment has. A repair that is killed then leaves
-    a misnamed segment, which the next repair handles.
+    In a ring, one segment first gets an unused name; if the repair is killed then, the next one finds it misnamed.
     """
     pending = {act.path: act for act in renames}
     while pending:
@@ -330,7 +313,7 @@ def _in_order(renames: list[Act], used: set[Path]) -> Iterator[Act]:
 
 
 def _free_name(act: Act, used: set[Path]) -> Path:
-    """Return a free name just after the current one: the last name in a listing counts as the newest segment."""
+    """Return the next free name: the last name in a listing counts as the newest segment."""
     assert act.facts is not None
     bases = {path.name.partition(".")[0] for path in used}
     number = next(n for n in itertools.count(act.facts.base + 1) if f"{n:020d}" not in bases)

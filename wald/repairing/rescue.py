@@ -1,8 +1,7 @@
 """Intact batches of a damaged segment, and the records they contain.
 
-A record in several pieces survives only with all its pieces. Damaged bytes may have been a piece of any record that was
-open before them, so all those records are broken. The batch in which a broken record begins is kept without it, and
-readers skip its later pieces.
+A record survives only with all its pieces. Damaged bytes may have been a piece of any record open before them, so all
+those are broken. The batch in which a broken record begins is kept without it; readers skip its later pieces.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from wald.segments.shrinking import dropped_batch
 
 
 class IntactBatch(NamedTuple):
-    """A batch at a raw position; ``rebuilt`` is why one in place of dropped ones was rebuilt from the index, or ""."""
+    """A batch at a raw position; ``rebuilt``: why the index rebuilt one in place of dropped ones, or ""."""
 
     header: BatchHeader
     route: str
@@ -39,25 +38,15 @@ class IntactBatch(NamedTuple):
 
 @dataclass(slots=True)
 class Rescued:
-    """Intact contents of a damaged segment.
+    """Intact contents of a damaged segment."""
 
-    Attributes:
-        spans: sequences that begin in intact batches or were dropped, in order.
-        broken: record → route of records that have lost a piece, wherever they begin.
-        open_records: route → unfinished record at the end.
-        reason: first damage; "" if every batch is intact.
-        pieces: some batches continue a record without beginning one.
-        count: number of records that begin in intact batches.
-        shrunk: a batch replaces dropped ones.
-    """
-
-    spans: list[Span] = field(default_factory=list)
-    broken: dict[int, str] = field(default_factory=dict)
-    open_records: dict[str, int] = field(default_factory=dict)
-    reason: str = ""
-    pieces: bool = False
-    count: int = 0
-    shrunk: bool = False
+    spans: list[Span] = field(default_factory=list)  # sequences that begin in intact batches or were dropped
+    broken: dict[int, str] = field(default_factory=dict)  # record → route: lost a piece, wherever it begins
+    open_records: dict[str, int] = field(default_factory=dict)  # route → unfinished record at the end
+    reason: str = ""  # first damage
+    pieces: bool = False  # some batches only continue a record
+    count: int = 0  # records that begin in intact batches
+    shrunk: bool = False  # a batch replaces dropped ones
 
     def add(self, header: BatchHeader, route: str) -> None:
         begun = self.open_records.pop(route, 0)
@@ -70,7 +59,7 @@ class Rescued:
         self._cover(header)
 
     def drop(self, header: BatchHeader, dropped: Mapping[str, int] | None) -> None:
-        """Add a batch that replaces dropped ones, which may be pieces of records."""
+        """Add a batch in place of dropped ones, which may be pieces of records."""
         self.shrunk = True
         if dropped is None:
             self.break_open()
@@ -100,7 +89,7 @@ def rescue(
     end: int,
     cut: int,
 ) -> Rescued:
-    """Raise Damaged if nothing is readable; ``before`` are records open before the segment, if it lists none."""
+    """Raise Damaged if nothing is readable; ``before``: records open before the segment, if it lists none."""
     found = Rescued(open_records=dict(before))
     for batch in intact_batches(segment, log_id, durable=durable, end=end, cut=cut):
         if isinstance(batch, str):
@@ -110,7 +99,7 @@ def rescue(
             found.reason = found.reason or batch.rebuilt
             found.drop(batch.header, dropped)
         elif batch.header.is_state:
-            # A record that was open at the end of the previous segment may have ended in a deleted one.
+            # A record open in the previous segment may have ended in a deleted one.
             state = state_of(batch)
             found.open_records = dict(found.open_records if state is None else state.open_records)
         elif not batch.header.is_control:
@@ -121,12 +110,10 @@ def rescue(
 def intact_batches(
     segment: Segment, log_id: bytes, *, durable: int | None, end: int, cut: int
 ) -> Iterator[IntactBatch | str]:
-    """Yield batches in order, control batches too, and a reason for each damaged range; raise Damaged without any.
+    """Yield batches in order, and a reason for each damaged range; raise Damaged without any batch.
 
-    Args:
-        durable: position of the head in the segment; after it, only contiguous batches count.
-        end: first sequence of the next segment; batches beyond it are ignored.
-        cut: position at which a raw segment was cut; 0 if unknown.
+    Batches beyond ``end``, the next segment's first sequence, are ignored; after ``durable``, the head's position, only
+    contiguous ones count. ``cut`` is the position at which a raw segment was cut; 0 if unknown.
     """
     expected, position = segment.base_sequence, 0
     index = readable_index(segment)
@@ -154,7 +141,7 @@ def intact_batches(
 
 
 def without_broken(batch: IntactBatch, broken: Callable[[int], bool]) -> IntactBatch | None:
-    """Cut off a broken record that begins in the batch; None if nothing remains."""
+    """Cut off a broken record that begins here; None if nothing remains."""
     header = batch.header
     if not header.count or not header.open_sequence or not broken(header.open_sequence):
         return batch
@@ -189,7 +176,7 @@ def state_of(control: IntactBatch) -> LogState | None:
 def _stored(
     segment: Segment, log_id: bytes, durable: int | None, damage: Sequence[Span]
 ) -> Iterator[StoredBatch | DamagedBytes]:
-    """Yield the ranges in ``damage`` (offset, length; from the index) as damaged, even if they look like batches."""
+    """Yield ranges in ``damage`` (offset, length; from the index) as damaged, even if they look like batches."""
     with closing(_open(segment, log_id)) as opened:
         stored = opened.batches if isinstance(opened, RawSegment) else opened.stored
         for found in stored(FIRST_BATCH, durable):
@@ -208,7 +195,7 @@ def _stored(
 
 
 def _open(segment: Segment, log_id: bytes) -> RawSegment | SalvagedSegment:
-    """Open a segment frame by frame, even with a readable index: a damaged frame yields its first batches."""
+    """Open by frames, even with a readable index: a damaged frame yields its first batches."""
     if segment.kind.form is Kind.RAW:
         return RawSegment(segment, log_id)
     return SalvagedSegment(segment, log_id, Damaged(f"{segment.path}: offset 0: none of its frames can be read"))

@@ -1,9 +1,8 @@
 """New log written from batches with given sequences and append times, in order.
 
-The identity has another name until everything is written, and is renamed last. So no program takes the remains of a
-killed restore for a log.
+The identity is renamed to its name last, so that no program takes the remains of a killed restore for a log.
 
-Each hole in the sequences has a line in the ledger. A small hole becomes a batch with the flag DROPPED, like those that
+Each hole in the sequences has a ledger line. A small one becomes a batch with the flag DROPPED, like those that
 shrinking leaves; before a large one the segment ends.
 """
 
@@ -32,7 +31,7 @@ from wald.writing.sealing import Sealed, pending, seal
 from wald.writing.writer import Draft, Route, Writer
 
 SEGMENT_BYTES = 64 << 20
-_DROPPED_MAX = 1 << 16  # records of a hole within a segment: each takes a byte before compression
+_DROPPED_MAX = 1 << 16  # records of a hole in a segment: a byte each before compression
 _LINES_MAX = 1000  # ledger lines per sync
 _NO_BASE = 1 << 64  # above every segment
 _NO_ROUTE = Route.named("")
@@ -56,17 +55,9 @@ class Batch:
 
 
 class NewLog:
-    """A log under construction. After an error it stays unfinished, and a new attempt is refused.
+    """A log under construction; InvalidInput if the directory is not empty, Locked if another process uses it.
 
-    Args:
-        path: a directory that is empty or absent.
-        describe: returns more ledger fields for a hole, given its first and last sequence.
-        now: time for the ledger, ns since 1970; ``moment`` is the same as text, for the identity.
-        version: as for :class:`Writer`.
-
-    Raises:
-        InvalidInput: the directory is not empty.
-        Locked: another process makes a log there.
+    After an error it stays unfinished, and a new attempt is refused.
     """
 
     def __init__(
@@ -74,9 +65,9 @@ class NewLog:
         path: Path,
         disk: Disk,
         *,
-        describe: Callable[[int, int], Entry],
+        describe: Callable[[int, int], Entry],  # more ledger fields for a hole: first, last
         now: Callable[[], int],
-        moment: str,
+        moment: str,  # the same as ``now``, for the identity
         version: int,
         segment_max_bytes: int = SEGMENT_BYTES,
     ) -> None:
@@ -95,7 +86,7 @@ class NewLog:
         self._sealed: Sealed | None = None
         make_directories(root, disk)
         self._lock = Lock(root, disk, now=moment)
-        if root.identity.exists():  # another process has finished one in the meantime
+        if root.identity.exists():  # finished by another process in the meantime
             _require_empty(path, disk)
         disk.replace(root.unfinished_identity, encode_identity(self.log_id, now=moment))
         self._ledger = Ledger(root.ledger / "segments.jsonl", disk)
@@ -110,7 +101,6 @@ class NewLog:
         self._lock.release()
 
     def add(self, batch: Batch) -> None:
-        """Add a batch whose sequences are above all previous ones."""
         writer = self._writer
         due = 1 if writer is None else writer.state.next_sequence
         assert batch.first >= due, "the sequences go up"
@@ -131,7 +121,6 @@ class NewLog:
         writer.commit(writer.place([draft]), now_ns=batch.append_time_ns)
 
     def finish(self) -> None:
-        """Make the directory a log."""
         assert self._writer is not None, "there is a record"
         writer, self._writer = self._writer, None
         epoch, base, at_ns = writer.epoch, writer.base_sequence, writer.state.append_time_ns
@@ -159,7 +148,7 @@ class NewLog:
             epoch=self._lock.epoch,
             segment_max_bytes=self._segment_max_bytes,
             now_ns=batch.append_time_ns,
-            sync_commits=False,  # each segment is synced when it is complete
+            sync_commits=False,  # sealing syncs each segment
             version=self._version,
         )
 

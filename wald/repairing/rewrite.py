@@ -1,7 +1,7 @@
 """New segments written from the intact batches of a damaged one: one for each contiguous range of sequences.
 
-If every batch is intact, the new segment has the raw bytes and the digest of the old one. Otherwise batches move, and
-each new segment starts with a control batch that contains the state of the log at its beginning.
+If every batch is intact, the new segment has the old raw bytes and digest. Otherwise batches move, and each new segment
+starts with a control batch: the state of the log at its beginning.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _U32 = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class NewSegment:
-    """New segment under a temporary name, synced; ``index`` is None if it is raw."""
+    """New segment, synced, under a temporary name; ``index`` is None if raw."""
 
     base_sequence: int
     path: Path
@@ -43,13 +43,7 @@ class NewSegment:
 
 @dataclass(frozen=True, slots=True)
 class Rewriter:
-    """
-    Attributes:
-        durable, end, cut: see :func:`wald.repairing.rescue.intact_batches`.
-        is_broken: True for a record to leave out.
-        dropped: see :func:`wald.format.log_state.still_open`.
-        complete: all batches are intact and stay.
-    """
+    """Rewriter of one segment; ``durable``, ``end``, ``cut`` as in :func:`intact_batches`."""
 
     root: Root
     disk: Disk
@@ -58,16 +52,12 @@ class Rewriter:
     durable: int | None
     end: int
     cut: int
-    is_broken: Callable[[int], bool]
-    dropped: Mapping[str, int] | None
-    complete: bool
+    is_broken: Callable[[int], bool]  # leave the record out
+    dropped: Mapping[str, int] | None  # as in ``still_open``
+    complete: bool  # all batches are intact and stay
 
     def rewrite(self, before: LogState) -> list[NewSegment]:
-        """Write the new segments, read them back and return them, oldest first; remove all of them on failure.
-
-        Raises:
-            Damaged: a new segment differs when it is read back.
-        """
+        """Return new segments, oldest first; Damaged if one does not read back. A failure removes all."""
         made: list[NewSegment] = []
         try:
             if self.complete and (path := self._copied()) is not None:
@@ -108,7 +98,7 @@ class Rewriter:
         return intact_batches(self.segment, self.log_id, durable=self.durable, end=self.end, cut=self.cut)
 
     def _copied(self) -> Path | None:
-        """Return None if the header, which has the salt, is lost."""
+        """Return None if the header, with the salt, is lost."""
         header = self._own_header()
         if header is None:
             return None
@@ -121,7 +111,6 @@ class Rewriter:
             return output.finish()
 
     def _moved(self, before: LogState) -> Iterator[tuple[Path, int]]:
-        """Yield segments of moved batches, one for each contiguous range."""
         header, output = self._header(), None
         state = replace(before, open_records=self._without_broken(before.open_records))
         peers: dict[int, IntactBatch] = {}
@@ -169,7 +158,7 @@ class Rewriter:
         header = header._replace(append_time_ns=max(header.append_time_ns, state.append_time_ns))
         if not header.count:
             if not header.is_dropped and header.continues_sequence not in state.open_records.values():
-                return None  # a piece of a record whose beginning is missing
+                return None  # the beginning of its record is missing
             # A segment of pieces alone could have the name of the next one.
             header = header._replace(base_sequence=max(state.next_sequence, self.segment.base_sequence))
         return kept._replace(header=header)
@@ -187,7 +176,7 @@ class Rewriter:
             with open_file(raw) as file:
                 compressed = compress_segment(file.fileno(), target, self.disk)
             self.disk.sync(target)
-            os.posix_fadvise(target, 0, 0, os.POSIX_FADV_DONTNEED)  # so that it is read back from the disk
+            os.posix_fadvise(target, 0, 0, os.POSIX_FADV_DONTNEED)  # read back from the disk
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -221,7 +210,7 @@ def _control(state: LogState, epoch: int) -> IntactBatch:
 
 
 class _Output:
-    """Raw segment under construction, under a temporary name."""
+    """Raw segment under a temporary name."""
 
     def __init__(self, disk: Disk, path: Path, header: SegmentHeader) -> None:
         self.base_sequence = header.base_sequence

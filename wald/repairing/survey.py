@@ -1,8 +1,7 @@
 """Survey of a damaged log: the facts for a repair plan. It changes nothing.
 
-If ``log.json`` is lost, damaged or from another log, the identity comes from files that contain the log id: segments,
-sparse indexes, and cursors of the log's owner. Cursors of other users are not trusted. If two files disagree, there is
-no repair.
+If ``log.json`` is lost, damaged or from another log, the identity comes from files with the log id: segments, sparse
+indexes, and cursors of the log's owner (other users' are not trusted). If two disagree, repair is refused.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from wald.writing.recovery import state_after
 
 
 class _Witness(NamedTuple):
-    """File that contains a log id, with its creation time if it has one."""
+    """File with a log id, and perhaps its creation time."""
 
     path: Path
     log_id: bytes
@@ -52,10 +51,7 @@ class _Witness(NamedTuple):
 def lost_identity(root: Root) -> tuple[Identity, str] | None:
     """Return new contents of ``log.json`` and the reason; None if the current ones agree with the files.
 
-    Raises:
-        NotFound: no log exists.
-        UnsupportedFormat: a newer wald wrote it.
-        Damaged: no file contains the log id, or files disagree.
+    NotFound: no log exists. UnsupportedFormat: a newer wald. Damaged: files disagree, or none contains the log id.
     """
     require_no_links(root)
     own, wrong = None, "it is missing"
@@ -116,7 +112,6 @@ def _witnesses(root: Root) -> Iterator[_Witness]:
 
 
 def _segment_witness(path: Path, kind: Kind) -> _Witness:
-    """Raise Damaged, OSError, ZstdError or BadHeader without a log id."""
     with open_file(path) as file:
         if kind is Kind.INDEX or kind.form is Kind.RAW:
             magic = SPARSE_MAGIC if kind is Kind.INDEX else SEGMENT_MAGIC
@@ -149,7 +144,7 @@ def _is_head_in(root: Root, found: list[_Witness]) -> bool:
 
 
 def _created(root: Root, found: list[_Witness]) -> str:
-    """Return the earliest time in segments and reports of starts; "" if unknown."""
+    """Return the earliest time in segments and reports; "" if unknown."""
     times = [each.created_ns for each in found if each.created_ns is not None]
     for path in root.recovery.glob("*.json"):
         with suppress(Damaged, OSError, ValueError, TypeError, KeyError, RecursionError):
@@ -159,36 +154,22 @@ def _created(root: Root, found: list[_Witness]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SegmentFacts:
-    """
-    Attributes:
-        segment: its identity from its contents; its path may have another name.
-        spans: sequences of its intact records.
-        problem: "" without damage.
-        changed: intact, but with another digest than in the ledger.
-        twin: raw form next to a sealed one.
-        twin_spans: sequences in the twin, if that is intact.
-        recorded: a ledger line lists its contents.
-        durable: position of the head, if the head is in it.
-        cut: position at which a raw segment was cut; 0 if unknown.
-        dropped: dropped sequences in the index of a damaged segment; None if unreadable.
-        stray: after the head and without intact batches, so that it never contained a record.
-        open_records: route → record open at its end, if the next segment is missing.
-    """
+    """Facts about one file."""
 
-    segment: Segment
-    spans: tuple[Span, ...] = ()
+    segment: Segment  # identity from the contents; the path may have another name
+    spans: tuple[Span, ...] = ()  # of intact records
     problem: str = ""
     rescued: Rescued | None = None
-    changed: bool = False
-    twin: Path | None = None
-    twin_spans: tuple[Span, ...] | None = None
+    changed: bool = False  # intact, but with another digest than in the ledger
+    twin: Path | None = None  # raw form next to a sealed one
+    twin_spans: tuple[Span, ...] | None = None  # if the twin is intact
     foreign: bool = False
-    recorded: bool = True
-    durable: int | None = None
-    cut: int = 0
-    dropped: tuple[Span, ...] | None = None
-    stray: bool = False
-    open_records: Mapping[str, int] = field(default_factory=dict)
+    recorded: bool = True  # a ledger line lists its contents
+    durable: int | None = None  # position of the head, if in it
+    cut: int = 0  # position at which a raw segment was cut; 0 if unknown
+    dropped: tuple[Span, ...] | None = None  # by the index of a damaged segment; None if unreadable
+    stray: bool = False  # after the head and without intact batches, so it never contained a record
+    open_records: Mapping[str, int] = field(default_factory=dict)  # route → record, if the next segment is missing
 
     @property
     def base(self) -> int:
@@ -206,29 +187,22 @@ class SegmentFacts:
 
 @dataclass(frozen=True, slots=True)
 class LogSurvey:
-    """
-    Attributes:
-        root: the log; in a dry run with the ledgers that the repair would write.
-        last: last sequence known to be assigned.
-        put_back: lost or damaged segment → its original from before an interrupted shrinking.
-        unneeded: damaged originals.
-        findings: errors of ``wald verify``.
-    """
+    """Facts about a log."""
 
-    root: Root
+    root: Root  # in a dry run with the ledgers that the repair would write
     log_id: bytes
     segments: tuple[SegmentFacts, ...]
     head: Head | None
     history: History
-    last: int
+    last: int  # last sequence known to be assigned
     leftovers: tuple[Path, ...]
-    findings: tuple[Finding, ...]
-    put_back: Mapping[Path, Path]
-    unneeded: tuple[Path, ...]
+    findings: tuple[Finding, ...]  # errors of ``wald verify``
+    put_back: Mapping[Path, Path]  # lost or damaged segment → original from before an interrupted shrinking
+    unneeded: tuple[Path, ...]  # damaged originals
 
 
 def examine(root: Root) -> LogSurvey:
-    """Raise Damaged if the identity or the directory of the segments is lost."""
+    """Raise Damaged if the identity or the segment directory is lost."""
     return _Examination(root).facts()
 
 
@@ -271,10 +245,7 @@ class _Examination:
         return found
 
     def _sort_originals(self) -> None:
-        """Sort the originals left by an interrupted shrinking; list those to put back.
-
-        If both forms are intact, wald-reclaim decides by the cursors.
-        """
+        """Sort originals of interrupted shrinkings; if both forms are intact, wald-reclaim decides by the cursors."""
         listed = {each.base_sequence: each for each in self._listing.segments}
         for name in sorted(os.listdir(self._root.segments)):
             path, found = self._root.segments / name, parse_segment_name(name.removesuffix(WHOLE_SUFFIX))
@@ -291,11 +262,10 @@ class _Examination:
         self._listing = Listing(tuple(listed[base] for base in sorted(listed)))
 
     def _unlisted(self, there: Listing) -> Iterator[Segment]:
-        """Yield the segments that readers do not find under their present names.
+        """Yield segments that readers do not find under their present names.
 
-        A sealed segment with the name of another one hides the raw form of that one, and is hidden by leftovers of an
-        interrupted shrinking of it. A file with the name of a reclaimed segment is not reclaimed if no ledger line
-        exists or if it is another segment.
+        A sealed segment with another's name hides that one's raw form, and is hidden by leftovers of its interrupted
+        shrinking. A file with a reclaimed name is not reclaimed if no ledger line exists, or if it is another segment.
         """
         yield from self._hidden
         for segment in there.segments:
@@ -396,7 +366,7 @@ class _Examination:
         return None if checked.errors else ((found.base, checked.after.next_sequence - 1),)
 
     def _before_a_hole(self, found: SegmentFacts, newer: list[SegmentFacts], last: int) -> SegmentFacts:
-        """Add the records that are open at the end, if the next records are missing."""
+        """Add the records open at the end, if the next ones are missing."""
         bases = [each.base for each in newer if not (each.foreign or each.stray)]
         end = found.spans[-1][1] + 1 if found.spans else found.base
         following = bases[0] - 1 if bases else last
@@ -409,7 +379,7 @@ class _Examination:
 
 
 def last_dropped(segment: Segment, history: History) -> Mapping[str, int] | None:
-    """Return the last dropped sequence of each route, from the index or the ledger."""
+    """Return the last dropped sequence of each route, by the index or the ledger."""
     with suppress(OSError):
         index = readable_index(segment)
         if index is not None and index.shrunk is not None and index.shrunk.is_complete:
