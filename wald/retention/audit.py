@@ -1,16 +1,14 @@
-"""Audit of deletions, decided from lines of the ledgers alone.
+"""Audit of deletions, from lines of the ledgers alone.
 
-A segment may be deleted if the ``reclaimed`` line that precedes the deletion proves one of these for each route in it:
+The ``reclaimed`` line before a deletion must agree with the daemon's ``sealed`` line about the segment, and prove one
+of these for each route:
 
     the route is retired                        {"route": …, "retired": true}
     every cursor has reached its last record    {"route": …, "last": 250, "cursors": {"processed": 250, …}}
     its records expire, read or unread          "rule": "max_age", "lost": {"<route>": 12}
 
-Records deleted under an expiry rule count as lost. With ``"rule": "each_route"``, each route has its own rule. The line
-must also agree with the ``sealed`` line that the daemon wrote about the same segment.
-
-Records that a shrink dropped need the first or the second proof. Dropped and remaining records together must be the
-former contents of the segment.
+With ``"rule": "each_route"``, each route has its own rule. Records that a shrink dropped need the first or the second
+proof; dropped and remaining records together must be the former contents of the segment.
 """
 
 from __future__ import annotations
@@ -28,29 +26,22 @@ REPEATED = "another deletion has some of its records"
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """Result of the audit of one deletion.
-
-    Attributes:
-        errors: reasons why it was not allowed or is not proven to be.
-        lost: number of records that were deleted unread, as the rule allows.
-    """
+    """Result of the audit of one deletion."""
 
     base: int
-    errors: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()  # why it was not allowed, or is not proven to be
     notes: tuple[str, ...] = ()
-    lost: int = 0
+    lost: int = 0  # records deleted unread, as the rule allows
 
 
 class _Malformed(ValueError):
-    """A line that wald-reclaim did not write like this."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
 class _Evidence:
-    """Evidence about one route; ``cursors`` is None if it was retired."""
-
     records: RouteEntry
-    cursors: dict[str, int] | None
+    cursors: dict[str, int] | None  # None if retired
     rule: object
 
     @property
@@ -59,14 +50,12 @@ class _Evidence:
 
     @property
     def slowest(self) -> int:
-        """The last record that all groups had read; 0 without a cursor."""
+        """Last record that all groups had read; 0 without a cursor."""
         return self.records.last if self.cursors is None else min(self.cursors.values(), default=0)
 
 
 @dataclass(slots=True)
 class _Audit:
-    """Findings about one deletion."""
-
     errors: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     lost: int = 0
@@ -92,7 +81,7 @@ class _Audit:
         if line.get("damaged") and "sha256" not in line:
             self._check_damaged(held, evidence)
             return
-        # A segment that is deleted raw has no digest yet. If it is sealed first, another line deletes it.
+        # A segment deleted raw has no digest yet; if it is sealed first, another line deletes it.
         for key in ("base", "last") if line.get("form") == "raw" else ("base", "last", "sha256"):
             if line.get(key) != sealed.get(key):
                 self.errors.append(f"its {key} is {line.get(key)}, and was {sealed.get(key)} when it was sealed")
@@ -106,7 +95,6 @@ class _Audit:
                 self._check_same(route, claimed[route], held[route])
 
     def check_complete(self, line: Entry, before: Entry, whole: dict[str, RouteEntry]) -> None:
-        """Check that a shrink kept or dropped every record."""
         held = _sealed_routes(before)
         for key, earlier in (("base", "base"), ("last", "last"), ("was_sha256", "sha256")):
             if line.get(key) != before.get(earlier):
@@ -117,7 +105,7 @@ class _Audit:
     def check_runs(self, line: Entry) -> None:
         for route in line["dropped"]:
             runs = runs_of(line, route)
-            if runs is None and not route["count"]:  # only pieces of a record that begins in an earlier segment
+            if runs is None and not route["count"]:  # only pieces of a record that began earlier
                 continue
             count, end = sum(last + 1 - first for first, last in runs or ()), max(runs or (), default=(0, 0))[1]
             if (count, end) != (route["count"], route["last"]):
@@ -128,7 +116,7 @@ class _Audit:
             self.errors.append(f"of route {route} it records {_text(claimed)}, and it held {_text(held)}")
 
     def _check_damaged(self, held: dict[str, RouteEntry], evidence: dict[str, _Evidence]) -> None:
-        """Check a segment with an unreadable index: its line lists only the records found."""
+        # The index was unreadable, so the line lists only the records found.
         for route, sealed in sorted(held.items()):
             found = evidence.get(route)
             if found is None or not (found.cursors is None or found.slowest >= sealed.last or found.expires):
@@ -140,14 +128,14 @@ class _Audit:
         self.lost += expired
         held, slowest = evidence.records, evidence.slowest
         most = max(0, min(held.count, held.last - slowest))
-        # The last record is unread, and so are all that the cursor cannot have passed.
+        # the last record, and all that the cursor cannot have passed
         least = max(1, held.count - max(0, slowest - held.first + 1)) if slowest < held.last else 0
         if not least <= expired <= most:
             self.errors.append(f"it records {expired} lost records of route {route}, and {least} to {most} were unread")
 
 
 def audit_deletion(line: Entry, sealed: Entry | None, *, exists: bool = False) -> Ruling:
-    """Audit the deletion in a ``reclaimed`` line with routes; ``sealed`` is None if no ledger has that line."""
+    """Audit a ``reclaimed`` line with routes against the ``sealed`` line, if any."""
     audit = _Audit()
     if not isinstance(line.get("routes"), list):
         reason = "its line 'excused' is missing" if "excused" in line else "no cursors are recorded"
@@ -168,7 +156,7 @@ def audit_deletion(line: Entry, sealed: Entry | None, *, exists: bool = False) -
 
 
 def audit_shrink(line: Entry, before: Entry | None) -> Ruling:
-    """Audit the shrink in a ``shrunk`` line; ``before`` is the line about the former file, if a ledger has it."""
+    """Audit a ``shrunk`` line; ``before`` is the line about the former file, if any."""
     audit = _Audit()
     dropped = line | {"routes": line.get("dropped"), "rule": "read"}
     try:
@@ -186,11 +174,10 @@ def audit_shrink(line: Entry, before: Entry | None) -> Ruling:
 
 
 def _with_dropped(remaining: dict[str, RouteEntry], dropped: dict[str, _Evidence]) -> dict[str, RouteEntry]:
-    """Return the routes of a segment before a shrink."""
     whole = dict(remaining)
     for route, evidence in dropped.items():
         one, other = evidence.records, remaining.get(route)
-        if other is not None:  # pieces of a record that begins in an earlier segment do not count as its first
+        if other is not None:  # pieces of a record that began earlier are not its first
             first = min(one.first if one.count else other.first, other.first if other.count else one.first)
             one = one.plus(other)._replace(first=first)
         whole[route] = one
@@ -198,7 +185,7 @@ def _with_dropped(remaining: dict[str, RouteEntry], dropped: dict[str, _Evidence
 
 
 class Overlaps:
-    """Search for deletions that share records with an earlier one."""
+    """Search for deletions that overlap an earlier one."""
 
     def __init__(self) -> None:
         self._deleted = Spans()

@@ -1,8 +1,7 @@
 """Segments of a log, the groups that need them, and the growth of the log.
 
-Serves ``wald explain``, ``wald top`` and the metrics. Reads the index of every sealed segment, decompresses only
-segments with a damaged index, and reads raw segments to their end. Segments are yielded one by one and summed up by
-group, so memory does not grow with their number.
+Reads the index of every sealed segment, decompresses only segments with a damaged one, and reads raw segments to their
+end. Memory does not grow with the number of segments.
 """
 
 from __future__ import annotations
@@ -38,44 +37,35 @@ from wald.segments.raw_scan import FIRST_BATCH
 from wald.segments.view import SegmentGone, State, View, open_segment
 
 _SECOND_NS = 1_000_000_000
-RECENT_SEGMENTS = 16  # growth is measured over these, or over more if they cover less than LEAST_SECONDS
+RECENT_SEGMENTS = 16  # for growth; more if they cover less than LEAST_SECONDS
 LEAST_SECONDS = 600  # a shorter time does not predict a day
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentStatus:
-    """One segment.
-
-    Attributes:
-        last_sequence: of its records; None if unknown.
-        waived: the retired routes with records that a group has not read; they pin nothing.
-        readable: True if the routes of its records are known; with a damaged index, its frames may give them.
-        newest: True for the last segment, which RECLAIM keeps, because the next start continues after it.
-        routes: the known routes of a complete segment.
-    """
+    """Status of one segment."""
 
     segment: Segment
     state: State
-    last_sequence: int | None
+    last_sequence: int | None  # None if unknown
     stored_bytes: int
     pins: Blockers = NO_BLOCKERS
-    waived: tuple[str, ...] = ()
+    waived: tuple[str, ...] = ()  # retired routes with unread records; they pin nothing
     problem: str = ""
-    readable: bool = True
+    readable: bool = True  # the routes of its records are known, perhaps from frames alone
     hint: str = ""
-    newest: bool = False
-    routes: Sequence[RouteEntry] = ()
+    newest: bool = False  # RECLAIM keeps it: the next start continues after it
+    routes: Sequence[RouteEntry] = ()  # known ones, if it is complete
 
 
 class Condition(Enum):
-    """Condition of a segment, from the oldest to the newest."""
+    """Condition of a segment, oldest first."""
 
     RELEASED = "released"
     FREE = "free"
     HELD_BACK = "held back"
     UNREADABLE = "unreadable"
-    WAITING = "not sealed yet"
-    """Cut and not pinned."""
+    WAITING = "not sealed yet"  # cut and not pinned
     ACTIVE = "active"
 
 
@@ -90,17 +80,13 @@ def condition_of(status: SegmentStatus) -> Condition:
 
 @dataclass(slots=True)
 class GroupBacklog:
-    """The segments that one group of one route pins.
-
-    Attributes:
-        exclusive_bytes: bytes that only it pins; freed when its cursor reaches the head.
-    """
+    """Segments that a group of a route pins."""
 
     cursor: Cursor
     retired: bool
     pinned_segments: int = 0
     pinned_bytes: int = 0
-    exclusive_bytes: int = 0
+    exclusive_bytes: int = 0  # freed when its cursor reaches the head
     lag: Lag = field(init=False)
 
     def __post_init__(self) -> None:
@@ -108,14 +94,9 @@ class GroupBacklog:
 
 
 class Backlog:
-    """The segments of a view and what pins them. Iterate over :meth:`segments` first; then the rest is known.
+    """Segments of a view and what pins them; exhaust :meth:`segments` first.
 
-    Args:
-        after: the last record of an earlier backlog, to count records received since.
-
-    Attributes:
-        groups: by (route, group).
-        alone: bytes that only one route pins, by route.
+    ``after`` is the last record of an earlier backlog, to count records received since.
     """
 
     def __init__(self, view: View, *, after: int | None = None) -> None:
@@ -128,13 +109,11 @@ class Backlog:
         self._growth = GrowthMeter()
         self._sealed = SealedLags(self._lags_of)
         self._names: tuple[str, ...] = ()
-        self._holders: Holders = NO_BLOCKERS.holders
-        """Of segments with the routes ``_names``."""
-        self._blockers = NO_BLOCKERS
-        """The same for all of the latest segments, whose sums follow."""
+        self._holders: Holders = NO_BLOCKERS.holders  # of segments with these routes
+        self._blockers = NO_BLOCKERS  # shared by the latest segments, whose sums follow
         self._segments = self._stored_bytes = 0
         self.free_bytes = free_bytes(view.root.segments)
-        self.alone: Counter[str] = Counter()
+        self.alone: Counter[str] = Counter()  # bytes that only this route pins
         self.groups = {
             (route, cursor.group): GroupBacklog(cursor, route in self._cursors.retired)
             for route, cursors in self._cursors.cursors.items()
@@ -144,7 +123,7 @@ class Backlog:
             group.lag.written_ns = view.written_ns
 
     def segments(self) -> Iterator[SegmentStatus]:
-        """Yield every segment, oldest first, after the released ones."""
+        """Yield released segments, then the others, each oldest first."""
         listing = self._view.listing
         bases = {segment.base_sequence for segment in listing.segments}
         for segment in listing.released:
@@ -168,7 +147,7 @@ class Backlog:
         return {route: lag.records for route, lag in self._received.items()}
 
     def lost_routes(self) -> tuple[str, ...]:
-        """Return the routes with records whose directories, and so cursors, are gone."""
+        """Return routes with records whose directories, and so cursors, are gone."""
         unknown = self._lags.keys() - self._cursors.cursors.keys()
         return tuple(sorted(name for name in unknown if not self._view.root.has_route(name)))
 
@@ -192,7 +171,7 @@ class Backlog:
             return replace(found, problem=error.message, readable=False, hint=error.hint)
 
     def _complete(self, found: SegmentStatus, end: int | None) -> SegmentStatus:
-        """Apply the rules of RECLAIM to a complete segment."""
+        """Apply the rules of RECLAIM."""
         segment, damage = found.segment, list[Damaged]()
         try:
             index = segment_index(segment, self._view.log_id, on_damage=damage.append)
@@ -221,7 +200,6 @@ class Backlog:
         return self._holders.blockers(routes)
 
     def _add_pins(self, pins: Blockers, stored_bytes: int) -> None:
-        """Count a segment with those before it that the same groups pin."""
         if not pins.has_same_groups(self._blockers):
             self._settle_pins()
             self._blockers = pins
@@ -251,7 +229,6 @@ class Backlog:
         self._sealed.add(index)
 
     def _add_raw(self, segment: Segment) -> int:
-        """Add a raw segment to lags and growth; return its last sequence."""
         last = segment.base_sequence - 1
         earliest_ns: int | None = None
         payload_bytes: dict[str, int] = {}
@@ -269,7 +246,7 @@ class Backlog:
         return last
 
     def _lags_of(self, route: str) -> list[Lag]:
-        """Return the lags of the groups of a route, and of an imaginary one at ``after``."""
+        """Include the lag of an imaginary group at ``after``."""
         found = self._lags.get(route)
         if found is None:
             cursors = self._cursors.cursors.get(route, ())
@@ -281,20 +258,20 @@ class Backlog:
 
 
 def _stored_bytes(segment: Segment) -> int:
-    """Return the bytes on disk: of a raw segment, those allocated for it."""
     status = segment.path.stat()
+    # a raw segment is preallocated
     return status.st_blocks * 512 if segment.kind.form is Kind.RAW else status.st_size
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Growth in bytes on disk a second; ``routes`` has the share of each route, by payload."""
+    """Growth in bytes on disk a second; each route has a share by payload."""
 
     bytes_per_second: float
     routes: dict[str, float]
 
     def seconds_until(self, free: int) -> float | None:
-        """Return the time in which ``free`` bytes are used up if nothing is reclaimed."""
+        """Return the time until ``free`` bytes are used, without reclaim."""
         return free / self.bytes_per_second if self.bytes_per_second > 0 else None
 
 
@@ -332,7 +309,7 @@ class GrowthMeter:
         return len(self._recent)
 
     def add(self, earliest_ns: int, stored_bytes: int, names: tuple[str, ...], payload_bytes: Sequence[int]) -> None:
-        """Add a segment newer than all before it; ``earliest_ns`` is the append time of its first record."""
+        """Add the next segment; ``earliest_ns`` is its first append time."""
         newest = _Span(earliest_ns, stored_bytes, names, payload_bytes)
         recent = self._recent
         recent.append(newest)

@@ -1,17 +1,16 @@
 """Consumer groups that pin a segment: the rule of RECLAIM, as facts.
 
 A segment may be deleted when every cursor of every route with records in it has reached the route's last record there.
-So an idle route whose groups have read everything pins nothing, and a stuck one only the segments that it needs.
 
     a retired route                        pins nothing, nor do handovers from it
-    a route without a cursor               pins all it ever received, as no group says that it has read it
+    a route without a cursor               pins all it ever received
     an invalid cursor                      the same (unreadable, linked, of another log, beyond the head)
     a route whose directory is gone        the same: its cursors are lost
     an unfinished handover to a route      counts as a cursor of the route (:mod:`wald.retention.handovers`)
 
-A damaged segment may have lost records of any of its routes. So each route has to pass the last lost record, and a
-segment without any readable record is never deleted. If both its index and some frames are lost, the ``sealed`` line in
-the ledger gives the routes; without that line, the segment is not deleted either.
+A damaged segment may have lost records of any of its routes, so each has to pass the last lost record. If its index and
+some frames are lost, the ``sealed`` line in the ledger gives the routes. Without that line, or without any readable
+record, it is never deleted.
 """
 
 from __future__ import annotations
@@ -46,36 +45,26 @@ _FRAMES_LOST = "not all of its frames are there"
 
 
 class Pin(NamedTuple):
-    """A group that pins a segment: it has processed ``route`` up to ``at``, and releases the segment at ``needs``.
-
-    Attributes:
-        message: the problem with its cursor; "" if it is only behind.
-    """
+    """A group that pins a segment until its cursor moves from ``at`` to ``needs``."""
 
     route: str
     group: str
     at: int
     needs: int
-    message: str = ""
+    message: str = ""  # the problem with its cursor; "" if it is only behind
 
 
 @dataclass(slots=True, eq=False)
 class CursorSnapshot:
-    """Positions of all groups of all routes at one moment.
+    """Positions of all groups of all routes at one moment."""
 
-    Attributes:
-        cursors: of each route that has a directory; never empty.
-        retired: the routes that pin nothing.
-        handovers: the pins of handovers, including unreadable ones.
-    """
-
-    cursors: dict[str, tuple[Cursor, ...]] = field(default_factory=dict)
+    cursors: dict[str, tuple[Cursor, ...]] = field(default_factory=dict)  # never empty; by route with a directory
     retired: frozenset[str] = frozenset()
-    handovers: tuple[HandoverPin, ...] = ()
+    handovers: tuple[HandoverPin, ...] = ()  # including unreadable ones
     _groups: dict[str, list[tuple[str, int, str]]] = field(init=False, repr=False)
     _floors: dict[str, int] = field(init=False, repr=False)
     _last_floors: tuple[tuple[str, ...], tuple[int, ...]] = field(init=False, repr=False, default=((), ()))
-    """Names and floors of the routes of the latest segment, as its neighbours usually have the same."""
+    """Of the latest segment's routes; its neighbours usually have the same."""
 
     def __post_init__(self) -> None:
         self._groups = {
@@ -92,14 +81,14 @@ class CursorSnapshot:
         }
 
     def groups(self, route: str) -> list[tuple[str, int, str]]:
-        """Return the groups that can pin records of ``route``: name, position, problem with the cursor."""
+        """Return name, position and cursor problem of each group that can pin ``route``."""
         return self._groups.get(route, _LOST_ROUTE)
 
     def positions(self, route: str) -> dict[str, int]:
         return {group: at for group, at, _ in self._groups.get(route, ())}
 
     def floor(self, route: str) -> int:
-        """Return the last unpinned record of ``route``; of a retired one, a number beyond any."""
+        """Return the last unpinned record; of a retired route, a number beyond any."""
         return self._floors.get(route, 0)
 
     def pins(self, routes: Sequence[RouteEntry]) -> Iterator[Pin]:
@@ -119,12 +108,12 @@ class CursorSnapshot:
         return any(group == pin.group and at < pin.needs for group, at, _ in self.groups(pin.route))
 
     def pins_nothing_new(self, earlier: CursorSnapshot) -> bool:
-        """Return True if every segment without a pin in ``earlier`` has none in this one."""
+        """Return True if each segment unpinned in ``earlier`` is unpinned here."""
         routes = self._floors.keys() | earlier._floors.keys()
         return all(self.floor(route) >= earlier.floor(route) for route in routes)
 
     def waived(self, routes: Sequence[RouteEntry]) -> tuple[str, ...]:
-        """Return the retired routes with records that a group has not read."""
+        """Return retired routes with records that a group has not read."""
         table = RouteTable.from_entries(routes)
         retired = compress(zip(table.names, table.lasts, strict=True), map(self.retired.__contains__, table.names))
         return tuple(
@@ -144,7 +133,7 @@ class CursorSnapshot:
 
 
 def read_cursor_snapshot(root: Root, *, log_id: bytes) -> CursorSnapshot:
-    """Read the cursors and handover pins of all routes; raise Damaged if the end of the log is unknown."""
+    """Read all cursors and handover pins; raise Damaged if the end of the log is unknown."""
     head_sequence = end_sequence(root, log_id) - 1
     cursors: dict[str, tuple[Cursor, ...]] = {}
     retired = set()
@@ -154,7 +143,7 @@ def read_cursor_snapshot(root: Root, *, log_id: bytes) -> CursorSnapshot:
         try:
             found = read_cursors(root, route, log_id=log_id, head_sequence=head_sequence)
             if any(cursor.state is CursorState.BEYOND for cursor in found):
-                # The head, and a cursor after it, may have moved since the head was read.
+                # head and cursor may have moved since the head was read
                 head_sequence = end_sequence(root, log_id) - 1
                 found = read_cursors(root, route, log_id=log_id, head_sequence=head_sequence)
         except NotFound:
@@ -165,15 +154,10 @@ def read_cursor_snapshot(root: Root, *, log_id: bytes) -> CursorSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """Groups that can pin segments with certain routes, in columns: no Python step per route and segment.
+    """Groups that can pin segments with certain routes, in columns: no Python step per route and segment."""
 
-    Attributes:
-        numbers: of each group, the number of its route in the table of routes.
-        groups: route and group.
-    """
-
-    numbers: tuple[int, ...] = ()
-    groups: tuple[tuple[str, str], ...] = ()
+    numbers: tuple[int, ...] = ()  # of their routes, in the table of routes
+    groups: tuple[tuple[str, str], ...] = ()  # (route, group)
     positions: tuple[int, ...] = ()
     messages: tuple[str, ...] = ()
 
@@ -192,16 +176,11 @@ class Holders:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blockers(Sequence[Pin]):
-    """The pins of one segment, made when read, because there may be thousands.
-
-    Attributes:
-        marks: for each group of ``holders`` 1 if it pins the segment, otherwise 0.
-        lasts: the last record of each route in it.
-    """
+    """Pins of one segment, made when read, as there may be thousands."""
 
     holders: Holders = Holders()
-    marks: bytes = b""
-    lasts: Sequence[int] = ()
+    marks: bytes = b""  # for each of ``holders``, 1 if it pins the segment, otherwise 0
+    lasts: Sequence[int] = ()  # by route
 
     def __len__(self) -> int:
         return self.marks.count(1)
@@ -232,7 +211,7 @@ NO_BLOCKERS = Blockers()
 
 
 def sealed_index(segment: Segment, log_id: bytes) -> SealedIndex:
-    """Read the index of a sealed segment; raise FileNotFoundError if it is gone, Damaged if it is unusable."""
+    """Read a sealed segment's index; raise FileNotFoundError if it is gone, Damaged if unusable."""
     try:
         with SealedFile(segment.path) as sealed:
             index = sealed.index
@@ -249,14 +228,10 @@ def sealed_index(segment: Segment, log_id: bytes) -> SealedIndex:
 def segment_index(
     segment: Segment, log_id: bytes, *, on_damage: Callable[[Damaged], None] | None = None
 ) -> SealedIndex:
-    """Return the index of a complete segment. A raw one, or one with a damaged index, is read from start to end.
+    """Return the index of a complete segment; read all of a raw one, or of one with a damaged index.
 
-    Args:
-        on_damage: called with the damage of the index of a sealed one, whose frames replace it.
-
-    Raises:
-        FileNotFoundError: the segment is gone.
-        Damaged: nothing in it is readable, it is another segment, or it is raw and damaged, which is for the sealer.
+    ``on_damage`` is called with the damage of an index that frames replace. Raise FileNotFoundError if the segment is
+    gone, Damaged if it is unreadable or another segment, or if it is raw and damaged, which is for the sealer.
     """
     if segment.kind.form is Kind.SEALED:
         try:
@@ -303,11 +278,9 @@ def _routes_unknown(segment: Segment, message: str) -> Damaged:
 def with_lost_routes(
     index: SealedIndex, segment: Segment, end: int | None, history: History, error: Damaged
 ) -> SealedIndex:
-    """Add the routes of lost frames, from the ledger, to the ``index`` made from the frames of a sealed segment.
+    """Add the routes of lost frames, from the ledger, to an ``index`` made from frames.
 
-    Args:
-        end: the base of the next segment; None for the newest one.
-        error: the damage of the index in the file.
+    ``end`` is the base of the next segment, None for the newest one; ``error`` is the damage of the index in the file.
     """
     if not index.damage and end is not None and _true_end(index, end, history) == index.next_sequence:
         return index
@@ -323,7 +296,7 @@ def with_lost_routes(
     if not index.damage and index.next_sequence == following:
         return index
     lost = {entry.route: entry for entry in held}
-    # The order matters: batches name their routes by number.
+    # in this order: batches name their routes by number
     routes = [_extended(entry, lost.pop(entry.route, entry)) for entry in index.routes] + list(lost.values())
     return replace(
         index,
@@ -339,10 +312,9 @@ def _extended(found: RouteEntry, held: RouteEntry) -> RouteEntry:
 
 
 def required_positions(index: SealedIndex, end: int, history: History) -> Sequence[RouteEntry]:
-    """Return the routes of a complete segment, each with the last record that its cursors have to reach.
+    """Return the routes of a complete segment, each with the record that its cursors have to reach.
 
-    Raises:
-        BadSealed: the lost records of a damaged segment are unknown, or no other record of it is left.
+    Raise BadSealed if the lost records of a damaged segment are unknown, or are all of its records.
     """
     if not index.damage or not (lost := _last_lost(index, _true_end(index, end, history))):
         return index.routes
@@ -352,7 +324,7 @@ def required_positions(index: SealedIndex, end: int, history: History) -> Sequen
 
 
 def _true_end(index: SealedIndex, end: int, history: History) -> int:
-    """Return the base of the segment that followed; segments between it and ``end`` may have been reclaimed."""
+    """Return the base of the segment that followed; those from it to ``end`` may be reclaimed."""
     with suppress(Damaged):
         if not any(history.unexplained(index.next_sequence, end - 1)):
             return index.next_sequence
