@@ -1,10 +1,9 @@
 """Pipes of all routes, read in rotation.
 
-A start, which may be killed too, finishes the transfers of the previous run in their slots before any pipe gets a slot
-of this run. The transfer of a pipe that cannot be opened yet keeps its slot.
+A start, which may be killed too, finishes the previous run's transfers in their slots before it assigns slots. A pipe
+that cannot be opened yet keeps its slot.
 
-A FIFO that was removed, or replaced by a file, is created again. The old pipe, which its writers still hold open, is
-read to its end.
+A removed or replaced FIFO is created again. The old pipe, which writers still hold open, is read to its end.
 """
 
 from __future__ import annotations
@@ -56,16 +55,16 @@ class Intake:
         self._pipes: dict[int, Pipe] = {}
         # Rounds and path checks iterate over these: of a thousand pipes, one may be busy.
         self._current: dict[str, Pipe] = {}  # by route, last found at the path of its FIFO
-        self._awake: dict[Pipe, None] = {}  # ready, or waiting for the rest of a line; the next one comes first
+        self._awake: dict[Pipe, None] = {}  # ready, or waiting for the rest of a line; the next comes first
         self._inside: set[Pipe] = set()  # inside a record
-        self._replaced: set[Pipe] = set()  # no longer at the path of their FIFO
+        self._replaced: set[Pipe] = set()  # no longer at their path
         self._closing: list[Pipe] = []
         self._ending: list[Pipe] = []  # at a stop: their record ends, and reading continues
         self._stdin_route = ""
         self._pause = _PAUSE_SECONDS
         self._check_lines_at = self._check_paths_at = 0.0
         self._free_slots: list[int] = []
-        self._unfinished: dict[int, UnfinishedTransfer] = {}  # by the inode of the pipe
+        self._unfinished: dict[int, UnfinishedTransfer] = {}  # by inode of the pipe
 
     def __contains__(self, descriptor: int) -> bool:
         return descriptor in self._pipes
@@ -84,17 +83,17 @@ class Intake:
 
     @property
     def is_stalled(self) -> bool:
-        """True if a pipe holds bytes that could be read, in a healthy daemon only for moments."""
+        """True if a pipe holds readable bytes, in a healthy daemon only for moments."""
         return any(pipe.is_overlooked and not self._must_wait(pipe) for pipe in self._pipes.values())
 
     @property
     def busy(self) -> frozenset[str]:
-        """Routes that are inside a long line."""
+        """Routes inside a long line."""
         return frozenset(pipe.route.name for pipe in self._inside)
 
     @property
     def unfinished_lines(self) -> dict[str, int]:
-        """Bytes of the unfinished line of each route that has one."""
+        """Bytes of unfinished lines by route."""
         found = ((pipe.route.name, pipe.unfinished_bytes) for pipe in self._pipes.values())
         return {route: length for route, length in found if length}
 
@@ -106,10 +105,7 @@ class Intake:
     def open(
         self, stdin: OpenPipe | None, open_records: dict[str, int], *, log_id: bytes
     ) -> tuple[list[str], list[Draft]]:
-        """Watch stdin, and open the FIFO of every route.
-
-        Return messages, and drafts that end the ``open_records`` (sequences by route) whose rest is lost.
-        """
+        """Open all pipes; return messages, and drafts to end ``open_records`` (sequences) whose rest is lost."""
         self._stdin_route = stdin.route if stdin else ""
         opened = self.fifos.open_all(stdin)
         replaced, closed = self.fifos.open_replaced()
@@ -132,13 +128,13 @@ class Intake:
         return finished, lost
 
     def add(self, route: str) -> None:
-        """Open the FIFO of a route that was added while the daemon runs; a previous one is read to its end."""
+        """Open the FIFO of an added route; a previous one is read to its end."""
         reject_stdin_route(route, self._stdin_route)
         self.fifos.note_displaced(route)
         self._follow(route)
 
     def drop(self, route: str) -> None:
-        """Stop reading the FIFO of a route, but not stdin."""
+        """Stop reading a route's FIFO, but not stdin."""
         self.fifos.unread.pop(route, None)
         for pipe in list(self._pipes.values()):
             if pipe.route.name == route != self._stdin_route:
@@ -151,7 +147,7 @@ class Intake:
         return self._check_paths_at if self._pipes or self.fifos.unread else None
 
     def check_paths(self, now: float) -> list[str]:
-        """About once a second, restore missing FIFOs and follow replaced ones; return messages."""
+        """Restore missing FIFOs and follow replaced ones if due; return messages."""
         if now < self._check_paths_at:
             return []
         self._check_paths_at = now + _PATHS_SECONDS
@@ -172,8 +168,7 @@ class Intake:
     def check_lines(self, now: float) -> None:
         """Check the unfinished lines, at growing intervals.
 
-        The kernel reports each write to a pipe when it ends. It does not report a write that fills a pipe that was not
-        empty, and then waits for the daemon.
+        The kernel reports a write when it ends, so not one that fills a nonempty pipe and waits for the daemon.
         """
         if now >= self._check_lines_at:
             for pipe in self._awake:
@@ -191,7 +186,7 @@ class Intake:
         pipe.hung_up = pipe.hung_up or bool(events & select.EPOLLHUP)
 
     def collect(self, commit_round: CommitRound, arena: Arena) -> None:
-        """Add the contents of ready pipes; a pipe without room comes first in the next round."""
+        """Add the contents of ready pipes; one without room comes first in the next round."""
         self._close_pipes(commit_round)
         for pipe in list(self._awake):
             if arena.free < pipe.chunk_bytes + SOCKETS_BYTES:
@@ -227,9 +222,9 @@ class Intake:
             self._release_writing_end(pipe)
 
     def drain_at_shutdown(self) -> bool:
-        """Return True if any pipe still has bytes to commit.
+        """Return True while pipes have bytes to commit.
 
-        An open record ends if its pipe is no longer at its path, or if another pipe of the route waits for that end.
+        An open record ends if its pipe was replaced, or if another pipe of the route waits for that.
         """
         for pipe in self._pipes.values():
             pipe.drain_at_shutdown(displaced=pipe in self._replaced)
@@ -242,7 +237,7 @@ class Intake:
         return bool(self._ending)
 
     def lost(self, *, failed: bool) -> list[str]:
-        """Return, after a stop, the routes whose pipes hold bytes that no later start finds.
+        """Return the routes whose pipes hold bytes that no later start finds.
 
         Unless the disk ``failed``, another process may still read stdin.
         """
@@ -262,7 +257,7 @@ class Intake:
         self._transfers.close()
 
     def _follow(self, route: str) -> list[str]:
-        """Make the FIFO at a route's path the current one."""
+        """Make the FIFO at the route's path current."""
         old, fifos = self._current.get(route), self.fifos
         if old is not None and fifos.is_at_path(route, old.file):
             fifos.unread.pop(route, None)
@@ -283,7 +278,7 @@ class Intake:
         return [message for message in messages if message]
 
     def _demote(self, pipe: Pipe) -> None:
-        """Read a pipe that is no longer at its path until its writers have left."""
+        """Read a replaced pipe until its writers have left."""
         self._systemd.forget(pipe.route.name)
         self._poller.unregister(pipe.descriptor)
         self._release_writing_end(pipe)
@@ -292,7 +287,7 @@ class Intake:
         del self._current[pipe.route.name]
 
     def _promote(self, pipe: Pipe) -> None:
-        """Make a pipe current that is at its path again; a second one on its FIFO would read everything twice."""
+        """Make a pipe current that is at its path again: a second one would read everything twice."""
         before = pipe.hold_writing_end()
         self._poller.unregister(before)
         del self._pipes[before]
@@ -307,7 +302,7 @@ class Intake:
         self._poller.register(pipe.descriptor, select.EPOLLIN | select.EPOLLET)
 
     def _close_next_round(self, pipe: Pipe) -> None:
-        """Let the next round end a pipe's record and close it: this round may have a batch of it."""
+        """Let the next round end its record and close it: this one may have a batch of it."""
         with contextlib.suppress(FileNotFoundError):  # at a stop it is no longer watched
             self._poller.unregister(pipe.descriptor)
         del self._pipes[pipe.descriptor]
@@ -324,7 +319,7 @@ class Intake:
         self._awake[pipe] = None
 
     def _must_wait(self, pipe: Pipe, commit_round: CommitRound | None = None) -> bool:
-        """Return True if the route is over its quota, or another pipe of the route is inside a long line."""
+        """Return True if its route is over quota, or inside a long line of another pipe."""
         if pipe.route.name in self.over_quota and not pipe.inside_record:
             return True
         return bool(self._replaced) and (
@@ -362,7 +357,7 @@ class Intake:
         self._poller.register(opened.descriptor, select.EPOLLIN | select.EPOLLET)
 
     def _clear_slots(self) -> None:
-        """Empty the slots of the previous run, except those of pipes that could not be opened yet."""
+        """Empty the previous run's slots, except those of pipes that could not be opened yet."""
         self._unfinished = {inode: each for inode, each in self._unfinished.items() if each.slot != _STDIN_SLOT}
         kept = {each.slot for each in self._unfinished.values()}
         self._free_slots = [slot for slot in range(PIPES_MAX - 1, _STDIN_SLOT, -1) if slot not in kept]
@@ -379,7 +374,7 @@ class Intake:
         return f"{opened.route}: {done}" if done else ""
 
     def _free(self, slot: int) -> None:
-        with contextlib.suppress(OSError):  # a file shortened on a full disk: then the slot records nothing either
+        with contextlib.suppress(OSError):  # a file shortened on a full disk records nothing either
             self._transfers.clear(slot)
         self._free_slots.append(slot)
 

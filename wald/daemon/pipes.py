@@ -1,11 +1,10 @@
 """Reading of lines from pipes without losing or doubling bytes in a crash.
 
-``tee(2)`` copies the contents of a pipe into a scratch pipe. Whole lines of the copy are committed; then one
-``readv(2)`` consumes exactly those bytes. So a kill loses nothing while another process holds the pipe open.
-
-Nor does a kill store bytes twice. Before the write, a slot of the transfers file records the batch; in one
-uninterruptible step, ``readv`` consumes the bytes and puts the first into the slot's mark, a mapped page. The next
-start compares. Python code never touches that page: in a shortened file it would get a SIGBUS, the system call EFAULT.
+``tee(2)`` copies a pipe into a scratch pipe, whole lines are committed, and one ``readv(2)`` consumes exactly those
+bytes: a kill loses nothing while another process holds the pipe open. Nor does it store bytes twice. Before the write,
+a slot of the transfers file records the batch; in one uninterruptible step, ``readv`` consumes the bytes and puts the
+first into the slot's mark, a mapped page. The next start compares. Python code never touches that page: in a shortened
+file it would get a SIGBUS, the system call EFAULT.
 
 A line longer than a chunk becomes several batches that CONTINUE one record.
 """
@@ -41,7 +40,7 @@ from wald.segments.view import read_view
 from wald.writing.writer import Draft, Route
 
 PAUSE_MAX_SECONDS = 1.0  # between checks of an unfinished line
-_TRASH_BYTES = 16 << 10  # consumed bytes overwrite each other here, in the first-level cache
+_TRASH_BYTES = 16 << 10  # consumed bytes overwrite each other, in the first-level cache
 _SPLICE_NONBLOCK = 2
 _PIPE_SIZES = tuple(1 << shift for shift in range(20, 15, -1))  # 1 MiB is the usual limit for the unprivileged
 _NEW_PIPE_MAX_BYTES = 64 << 10
@@ -53,7 +52,7 @@ _tee.restype = ctypes.c_ssize_t
 
 
 class Transfers:
-    """The transfers file: a slot for each pipe; created if missing."""
+    """The transfers file: a slot for each pipe."""
 
     def __init__(self, path: Path, count: int, disk: Disk) -> None:
         self.count = count
@@ -61,7 +60,7 @@ class Transfers:
         self._map = self._mapped()
 
     def pending(self, slot: int) -> Transfer | None:
-        """Return a slot's transfer if its bytes have not left their pipe."""
+        """Return a slot's transfer unless its bytes were consumed."""
         recorded = decode_transfer(os.pread(self._file.descriptor, SLOT_BYTES, slot * SLOT_BYTES))
         return None if recorded is None or recorded[1] else recorded[0]
 
@@ -91,14 +90,14 @@ class Transfers:
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedTransfer:
-    """A slot of the previous run, and the payload in the log."""
+    """Slot of the previous run, and payload in the log."""
 
     slot: int
     payload: bytes
 
 
 class Scratch:
-    """Pipe that others are copied into, and buffer for consumed bytes."""
+    """Pipe for copies, and buffer for consumed bytes."""
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -106,7 +105,7 @@ class Scratch:
         self._trash = memoryview(bytearray(_TRASH_BYTES))
 
     def peek(self, source: int, into: memoryview) -> int | None:
-        """Copy the contents of ``source``; return their length, None if it is empty, 0 if it also has no writer."""
+        """Copy a pipe's contents; return their length, None if it is empty, 0 if it also has no writer."""
         length: int = _tee(source, self._writer, len(into), _SPLICE_NONBLOCK)
         if length < 0:
             code = ctypes.get_errno()
@@ -138,7 +137,7 @@ class Scratch:
 
 
 class Relay:
-    """A pipe in front of a stdin that is a file."""
+    """Pipe in front of a stdin that is a file."""
 
     def __init__(self, source: int) -> None:
         self._source = source
@@ -161,7 +160,7 @@ class Relay:
 
 
 class Pipe:
-    """One pipe that feeds one route."""
+    """Pipe that feeds one route."""
 
     def __init__(
         self,
@@ -182,9 +181,9 @@ class Pipe:
         self.descriptor = descriptor
         self.file = file_id(os.fstat(descriptor))
         self.slot = slot
-        self.ready = True  # it may hold unread bytes
-        self.waits = False  # it holds an unfinished line that was read
-        self.hung_up = False  # no process can write to it any more
+        self.ready = True  # may hold unread bytes
+        self.waits = False  # holds an unfinished line that was read
+        self.hung_up = False  # no process can write to it
         self.ended = False  # hung up, and everything is in the log
         self._scratch = scratch
         self._transfers = transfers
@@ -202,7 +201,7 @@ class Pipe:
 
     @property
     def inside_record(self) -> bool:
-        """True while a record of this pipe is unfinished: no other source may write to its route."""
+        """True while a record is unfinished: no other source may write to the route."""
         return self._open_sequence != 0
 
     @property
@@ -219,7 +218,7 @@ class Pipe:
         return self._open_bytes + (held_bytes(self.descriptor) if self.waits else 0)
 
     def collect(self, arena: Arena) -> Draft | None:
-        """Copy what can be committed now; None if there is nothing, or if the arena is full."""
+        """Copy the bytes to commit; None without any, or if the arena is full."""
         if arena.free < self.chunk_bytes:
             return None  # it stays ready for the next round
         self.waits = False
@@ -242,7 +241,7 @@ class Pipe:
         return self._draft(arena.view[start : start + size], flags)
 
     def check(self, now: float) -> None:
-        """Become ready if an unfinished line has grown, or if it has not for a while and may block writers."""
+        """Become ready if an unfinished line has grown, or has stalled and may block writers."""
         if not self.waits:
             return
         held = held_bytes(self.descriptor)
@@ -263,14 +262,14 @@ class Pipe:
             self._transfers.write(self.slot, transfer)
 
     def after_sync(self, draft: Draft) -> str:
-        """Consume the durable bytes; return a message if another process has read some of them."""
+        """Consume the durable bytes; return a message if another process has read some."""
         consumed = self._consume(draft.payload_bytes) if draft.payload else 0
         if draft.flags & Flag.CONTINUED:
             self._open_sequence = draft.last_sequence if draft.count else draft.continues
             self._open_bytes += draft.payload_bytes
         else:
             self._open_sequence = self._open_bytes = 0
-        # The poller reports the next write to an empty pipe, so no further round needs to find it empty.
+        # The poller reports the next write to an empty pipe: no round needs to find it empty.
         if draft.payload and not (self.hung_up or self._relay) and not held_bytes(self.descriptor):
             self.ready = False
         if consumed == draft.payload_bytes:
@@ -286,7 +285,7 @@ class Pipe:
         if len(payload) != count:
             return f"{count} bytes were to be written, {len(payload)} are in the log: left in the pipe"
         front = bytearray(count)
-        # The scratch pipe may be smaller than it was, and then this is only the beginning.
+        # Only the beginning if the scratch pipe is smaller than it was.
         length = self._scratch.peek(self.descriptor, memoryview(front)) or 0
         if length == 0 or front[:length] != payload[:length] or held_bytes(self.descriptor) < count:
             return f"{count} bytes are in the log and not in the pipe, which is a new one: nothing to consume"
@@ -302,7 +301,7 @@ class Pipe:
             self._relay.close()
 
     def release_writing_end(self) -> None:
-        """Hold only the reading end, which shows whether another process can write."""
+        """Hold only the reading end, which shows if another process can write."""
         if self._holds_both_ends:
             reader = os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.close(self.descriptor)
@@ -312,7 +311,7 @@ class Pipe:
         self._drain_bytes = 2 * self.chunk_bytes
 
     def hold_writing_end(self) -> int:
-        """Hold both ends again; return the previous descriptor, which is still open."""
+        """Hold both ends again; return the previous descriptor, still open."""
         before = self.descriptor
         self.descriptor = os.open(f"/proc/self/fd/{before}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._holds_both_ends = self.ready = True
@@ -320,9 +319,9 @@ class Pipe:
         return before
 
     def drain_at_shutdown(self, *, displaced: bool) -> None:
-        """Stay ready until the pipe is empty or, if a process can still write, one capacity of it was read.
+        """Stay ready until the pipe is empty or, if a process can still write, one capacity was read.
 
-        No later start finds a ``displaced`` pipe, which is no longer at its path, so its unfinished line is read too.
+        No later start finds a ``displaced`` pipe, so its unfinished line is read too.
         """
         self.hung_up = bool(_poll_events(self.descriptor, select.POLLIN) & select.POLLHUP)
         self._stalled = self._stalled or displaced
@@ -336,7 +335,7 @@ class Pipe:
             return self._scratch.consume(self.descriptor, length, mark)
 
     def _end(self) -> Draft | None:
-        """End the record of a pipe that is empty and has no writer."""
+        """End the record of an empty pipe without writers."""
         self.hung_up = True
         closing = self.close_record()
         self.ready = closing is not None
@@ -344,9 +343,9 @@ class Pipe:
         return closing
 
     def _unfinished_line(self, length: int, *, full: bool) -> tuple[int, Flag]:
-        """Return the length to commit of an unfinished line, and its flag; 0 while its end may still arrive."""
+        """Return the length to commit, and its flag; 0 while the end of the line may still arrive."""
         if full or self.inside_record or self._stalled or self._is_full():
-            # At the limit the record ends, and the rest of the line becomes another record.
+            # At the limit, the rest of the line becomes another record.
             is_continued = self._open_bytes + length < self._record_max_bytes
             return length, Flag.CONTINUED if is_continued else Flag.UNTERMINATED
         if self.hung_up:
@@ -386,9 +385,9 @@ def end_of_record(route: Route, sequence: int, source: Pipe | None = None) -> Dr
 
 
 def unfinished_transfers(root: Root, transfers: Transfers, *, log_id: bytes) -> dict[int, UnfinishedTransfer]:
-    """Return the transfers whose batch was written and whose bytes were not consumed, by the inode of their pipe.
+    """Return transfers that were written and not consumed, by the inode of their pipe.
 
-    Call this before anything is written, while the log still has the recorded places. Their segment may be sealed.
+    Call this before anything is written, while the log has the recorded places; their segment may be sealed.
     """
     found = {}
     for slot in range(transfers.count):
@@ -399,11 +398,10 @@ def unfinished_transfers(root: Root, transfers: Transfers, *, log_id: bytes) -> 
 
 
 def open_fifo(path: Path) -> tuple[int, bool]:
-    """Open a FIFO for reading and writing, so that it does not end when a writer leaves.
+    """Open both ends of a FIFO, so that it does not end with a writer; True if its contents can have survived.
 
-    Also return True if another process held the pipe, so that its contents can have survived. If it can be opened for
-    writing only, another process reads it; if not, :func:`_was_enlarged` tells an old pipe of a waiting producer from a
-    new one.
+    If it opens for writing only, another process reads it; if not, :func:`_was_enlarged` tells an old pipe of a waiting
+    producer from a new one.
     """
     try:
         writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -457,16 +455,16 @@ def _stored_payload(root: Root, transfer: Transfer, log_id: bytes) -> bytes | No
 def _was_enlarged(descriptor: int) -> bool:
     """Return True if the previous run seems to have read this pipe; enlarge it.
 
-    A pipe keeps its size while a process holds it open; a new one has the system's size. If pipes could not be enlarged
-    then, it counts as new: an unfinished record ends, and bytes that a kill left both in the log and in the pipe are
-    stored twice. If they cannot be enlarged now, it counts as old: a new line may continue an unfinished record.
+    A pipe keeps its size while a process holds it open. If pipes could not be enlarged then, it counts as new: an
+    unfinished record ends, and bytes that a kill left in both log and pipe are stored twice. If they cannot be enlarged
+    now, it counts as old: a new line may continue an unfinished record.
     """
     before = fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
     return not before <= _NEW_PIPE_MAX_BYTES < _enlarge(descriptor)
 
 
 def _enlarge(descriptor: int) -> int:
-    """Make a pipe as large as the system allows; return its size."""
+    """Enlarge a pipe to the system's limit; return its size."""
     present = fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
     for length in _PIPE_SIZES:
         if length <= present:
@@ -479,7 +477,7 @@ def _enlarge(descriptor: int) -> int:
 
 
 def _poll_events(descriptor: int, events: int) -> int:
-    """Return the ``events`` that are true now, errors and hang-ups included."""
+    """Return the current ``events``, errors and hangups included."""
     poller = select.poll()
     poller.register(descriptor, events)
     ready = poller.poll(0)

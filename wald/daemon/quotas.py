@@ -1,11 +1,9 @@
 """Quotas on the payload bytes of a route that its slowest consumer group has not read.
 
-A commit round adds its records. For a route above ``pinned_max_bytes``, a suspect, the loop reads the cursors, for at
-most 2 ms at a time, and subtracts the records that every group has read. At a start a thread counts the backlog from
-the indexes of complete segments; until then routes with a quota accept nothing.
-
-A cursor moved back, or a new group, needs subtracted records again. The loop checks for them and starts the thread
-again; the routes stay open. The active segment has no index, so its subtracted records are remembered.
+A commit round adds its records. For a suspect, a route above ``pinned_max_bytes``, the loop reads the cursors and
+subtracts the records that every group has read. At a start a thread counts the backlog from the indexes of complete
+segments; until then routes with a quota accept nothing. If a cursor is moved back, or a group added, the thread counts
+again while the routes stay open. The active segment has no index, so its subtracted records are remembered.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ _CHECK_MAX_SECONDS = 0.002  # of one check
 _CHECK_PAUSE = 10
 _REWIND_PAUSE = 200
 _COUNT_PAUSE = 20
-_LIST_SECONDS = 1.0  # between listings of the segments, at least
+_LIST_SECONDS = 1.0  # minimum between listings of the segments
 _REPORT_SECONDS = 60.0  # between log lines about the same route
 _STRETCHES_MAX = 128
 
@@ -53,17 +51,17 @@ class Policy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OverQuota:
-    """Route over its quota; ``group`` is the slowest, "" until the backlog has been counted."""
+    """Route over its quota."""
 
     route: str
     policy: Policy
     quota_bytes: int
-    group: str = ""
+    group: str = ""  # the slowest; empty until the backlog has been counted
     unread_bytes: int = 0
 
     @property
     def rejects(self) -> bool:
-        """True if requests are refused; they wait while the backlog is being counted."""
+        """True if requests are refused; until the backlog is counted they wait."""
         return self.policy is Policy.REJECT and bool(self.group)
 
     @property
@@ -87,7 +85,7 @@ class OverQuota:
 
 
 class Quotas:
-    """Routes over their quota; ``before`` is the base of the active segment, which must be empty."""
+    """Routes over their quota."""
 
     def __init__(
         self,
@@ -97,7 +95,7 @@ class Quotas:
         journal: FilteringBoundLogger,
         *,
         log_id: bytes,
-        before: int,
+        before: int,  # base of the active segment, which must be empty
     ) -> None:
         self.over: dict[str, OverQuota] = {}  # accept nothing at present; others hold this dictionary
         self._root = root
@@ -114,11 +112,11 @@ class Quotas:
 
     @property
     def due(self) -> float | None:
-        """Monotonic time at which :meth:`update` has work."""
+        """Monotonic time of the next :meth:`update`."""
         return self._check_at if self._suspects or self._thread is not None else None
 
     def count(self, drafts: Sequence[Draft], base: int) -> None:
-        """Count the records of a commit round; ``base`` belongs to the segment that is active after it."""
+        """Count a round's records; ``base`` is that of the segment active after it."""
         if not self._has_quotas:
             return
         for draft in drafts:
@@ -135,7 +133,7 @@ class Quotas:
         is_counting = self._thread is not None and not self._merge_counted(now)
         self._check_at = now + (_RETRY_SECONDS if is_counting else _CHECK_SECONDS)
         if is_counting and not self._is_recount:
-            return  # the first count is not finished: all routes with a quota stay closed
+            return  # the first count is running: routes with a quota stay closed
         began = time.monotonic()
         for route in list(self._suspects):
             del self._suspects[route]  # a route that remains a suspect moves to the end
@@ -149,7 +147,6 @@ class Quotas:
         return _quotas(config) != _quotas(self._config)
 
     def reload(self, config: Config, before: int) -> None:
-        """Count from scratch with other settings."""
         self.close()
         self._begin(config, before)
 
@@ -164,7 +161,7 @@ class Quotas:
         self._base = before
         self._limits: dict[str, RouteLimits | None] = {}
         self._unread: dict[str, _Unread] = {}
-        self._suspects: dict[str, None] = {}  # ordered: the next to check comes first
+        self._suspects: dict[str, None] = {}  # the next to check comes first
         self._check_at = self._rewinds_at = 0.0
         self._to_check_for_rewinds: list[str] = []
         self._counted: dict[str, _Unread] = {}  # the thread's result
@@ -182,7 +179,7 @@ class Quotas:
             self._start_count(list(self.over), before - 1)
 
     def _check_rewinds(self, now: float, head_sequence: int) -> None:
-        """Recount routes with a cursor below the counted records; each call checks some routes."""
+        """Recount routes with a cursor below the counted records; a call checks some."""
         began = time.monotonic()
         self._to_check_for_rewinds = self._to_check_for_rewinds or list(self._unread)
         rewound = []
@@ -212,7 +209,7 @@ class Quotas:
         )
 
     def _merge_counted(self, now: float) -> bool:
-        """Merge the result of the thread; return False while it is running."""
+        """Return False while the thread is running."""
         assert self._thread is not None
         if self._thread.is_alive():
             return False
@@ -268,7 +265,7 @@ class Quotas:
         return _slowest_cursor(self._root, route, search, log_id=self._log_id, head_sequence=head_sequence)
 
     def _existing(self, now: float) -> Callable[[int], bool]:
-        """Return a predicate for the bases of segments that exist, from a recent listing."""
+        """Return a predicate for the bases of existing segments, from a recent listing."""
         if now >= self._list_at:
             began = time.monotonic()
             with contextlib.suppress(Damaged):
@@ -308,13 +305,13 @@ class _Stretch:
         return self._part(self.first, min(self.last, floor))
 
     def _part(self, first: int, last: int) -> _Stretch:
-        """Return a part with its proportional share of the bytes."""
+        """Return a part with proportional bytes."""
         payload_bytes = self.payload_bytes * (last - first + 1) // (self.last - self.first + 1)
         return _Stretch(self.base, first, last, payload_bytes)
 
 
 class _Unread:
-    """Records of one route above ``floor`` that were unread at the last :meth:`drop`, and those added since."""
+    """A route's records above ``floor``, unread at the last :meth:`drop` or added since."""
 
     def __init__(self, floor: int = 0) -> None:
         self.floor = floor
@@ -358,7 +355,7 @@ def _append(stretches: list[_Stretch], stretch: _Stretch) -> None:
 def _slowest_cursor(
     root: Root, route: str, search: SlowestCursor, *, log_id: bytes, head_sequence: int
 ) -> Cursor | None:
-    """Return the slowest cursor of a route; None if the route is retired or gone."""
+    """Return None if the route is retired or gone."""
     if root.retired(route).exists():
         return None
     try:
@@ -414,7 +411,7 @@ def _quota(limits: RouteLimits) -> tuple[int, str] | None:
 
 
 def _quotas(config: Config) -> dict[str, tuple[int, str] | None]:
-    """Return the quota of each route in the settings, and under "" that of all others."""
+    """Return the configured quota of each route, and under "" that of all others."""
     return {route: _quota(config.limits(route)) for route in ("", *config.routes)}
 
 
