@@ -1,18 +1,7 @@
-r"""The text protocol of the socket: requests and replies are lines, payloads are raw bytes.
+"""The text protocol of the socket (docs/protocol.md): requests and replies are lines, payloads are raw bytes.
 
-    PUB <route> <bytes> [enc=columns] [pid=<hex> pseq=<n> [seen=<sequence>]]\n<payload>   →  OK <first> <last>\n
-    HEAD                                                              →  OK seq=… segment=… …\n
-    STAT                                                              →  OK {…}\n
-    ROUTE ADD <name> [fifo] [mode=<octal>] [consumers=<group>] | ROUTE RETIRE <name>   →  OK …\n
-    CUT | CLOCK STEP | PING                                           →  OK …\n
-
-Anything else gets ``ERR <code> <message>\n``; the connection stays open if the length of the payload is known. Requests
-may be pipelined, and replies come in the same order. ``socat - UNIX:ROOT/wald.sock`` speaks the protocol.
-
-A payload of lines must end with a newline; each line is a record. A request with ``pid`` and ``pseq`` may be retried,
-even over another connection: a batch that is already in the log is acknowledged again with its first sequences, and
-different content under the same number is refused. Producer ids are per user. A producer that the daemon has forgotten
-may start with any number, or with ``seen`` only if none of its batches can be after that sequence.
+After an ERR the connection stays open if the length of the payload is known. A request with ``pid`` and ``pseq`` may be
+retried, even over another connection. Producer ids are per user.
 """
 
 from __future__ import annotations
@@ -30,7 +19,7 @@ _DECIMAL = re.compile(rb"[0-9]{1,20}")
 
 
 class Code(StrEnum):
-    """The word after ERR."""
+    """The word after ERR (docs/protocol.md)."""
 
     BAD_REQUEST = "bad-request"
     BAD_ROUTE = "bad-route"
@@ -51,33 +40,25 @@ class Code(StrEnum):
 
 
 class ProtocolError(Exception):
-    """A request that gets an ERR.
-
-    Attributes:
-        payload_bytes: bytes of payload to skip before the next request; None if unknown.
-    """
+    """A request that gets an ERR."""
 
     def __init__(self, code: Code, message: str, *, payload_bytes: int | None = 0) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
-        self.payload_bytes = payload_bytes
+        self.payload_bytes = payload_bytes  # to skip before the next request; None if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """The line of a PUB.
-
-    Attributes:
-        seen: the sequence up to which the client knows every batch of its producer, if given.
-    """
+    """The line of a PUB."""
 
     route: bytes
     payload_bytes: int
     columns: bool = False
     producer_id: int = 0
     producer_sequence: int = 0
-    seen: int | None = None
+    seen: int | None = None  # the client knows every batch of its producer up to this sequence
 
 
 class Command(NamedTuple):
@@ -92,7 +73,7 @@ VERBS = ("HEAD", "STAT", "CUT", "CLOCK", "ROUTE", "PING")
 
 @lru_cache(maxsize=256)  # a producer without an id sends the same line repeatedly
 def parse_request(line: bytes, request_max_bytes: int = REQUEST_MAX_BYTES) -> Publish | Command:
-    """Parse a request line without its newline (a trailing carriage return is ignored), or raise ProtocolError."""
+    """Parse a line (a trailing carriage return is ignored), or raise ProtocolError."""
     words = line.split()
     if words and words[0] == b"PUB":
         return _parse_publish(words, request_max_bytes)
@@ -103,7 +84,6 @@ def parse_request(line: bytes, request_max_bytes: int = REQUEST_MAX_BYTES) -> Pu
 
 
 def encode_publish(request: Publish) -> bytes:
-    """Return the request line with its newline."""
     line = b"PUB %s %d" % (request.route, request.payload_bytes)
     if request.columns:
         line += b" enc=columns"
@@ -123,7 +103,7 @@ def encode_err(code: Code, message: str) -> bytes:
 
 
 def parse_reply(line: bytes) -> str:
-    """Return the text after OK; raise ProtocolError if the reply is an ERR or invalid."""
+    """Return the text after OK, or raise ProtocolError."""
     text = line.decode("utf-8", "replace").rstrip("\n")
     status, _, rest = text.partition(" ")
     if status == "OK":
@@ -157,7 +137,7 @@ def _parse_publish(words: list[bytes], request_max_bytes: int) -> Publish:
 
 
 def _parse_options(words: list[bytes]) -> tuple[bool, int, int, int | None]:
-    """Return (columns, producer id, producer sequence, seen); raise ValueError or KeyError for invalid options."""
+    """Return columns, producer id, producer sequence and seen, or raise ValueError or KeyError."""
     options: dict[bytes, bytes] = {}
     for word in words:
         name, _, value = word.partition(b"=")

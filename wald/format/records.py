@@ -1,13 +1,7 @@
 """Records, their JSON form, and the ``columns`` payload for keyed, timed and binary records.
 
-A columns payload is laid out like Apache Arrow arrays (variable-size binary), so readers wrap the buffers instead of
-walking the records:
-
-    u32 count, u32 columns present (bits of Column), then each present column, every buffer padded to 8:
-    event times  i64[count], ns since 1970
-    keys         validity bitmap (bit set: the record has a key), offsets i32[count + 1], bytes
-    headers      the same; each value a JSON object of strings
-    values       offsets i32[count + 1], bytes; always present
+A columns payload is laid out like Apache Arrow arrays (docs/format.md, "Columns"), so readers wrap the buffers instead
+of walking the records.
 
 The header ``wald.not-before`` is the time before which no work group delivers a record; other readers ignore it.
 """
@@ -33,14 +27,11 @@ NOT_BEFORE = "wald.not-before"
 _LIMIT_NS = 1 << 63
 _EARLIEST_NS = 10**18
 
-Form = Literal["hex", "base64"]
-"""JSON form of bytes that are not UTF-8."""
+Form = Literal["hex", "base64"]  # of bytes that are not UTF-8, in JSON
 
 
 class Record(NamedTuple):
     """A record of the log.
-
-    A named tuple, because creating one takes a seventh of the time of a frozen dataclass.
 
     Attributes:
         route: name of the route.
@@ -53,6 +44,7 @@ class Record(NamedTuple):
         terminated: False for a last line without a newline.
     """
 
+    # A tuple takes a seventh of the time that a frozen dataclass takes to create.
     route: str
     sequence: int
     value: bytes
@@ -65,8 +57,8 @@ class Record(NamedTuple):
     def to_json(self, more: Mapping[str, Any] = MappingProxyType({}), *, form: Form = "hex") -> str:
         """Return the record as a JSON object.
 
-        UTF-8 values are text under ``value``; other bytes are under ``value_hex`` or ``value_base64``. The same is true
-        of keys, and of headers that are not a JSON object of strings.
+        UTF-8 values are text under ``value``, other bytes under ``value_hex`` or ``value_base64``. The same is true of
+        keys, and of headers that are not a JSON object of strings.
 
         Args:
             more: additional fields.
@@ -85,7 +77,7 @@ class Record(NamedTuple):
 
 
 def record_from_json(line: bytes | str) -> Record:
-    """Invert :meth:`Record.to_json`, except for spaces in headers; raise ValueError for any other line."""
+    """Invert :meth:`Record.to_json`, except for spaces in headers, or raise ValueError."""
     try:
         shown: dict[str, Any] = json.loads(line)
         value, headers = _parse_bytes(shown, "value"), shown.get("headers")
@@ -108,7 +100,7 @@ def record_from_json(line: bytes | str) -> Record:
 
 
 def split_lines(payload: bytes | memoryview) -> list[bytes]:
-    r"""Return the pieces between newlines, including the last (possibly empty) one; a carriage return is content.
+    r"""Split at newlines only; the last piece may be empty.
 
     >>> split_lines(b"one\r\n\ntwo")
     [b'one\r', b'', b'two']
@@ -128,7 +120,6 @@ def _headers(raw: bytes, form: Form) -> dict[str, Any]:
 
 
 def text_or_bytes(name: str, value: bytes, form: Form = "hex") -> dict[str, str]:
-    """Return a JSON field: text if the bytes are UTF-8, otherwise ``<name>_hex`` or ``<name>_base64``."""
     try:
         return {name: value.decode()}
     except UnicodeDecodeError:
@@ -136,7 +127,7 @@ def text_or_bytes(name: str, value: bytes, form: Form = "hex") -> dict[str, str]
 
 
 def _parse_bytes(shown: dict[str, Any], name: str) -> bytes | None:
-    """Invert :func:`text_or_bytes`; None if the object does not have the field."""
+    """Invert :func:`text_or_bytes`; None without the field."""
     if f"{name}_hex" in shown:
         return bytes.fromhex(shown[f"{name}_hex"])
     return str(shown[name]).encode() if name in shown else None
@@ -151,7 +142,7 @@ class Column(IntFlag):
 
 
 class BadColumns(ValueError):
-    """The payload is not well-formed columns."""
+    """The payload is malformed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +154,6 @@ class Binary:
     data: memoryview
 
     def to_list(self) -> list[bytes | None]:
-        """Return the values; None for a missing one."""
         ends = self.offsets.cast("i").tolist()
         raw = bytes(self.data)
         values: list[bytes | None] = [raw[start:end] for start, end in pairwise(ends)]
@@ -191,7 +181,7 @@ def encode_columns(
     times_ns: Sequence[int] | None = None,
     headers: Sequence[bytes | None] | None = None,
 ) -> bytes:
-    """Encode records as a payload; every column has one entry for each value."""
+    """Encode a payload; every column has one entry for each value."""
     count = len(values)
     present = Column(0)
     parts: list[bytes] = []
@@ -207,7 +197,7 @@ def encode_columns(
 
 
 def with_first_headers(payload: bytes, headers: bytes) -> bytes:
-    """Return the payload with the headers of its first record replaced."""
+    """Replace the headers of the first record."""
     columns = decode_columns(payload)
     present = Column.HEADERS
     parts: list[bytes | memoryview] = []
@@ -229,7 +219,7 @@ def with_first_headers(payload: bytes, headers: bytes) -> bytes:
 
 
 def first_headers(payload: bytes | memoryview) -> bytes | None:
-    """Return the headers of the first record, if any; raise BadColumns if the payload is not well-formed."""
+    """Return the first record's headers, or raise BadColumns."""
     headers = decode_columns(payload).headers
     if headers is None or headers.validity is None or not headers.validity[0] & 1:
         return None
@@ -237,7 +227,7 @@ def first_headers(payload: bytes | memoryview) -> bytes | None:
 
 
 def decode_columns(payload: bytes | memoryview) -> Columns:
-    """Wrap the buffers of ``payload``; raise BadColumns if any is invalid, checked without a loop over the records."""
+    """Wrap the buffers, or raise BadColumns, without a loop over the records."""
     view = memoryview(payload)
     if len(view) < PREFIX.size:
         raise BadColumns("too short for the count")
@@ -257,8 +247,6 @@ def decode_columns(payload: bytes | memoryview) -> Columns:
 
 
 class _Reader:
-    """Sequential reader of a payload's buffers."""
-
     def __init__(self, view: memoryview, count: int) -> None:
         self.view = view
         self.count = count
@@ -282,9 +270,9 @@ class _Reader:
 
 
 def _growing(ends: memoryview) -> bool:
-    """Return True if no offset decreases; checked in pieces, because Python's integers take much more memory."""
+    """True if no offset decreases; in pieces, because Python's integers take much more memory."""
     for start in range(0, len(ends), _CHECKED_AT_ONCE):
-        piece = ends[start : start + _CHECKED_AT_ONCE + 1].tolist()  # one more, with which the next piece starts
+        piece = ends[start : start + _CHECKED_AT_ONCE + 1].tolist()  # overlaps the next piece by one
         if sorted(piece) != piece:
             return False
     return True
@@ -306,7 +294,7 @@ def _binary(values: Sequence[bytes], bitmap: bytes | None) -> list[bytes]:
 
 
 def not_before(headers: bytes | None) -> int:
-    """Return the due time in a record's headers, in ns since 1970; 0 without a valid time.
+    """Return the due time in headers, in ns since 1970; 0 without a valid one.
 
     >>> not_before(b'{"wald.not-before": "1700000000000000000"}')
     1700000000000000000
@@ -321,10 +309,7 @@ def not_before(headers: bytes | None) -> int:
 
 
 def check_not_before(due_ns: int) -> int:
-    """Return a producer's due time if it can be in ns since 1970.
-
-    Raises:
-        ValueError: it is probably in seconds, milliseconds or microseconds.
+    """Return a due time that can be in ns since 1970, or raise ValueError.
 
     >>> check_not_before(1_700_000_000)
     Traceback (most recent call last):
@@ -337,5 +322,4 @@ def check_not_before(due_ns: int) -> int:
 
 
 def with_not_before(headers: Mapping[str, str] | None, due_ns: int) -> dict[str, str]:
-    """Add a due time, in ns since 1970, to headers."""
     return {**(headers or {}), NOT_BEFORE: str(due_ns)}

@@ -1,17 +1,8 @@
-"""The journal of a work group, ``routes/R/cursors/G.work``: lines of JSON, each with a checksum.
+"""The journal of a work group: lines of JSON, each with a checksum (docs/format.md, "The journal of a work group").
 
-    {"work": 1, "log": "<32 hex>", "route": "R", "group": "G", "floor": 250, "end": 450, "synced": 0, "crc": "…"}
-    {"page": 256, "records": "..1.0…", "more": [[300, 70]], "due": [258, 1700000000000000000], "crc": "…"}
-    {"in": [400, 449], "out": [["worker-1", 1700000000000000000, 300, 309]], "synced": 4096, "crc": "…"}
-    {"done": [300, 301], "back": [302, 302], "due": [302, 1700000000000000000], "why": [["exit 1", 3, 302, 302]], …}
-
-The first line identifies the group. A ``page`` is a snapshot of 128 records, written when the file is rewritten: ``.``
-for a record that is done or belongs to another route, otherwise its number of deliveries as a base-62 digit
-(``0-9A-Za-z``); ``more`` lists records with more deliveries. Every other line is one :class:`Commit`. Ranges are
-flat lists of first and last sequences; times are ns since 1970.
-
-``synced`` is the number of bytes of the file known to be on disk when the line was written, so an unreadable line is
-the result of a crash unless a later line says that it was on disk. The file ends in blank lines, which are overwritten.
+The first line identifies the group, a page is a snapshot of some records, every other line is one :class:`Commit`.
+Ranges are flat lists of first and last sequences; times are ns since 1970. An unreadable line is the result of a crash
+unless the ``synced`` of a later line says that it was on disk.
 """
 
 from __future__ import annotations
@@ -38,58 +29,44 @@ Pairs = list[tuple[int, int]]
 
 
 class BadWork(ValueError):
-    """The bytes are not a line of a work group's journal."""
+    """Not a line of a journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The first line.
-
-    Attributes:
-        floor: every record up to it is done.
-        end: the first sequence that was not read yet.
-    """
+    """The first line."""
 
     log_id: bytes
     route: str
     group: str
-    floor: int
-    end: int
+    floor: int  # every record up to it is done
+    end: int  # the first sequence not read yet
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Snapshot of the :data:`PAGE_RECORDS` records starting at ``first``.
-
-    Attributes:
-        tries: number of deliveries of each record; 255 if it is done.
-        due: (sequence, time) of each delayed record.
-    """
+    """Snapshot of :data:`PAGE_RECORDS` records."""
 
     first: int
-    tries: bytes
-    due: Pairs = field(default_factory=list)
+    tries: bytes  # deliveries of each record; 255 if it is done
+    due: Pairs = field(default_factory=list)  # (sequence, time) of each delayed record
 
 
 @dataclass(frozen=True, slots=True)
 class DeadRecord:
-    """A record given up after ``tries`` deliveries: it becomes a dead letter in ``route``, then it is done.
-
-    Attributes:
-        after: the durable head at that time; the dead letter, if it was written, has a higher sequence.
-    """
+    """A record that becomes a dead letter in ``route``, then is done."""
 
     sequence: int
     tries: int
     reason: str
     at_ns: int
     route: str
-    after: int
+    after: int  # the durable head then; the dead letter, if written, is after it
 
 
-@dataclass(slots=True)  # not frozen: creating one takes a third of the time, and each lease creates one
+@dataclass(slots=True)  # not frozen: that would take three times as long for each lease
 class WorkerLease:
-    """Ranges of records leased to a worker until a time."""
+    """Records leased to a worker."""
 
     worker: str
     until_ns: int
@@ -98,39 +75,24 @@ class WorkerLease:
 
 @dataclass(frozen=True, slots=True)
 class FailureReason:
-    """The worker's reason for the last return of ranges of records.
+    """A worker's reason for the last return of records."""
 
-    Attributes:
-        reason: "" leaves the previous reason unchanged.
-        tries: failures counted by the workers themselves, which never decrease; 0 if they do not count.
-    """
-
-    reason: str
-    tries: int
+    reason: str  # "" leaves the previous reason unchanged
+    tries: int  # failures as the workers count them, never fewer than before; 0 if they do not count
     runs: Pairs
 
 
 @dataclass(slots=True)
 class Commit:
-    """The changes of one commit of the owner, applied in the order of the attributes.
-
-    Attributes:
-        extended: leases that were extended.
-        returned: records whose lease ended without success.
-        reasons: failure reasons of returned records.
-        read: records read from the log.
-        due: (sequence, time) of each record that was delayed.
-        leased: records delivered once more.
-        dead: records that are being given up.
-    """
+    """The changes of one commit of the owner, applied in the order of the fields."""
 
     done: Pairs = field(default_factory=list)
     extended: list[WorkerLease] = field(default_factory=list)
-    returned: Pairs = field(default_factory=list)
+    returned: Pairs = field(default_factory=list)  # their lease ended without success
     reasons: list[FailureReason] = field(default_factory=list)
-    read: Pairs = field(default_factory=list)
-    due: Pairs = field(default_factory=list)
-    leased: list[WorkerLease] = field(default_factory=list)
+    read: Pairs = field(default_factory=list)  # from the log
+    due: Pairs = field(default_factory=list)  # (sequence, time) of each delayed record
+    leased: list[WorkerLease] = field(default_factory=list)  # delivered once more
     dead: list[DeadRecord] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -144,7 +106,7 @@ _LEASES = (("out", "leased"), ("longer", "extended"))
 
 
 def encode_work(line: Line, synced: int) -> bytes:
-    """Encode one line; ``synced`` is the number of bytes of the file that are on disk."""
+    """Encode a line; ``synced`` bytes of the file are on disk."""
     fields: dict[str, Any]
     match line:
         case Start():
@@ -169,7 +131,7 @@ def encode_work(line: Line, synced: int) -> bytes:
 
 
 def decode_work(data: bytes) -> tuple[Line, int]:
-    """Decode a line without its newline; return it and its ``synced``."""
+    """Return a line (without its newline) and its ``synced``, or raise BadWork."""
     fields = decode_line(data)
     if fields is None:
         raise BadWork("not a line with a valid checksum")
@@ -195,19 +157,14 @@ def decode_work(data: bytes) -> tuple[Line, int]:
 
 
 def last_read(line: Line) -> int:
-    """Return the last sequence read from the log, as far as ``line`` shows; 0 if it does not."""
+    """Return the last sequence read from the log; 0 if ``line`` does not show it."""
     if isinstance(line, Start):
         return line.end - 1
     return line.read[-1][1] if isinstance(line, Commit) and line.read else 0
 
 
 def is_done(journal: Iterable[bytes], owner: Start, sequence: int) -> bool:
-    """Return True if a record of the journal's route is done.
-
-    Args:
-        journal: lines, read up to the first that is damaged.
-        owner: the log, route and group to which the journal must belong.
-    """
+    """Return True if the journal, which must be that of ``owner``, shows a record as done before any damaged line."""
     done = False
     for data in journal:
         try:
