@@ -157,7 +157,7 @@ def _bytes(fields: dict[str, Any], name: str) -> bytes | None:
 
 
 def _event_time(fields: dict[str, Any]) -> int | None:
-    """Return the time of a record; ``event_time_ns``, which ``wald read`` writes, is always in nanoseconds."""
+    """Return the time of a record; ``event_time_ns`` (of ``wald read``) is always in nanoseconds."""
     if "event_time_ns" in fields:
         return _time("event_time_ns", fields["event_time_ns"])
     given = fields.get("time")
@@ -189,7 +189,7 @@ def _due(given: object) -> int | None:
 
 
 def _headers(given: object, own_due_ns: int | None, due_ns: int | None) -> bytes | None:
-    """Encode headers with the due time: the record's own, or the later of its header and the option."""
+    """Encode headers with the due time: the field, or the later of the header and the option."""
     if given is not None and (
         not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values())
     ):
@@ -220,7 +220,7 @@ Time = datetime | int
 
 
 def frames(payload: bytes) -> Iterator[bytes | memoryview]:
-    """Yield whole lines of ``payload`` in parts of up to :data:`FRAME_MAX_BYTES`, at least one line each."""
+    """Yield whole lines in parts of up to :data:`FRAME_MAX_BYTES` or one line."""
     if len(payload) <= FRAME_MAX_BYTES:
         yield payload
         return
@@ -270,10 +270,7 @@ def column_payloads(
     times_ns: Sequence[int | None] | None = None,
     headers: Sequence[bytes | None] | None = None,
 ) -> Iterator[bytes]:
-    """Yield ``columns`` payloads of up to :data:`FRAME_MAX_BYTES`, with at least one record each.
-
-    Within a payload, either all records have a time or none does.
-    """
+    """Yield payloads of up to :data:`FRAME_MAX_BYTES` or one record, in which all records have a time or none does."""
     from wald.format.records import encode_columns
 
     for part in _parts(values, times_ns, keys, headers):

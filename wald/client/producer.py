@@ -36,11 +36,10 @@ class Producer:
     raises Refused, and :meth:`acknowledged` and :attr:`unanswered` report the state of the records. An error that is
     detected before sending, such as a missing newline, does not end it.
 
-    The sequences of durable records accumulate until they are read: call :meth:`flush` or :meth:`acknowledged` from
-    time to time.
+    Sequences of durable records accumulate until :meth:`flush` or :meth:`acknowledged` reads them.
 
     Threads may share a producer; their calls run one at a time. After a fork the child's copy is a new producer with
-    its own connection and id, and without requests in flight; the parent flushes its own.
+    another connection and id, and without requests in flight.
 
     Args:
         at: the root of the log, or the socket. A path that does not exist yet is a socket, and is waited for.
@@ -107,19 +106,18 @@ class Producer:
     ) -> None:
         """Send a record for each value, which may contain any bytes, including newlines.
 
-        Returns without waiting for the answers; :meth:`flush` and :meth:`acknowledged` report the sequences. Records
-        are stored in the given order.
+        Returns without waiting; :meth:`flush` and :meth:`acknowledged` report the sequences. Order is preserved.
 
         Args:
             route: destination of the records.
             values: the records; text is stored as UTF-8.
             keys: a key or None for each value.
             times: event time of each value: a datetime (local time if it has no zone), nanoseconds since 1970, or None.
-                Numbers from 1 to 10**17 are refused: they are before March 1973 in nanoseconds, so the unit is wrong.
+                Numbers from 1 to 10**17 are refused: their unit is wrong.
             headers: a mapping of text to text, or None, for each value.
-            not_before: due time of each value, in the form of ``times``, or None. No :class:`wald.WorkGroup` delivers
-                the record earlier; other readers do not wait. It is stored as the header ``wald.not-before``. Numbers
-                before 2001-09-09 in nanoseconds are refused.
+            not_before: due time of each value, as in ``times``. No :class:`wald.WorkGroup` delivers the record earlier;
+                other readers do not wait. Stored as the header ``wald.not-before``. Numbers before 2001-09-09 in
+                nanoseconds are refused.
 
         Raises:
             InvalidInput: an invalid route, a column whose length differs from ``values``, or a value of a wrong type.
@@ -183,8 +181,7 @@ class Producer:
         """Return the requests acknowledged since the last report, in the order sent, without waiting.
 
         Returns:
-            first and last sequence of each request. Records of other producers may be between two requests, never
-            within one.
+            first and last sequence of each request; records of other producers are never within one.
         """
         with self._lock:
             self._session.read_answers()
@@ -192,10 +189,7 @@ class Producer:
 
     @property
     def unanswered(self) -> int:
-        """Return the number of records in flight; after a failure they may or may not be in the log.
-
-        It does not wait for calls of other threads.
-        """
+        """Return the number of records in flight, without waiting; after a failure they may be in the log or not."""
         return self._session.unanswered
 
     def close(self) -> None:

@@ -113,7 +113,7 @@ class Durable(NamedTuple):
 
 
 class Session:
-    """Session of one producer. It connects in :meth:`connect`, and a permanent error ends it.
+    """Session of one producer; a permanent error ends it.
 
     Args:
         producer_id: random by default.
@@ -236,7 +236,7 @@ class Session:
         return False
 
     def _answer(self) -> str:
-        """Return the answer to the oldest request, which the caller removes; retry after temporary errors."""
+        """Return the answer to the oldest request, which the caller removes."""
         deadline = self._give_up_at()
         while True:
             try:
@@ -269,7 +269,7 @@ class Session:
         return time.monotonic() + self._retry_for if self._deadline is None else self._deadline
 
     def _recover(self, reason: OSError | ProtocolError | None, deadline: float) -> None:
-        """Reconnect and resend the requests in flight; if all were answered, leave that to the next call that sends."""
+        """Reconnect and resend the requests in flight, unless all were answered; then the next call that sends does."""
         self._deadline = deadline
         while True:
             reason = self._keep_answers() or reason
@@ -293,7 +293,7 @@ class Session:
                 return
 
     def _keep_answers(self) -> ProtocolError | None:
-        """Keep answers that arrived before the connection broke; return the temporary error after them, if any."""
+        """Keep answers from before the connection broke; return the temporary error after them, if any."""
         if not self._connection.is_open:
             return None
         self._connection.read_available()

@@ -1,11 +1,11 @@
-"""The active segment: appends, cut, sealing, and recovery at a start.
+"""The active segment: appends, cut, sealing, recovery.
 
 daemon_lock     lock of the single writer, and its epoch
-disk_budget     space that a daemon may use on its disk
+disk_budget     disk space that a daemon may use
 preallocate     preallocated files for new segments
-recovery        recovery of the newest segment at a start: facts, decision, repair
-run_reports     reports about runs of the daemon, and how they ended
-sealing         compression of cut segments in repeatable steps
+recovery        facts about the newest segment at a start, its fate and repair
+run_reports     reports about runs of the daemon and their ends
+sealing         compression of cut segments
 sequence_floor  lower bound for new sequences
 writer          append-only writer of the active segment, and its cut
 """

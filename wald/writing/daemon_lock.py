@@ -28,7 +28,7 @@ from wald.format.names import Kind
 from wald.format.segment import SEGMENT_HEADER, SEGMENT_MAGIC, SPARSE_MAGIC, BadHeader, decode_segment_header
 
 _SETTLE_SECONDS = 0.02  # more than a clock tick of file times
-_SETTLE_UNLOCKED_SECONDS = 1.0  # without flock(2), another daemon may need this long to write its nonce
+_SETTLE_UNLOCKED_SECONDS = 1.0  # without flock(2), another daemon may take this long to write its nonce
 _START_BYTES = 32
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _CURSOR = re.compile(rb"[0-9]{1,20}\n")

@@ -64,7 +64,7 @@ class Sizes:
 
 
 def sealed_bytes_max(raw_bytes: int) -> int:
-    """Return the size of a sealed form that cannot be compressed, with its index."""
+    """Return the size of an incompressible sealed form with its index."""
     return raw_bytes + raw_bytes // 64 + (64 << 10)
 
 
@@ -83,7 +83,7 @@ def sizes_for(total_bytes: int, *, segment_max_bytes: int, free_space_min: int) 
 
 
 def _largest_segment(usable_bytes: int) -> int:
-    """Return the largest segment of which four fit, one of them sealed, in steps of 1 MiB or 64 KiB."""
+    """Return the largest segment of which three fit and a sealed one, in steps of 1 MiB or 64 KiB."""
     largest = max(0, usable_bytes - (64 << 10)) * 64 // 257
     return largest - largest % (_SEGMENT_USUAL_BYTES if largest >= _SEGMENT_USUAL_BYTES else _SEGMENT_MIN_BYTES)
 

@@ -97,9 +97,8 @@ class Report:
 
     Attributes:
         life: random identifier of this start, unique even among copies of the log.
-        boot: the kernel's boot id.
         before: the end of the previous run, as a sentence.
-        skipped: the first and last sequence that are never used, and the reason.
+        skipped: first and last sequence that are never used, and the reason.
         given_up: a repair has given up missing acknowledged records.
         pid, host, started: as in the lock file, which some readers cannot open.
         settings: each with its value and source.
@@ -142,14 +141,14 @@ class Recovered:
 def recover(
     root: Root, disk: Disk, *, log_id: bytes, epoch: int, now_ns: int, about: Mapping[str, Any] | None = None
 ) -> Recovered:
-    """Repair ``root`` for writing. The repair may be interrupted at any step and run again.
+    """Repair ``root`` for writing; may be interrupted at any step and run again.
 
     Args:
         about: fields of the report that the daemon adds.
 
     Raises:
         UnsupportedFormat: a newer wald wrote the newest segment.
-        Damaged: the newest segment belongs to another log, or another file has the name of a file to overwrite.
+        Damaged: the newest segment is of another log, or see :func:`require_own_files`.
     """
     started = time.monotonic()
     require_own_files(root)
@@ -243,7 +242,7 @@ class _Recovery:
                 continue
 
     def _repair(self, newest: Segment) -> Recovered:
-        """Examine the newest raw segment and make it durable up to its last good batch, or move it away."""
+        """Make the newest raw segment durable up to its last good batch, or move it away."""
         report, path, head = self._report, newest.path, self._head
         durable_bytes = head.position if head is not None and head.segment == newest.base_sequence else 0
         facts = _examine(self._root, self._listing, self._log_id, durable_bytes, report.errors)
@@ -382,9 +381,9 @@ class SegmentFacts:
     """Facts about the newest raw segment.
 
     Attributes:
-        reason: the problem of the header; "" if it is good.
-        state: of the log at the end of the segment.
-        durable_bytes: the segment's length by the head; 0 if the head is in another segment.
+        reason: the problem of the header, or "".
+        state: at the end of the segment.
+        durable_bytes: its length by the head; 0 if the head is in another segment.
     """
 
     segment: Segment
@@ -400,12 +399,12 @@ class SegmentFacts:
 
 
 def _examine(root: Root, listing: Listing, log_id: bytes, durable_bytes: int, errors: list[str]) -> SegmentFacts:
-    """Scan the newest segment of ``listing``, which is raw; ``errors`` gets problems of the previous one.
+    """Scan the newest segment, which is raw; ``errors`` gets problems of the previous one.
 
     A power cut can leave a gap in the last commit round. The first batch of a round is flagged if everything before it
-    was synced before it was written. So a gap after the durable end is damage if a flagged batch follows, and an
-    unfinished write otherwise; then only the batches before it count. Append times cannot tell: after a clock was set
-    back, several rounds share one.
+    was synced before it was written. So a gap after the durable end is damage if a flagged batch follows; otherwise it
+    is an unfinished write, and only batches before it count. Append times cannot tell: after a clock step, several
+    rounds share one.
     """
     facts, gap = _scan(root, listing, log_id, durable_bytes, errors)
     if gap is None:

@@ -1,8 +1,7 @@
 """Lower bound for new sequences, above every sequence that a cursor, a work-group journal or a ledger names.
 
-If an older backup of the segments is restored next to newer cursors, new records would get sequences that the cursors
-count as processed, and would never be delivered. So a start skips these sequences and records that in
-``segments.jsonl``:
+If an older backup of the segments is restored under newer cursors, the cursors would count new records as processed. So
+a start skips their sequences and records that in ``segments.jsonl``:
 
     {"event": "skipped", "base": 11, "last": 45, "why": "routes/a/cursors/processed.cursor is at 45", "at": …}
 

@@ -84,9 +84,9 @@ class Draft:
         count: records that begin in it.
         continues: sequence of the record that the payload continues; 0 if it begins one.
         body_checksum: computed on first use; required with ``spool``.
-        spool: descriptor of the file that holds a payload too large for memory.
-        source: the pipe or connection that sent it.
-        introduces: True for the control batch that gives ``peer`` its number in the segment.
+        spool: descriptor of the file of a payload too large for memory.
+        source: the sending pipe or connection.
+        introduces: a control batch that gives ``peer`` its number in the segment.
     """
 
     route: Route
@@ -169,10 +169,10 @@ class Writer:
         failed: a write or sync of the active segment failed. Only :meth:`replace` recovers.
 
     Args:
-        state: from recovery; the writer owns and changes it.
+        state: changed by the writer.
         carry: a raw file without a sequence, and its good length. The first segment begins with a copy of these bytes
             and replaces the file.
-        version: of wald, for segment headers, see :func:`wald.format.segment.pack_version`; 0 to omit it.
+        version: see :func:`wald.format.segment.pack_version`; 0 to omit it.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class Writer:
         return self.position + total_bytes > self.full_at and self.advanced
 
     def place(self, drafts: Sequence[Draft], *, limited: bool = False) -> list[Draft]:
-        """Assign positions and sequences to drafts, without writing; introduce each new peer before its first draft.
+        """Assign positions and sequences without writing; introduce each new peer before its first draft.
 
         If ``limited``, stop before a draft that would make the segment too long, unless it is the first.
         """
@@ -330,10 +330,7 @@ class Writer:
         self.sync_seconds = time.monotonic() - began
 
     def cut(self, *, now_ns: int) -> None:
-        """Complete the active segment and open the next one.
-
-        After an OSError, for example on a full disk, the active segment is still writable unless :attr:`failed`.
-        """
+        """Open the next segment; after an OSError, the active one is still writable unless :attr:`failed`."""
         assert self.advanced, "its successor would have the same name"
         if self.unsynced:
             self.sync()
@@ -415,7 +412,7 @@ class Writer:
             self.failed = True  # its batches are durable, and readers ignore trailing zeros
 
     def _enter(self, descriptor: int, header: SegmentHeader, end: int) -> None:
-        """Switch to the new segment: a write to the old one would now reuse the new one's sequences."""
+        """Switch to the new segment: a write to the old one would reuse its sequences."""
         if self._descriptor >= 0:
             self._disk.close(self._descriptor)
         if self._index is not None:
@@ -472,7 +469,7 @@ class Writer:
         return self._name.is_current()
 
     def is_truncated(self) -> bool:
-        """Return True if another program truncated the active segment below its durable length."""
+        """Return True if another program truncated the active segment."""
         # stat(2) would slow each write.
         return self._truncated or os.lseek(self._descriptor, 0, os.SEEK_END) < self.position
 
@@ -514,7 +511,7 @@ class Writer:
         return found
 
     def _quarantine(self) -> Path | None:
-        """Move the file at :attr:`path` to ``quarantine/``, or aside on another file system; None without a file."""
+        """Move the file at :attr:`path`, if any, to ``quarantine/``, or aside on another file system."""
         if not os.path.lexists(self.path):
             return None
         target = self.root.quarantine / f"{self.path.name}-{secrets.token_hex(8)}"
