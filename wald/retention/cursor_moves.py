@@ -1,8 +1,7 @@
 """Cursor moves by an operator, and the start position of a new group.
 
-RECLAIM renames a segment before it reads the cursors; a program that moves a cursor writes it before it lists the
-segments. So RECLAIM restores any ``.released`` segment that a moved cursor needs. A segment that is already deleted, or
-has a later name, may be gone.
+RECLAIM renames a segment, then reads the cursors; a move writes the cursor, then lists the segments. So RECLAIM
+restores any ``.released`` segment that a moved cursor needs. A deleted one, or one with a later name, may be gone.
 """
 
 from __future__ import annotations
@@ -41,10 +40,7 @@ def move_cursor(
     rewind: bool = False,
     any_user: bool = False,
 ) -> Cursor:
-    """Move a cursor durably; errors as in :func:`set_cursor`.
-
-    The message of a cursor that is new or moved back names needed records that were reclaimed.
-    """
+    """Move a cursor durably; errors as in :func:`set_cursor`."""
     try:
         head = durable_head(root)
     except Damaged:  # the next commit rewrites it
@@ -69,8 +65,6 @@ def move_cursor(
 
 
 class _Range:
-    """Range of the records that a cursor needs."""
-
     def __init__(self, cursor: Cursor) -> None:
         self._cursor = cursor
         self.first = self.last = 0
@@ -89,7 +83,7 @@ class _Range:
 
 
 def reclaimed_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:
-    """Return a sentence about reclaimed records that ``cursor``, as stored on disk, needs, or ""."""
+    """Return a sentence about reclaimed records that the stored ``cursor`` needs, or ""."""
     listing = list_segments(root)
     released, deleted = _Range(cursor), _Range(cursor)
     range_of = {s.base_sequence: released if s.kind is s.kind.released else deleted for s in listing.released}
@@ -102,7 +96,7 @@ def reclaimed_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:
             known.add(segment.base_sequence)
     parts = []
     try:
-        # Read the ledger last: it has the deletion of every segment that vanished since the listing.
+        # Read the ledger last: it has every deletion since the listing.
         history = History(root)
         for line in history.deletions(cursor.sequence + 1):
             if line["base"] not in known:
@@ -124,19 +118,19 @@ def reclaimed_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:
 
 
 def _dropped(root: Root, base: int, history: History, *, log_id: bytes) -> Iterable[RouteEntry]:
-    """Return the records that shrinks dropped from a segment, by its index if that is readable."""
+    """Prefer the index to the ledger."""
     try:
         dropped = segment_index(Segment(base, Kind.SEALED, root.segment(base, Kind.SEALED)), log_id).shrunk
     except (Damaged, OSError):
         return history.dropped(base) or ()
     if dropped is None or dropped.is_complete:
         return () if dropped is None else dropped.routes
-    # The ledger also has unfinished shrinks.
+    # the ledger also has unfinished shrinks
     return [each for each in history.dropped(base) or () if dropped.dropped_between(each.first, each.first + 1)]
 
 
 def _spans(line: Entry, route: str) -> Iterator[Span]:
-    """Yield the range of a route in a reclaimed segment, or of the whole segment if its line lists no routes."""
+    """Yield the range of a route, or of the whole segment if its line lists no routes."""
     match line.get("routes"):
         case [*routes]:
             for entry in routes:
@@ -149,18 +143,14 @@ def _spans(line: Entry, route: str) -> Iterator[Span]:
 
 @dataclass(frozen=True, slots=True)
 class StartPosition:
-    """Start position of a new group.
+    """Start position of a new group."""
 
-    Attributes:
-        sequence: the first record to read; a missing one if no ledger says that it was reclaimed.
-    """
-
-    sequence: int
+    sequence: int  # missing if no ledger says that it was reclaimed
     message: str = ""
 
 
 def start_position(view: View, route: str, group: str) -> StartPosition:
-    """Return the start of a group without a cursor on ``route``: the oldest record."""
+    """Return the oldest record."""
     oldest = view.segments[0].base_sequence if view.segments else 1
     if oldest == 1:
         return StartPosition(1)

@@ -1,7 +1,7 @@
 """Cursor files: how far each consumer group has processed each route.
 
-A cursor is replaced atomically, and its owner is the user of its group. An invalid one (unreadable, linked, of another
-log, beyond the head) counts as position 0: it pins records that RECLAIM might delete, and never releases them.
+A cursor is replaced atomically; its owner is the user of its group. An invalid one counts as position 0: it pins
+records that RECLAIM might delete, and never releases them.
 """
 
 from __future__ import annotations
@@ -36,12 +36,9 @@ class CursorState(Enum):
     VALID = "valid"
     ABSENT = "absent"
     UNREADABLE = "unreadable"
-    FOREIGN = "foreign"
-    """Written for another log."""
-    LINKED = "linked"
-    """The file has a second name, so another user may have written it."""
-    BEYOND = "beyond"
-    """Points beyond the last record of the log."""
+    FOREIGN = "foreign"  # written for another log
+    LINKED = "linked"  # the file has a second name, so another user may have written it
+    BEYOND = "beyond"  # the last record of the log
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +73,7 @@ class Cursor:
 
     @property
     def effective(self) -> int:
-        """The sequence up to which all records are certainly processed; 0 if the cursor is invalid."""
+        """Sequence up to which all records are certainly processed; 0 if the cursor is invalid."""
         return self.sequence if self.state is CursorState.VALID else 0
 
 
@@ -89,11 +86,9 @@ def read_cursor(
     head_sequence: int,
     any_user: bool = False,
 ) -> Cursor:
-    """Return the position of ``group`` on ``route``. The contents of the file never raise an error.
+    """Return a cursor; the contents of its file never raise an error.
 
-    Raises:
-        Refused: the cursor belongs to another user, and this program runs as the log's owner or as root, without
-            ``any_user``.
+    Raise Refused if it is another user's, and this program runs as the log's owner or root, without ``any_user``.
     """
     root.require_route(route)
     cursor = _read(root.cursor(route, check_group(group)), route, group, log_id, head_sequence)
@@ -103,9 +98,9 @@ def read_cursor(
 
 
 def read_cursors(root: Root, route: str, *, log_id: bytes, head_sequence: int) -> list[Cursor]:
-    """Return the cursors of all groups of a route; without any, an absent one of the default group.
+    """Return the cursors of a route; without any, an absent one of the default group.
 
-    A file with the name of an impossible group, or an unreadable directory, counts as an unreadable cursor.
+    An impossible group's file, or an unreadable directory, counts as an unreadable cursor.
     """
     try:
         groups, strange = root.cursors(route)
@@ -147,10 +142,7 @@ def _read(path: Path, route: str, group: str, log_id: bytes, head_sequence: int)
 
 
 def _read_or_raise(path: Path, route: str, group: str, log_id: bytes, head_sequence: int) -> Cursor:
-    """
-    Raises:
-        OSError: the file is unreadable for a reason that may pass.
-    """
+    """Raise OSError if the file is unreadable for a reason that may pass."""
     user_id = -1
 
     def cursor(state: CursorState, sequence: int = 0, message: str = "") -> Cursor:
@@ -202,10 +194,7 @@ def _strange(route: str, path: Path) -> Cursor:
 
 @contextmanager
 def cursor_lock(directory: Path, disk: Disk) -> Iterator[None]:
-    """Serialise processes and threads that replace a cursor in ``directory``.
-
-    Continue without a lock if it is unsupported, not permitted, or held too long by another process.
-    """
+    """Serialise cursor moves in ``directory``; continue unlocked if that is unsupported, not permitted or too slow."""
     descriptor = -1
     try:
         with suppress(OSError):
@@ -234,18 +223,12 @@ def set_cursor(
 ) -> Cursor:
     """Record durably that ``group`` has processed ``route`` up to ``sequence``.
 
-    Of two concurrent calls, the one with the lower sequence may win, unless they hold :func:`cursor_lock`. A new
-    cursor never replaces one that another user creates at the same moment.
+    Without :func:`cursor_lock`, the lower of two concurrent calls may win. A new cursor never replaces one that another
+    user creates at the same moment. ``rewind`` allows moving back, and replacing an invalid cursor; ``any_user`` lets
+    root move the cursor of another user, who stays its owner.
 
-    Args:
-        rewind: let the cursor move backwards, or replace one that is invalid.
-        any_user: let root move the cursor of another user, who stays its owner.
-
-    Raises:
-        InvalidInput: invalid group name, or a negative sequence.
-        NotFound: the route does not exist.
-        NotPermitted: this user may not write there.
-        Refused: backwards without ``rewind``, beyond the head, a directory, or as in :func:`read_cursor`.
+    Raise InvalidInput, NotFound (of the route), NotPermitted, or Refused: backwards without ``rewind``, beyond the
+    head, a directory, or as in :func:`read_cursor`.
     """
     log_id = read_identity(root).log_id
     any_user = any_user and os.geteuid() == 0
@@ -310,7 +293,7 @@ def _directory(path: Path) -> Refused:
 
 
 def remove_cursor(root: Root, route: str, group: str, *, disk: Disk) -> Path:
-    """Remove a group from a route durably, so that it pins nothing there; return the path of its cursor."""
+    """Remove a group from a route durably; return the path of its cursor."""
     root.require_route(route)
     path = root.cursor(route, check_group(group))
     try:
@@ -328,10 +311,9 @@ def remove_cursor(root: Root, route: str, group: str, *, disk: Disk) -> Path:
 
 
 def new_group_warning(root: Root, route: str, group: str, *, with_workers: bool = False) -> str:
-    """Return the warning, with a hint, about a group that has no cursor on a route yet; "" if it is not needed.
+    """Return a warning, with a hint, about a group without a cursor on a route, or "".
 
-    A misspelt name creates a group whose unread records are retained for ever. The default group is only suspicious on
-    a route with other groups.
+    Unread records of a misspelt group are retained for ever. The default group needs a warning only alongside others.
     """
     others = root.groups(route)
     if check_group(group) in others or (group == DEFAULT_GROUP and not others):

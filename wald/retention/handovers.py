@@ -1,16 +1,16 @@
 """Pins of unfinished handovers: they retain copies that may already be in the log, so that a retry finds them.
 
-A handover sends copies of records to other routes: dead letters, or dead letters on their way back. If a crash
-interrupts it, the retry looks in the log for copies that were sent, which RECLAIM must not have deleted. So the file
-``routes/R/cursors/G.pin`` pins these routes while the handover is unfinished, as a cursor at the same position would:
+A handover sends copies of records to other routes: dead letters, there or back. After a crash, the retry looks for
+these copies, which RECLAIM must not have deleted. So ``routes/R/cursors/G.pin`` pins the routes while the handover is
+unfinished, as a cursor at the same position would:
 
     {"pin": 1, "log": "<32 hex>", "drain": {"dead_letter": 250}, "work": {}, "crc": "…"}
 
 ``drain`` is for the handover in ``G.drain``, ``work`` for the records that the journal of the work group gives up.
 
 Cursor owners may also leave pins. So the pin of another user than the log's owner counts only if this user also owns a
-valid cursor of the group. A file that is not a valid pin pins nothing. If the system fails to read a pin or its
-directory, or if the directory has too many files, all routes count as pinned.
+valid cursor of the group. An invalid pin pins nothing. If the system fails to read a pin or its directory, or if the
+directory has too many files, all routes count as pinned.
 """
 
 from __future__ import annotations
@@ -34,29 +34,23 @@ from wald.retention.cursors import read_with_status
 Part = Literal["drain", "work"]
 Parts = dict[Part, dict[str, int]]
 _VERSION = 1
-_MODE = 0o644  # like a cursor: the log's owner reads the pins of other users
+_MODE = 0o644  # as for cursors
 PIN_MAX_BYTES = 4096
 ROUTES_MAX = 12  # of one part; two parts with the longest names fit into a file
 
 
 class BadPin(ValueError):
-    """The bytes are not a pin of this log."""
+    """Bytes that are not a pin of this log."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandoverPin:
-    """The pin of one group.
-
-    Attributes:
-        route: the route that the group processes.
-        path: the file; the directory if it holds too many.
-        positions: the pinned routes, each with the last record that is not pinned; empty for an invalid file.
-    """
+    """The pin of one group."""
 
     route: str
     group: str
-    path: Path
-    positions: Mapping[str, int] = field(default_factory=dict)
+    path: Path  # the directory if that is unreadable
+    positions: Mapping[str, int] = field(default_factory=dict)  # last unpinned record by route
     problem: str = ""
 
     @property
@@ -67,11 +61,7 @@ class HandoverPin:
 
 
 class PinWriter:
-    """Writer of the pin of a group, for the process that owns the group.
-
-    Args:
-        part: the owner of the handover. The other part of the file is kept.
-    """
+    """Writer of one part of a group's pin, for the process that owns the group; the other part is kept."""
 
     def __init__(self, root: Root, disk: Disk, route: str, group: str, log_id: bytes, part: Part) -> None:
         self._root, self._disk, self._route, self._log_id = root, disk, route, log_id
@@ -88,7 +78,7 @@ class PinWriter:
             raise not_permitted(self._root, self._route, self._path, error) from error
 
     def unpin(self) -> None:
-        """Remove the pin, without a sync: the next owner removes a pin that reappears after a power cut."""
+        """Remove the pin without a sync: the next owner removes one that reappears after a power cut."""
         if not os.path.lexists(self._path):
             return
         parts = self._parts()
@@ -111,7 +101,7 @@ def encode_pin(log_id: bytes, parts: Parts) -> bytes:
 
 
 def decode_pin(data: bytes, log_id: bytes) -> Parts:
-    """Return the positions of each part; raise BadPin if the data is not an intact pin of this log."""
+    """Return the positions of each part, or raise BadPin."""
     if len(data) > PIN_MAX_BYTES:
         raise BadPin("too large for a pin")
     match decode_line(data):
@@ -124,7 +114,7 @@ def decode_pin(data: bytes, log_id: bytes) -> Parts:
 
 
 def handover_pins(root: Root, log_id: bytes) -> list[HandoverPin]:
-    """Return the pins of all groups. The contents of the files never raise an error."""
+    """Return all pins; the contents of the files never raise an error."""
     routes = root.route_names()
     everything = dict.fromkeys(routes, 0)
     found: list[HandoverPin] = []
@@ -175,7 +165,6 @@ def _read(route: str, path: Path, log_id: bytes, owner: int) -> HandoverPin:
 
 
 def _require_cursor(path: Path, log_id: bytes, pin: os.stat_result) -> None:
-    """Raise BadPin unless the owner of the pin has a valid cursor."""
     try:
         content, cursor = read_with_status(path, CURSOR_MAX_BYTES + 1)
         lines = decode_cursor(content)
