@@ -187,10 +187,7 @@ class Disk:
             raise OSError(number, os.strerror(number), os.fspath(source), None, os.fspath(target))
 
     def move_aside(self, source: Path, target: Path) -> Path:
-        """Link (which keeps the old name) or rename ``source`` to ``target``; return the new path.
-
-        If ``target`` is on another file system, it becomes a name in the directory of ``source``.
-        """
+        """Link (keeping the old name) or rename; across file systems, in the directory of ``source``."""
         for path in (target, source.with_name(target.name)):
             try:
                 self.link(source, path)

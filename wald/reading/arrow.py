@@ -124,8 +124,6 @@ class _Each:
 
 
 class _Lines:
-    """Columns of consecutive payloads of lines."""
-
     def __init__(self, batches: Sequence[Stored]) -> None:
         self._batches = batches
         self._count = sum(batch.count for batch in batches)
@@ -185,5 +183,5 @@ def _nulls(count: int, kind: Any) -> pa.Array:  # a pyarrow type; the package ha
 
 @cache
 def _nulls_of_power(exponent: int, kind: Any) -> pa.Array:
-    """Cached, because making nulls takes as long as making the sequences."""
+    """Cached: making nulls takes as long as making the sequences."""
     return pa.nulls(1 << exponent, kind)

@@ -1,8 +1,8 @@
 """Assembly of whole records from the pieces in stored batches.
 
-Long records are yielded when they end, so batches are ordered by the ends of their records; within a route that is the
-order of their sequences. :class:`Rows` creates :class:`Record` objects on demand: the garbage collector traverses
-objects, but not bytes.
+Long records are yielded when they end: batches are in the order of their records' ends, which within a route is that of
+their sequences. :class:`Rows` creates :class:`Record` objects on demand: the garbage collector traverses objects, not
+bytes.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _part(column: Sequence[T] | None, here: slice) -> Sequence[T] | repeat[None]
     return repeat(None) if column is None else column[here]
 
 
-_WINDOW_BYTES = 64 << 10  # searched for newlines at a time, so that slicing a batch takes linear time
+_WINDOW_BYTES = 64 << 10  # searched for newlines at a time: slicing takes linear time
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ def _complete(stored: StoredBatch, segment: int, count: int, start: int, end: in
 
 @dataclass(slots=True)
 class OpenRecord:
-    """Record whose last piece has not been read yet."""
+    """Record whose last piece is still unread."""
 
     route: str
     sequence: int
@@ -272,7 +272,7 @@ class OpenRecord:
 
 
 class Assembler:
-    """Assembler of stored batches into batches of whole records; at most one record of each route is open."""
+    """Assembler of whole records; at most one of each route is open."""
 
     def __init__(self) -> None:
         self._open: dict[str, OpenRecord] = {}
@@ -289,7 +289,7 @@ class Assembler:
         return [record for record in self._open.values() if route in (None, record.route)]
 
     def drop(self, routes: Iterable[RouteEntry] | None = None) -> list[OpenRecord]:
-        """Drop and return the open records that may lack a piece, given the missing ``routes``; None if unknown."""
+        """Drop and return open records that may lack a piece, given the missing ``routes``; None if unknown."""
         lasts = None if routes is None else last_by_route(routes)
         dropped = [
             record for record in self._open.values() if lasts is None or record.sequence <= lasts.get(record.route, 0)

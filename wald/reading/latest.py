@@ -1,7 +1,7 @@
 """Start of the last N records of a route, found backwards from the end of the log.
 
-The index of a sealed segment lists the batches of a route. In a raw segment, or if records have to match, a window at
-its end is read, and one eight times as large if it holds too few.
+The index of a sealed segment lists a route's batches. In a raw segment, or if records have to match, a window at its
+end is read, and one eight times as large if it has too few.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from wald.segments.seek import end_of
 from wald.segments.view import View
 
 Run = tuple[int, int]
-"""The first of some consecutive records of a route, and how many there are."""
+"""First of consecutive records of a route, and their number."""
 Found = Callable[[Batch], Iterable[Record]]
-"""The records of a batch that match."""
+"""Matching records of a batch."""
 
 _WINDOW = 1024  # records, initially
 _WIDER = 8
@@ -35,7 +35,7 @@ def start_of_latest(
 ) -> int:
     """Return the first of the last ``count`` records up to ``last``; with fewer, the oldest or ``first``.
 
-    Segments that end before ``first`` are not read. Damage is ignored; reading the records reports it.
+    Segments that end before ``first`` are not read. Damage is ignored; reading reports it.
     """
     routes = None if route is None else frozenset([route])
     top = min(last, end_of(view) - 1)
@@ -59,7 +59,7 @@ def start_of_latest(
 def _runs(
     view: View, segment: Segment, routes: frozenset[str] | None, top: int, count: int, found: Found | None
 ) -> Iterable[Run]:
-    """Return the runs of one segment up to ``top``, newest first, possibly stopping after ``count`` records."""
+    """Return runs up to ``top``, newest first, possibly stopping after ``count`` records."""
     base = segment.base_sequence
     if found is not None:
         return _widening(lambda first: _matching(view, routes, first, top, found), base, top, count)
@@ -71,7 +71,7 @@ def _runs(
 
 
 def _widening(runs_from: Callable[[int], list[Run]], base: int, top: int, count: int) -> Iterable[Run]:
-    """Return the runs of the smallest window with enough records, or of the whole segment."""
+    """Return runs of the smallest window with enough records, or of the segment."""
     window = max(_WINDOW, count)
     while True:
         first = max(base, top + 1 - window)

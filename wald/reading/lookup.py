@@ -101,7 +101,7 @@ def _locate(view: View, sequence: int, history: History) -> Whereabouts:
 
 
 def _in_segment(view: View, sequence: int, segment: Segment) -> Whereabouts | DroppedBatches | str:
-    """Return the record's place in the segment that should hold it, or the obstacle found there, or ""."""
+    """Return the record's place, the obstacle found there, or ""."""
     limit = view.limit(segment)
     try:
         opened = view.open(segment)
@@ -175,7 +175,7 @@ def _never_issued(sequence: int, last: int | None) -> Whereabouts:
 def _fate(view: View, sequence: int, reason: str, history: History, *, dropped_from: str) -> Whereabouts:
     """Return the fate of an issued record that no readable segment holds.
 
-    ``dropped_from`` is the segment from which shrinking dropped it, by that segment; "" without one.
+    ``dropped_from``: the segment that says that shrinking dropped it; "" without one.
     """
     sealed = history.sealed(sequence)
     segment = segment_name(int(sealed["base"]), Kind.SEALED) if sealed else None
@@ -226,7 +226,7 @@ def _describe_loss(shrunk: ShrunkRecord | None) -> str:
 def _deletions(history: History, sequence: int) -> list[Entry]:
     """Return the lines about the deletion of an absent record: of its segment, or of its batch by shrinking.
 
-    Several if ranges overlap: older versions recorded one range per route for a shrink.
+    Several if ranges overlap: older versions recorded one range per route.
     """
     deletion = history.reclaimed(sequence)
     if deletion is None:
@@ -240,7 +240,7 @@ def _deletions(history: History, sequence: int) -> list[Entry]:
 
 
 def _deleted_routes(entry: Entry, sequence: int) -> list[Entry]:
-    """Return a line's entries for the routes among whose deleted records ``sequence`` may be."""
+    """Return a line's routes among whose deleted records ``sequence`` may be."""
     return [route for route, _ in candidate_routes(entry, sequence)]
 
 

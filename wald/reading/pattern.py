@@ -1,7 +1,7 @@
 """Records that match a pattern.
 
-A pattern matches the value of one record, so ``^`` and ``$`` are its beginning and end. Batches without a string that
-every match must contain are skipped as a whole.
+A pattern matches the value of one record: ``^`` and ``$`` are its ends. Batches without a string that every match must
+contain are skipped as a whole.
 """
 
 from __future__ import annotations
@@ -21,18 +21,15 @@ from wald.format.records import Record, decode_columns
 from wald.reading.assembler import Batch
 
 _LOWER = bytes(range(256)).lower()
-_LINES_SEARCHED = 8  # searched in the time that finding one line by its place in the batch takes
+_LINES_SEARCHED = 8  # in the time that finding one line by its place takes
 
 
 class BadPattern(ValueError):
-    """Error for an invalid regular expression."""
+    """Invalid regular expression."""
 
 
 class Matcher:
-    """Finder of the records that match ``pattern``, or with ``invert`` of the others.
-
-    Raises BadPattern for an invalid regular expression. Case is ignored only of ASCII letters.
-    """
+    """Finder of records that match, or with ``invert`` do not; raises BadPattern. Case is ignored only of ASCII."""
 
     def __init__(self, pattern: bytes, *, fixed: bool = False, ignore_case: bool = False, invert: bool = False) -> None:
         source = re.escape(pattern) if fixed else pattern
@@ -51,7 +48,7 @@ class Matcher:
         return (self._search(value) is None) == self._invert
 
     def absent(self, data: bytes | memoryview) -> bool:
-        """Return True if these bytes contain no matching record, in lines or in columns."""
+        """Return True if these lines or columns contain no matching record."""
         return bool(self._literal) and find_bytes(self._text(data), self._literal) < 0
 
     def found(self, batch: Batch) -> list[tuple[int, bytes]]:
@@ -91,7 +88,7 @@ class Matcher:
         return list(compress(enumerate(values, first), map(not_, matches) if self._invert else matches))
 
     def _lines(self, payload: bytes, text: bytes | memoryview, batch: Batch) -> Iterator[tuple[int, bytes]]:
-        at = 0  # the beginning of the next line
+        at = 0  # of the next line
         sequence = batch.first_sequence
         while sequence <= batch.last_sequence and (found := find_bytes(text, self._literal, at)) >= 0:
             start = max(at, payload.rfind(b"\n", at, found) + 1)
@@ -104,7 +101,7 @@ class Matcher:
 
 
 def _literal(source: bytes, flags: int) -> bytes:
-    """Return the longest known string in every match of ``source``; empty if unknown."""
+    """Return the longest known string in every match; empty if unknown."""
     runs = groupby(_parts(_parser.parse(source, flags)), key=lambda part: part is not None)
     return max((bytes(part for part in run if part is not None) for _, run in runs), key=len, default=b"")
 

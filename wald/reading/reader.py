@@ -1,10 +1,10 @@
 """Reader of batches and records, with following.
 
 Reclaimed records are an error if the start is a sequence or a time, or if a cursor is before them; a start at
-"earliest", or of a group without a cursor, skips them. Records missing without an entry in a ledger are damage.
+"earliest", or of a group without a cursor, skips them. Records missing without a ledger line are damage.
 
-Following polls the head. File events would help little: those of a segment arrive before its data is durable, and there
-are none if another machine writes to the file system.
+Following polls the head: file events of a segment arrive before its data is durable, and never if another
+machine writes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from wald.segments.view import View, no_segment, read_view
 
 _POLL_FIRST_SECONDS = 0.001
 _POLL_LAST_SECONDS = 0.050  # 20 polls of about 10 µs a second: negligible
-_WORTH_A_JUMP = 1000  # records: opening a segment at a position costs as much as scanning this number of batches
+_WORTH_A_JUMP = 1000  # records: opening at a position costs as much as scanning this number of batches
 _DURABLE_NS = 2_000_000_000  # from the append time of a record to its sync, which a sync interval may delay
 
 
@@ -103,7 +103,7 @@ def read_portion(
     """Read the selected records within ``first`` to ``last``.
 
     ``absent`` returns True if verified bytes of a sealed segment contain no wanted record. Their batches are then not
-    parsed, unless a record continues into or out of one of them.
+    parsed, unless a record continues into or out of one.
     """
     portion = replace(selection, first=max(first, selection.first), last=min(last, selection.last))
     reading = _Reading(view, portion, on_damage, on_missing, absent)
@@ -124,10 +124,10 @@ def read_onward(
 ) -> Generator[Batch | int | None]:
     """Yield batches like :func:`read_batches`, and instead of waiting the sequence of the last durable record.
 
-    All wanted records up to that sequence have been yielded; a record whose last piece is not durable yet is after it.
-    None is a step without a batch: the next wanted record may be far away.
+    All wanted records up to that sequence have been yielded; a record without a durable last piece is after it. None is
+    a step without a batch: the next wanted record may be far away.
 
-    ``resume_at`` is called after a sequence was yielded; it returns the next record that may be wanted, or 0 for any.
+    After each sequence, ``resume_at`` returns the next record that may be wanted, or 0 for any.
     """
     selection = select(view, route, start, stop, group)
     if since_ns is not None:
@@ -136,8 +136,6 @@ def read_onward(
 
 
 class _Reading:
-    """State of one pass through the log."""
-
     def __init__(
         self,
         view: View,
@@ -148,7 +146,7 @@ class _Reading:
     ) -> None:
         self._root = view.root
         self._scanner: Scanner | None = None
-        # A reader with a start may still need released segments.
+        # A reader with a start may need released segments.
         self._view = view if selection.earliest else view.including_released()
         self._selection = selection
         self._begin = min([selection.first, *selection.floors.values()])
@@ -161,8 +159,8 @@ class _Reading:
         self._mark = self._history.version()
         self._assembler = Assembler()
         self._complete = False
-        self._stepped: tuple[View, int] | None = None  # the position of the last clock step, in a view
-        self._dropped_of = 0  # the segment whose dropped batches were reported last
+        self._stepped: tuple[View, int] | None = None  # last clock step, in a view
+        self._dropped_of = 0  # segment whose dropped batches were reported last
 
     def batches(
         self,
@@ -172,7 +170,7 @@ class _Reading:
         on_wait: Callable[[], None] | None = None,
         renewed: bool = True,
     ) -> Generator[Batch]:
-        """Yield batches to the end, and with ``renewed`` also records appended before the first step."""
+        """Yield batches to the end, with ``renewed`` even of records appended before the first step."""
         if renewed:
             self.renew()
         with closing(self):
@@ -208,7 +206,7 @@ class _Reading:
             self._view = self._view.renewed()
 
     def to_end(self) -> Generator[Batch | None]:
-        """Yield batches to the end of the view or of the wanted records; None is a step without a batch."""
+        """Yield batches to the end of the view or the wanted records; None is a step without a batch."""
         again = True
         while again and not self._complete:
             if self._scanner is None or not self._scanner.begun:
@@ -284,7 +282,7 @@ class _Reading:
         self._view = self._view.renewed()
 
     def _report_given_up(self, route: str | None = None) -> None:
-        """Report open records that a repair has given up: later pieces may be gone."""
+        """Report open records that a repair gave up: later pieces may be gone."""
         begun = self._assembler.open_records(route)
         if not begun or self._history.version() == self._mark:
             return
@@ -315,7 +313,7 @@ class _Reading:
         return self._assembler.add(stored, segment, first, last)
 
     def _steps_behind(self, segment: int) -> bool:
-        """Return True if append times restart after a segment, so that later records may be older."""
+        """Return True if append times restart after a segment: later records may be older."""
         if self._stepped is None or self._stepped[0] is not self._view:
             last = max((step.base for step in read_steps(self._root)), default=0)
             self._stepped = self._view, last
@@ -349,7 +347,7 @@ class _Reading:
     def _report_missing(self, missing: MissingRange, scanner: Scanner) -> bool:
         """Report records that are in no segment; return True to try a new view first.
 
-        RECLAIM may have renamed their segments before the directory was listed, and undone that in its ledger.
+        RECLAIM may have renamed their segments before the listing, and undone that in its ledger.
         """
         first, last = missing.first, missing.last
         if not self._assembler.has_open:
@@ -390,7 +388,7 @@ class _Reading:
         return False
 
     def _deleted(self, first: int, last: int, explained: Spans) -> Iterator[ReclaimedSegment]:
-        """Yield the deleted segments, and the open records that now lack a piece; drop these."""
+        """Yield deleted segments, and the open records that now lack a piece; drop these."""
         for segment in self._history.reclaimed_segments(first, last):
             explained.add(segment.first, segment.last)
             torn = self._assembler.drop(segment.routes)
@@ -398,7 +396,7 @@ class _Reading:
             yield from map(_as_reclaimed, torn)
 
     def _report_unexplained(self, first: int, last: int, lost: list[tuple[int, int]], torn: list[OpenRecord]) -> None:
-        """Report a gap that no ledger explains, and the records ``torn`` by it."""
+        """Report a gap without explanation, and the records ``torn`` by it."""
         sequences = [each.sequence for each in torn]
         named = ", ".join(f"record {sequence}" for sequence in sequences)
         for begin, end in lost:
@@ -450,7 +448,7 @@ class _Reading:
         self._report_gone([gone], first, last, "")
 
     def _report_deleted(self, deleted: DeletedSegment) -> None:
-        """Report open records of which a deleted segment had pieces after the end of the copy that was read."""
+        """Report open records with pieces in a deleted segment, after the end of the copy that was read."""
         base = deleted.segment
         try:
             sealed = self._history.sealed(base)
@@ -475,7 +473,7 @@ class _Reading:
             self._on_missing(missing)
 
     def _missing(self, gone: Iterable[ReclaimedSegment], first: int, last: int, lost: str) -> Missing | None:
-        """Return the wanted records of ``gone``, None without any; ``lost`` is "" if they were reclaimed."""
+        """Return the wanted records of ``gone``; ``lost`` is "" if reclaimed."""
         selection = self._selection
         wanted = RequestedRecords(self._floor, selection.routes, first, last, selection.from_ns, selection.until_ns)
         counted = count_missing(gone, wanted)
@@ -508,7 +506,7 @@ class _Reading:
         return max(selection.floor(route), cursor.effective + 1)
 
     def _report_lost(self, message: str, last: int) -> None:
-        """Report damage; ``last`` is the last lost record, 0 if no record is lost."""
+        """Report damage; ``last`` is the last lost record, or 0."""
         selection = self._selection
         damaged = Damaged(message, case="records-lost", root=self._root.path)
         if last and selection.floors and selection.routes is not None:  # reading began at a cursor
@@ -525,7 +523,7 @@ class _Reading:
         self._report(damaged)
 
     def _report(self, error: Damaged) -> None:
-        self._view.require_continuity()  # the damage may be in another log, or in an older copy
+        self._view.require_continuity()  # the damage may be in another log, or an older copy
         if self._on_damage is None:
             raise error
         self._on_damage(error)

@@ -1,7 +1,7 @@
 """Scan of stored batches across segments.
 
-A :class:`Scanner` stops at the end of a view and continues there in a later one. A raw segment remains open until its
-end, so sealing it does not matter. Sequences have no gaps, so everything missing is noticed.
+A :class:`Scanner` stops at the end of a view and continues in a later one. A raw segment stays open to its end, so
+sealing does not matter. Sequences have no gaps, so everything missing is noticed.
 """
 
 from __future__ import annotations
@@ -33,15 +33,12 @@ from wald.segments.view import SegmentGone, View, recorded_end, truncated
 
 @dataclass(frozen=True, slots=True)
 class DamagedRange:
-    """Records that cannot be read; if last < first, only a piece of a record, or control state, is lost.
-
-    ``whole_segment``: a segment cannot be opened, which is reported even if no record is lost.
-    """
+    """Unreadable records; if last < first, only a piece of a record, or control state, is lost."""
 
     message: str
     first: int
     last: int
-    whole_segment: bool = False
+    whole_segment: bool = False  # it cannot be opened: reported even if no record is lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +51,18 @@ class MissingRange:
 
 @dataclass(frozen=True, slots=True)
 class DroppedRange:
-    """Records dropped to shrink ``segment``; if last < first, only pieces of a record that began before.
-
-    ``latest_ns`` is the append time of the last one; ``routes`` has all of the segment, None if unknown.
-    """
+    """Records dropped to shrink ``segment``; if last < first, only pieces of a record that began before."""
 
     first: int
     last: int
     segment: int
-    latest_ns: int
-    routes: tuple[RouteEntry, ...] | None
+    latest_ns: int  # append time of the last one
+    routes: tuple[RouteEntry, ...] | None  # all of the segment; None if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class DeletedSegment:
-    """Segment that was deleted while an earlier copy of its file was open; the copy ends at ``position``."""
+    """Segment deleted while an earlier copy of its file was open; the copy ends at ``position``."""
 
     segment: int
     position: int
@@ -76,13 +70,13 @@ class DeletedSegment:
 
 @dataclass(frozen=True, slots=True)
 class RebuiltSegment:
-    """Segment that a repair has rebuilt or split while it was open; the scan restarts at ``sequence``."""
+    """Segment that a repair rebuilt or split while it was open; the scan restarts at ``sequence``."""
 
     sequence: int
 
 
 class Arrivals(NamedTuple):
-    """Last durable record, and the first new record of each route; None if any route may have new records."""
+    """Last durable record, and the first new record of each route; None if any may have some."""
 
     routes: Mapping[str, int] | None
     last: int
@@ -92,10 +86,9 @@ ScanItem = StoredBatch | SkippedBatches | DamagedRange | MissingRange | DroppedR
 
 
 def read_arrivals(view: View) -> Generator[Arrivals]:
-    """Yield, at each step, the routes of the records that have arrived since the previous step.
+    """Yield, at each step, the routes of records that arrived since the previous step; at first, any route.
 
-    The first step reports any route. The generator ends if an older copy of the log was restored, which ends before the
-    previous step.
+    Ends if an older copy of the log was restored, which ends before the previous step.
     """
     last = end_of(view) - 1
     with closing(Scanner(view, sequence=last + 1, routes=None)) as scanner:
@@ -127,8 +120,8 @@ def has_moved(view: View) -> bool:
 class Scanner:
     """Scanner of a log in the order of its sequences.
 
-    Batches before ``sequence`` may be yielded, too. Those of other routes than ``routes``, and those that ``passable``
-    accepts, may be skipped.
+    Batches before ``sequence`` may be yielded. Those outside ``routes``, and those that ``passable`` accepts, may be
+    skipped.
     """
 
     def __init__(
@@ -143,7 +136,7 @@ class Scanner:
         self._wanted = sequence
         self._position = 0
         self._was_active = False
-        self._only_control = False  # only control batches were read in this segment; a start may write longer ones
+        self._only_control = False  # read only control batches here; a start may write longer ones
         self._expected: int | None = None  # the next sequence; None before the first batch
         begin = view.segments[view.listing.covering(sequence)].base_sequence if view.segments else sequence
         self._behind = begin - 1 if begin <= sequence else 0  # segments with a larger base are still to come
@@ -159,7 +152,7 @@ class Scanner:
 
     @property
     def _due(self) -> int:
-        """The next wanted record, which is missing if the log continues after it."""
+        """Next wanted record, missing if the log continues after it."""
         return max(self._wanted, self._expected or 0)
 
     def close(self) -> None:
@@ -313,13 +306,13 @@ class Scanner:
             self._position = bound.position
 
     def _recorded_end(self, segment: OpenSegment, view: View) -> int:
-        """Return the position at which a complete raw segment ended when it was cut; 0 if unknown."""
+        """Return the position at which a complete raw segment was cut; 0 if unknown."""
         if segment.base_sequence == view.bound.segment or not isinstance(segment, RawSegment):
             return 0
         return recorded_end(view, Segment(segment.base_sequence, Kind.RAW, segment.path))
 
     def _reopen(self, segment: OpenSegment, view: View) -> OpenSegment:
-        """Open the file in which the segment continues: batches have the same positions in every copy and form."""
+        """Open the file in which the segment continues: positions are the same in every copy and form."""
         self._current = view.open(Segment(segment.base_sequence, Kind.RAW, segment.path))
         if self._only_control:
             self._position = FIRST_BATCH
@@ -347,7 +340,7 @@ class Scanner:
             self._behind = bound.segment - 1
 
     def _missing_end(self, view: View) -> Iterator[MissingRange]:
-        """Report records up to the head that a repair has given up: the last segment ends at the head's position."""
+        """Report records that a repair gave up: the last segment ends at the head's position."""
         last = view.bound.sequence
         if last is not None and self._due <= last:
             yield MissingRange(self._due, last)

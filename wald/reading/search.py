@@ -1,7 +1,6 @@
 """Parallel search in a log by forked processes, with results in order.
 
-Each process searches one portion at a time: ``re`` and ``bytes.find`` hold the interpreter's lock, so threads would
-not help.
+Not by threads: ``re`` and ``bytes.find`` hold the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ PORTION_BYTES = 8 << 20  # raw; much more than opening a segment costs, much les
 
 
 def portions(view: View, selection: Selection) -> Iterator[tuple[int, int]]:
-    """Yield the first and last sequence of each portion, in order, without gaps even if records are missing."""
+    """Yield each portion's first and last sequence, in order, without gaps even if records are missing."""
     first, last, collected = selection.first, selection.last, 0
     stepped = max((step.base for step in read_steps(view.root)), default=0)  # append times restart there
     segments = view.segments[view.listing.covering(first) :] if view.segments else ()
@@ -59,7 +58,7 @@ def portions(view: View, selection: Selection) -> Iterator[tuple[int, int]]:
 
 
 def _frames(segment: Segment, view: View) -> Iterable[tuple[int, int, int, int]]:
-    """Return first sequence, raw bytes, earliest and latest time of each frame; one large frame without an index."""
+    """Return each frame's first sequence, raw bytes, earliest and latest time; one large frame without an index."""
     if segment.kind.form is Kind.SEALED:
         with suppress(Damaged, FileNotFoundError):
             table = FrameTable.from_frames(sealed_index(segment, view.log_id).frames)
@@ -73,7 +72,7 @@ _HELD_BYTES = 12 << 20  # of results, in each process until the parent reads the
 
 
 class Match(NamedTuple):
-    """Number of records found, and the output for them."""
+    """Number of records, and the output for them."""
 
     records: int
     output: bytes
@@ -98,7 +97,7 @@ Absent = Callable[[bytes], bool]
 def search(view: View, selection: Selection, show: Show, *, absent: Absent, jobs: int) -> Iterator[Event]:
     """Return the results of ``show`` for the selected batches, and unreadable parts, in log order.
 
-    ``absent`` returns True if ``show`` would find nothing in any batches with these bytes.
+    ``absent`` returns True if ``show`` finds nothing in batches with these bytes.
     """
     view = view if selection.earliest else view.including_released()
     dealt = list(portions(view, selection))
@@ -140,7 +139,7 @@ def _in_processes(
     try:
         for number in range(jobs):
             receiver, sender = context.Pipe(duplex=False)
-            with suppress(OSError):  # the pipe stays smaller if the user's limit is reached
+            with suppress(OSError):  # smaller if the user's limit is reached
                 fcntl.fcntl(sender.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
             receivers.append(receiver)
             work = (view, selection, dealt[number::jobs], show, absent, sender, receivers)
@@ -157,7 +156,6 @@ def _in_processes(
 
 
 def _received(receiver: Connection) -> Iterator[Event]:
-    """Yield the results of one process for one portion."""
     try:
         while (event := receiver.recv()) is not None:
             if isinstance(event, _Failed):
@@ -185,7 +183,6 @@ def _work(
     sender: Connection,
     receivers: Sequence[Connection],
 ) -> None:
-    """Search the portions of one process, until its pipe has no reader."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent reports it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     gc.freeze()  # existing objects stay to the end

@@ -1,7 +1,7 @@
 """Selection of records: routes, start, stop.
 
 Ranges of sequences include both ends everywhere in wald (``first`` and ``last``), so that a printed range can be typed.
-A datetime starts at the first record appended then or later, even if it does not exist yet, and stops before it.
+A datetime starts at the first record appended then or later, even a future one, and stops before it.
 """
 
 from __future__ import annotations
@@ -29,23 +29,16 @@ Stop = int | datetime
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Selected records, in numbers.
-
-    Attributes:
-        first: the lowest sequence, unless ``floors`` has another for the route.
-        last: the highest; a time limit may end the selection earlier.
-        from_ns, until_ns: append times, from ≤ t < until.
-        floors: of each route with a cursor of ``group``, the sequence after it; routes in ``fresh`` begin at 1.
-    """
+    """Selected records, in numbers."""
 
     routes: frozenset[str] | None
-    first: int
-    floors: dict[str, int] = field(default_factory=dict)
-    last: int = SEQUENCE_MAX
-    from_ns: int = -(1 << 63)
+    first: int  # lowest, unless ``floors`` has another for the route
+    floors: dict[str, int] = field(default_factory=dict)  # route → sequence after the cursor of ``group``
+    last: int = SEQUENCE_MAX  # a time limit may end the selection earlier
+    from_ns: int = -(1 << 63)  # append times: from ≤ t < until
     until_ns: int = (1 << 63) - 1
     earliest: bool = False
-    fresh: frozenset[str] = frozenset()
+    fresh: frozenset[str] = frozenset()  # routes without a cursor, which begin at 1
     group: str = DEFAULT_GROUP
 
     def floor(self, route: str) -> int:
@@ -65,7 +58,7 @@ def select(view: View, route: str | None, start: Start, stop: Stop | None, group
 
 
 def _check_order(view: View, start: Start, stop: Stop | None) -> None:
-    """Refuse a sequence and a time that no record can lie between, now or later."""
+    """Refuse a sequence and a time that no record can be between, now or later."""
     with suppress(Damaged):  # the order is unknown then
         match start, stop:
             case int(), datetime():
