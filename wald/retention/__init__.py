@@ -1,14 +1,14 @@
 """Consumer groups, the segments they pin, and the history of deleted segments.
 
-audit         audit of a deletion against the evidence in its ledger line
-backlog       segments of a log and the groups that need them
-blockers      consumer groups that pin a segment
-cursor_moves  cursor moves by an operator, and the start position of a new group
-cursors       cursor files of consumer groups
+audit         audit of deletions
+backlog       segments and the groups that need them
+blockers      groups that pin a segment
+cursor_moves  cursor moves by an operator, and starts of new groups
+cursors       cursor files
 handovers     pins of unfinished handovers between routes
-history       history of missing segments, read from the ledgers
-missing       records that a reader asked for and that were reclaimed
-progress      progress and lag of consumer groups
+history       look-ups in the ledgers
+missing       requested records that were reclaimed or lost
+progress      progress and lag of groups
 
 Nothing is deleted here: ``sidecars/wald_reclaim`` does that, and asks ``blockers`` which groups need a segment.
 """

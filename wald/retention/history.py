@@ -7,17 +7,17 @@
     reclaim.jsonl    {"event": "reclaimed", "base": 1, "last": 250, …}                 before each deletion
                      {"event": "excused", "base": 1, "last": 900, "routes": …}         evidence that deletions share
                      {"event": "kept", "base": 1}                                      withdraws a deletion
-                     {"event": "shrunk", "base": 1, "last": 250, "dropped": …}       before each shrink
+                     {"event": "shrunk", "base": 1, "last": 250, "dropped": …}         before each shrink
     archive.jsonl    {"event": "archived", "route": …, "first": 1, "last": 250, …}     for each bundle
 
-A ``reclaimed`` line may name a shared ``excused`` line in place of ``routes``. That line has the cursors of each route;
-the ``sealed`` line with the same digest has the contents of the segment.
+Instead of ``routes``, a ``reclaimed`` line may name a shared ``excused`` line, which has the cursors of each route; the
+``sealed`` line with the same digest has the contents.
 
-``dropped`` in a ``shrunk`` line lists the routes, each with its first and last dropped record. If the segment had
-other records between the two, ``runs`` has the run lengths (:mod:`wald.format.spans`) from the first one.
+``dropped`` has the first and last dropped record of each route. If the segment had other records between the two,
+``runs`` has the run lengths (:mod:`wald.format.spans`) from the first one.
 
-A ledger may be missing, so every answer may be "unknown". A damaged ledger answers nothing: look-ups raise Damaged. A
-look-up reads only the lines that it needs, and new ones.
+A ledger may be missing, so every answer may be "unknown"; a damaged one makes look-ups raise Damaged. They read only
+the lines that they need, and new ones.
 """
 
 from __future__ import annotations
@@ -41,38 +41,31 @@ _EVIDENCE = ("cursors", "retired")
 
 
 class Loss(NamedTuple):
-    """Records that were given up.
+    """Records that were given up."""
 
-    Attributes:
-        extent: their sequences and routes, as far as known.
-        unrestored: True if a restore found them in no bundle, so they were never in this log.
-        saved_file: the file in the root with the rest of their bytes, or "".
-        records: upper limit of their number; below the extent's if a shrink had dropped some before.
-    """
-
-    extent: ReclaimedSegment
+    extent: ReclaimedSegment  # as far as known
     reason: str
-    unrestored: bool = False
-    saved_file: str = ""
-    records: int = 0
+    unrestored: bool = False  # in no bundle at a restore, so never in this log
+    saved_file: str = ""  # with the rest of their bytes; in the root
+    records: int = 0  # upper limit; fewer than in the extent if a shrink had dropped some before
 
     @property
     def begun_extent(self) -> ReclaimedSegment:
-        """The extent without routes of which it had only later pieces of a record."""
+        """Extent without routes of which it had only later pieces of a record."""
         if self.unrestored or self.extent.routes is None:  # a restore does not know the number of records
             return self.extent
         return self.extent._replace(routes=tuple(each for each in self.extent.routes if each.count))
 
 
 class ShrunkRecord(NamedTuple):
-    """The shrink that may have dropped a record, or the newest one; ``dropped`` is None if its line is damaged."""
+    """The shrink that may have dropped a record, or the newest one; ``dropped`` is None if unknown."""
 
     entry: Entry
     dropped: bool | None
 
 
 class History:
-    """The ledgers of a root, read on demand. Share ``ledgers``: each keeps lines in memory."""
+    """Ledgers of a root, read on demand. Share ``ledgers``: each keeps lines in memory."""
 
     def __init__(self, root: Root) -> None:
         self.ledgers = {name: Lines(root.ledger / name) for name in LEDGERS}
@@ -100,7 +93,7 @@ class History:
                     yield line.entry
 
     def is_withdrawn(self, base: int, number: int) -> bool:
-        """Return True if a line after line ``number`` withdraws the deletion of segment ``base``."""
+        """Return True if a line after ``number`` withdraws the deletion."""
         return any(
             line.low == base and line.number > number and line.entry.get("event") == "kept"
             for line in self._reclaim.about(base, base)
@@ -118,13 +111,13 @@ class History:
             elif (
                 line.is_range("reclaimed")
                 and line.low not in withdrawn
-                # The line that withdraws a deletion is only about its base, which may be before ``first``.
+                # A "kept" line is only about the base, which may be before ``first``.
                 and (line.low >= first or not self.is_withdrawn(line.low, line.number))
             ):
                 yield line
 
     def with_routes(self, deletion: Entry) -> Entry:
-        """Add the routes from other lines; return the entry unchanged if those are lost."""
+        """Add routes from other lines; return the entry unchanged if those are lost."""
         if "excused" not in deletion:
             return deletion
         for line in self._reclaim.about(deletion["base"], deletion["base"]):
@@ -136,12 +129,11 @@ class History:
         return deletion
 
     def reclaimed_segments(self, first: int, last: int) -> Iterator[ReclaimedSegment]:
-        """Yield reclaimed segments with any of ``first`` to ``last``, in no order."""
+        """Yield reclaimed segments in no order."""
         for entry in self.deletions(first, last):
             yield self._reclaimed_segment(entry)
 
     def _reclaimed_segment(self, entry: Entry) -> ReclaimedSegment:
-        """Combine the line of the deletion (routes) with that of the sealer (times)."""
         sealed: Entry = {}
         with suppress(Damaged):
             sealed = self.sealed(entry["base"]) or {}
@@ -166,14 +158,14 @@ class History:
         return tuple(routes.values())
 
     def unexplained(self, first: int, last: int) -> Iterator[Span]:
-        """Yield the spans of ``first`` to ``last`` that no line calls reclaimed, skipped or lost."""
+        """Yield the spans that no line calls reclaimed, skipped or lost."""
         for begin, end in self._not_reclaimed(first, last):
             about = self._segments.about(begin, end)
             explained = ((line.low, line.high) for line in about if line.is_range("skipped") or line.is_range("lost"))
             yield from Spans(explained).outside(begin, end)
 
     def _not_reclaimed(self, first: int, last: int) -> Iterator[Span]:
-        # Only these spans need segments.jsonl, so deletions are known even if that ledger is damaged.
+        # only these spans need segments.jsonl: deletions are known even if it is damaged
         if first <= last:
             yield from Spans((line.low, line.high) for line in self._deletions(first, last)).outside(first, last)
 
@@ -196,7 +188,7 @@ class History:
         return self._segments.mark()
 
     def shrinks(self, base: int) -> Iterator[Entry]:
-        """Yield the shrinks of a segment, including unfinished ones, newest first."""
+        """Yield the shrinks of a segment, even unfinished ones, newest first."""
         return (entry for entry in _entries(self._reclaim, "shrunk", base, base) if entry.get("base") == base)
 
     def all_shrinks(self, first: int = 1) -> Iterator[Entry]:
@@ -206,13 +198,13 @@ class History:
         """Yield the shrinks that led to the deleted file, newest first."""
         by_digest = {line.get("sha256"): line for line in self.shrinks(deletion["base"])}
         digest = deletion.get("sha256")
-        # An unfinished shrink made no file, so no digest leads to it.
+        # no digest leads to an unfinished shrink, which made no file
         while (line := by_digest.pop(digest, None)) is not None:
             yield line
             digest = line.get("was_sha256")
 
     def shrunk_record(self, sequence: int) -> ShrunkRecord | None:
-        """Look up a record of a shrunk segment; None if it was not shrunk."""
+        """Return None if the segment of a record was not shrunk."""
         entries = list(_entries(self._reclaim, "shrunk", sequence, sequence))
         for entry in entries:
             dropped = _has_dropped(entry, sequence)
@@ -221,10 +213,10 @@ class History:
         return ShrunkRecord(entries[0], False) if entries else None
 
     def dropped(self, base: int) -> tuple[RouteEntry, ...] | None:
-        """Return all records that shrinks may have dropped from segment ``base``; None if unknown.
+        """Return all records that shrinks may have dropped from a segment; None if unknown.
 
-        The file of the newest shrink may be missing, but its chain of digests has all finished shrinks before it. A
-        repair may have made the segment from a part of another one, which the lines name.
+        The newest shrink may have no file, but its chain of digests has all finished ones before it. A repair may have
+        made the segment from a part of another one, which the lines name.
         """
         newest: dict[int, Entry] = {}
         for entry in _entries(self._reclaim, "shrunk", base, base):
@@ -246,7 +238,7 @@ class History:
         return None
 
     def line_for_digest(self, base: int, sha256: object) -> Entry | None:
-        """Return the entry about the file of segment ``base`` with this digest; otherwise that of its sealing."""
+        """Return the entry about the file with this digest; otherwise that of the sealing."""
         # A repair may have added a second "sealed" line.
         sealed = (entry for entry in _entries(self._segments, "sealed", base, base) if entry.get("base") == base)
         matching = (entry for entry in chain(self.shrinks(base), sealed) if entry.get("sha256") == sha256)
@@ -260,10 +252,10 @@ class History:
         return None if entry is None or entry["base"] != base else _route_entries(entry.get("routes"))
 
     def remaining_routes(self, base: int, *, is_shrunk: bool = False) -> tuple[RouteEntry, ...] | None:
-        """Return all records that segment ``base`` may have had when its file was last seen; None if unknown.
+        """Return all records that a segment may have had when last seen; None if unknown.
 
-        The line of a shrink is written before its file, so the newest one only proves the form before it, unless
-        ``is_shrunk`` says that the file exists.
+        The line of a shrink precedes its file, so the newest one only proves the form before it, unless ``is_shrunk``
+        says that the file exists.
         """
         entry, newest = self.sealed(base), next(self.shrinks(base), None)
         if entry is None or newest is None or newest["last"] != entry["last"]:
@@ -278,7 +270,7 @@ class History:
         return self._segments.highest("sealed")
 
     def routes_between(self, first: int, last: int) -> dict[str, int] | None:
-        """Return the last sequence of each route in the sealed segments of ``first`` to ``last``; None if unknown."""
+        """Return the last sequence of each route in sealed segments; None if unknown."""
         found: dict[str, int] = {}
         while first <= last:
             entry = self.sealed(first)
@@ -290,12 +282,12 @@ class History:
         return found
 
     def archived(self, sequence: int) -> Entry | None:
-        """Return the entry of the bundle with ``sequence``; of several, the last one made."""
+        """Return the entry of the newest bundle with ``sequence``."""
         entries = _entries(self._archive, "archived", sequence, sequence)
         return max((entry for entry in entries if _is_archived_in(entry, sequence)), key=_time, default=None)
 
     def archive_location(self, route: str | None, first: int, last: int) -> str | None:
-        """Return the destination of the last matching bundle; None if the ledger is damaged."""
+        """Return the destination of the newest matching bundle; None if the ledger is damaged."""
         with suppress(Damaged):
             entries = _entries(self._archive, "archived", first, last)
             ours = (entry for entry in entries if route in (None, entry.get("route")) and entry.get("dest"))
@@ -307,19 +299,16 @@ class History:
         return self._archived.covers(route, first, last)
 
     def archived_spans(self) -> Mapping[str, Spans]:
-        """Return the spans in which every record of a route is archived; updated in place while the ledger grows."""
+        """Return fully archived spans by route, updated in place as the ledger grows."""
         return self._archived.routes()
 
 
 class _ArchivedSpans:
-    """Spans of each route of which bundles have every record."""
-
     def __init__(self, lines: Lines) -> None:
         self._lines = lines
         self._generation = self._read = 0
         self._routes: dict[str, Spans] = {}
-        self._unread: list[tuple[Damaged, Span]] = []
-        """Damaged lines, and the sequences that they may be about."""
+        self._unread: list[tuple[Damaged, Span]] = []  # damaged lines, and what they may be about
 
     def covers(self, route: str, first: int, last: int) -> bool:
         self._read_new()
@@ -355,7 +344,7 @@ class _ArchivedSpans:
 
 
 def candidate_routes(entry: Entry, sequence: int) -> list[tuple[Entry, bool]]:
-    """Return the routes in the line of a deletion or shrink that may have ``sequence``; True with the certain ones."""
+    """Return the routes in a line that may have ``sequence``; True with certain ones."""
     routes = entry.get("dropped", entry.get("routes"))
     found = []
     for route in routes if isinstance(routes, list) else []:
@@ -371,7 +360,7 @@ def candidate_routes(entry: Entry, sequence: int) -> list[tuple[Entry, bool]]:
 
 
 def runs_of(entry: Entry, route: Entry) -> list[Span] | None:
-    """Return the spans of a route in such a line; None without them."""
+    """Return the spans of a route; None if the line lacks them."""
     first, last, runs, name = route["first"], route["last"], entry.get("runs"), str(route.get("route"))
     if isinstance(count := route.get("count"), int) and count > last - first:
         return [(first, last)]
@@ -385,7 +374,7 @@ def archived_runs(entry: Entry) -> Iterator[Span]:
 
 
 def bundle_member(entry: Entry, sequence: int) -> str | None:
-    """Return the file with ``sequence`` in a bundle; ``parts`` has the first record and the name of each."""
+    """Return the file with ``sequence``; ``parts`` has the first record and the name of each."""
     parts = entry.get("parts")
     found: tuple[int, str] | None = None
     for part in parts if isinstance(parts, list) else []:
@@ -405,9 +394,9 @@ def _is_evidence(entry: Entry, deletion: Entry) -> bool:
 
 
 def _with_evidence(deletion: Entry, shared: Entry, sealed: Entry | None) -> Entry:
-    """Return the entry of a deletion with routes; unchanged if the lines make no sense.
+    """Add routes; return the entry unchanged if the lines make no sense.
 
-    Without a ``sealed`` line, each route gets a count of 0 and its records in all segments of the shared line.
+    Without a ``sealed`` line, counts are 0, and the ranges come from the shared line.
     """
     routes = shared.get("routes")
     if not isinstance(routes, list):
@@ -447,7 +436,7 @@ def _loss(entry: Entry) -> Loss:
 
 
 def _route_entries(routes: object) -> tuple[RouteEntry, ...] | None:
-    """Parse the routes in a line; None if they make no sense."""
+    """Return None if the routes make no sense."""
     found = []
     for route in routes if isinstance(routes, list) else [None]:
         match route:
@@ -470,7 +459,7 @@ def _has_dropped(entry: Entry, sequence: int) -> bool | None:
 
 
 def _is_unshrunk(sealed: Entry) -> bool:
-    """Return True if the sealed segment was complete: a repair writes such a line about a shrunk one, too."""
+    """Return True if it was complete: a repair writes such a line about a shrunk segment, too."""
     routes = _route_entries(sealed.get("routes"))
     return routes is not None and sum(each.count for each in routes) == sealed["last"] - sealed["base"] + 1
 

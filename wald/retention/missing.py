@@ -1,7 +1,6 @@
 """Requested records that were reclaimed or lost: their number, and the error or callback for them.
 
-The line of a reclaimed segment in the ledger gives its times, and the sequences of each route. If it does not, the
-segment counts as one that may have held the requested records.
+A reclaimed segment without times or routes in its ledger line counts as one that may have held the requested records.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _MIN_NS, _MAX_NS = -(1 << 63), (1 << 63) - 1
 
 
 class ReclaimedSegment(NamedTuple):
-    """A reclaimed segment by the ledgers; None for routes or times that they do not give."""
+    """A reclaimed segment; None for what no ledger gives."""
 
     first: int
     last: int
@@ -91,7 +90,7 @@ OnMissing = Literal["error", "skip"] | Callable[[Missing], None] | None
 
 
 def missing_handler(on_missing: OnMissing) -> Callable[[Missing], None]:
-    """Return the function that handles missing records; for None, one that raises only if they were requested."""
+    """Return the handler; for None, one that raises only if the records were requested."""
     if callable(on_missing):
         return on_missing
     if on_missing is not None and on_missing not in POLICIES:
@@ -112,7 +111,7 @@ def skip_lost(missing: Missing) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RequestedRecords:
-    """A request that reclaimed segments are compared with; ``floor`` returns the first sequence of a route."""
+    """A request; ``floor`` returns the first sequence of a route."""
 
     floor: Callable[[str], int]
     routes: frozenset[str] | None
@@ -167,7 +166,7 @@ def count_missing(segments: Iterable[ReclaimedSegment], request: RequestedRecord
 
 
 def _requested_routes(segment: ReclaimedSegment, request: RequestedRecords) -> Iterable[RouteEntry]:
-    """Return the requested routes of a segment; if unknown, an entry for all of its records."""
+    """Return the requested routes; if unknown, one entry for all records."""
     if segment.routes is not None:
         return [entry for entry in segment.routes if request.routes is None or entry.route in request.routes]
     if request.routes is None:

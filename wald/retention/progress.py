@@ -1,8 +1,8 @@
 """Progress and lag of consumer groups.
 
-The lag of a group is the number of records of its route after its cursor that are in the log, up to the durable head.
-It includes released segments, which a cursor that was moved back needs again, but not reclaimed, expired or lost
-records. An invalid cursor counts as 0.
+The lag is the number of records after the cursor that are in the log, up to the durable head. It includes released
+segments, which a cursor that was moved back needs again, but not reclaimed, expired or lost records. An invalid cursor
+counts as 0.
 """
 
 from __future__ import annotations
@@ -31,17 +31,13 @@ _NO_END = 1 << 64
 
 @dataclass(slots=True)
 class Lag:
-    """Records after ``at``, the last sequence that a group has processed.
-
-    Attributes:
-        oldest_ns, first: append time and sequence of the first one.
-        written_ns: estimates when a record with a future append time was written.
-    """
+    """Records after ``at``, the position of a group."""
 
     at: int
     records: int = 0
-    oldest_ns: int | None = None
-    first: int = 0
+    oldest_ns: int | None = None  # append time of the oldest one
+    first: int = 0  # base of the batch with the oldest one
+    # Estimates when a record with a future append time was written.
     written_ns: Callable[[int, int], int | None] = field(
         default=lambda _sequence, _now_ns: None, compare=False, repr=False
     )
@@ -53,7 +49,6 @@ class Lag:
         return 0.0 if since_ns is None else max(0.0, (now_ns - since_ns) / 1e9)
 
     def add(self, base: int, count: int, time_ns: int) -> None:
-        """Count the unread records of a batch."""
         unread = min(count, base + count - 1 - self.at)
         if unread > 0:
             self.records += unread
@@ -74,19 +69,16 @@ class SealedLags:
     def __init__(self, lags_of: LagsOf) -> None:
         self._lags_of = lags_of
         self._names: tuple[str, ...] = ()
-        self._numbers: list[int] = []
-        """The number of each lag's route; the lists below are aligned with the lags, too."""
-        self._one_each = True
-        """True if each route has one lag."""
+        self._numbers: list[int] = []  # the route of each lag; the lists below are aligned with it
+        self._one_each = True  # one lag for each route
         self._lags: list[Lag] = []
         self._positions: list[int] = []
         self._highest = 0
-        self._dated: list[bool] = []
-        """True if the oldest unread record is known."""
+        self._dated: list[bool] = []  # the oldest unread record is known
         self._sums: list[int] = []
 
     def add(self, index: SealedIndex) -> None:
-        """Count the records of one segment. Its batches are only read if a cursor is among them."""
+        """Count one segment; read its batches only if a cursor is among them."""
         routes = RouteTable.from_entries(index.routes)
         if routes.names is not self._names:
             self._align(routes.names)
@@ -119,7 +111,6 @@ class SealedLags:
         self._sums = [0] * len(found)
 
     def _by_lag(self, column: Sequence[int]) -> Iterable[int]:
-        """Expand a column of routes to one of lags."""
         return column if self._one_each else map(column.__getitem__, self._numbers)
 
     def _add_batches(self, index: SealedIndex, lags: Sequence[int]) -> None:
@@ -136,7 +127,7 @@ class SealedLags:
 
 
 def add_raw(batches: Iterable[SegmentItem], lags_of: LagsOf) -> Iterator[StoredBatch]:
-    """Count the records of a raw segment, and yield each batch after counting it."""
+    """Count a raw segment, and yield each batch after counting it."""
     for batch in batches:
         if isinstance(batch, StoredBatch) and not batch.header.is_control:
             for lag in lags_of(batch.route):
@@ -145,7 +136,7 @@ def add_raw(batches: Iterable[SegmentItem], lags_of: LagsOf) -> Iterator[StoredB
 
 
 def lags(view: View, cursors: Iterable[Cursor]) -> dict[tuple[str, str], Lag]:
-    """Return the lags of the groups of ``cursors`` by (route, group); segments that all have read stay closed."""
+    """Return the lags by (route, group); segments that all have read stay closed."""
     found = {(cursor.route, cursor.group): Lag(cursor.effective, written_ns=view.written_ns) for cursor in cursors}
     of_route: dict[str, list[Lag]] = {}
     for (route, _), lag in found.items():
@@ -185,20 +176,15 @@ def _add_segment(segment: Segment, view: View, slowest: int, sealed: SealedLags,
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress on one route.
-
-    Attributes:
-        last_sequence: of its records; 0 without any; None if the end of the newest segment is damaged.
-        consumers: the OS group whose members may create cursors, or "".
-    """
+    """Progress on one route."""
 
     route: str
-    last_sequence: int | None
+    last_sequence: int | None  # 0 without records; None if the end of the newest segment is damaged
     fifo: bool
     retired: bool
     cursors: tuple[Cursor, ...]
     lags: tuple[int, ...]
-    consumers: str
+    consumers: str  # the OS group whose members may create cursors, or ""
 
 
 def progress(view: View) -> list[Progress]:
@@ -226,7 +212,7 @@ def progress(view: View) -> list[Progress]:
 def last_sequences(view: View) -> dict[str, int | None]:
     """Return the last sequence of each route, from the newest segment, which begins with the state at its start.
 
-    After damage, any route may have lost records, so its last sequence is None until a later record shows it.
+    After damage, it is None until a later record of the route.
     """
     names = view.root.route_names()
     unknown: dict[str, int | None] = dict.fromkeys(names)
