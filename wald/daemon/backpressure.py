@@ -1,6 +1,6 @@
 """Backpressure: reasons that make a request wait, and the snapshot of them that a commit round applies.
 
-Room on the disk and quotas are waited for without limit. A route that stays busy, inside the long line of a pipe, turns
+Requests wait for disk room and quotas without limit. A route that stays busy, inside the long line of a pipe, turns
 into :data:`OVERDUE` after the timeout, which refuses the request.
 """
 
@@ -51,25 +51,25 @@ class MustWait(Exception):
 class Backpressure:
     """Snapshot of the conditions that make requests wait."""
 
-    closed: bool  # no record is accepted at all
+    closed: bool  # no record is accepted
     rejects: bool  # requests that lack room are refused
     busy: frozenset[str]  # routes inside the long line of a pipe
     room_bytes: float  # left before the disk counts as full
     over: Mapping[str, OverQuota]
-    is_open: bool = field(init=False)  # nothing makes a request wait, so admit may be skipped
+    is_open: bool = field(init=False)  # nothing makes requests wait: admit may be skipped
 
     def __post_init__(self) -> None:
         self.is_open = not (self.closed or self.busy or self.over) and self.room_bytes >= 0
 
     def require_room(self, wanted_bytes: int = 0, promised_bytes: int = 0) -> None:
-        """Require room in addition to that promised to others; raise ProtocolError or MustWait."""
+        """Require room beyond that promised to others; raise ProtocolError or MustWait."""
         if self.closed or self.room_bytes < wanted_bytes + promised_bytes:
             if self.rejects:
                 raise ProtocolError(Code.FULL, "the disk is full; STAT says what fills it")
             raise MustWait(Wait(Reason.ROOM, room_bytes=wanted_bytes))
 
     def admit(self, route: Route, *, is_overdue: bool) -> None:
-        """Require that a route accepts records now, as :meth:`require_room`; ``is_overdue`` refuses to wait for it."""
+        """Require an accepting route, as :meth:`require_room`; ``is_overdue`` forbids waiting for a busy one."""
         if self.closed or self.room_bytes < 0:
             self.require_room()
         if (over := self.over.get(route.name)) is not None:
@@ -82,7 +82,7 @@ class Backpressure:
             raise MustWait(Wait(Reason.BUSY, route.name))
 
     def holds(self, wait: Wait, promised_before: Callable[[int], int]) -> bool:
-        """Return True if a connection must keep waiting; ``promised_before`` returns the room promised to others."""
+        """Return True if a connection must keep waiting."""
         match wait.reason:
             case Reason.COMMAND | Reason.HELD:
                 return True

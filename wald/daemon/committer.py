@@ -1,9 +1,9 @@
 """Commit rounds: collect, write, sync, publish the head, release the sources, reply.
 
-Input stays in an arena of fixed size until it is durable; a larger payload is spilled to an unnamed file.
+Input stays in a fixed arena until it is durable; a larger payload is spilled to an unnamed file.
 
-After a failed write or sync the descriptor is never used again: the same batches are committed to a new segment. A full
-disk raises :class:`Full`, after which the same round can be committed again. Any other failure ends the daemon.
+After a failed write or sync the descriptor is never used again: the same batches go to a new segment. A full disk
+raises :class:`Full`, after which the same round can be committed again. Any other failure ends the daemon.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from wald.writing.daemon_lock import Lock, root_gone
 from wald.writing.disk_budget import Cause, DiskBudget, Sizes
 from wald.writing.writer import Draft, Route, Sender, Writer
 
-ARENA_BYTES = 4 << 20  # several pipe chunks; a larger arena is not faster at a millisecond per round
+ARENA_BYTES = 4 << 20  # several pipe chunks; a larger one is not faster at a millisecond per round
 FULL_SECONDS = 0.25  # between checks of a full disk
 NAME_PATIENCE_SECONDS = 2.0  # the active segment may lack its name for this time if the disk is not full
 _CAUSE_SECONDS = 5.0  # between checks of the cause
 _NAME_SECONDS = 1.0  # between checks of the active segment's name while nothing is written
-_CUT_RETRY_SECONDS = 1.0  # between attempts to cut if the disk has no room for the next segment
+_CUT_RETRY_SECONDS = 1.0  # between attempts to cut without room for the next segment
 
 
 class Full(DiskFailure):
@@ -70,7 +70,7 @@ class Arena:
 
 
 class Spooling:
-    """Payload of one request, spilled to a file."""
+    """Payload of a request, spilled to a file."""
 
     def __init__(self, request: Publish, route: Route, directory: Path) -> None:
         self.request = request
@@ -113,7 +113,7 @@ class Spooling:
 
 
 class Ticket(NamedTuple):
-    """A claim on ``records`` records of ``draft``, starting at ``offset``."""
+    """Claim on ``records`` records of ``draft``, starting at ``offset``."""
 
     draft: Draft
     offset: int
@@ -126,7 +126,7 @@ class Ticket(NamedTuple):
 
 @dataclass(slots=True)
 class CommitRound:
-    """The drafts of one round of the loop; the first ``committed`` of them are durable.
+    """Drafts of one round; the first ``committed`` are durable.
 
     Records of one route and peer share a batch; one with a producer id stays separate, for deduplication.
     """
@@ -171,9 +171,9 @@ class CommitRound:
         peer: Sender,
         spooling: Spooling | None = None,
     ) -> Ticket | DedupEntry:
-        """Add a batch, or return the result of the batch that it repeats; ``payload`` is None with ``spooling``.
+        """Add a batch, or return the result of the one that it repeats; ``payload`` is None with ``spooling``.
 
-        Raises ProtocolError after a conflict or a gap, or if the producer is no longer remembered.
+        Raises ProtocolError for a conflict, a gap or a forgotten producer.
         """
         number = request.producer_sequence
         draft = Draft(
@@ -232,7 +232,7 @@ class Sources(Protocol):
 
 
 class Committer:
-    """Commits rounds, cuts the active segment, and reacts when the disk fails."""
+    """Commits rounds, cuts segments, and handles disk failures."""
 
     def __init__(
         self,
@@ -261,10 +261,10 @@ class Committer:
         self._filled_at: float | None = None  # when the active segment got its first record
         self._age_share = 1.0  # share of segment_max_age after which the active segment is cut
         self._cut_again_at = self._full_until = self._cause_again_at = self._name_again_at = 0.0
-        self._unnamed_at: float | None = None  # when the active segment was first found without its name
+        self._unnamed_at: float | None = None  # when the active segment was first found unnamed
         self._refused = False  # the disk refused the last round
         self._degraded_by: Cause | None = None  # as last reported
-        self._request_held = False  # a request waits for more room than there is
+        self._request_held = False  # a request waits for more room
         self._synced_at = time.monotonic()
         self._publish()
         self._head.sync()  # before any input: a power cut must leave a head, and a name for everything above it
@@ -286,12 +286,12 @@ class Committer:
         )
 
     def commit(self, commit_round: CommitRound) -> None:
-        """Make every draft durable; after :class:`Full`, call it again with the same round."""
+        """Make every draft durable; after :class:`Full`, call again with the same round."""
         while (done := commit_round.committed) < len(commit_round.drafts):
             commit_round.committed += self._commit(commit_round.drafts[done:] if done else commit_round.drafts)
 
     def cut(self) -> bool:
-        """Cut the active segment; return False if it is empty, or without room for the next one."""
+        """Return False if the active segment is empty, or without room for the next."""
         now = time.monotonic()
         if not self.writer.advanced or self.writer.failed or now < self._cut_again_at:
             return False
@@ -308,7 +308,7 @@ class Committer:
         return True
 
     def step_clock(self, step: ClockStep) -> bool:
-        """Record a clock step and begin a segment after it; return False if that is not possible now."""
+        """Record a clock step and begin a segment; return False if that is impossible now."""
         writer = self.writer
         if writer.failed or not writer.may_step_clock:
             return False
@@ -350,7 +350,7 @@ class Committer:
         return due
 
     def keep_name(self) -> None:
-        """Restore the active segment's name: without one, the file is lost when the process ends."""
+        """Restore the active segment's name: without it, the file is lost with the process."""
         path = str(self.writer.path)
         if self.writer.is_named():
             if self._unnamed_at is None:
@@ -392,7 +392,7 @@ class Committer:
         return True
 
     def has_room(self, *, wanted_bytes: int | None) -> bool:
-        """Return True if input can be accepted; report changes, and a request that waits for ``wanted_bytes``."""
+        """Return True if input can be accepted; report changes, and a wait for ``wanted_bytes``."""
         free = self._free_bytes = self._metrics.free_bytes = self._read_free_bytes()
         left = self.left_bytes = self._budget.left_bytes(free)
         self._needed_bytes = self._metrics.needed_bytes = free - left
@@ -471,7 +471,7 @@ class Committer:
             metrics.sync_seconds.observe(self.writer.sync_seconds)
         metrics.waiting_since = 0.0
         if self._filled_at is None and self.writer.advanced:
-            # Jitter only shortens: logs that were started together do not cut together, and no log cuts late.
+            # Jitter only shortens: logs started together do not cut together, and no log cuts late.
             self._filled_at, self._age_share = now, 1 - random.random() * self._config.segment_age_jitter  # noqa: S311
         return count
 

@@ -1,9 +1,8 @@
 """Sans-IO state machine of one connection: bytes in, drafts, replies and a wait out.
 
-Payloads stay in the arena of the commit round, where they were received, until they are durable. The connection copies
-only an unfinished request, up to 256 KiB; a larger payload is spooled into an unnamed file. A spooled request is
-admitted twice, when its line arrives and when its payload is complete: the disk may fill up in between, or the route
-become busy.
+Payloads stay where they were received, in the round's arena, until they are durable. Only an unfinished request is
+copied, up to 256 KiB; a larger payload is spooled into an unnamed file. A spooled request is admitted when its line
+arrives and again when its payload is complete: in between the disk may fill up, or the route become busy.
 """
 
 from __future__ import annotations
@@ -32,30 +31,27 @@ from wald.format.protocol import (
 from wald.format.records import BadColumns, decode_columns
 from wald.writing.writer import Route
 
-RECEIVE_BYTES = 256 << 10  # of one connection in one round; a unix socket buffers about that much
-COMMAND_RECEIVE_BYTES = 4 << 10  # of one that sends commands: they run slowly, and pending ones are copied
+RECEIVE_BYTES = 256 << 10  # per connection and round; a unix socket buffers about as much
+COMMAND_RECEIVE_BYTES = 4 << 10  # of commands: they run slowly, and pending ones are copied
 _MEMORY_MAX_BYTES = 8 << 20  # of unfinished requests; above it even small payloads are spooled
 _SMALL_ROOM_BYTES = 2 * RECEIVE_BYTES  # room for a payload that is spooled only because memory is full
 _QUICK = frozenset({"PING", "HEAD"})  # answered in order with the records before them
-_QUICK_MAX = 32  # of one connection in one round
-_ANSWERS_MAX = 512  # to one connection in one round
+_QUICK_MAX = 32  # per connection and round
+_ANSWERS_MAX = 512  # per connection and round
 _NEWLINE = ord("\n")
 _OK = b"OK %d %d\n"
 
 Answer = bytes | Ticket | Command
-"""A reply, a claim that the commit turns into one, or a quick command that is answered after the commit."""
+"""A reply, or a claim or quick command that becomes one after the commit."""
 
 
 class UnfinishedRequests:
-    """Memory and disk space of the unfinished requests of all connections.
-
-    ``spool_directory`` must be on the file system of the segments; ``leaves_enough`` checks a new descriptor.
-    """
+    """Memory and disk space of all unfinished requests."""
 
     def __init__(
         self,
-        spool_directory: Path,
-        leaves_enough: Callable[[int], bool],
+        spool_directory: Path,  # on the file system of the segments
+        leaves_enough: Callable[[int], bool],  # checks a new descriptor
         *,
         memory_max_bytes: int = _MEMORY_MAX_BYTES,
     ) -> None:
@@ -64,7 +60,7 @@ class UnfinishedRequests:
         self._memory_max_bytes = memory_max_bytes
         self._complete: list[Spooling] = []
         self.memory_bytes = 0
-        self.receive_max_bytes = RECEIVE_BYTES  # from one connection in one read
+        self.receive_max_bytes = RECEIVE_BYTES  # from a connection in one read
         self._promised_small_bytes = self._promised_large_bytes = 0  # that spooled payloads may still write
 
     def add_memory(self, change: int) -> None:
@@ -76,15 +72,15 @@ class UnfinishedRequests:
         return payload_bytes <= RECEIVE_BYTES and self.memory_bytes + payload_bytes <= self._memory_max_bytes
 
     def promised_before(self, wanted_bytes: int) -> int:
-        """Return the promised room that a request for ``wanted_bytes`` must leave to others.
+        """Return the promised room that a request must leave to others.
 
-        A small one ignores promises to large ones, as one in memory does: their payloads may never arrive.
+        A small one, as one in memory, ignores promises to large ones: their payloads may never arrive.
         """
         large = self._promised_large_bytes if wanted_bytes > _SMALL_ROOM_BYTES else 0
         return self._promised_small_bytes + large
 
     def open_spool(self, request: Publish, route: Route, backpressure: Backpressure) -> Spooling:
-        """Create the file for a payload; raises as :meth:`Backpressure.require_room` does."""
+        """Create the file; raises as :meth:`Backpressure.require_room` does."""
         wanted = _room_bytes(request)
         backpressure.require_room(wanted, self.promised_before(wanted))
         try:
@@ -98,7 +94,7 @@ class UnfinishedRequests:
         return spooling
 
     def write(self, spooling: Spooling, part: memoryview) -> None:
-        """Append to a spooled payload; raise ProtocolError if the disk refuses it."""
+        """Append to a payload; raise ProtocolError if the disk refuses it."""
         before = spooling.promised_bytes
         try:
             spooling.feed(part)
@@ -108,7 +104,7 @@ class UnfinishedRequests:
             self._promise(spooling, spooling.promised_bytes - before)
 
     def complete(self, spooling: Spooling) -> None:
-        """Keep the file of a complete payload open until :meth:`close_complete`, after the commit."""
+        """Keep the file open until :meth:`close_complete`, after the commit."""
         self._promise(spooling, -spooling.promised_bytes)
         self._complete.append(spooling)
 
@@ -142,11 +138,11 @@ class Connection:
     command: Command | None = None  # runs before anything else, while wait is COMMAND
     answers: list[Answer] = field(default_factory=list)  # of the current round, in order
     receive_bytes: int = COMMAND_RECEIVE_BYTES  # limit on the next read
-    payload_missing: int = 0  # bytes of the current request that were not processed
+    payload_missing: int = 0  # unprocessed bytes of the current request
     is_inside_request: bool = False
     is_closing: bool = False  # nothing more is processed; it ends after its last reply
     _peer: Peer | None = None
-    _request: Publish | None = None  # its line was processed and its payload was not
+    _request: Publish | None = None  # its line was processed, its payload was not
     _spooling: Spooling | None = None
     _skip_bytes: int = 0  # to come, of a refused payload
     _position: int = 0  # in the arena
@@ -174,7 +170,7 @@ class Connection:
         self.is_inside_request = position < end or self._request is not None or self._skip_bytes > 0
 
     def reply(self, execute: Callable[[Command, int], bytes], refusal: bytes = b"") -> bytes:
-        """Return the round's replies after its commit, or ``refusal`` for each of its records."""
+        """Return the replies after the commit; ``refusal`` replaces those to records."""
         replies = []
         for answer in self.answers:
             if isinstance(answer, Ticket):
@@ -189,7 +185,7 @@ class Connection:
         return b"".join(replies)
 
     def hold(self) -> bool:
-        """Wait for the commit of a refused round if it has records of this connection."""
+        """Wait if the refused round has records of this connection."""
         if not any(isinstance(answer, Ticket) for answer in self.answers):
             return False
         self.wait = HELD
@@ -207,7 +203,6 @@ class Connection:
         return True
 
     def close(self) -> None:
-        """Free the memory and the file of an unfinished request."""
         self.wait = None
         self._unfinished.add_memory(-len(self.unread))
         self.unread = b""
@@ -216,7 +211,7 @@ class Connection:
     def _process(
         self, arena: Arena, commit_round: CommitRound, backpressure: Backpressure, is_overdue: bool
     ) -> Wait | None:
-        """Process requests; return, or raise as MustWait, the wait of the next one; None if it is incomplete."""
+        """Return, or raise as MustWait, the wait of the next request; None if it is incomplete."""
         answers, end = self.answers, self._end
         quick = 0
         while self._request is None or self._publish(self._request, arena, commit_round, backpressure, is_overdue):
@@ -256,10 +251,7 @@ class Connection:
         backpressure: Backpressure,
         is_overdue: bool,
     ) -> bool:
-        """Add the current request to the round, or refuse it; return False if it is incomplete.
-
-        Raises MustWait if it cannot be accepted now.
-        """
+        """Add or refuse the request; return False if it is incomplete; raise MustWait if it cannot be accepted now."""
         self.receive_bytes = RECEIVE_BYTES
         try:
             if self._spooling is None:
@@ -315,9 +307,9 @@ class Connection:
         payload: memoryview | None,
         spooling: Spooling | None = None,
     ) -> bytes | Ticket:
-        """Add a payload, in memory or spooled, to the round; raises ProtocolError if it is malformed or refused."""
+        """Add a payload to the round; raise ProtocolError if it is malformed or refused."""
         peer = self._peer
-        if peer is None:  # looked up late, so that clients without records cost nothing
+        if peer is None:  # looked up late: clients without records cost nothing
             peer = self._peer = Peer(self.user_id, self.process_id, process_name(self.process_id))
         if request.columns:
             count = _count_columns(payload, spooling)

@@ -1,8 +1,8 @@
 """Sockets of the open connections: reading, fair scheduling, commands, replies and timeouts.
 
-A round serves one connection of each user, then a second one of each, until its time or arena is used up; the next
-round serves the others. Commands run one per round, users taking turns, and get a fifth of the time while records
-arrive. A client must read its last reply first. An idle connection stays open until its place is needed.
+A round serves one connection of each user, then a second of each, until its time or arena is used up; the next serves
+the others. One command runs per round, users taking turns, and commands get a fifth of the time while records arrive. A
+client must read its last reply first. An idle connection stays open until its place is needed.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from wald.format.protocol import Code, Command, encode_err
 
 _UNSENT_TOTAL_MAX_BYTES = 8 << 20  # of replies; above it the connection that has read nothing for longest is closed
 _COMMAND_PAUSE_MAX_SECONDS = 0.1  # between two commands while records arrive
-_ROUND_SECONDS = 0.002  # a few syncs: a flood of requests delays others no longer than this
+_ROUND_SECONDS = 0.002  # a few syncs: longest delay by a flood of requests
 _ACCEPTED_MAX = 32  # in one round
 _SENDERS_SHOWN = 5
 _DISKLESS = frozenset({"PING", "HEAD", "STAT"})  # commands that run while the disk refuses a round
 _DISK_REFUSES = encode_err(Code.FULL, "disk write failed; see STAT for the cause")
-_SAME_ANSWERS_MAX = 16  # connections of a user that share the answer to the same command
+_SAME_ANSWERS_MAX = 16  # a user's connections that share the answer to a command
 _SENT_AHEAD_BYTES = 16 << 10  # in a socket whose client sends ahead of a large payload
 _UNREAD = struct.Struct("i")
 
@@ -49,16 +49,16 @@ class Client:
     connection: Connection
     active_at: float  # when a request was begun, completed or advanced by 256 KiB, or a reply sent
     served: int = 0  # last round that processed something
-    is_proven: bool = False  # it has sent a complete request, or 256 KiB of one
+    is_proven: bool = False  # has sent a complete request, or 256 KiB of one
     slow_bytes: int = 0  # received since active_at
     received_bytes: int = 0
     unsent: bytes | memoryview = b""  # replies that the socket did not accept
-    filed: Wait | None = None  # its key in the index of waiting connections
+    filed: Wait | None = None  # key in the index of waiting connections
     events: int = select.EPOLLIN  # registered with the poller
 
     @property
     def may_yield(self) -> bool:
-        """True if it may be closed for another: its client does not read, or has nothing pending."""
+        """True if it may be closed for another: the client does not read, or has nothing pending."""
         if self.unsent:
             return True
         connection = self.connection
@@ -84,7 +84,7 @@ class Client:
 
 
 class Connections:
-    """All open connections, and the listening socket."""
+    """Open connections, and the listening socket."""
 
     def __init__(
         self,
@@ -111,13 +111,13 @@ class Connections:
         self._waiting: dict[Wait, dict[int, Client]] = {}  # without those that have unsent replies
         self._held_room: dict[int, int] = {}  # wanted by clients that wait for room and have sent ahead
         self._answering: list[Client] = []
-        self._aside: dict[int, Client] = {}  # with records in the round that the disk refuses
+        self._aside: dict[int, Client] = {}  # with records in the refused round
         self._unsent_bytes = 0
         self._round = 0
         self.received: dict[int, int] = defaultdict(int)  # bytes by user id
-        self._is_behind = False  # the last round did not serve every connection that was ready
+        self._is_behind = False  # the last round did not serve all ready connections
         self._commands_run = 0
-        self._last_command: dict[int, int] = {}  # user → number of its last command
+        self._last_command: dict[int, int] = {}  # number of each user's last command
         self._next_command_at = 0.0  # while records arrive
         self._has_recorded = False  # since the last command
         self._is_accepting = True
@@ -136,17 +136,17 @@ class Connections:
 
     @property
     def wanted_bytes(self) -> int | None:
-        """The least room on the disk that lets a held request continue."""
+        """Least disk room that lets a held request continue."""
         return min(self._held_room.values(), default=None)
 
     @property
     def held_requests(self) -> int:
-        """Number of requests that lack nothing but room on the disk."""
+        """Number of requests that lack only room on the disk."""
         return len(self._held_room) + len(self._aside)
 
     @property
     def wants_room(self) -> bool:
-        """True if any request waits for room, even if only its line has arrived."""
+        """True if a request waits for room, even if only its line has arrived."""
         return any(wait.reason is Reason.ROOM for wait in self._waiting)
 
     @property
@@ -154,7 +154,7 @@ class Connections:
         return bool(self._open) or not self._is_accepting
 
     def due(self) -> float | None:
-        """Return the monotonic time at which a received request can be processed."""
+        """Return the monotonic time at which a request can be processed."""
         if NEXT_ROUND in self._waiting or OVERDUE in self._waiting:
             return 0.0
         return (self._next_command_at if self._has_recorded else 0.0) if COMMAND in self._waiting else None
@@ -166,18 +166,17 @@ class Connections:
     # Opening and closing.
 
     def accept(self, now: float) -> None:
-        """Accept or refuse pending connections; without a free descriptor they stay in the backlog."""
         for _ in range(_ACCEPTED_MAX):
             try:
                 accepted, _ = self._listener.accept()
             except OSError as error:
-                # Nothing is pending; or no descriptor is free, and the next sweep tries again.
+                # Nothing is pending; or no descriptor is free, and the backlog waits for the next sweep.
                 self._watch_listener(error.errno not in (errno.EMFILE, errno.ENFILE))
                 return
             self._admit(accepted, now)
 
     def listen_on(self, listener: socket.socket, now: float) -> None:
-        """Replace the listening socket, after accepting pending connections on the previous one."""
+        """Accept pending connections, then replace the listening socket."""
         self.accept(now)
         self._poller.unregister(self._listener)
         self._listener.close()
@@ -190,7 +189,7 @@ class Connections:
         self._listener.close()
 
     def expire(self, now: float, timeout: float) -> None:
-        """Close connections that stall inside a request or do not read, and end the wait for busy routes."""
+        """Close connections that stall inside a request or do not read; end waits for busy routes."""
         for client in [each for each in self._open.values() if now - each.active_at > timeout]:
             connection = client.connection
             if connection.wait is HELD:
@@ -226,7 +225,7 @@ class Connections:
         self._poller.register(accepted, client.events)
 
     def _make_place(self, user_id: int, only_user: int | None, now: float) -> bool:
-        """Close a connection in favour of a new one of ``user_id``."""
+        """Close a connection for a new one of ``user_id``."""
         quiet_since = now - self._idle_timeout
         client = _replaceable(
             self._open.values(), self._limits.count, user_id, only_user=only_user, quiet_since=quiet_since
@@ -285,7 +284,7 @@ class Connections:
     def _receive(
         self, client: Client, commit_round: CommitRound, arena: Arena, backpressure: Backpressure, now: float
     ) -> None:
-        """Read from a connection, or resume it after a wait, and process its requests."""
+        """Read, or resume after a wait, and process requests."""
         connection = client.connection
         start = arena.used
         if connection.unread:
@@ -305,7 +304,7 @@ class Connections:
             except OSError:
                 pass
             if length == 0:
-                connection.is_closing = True  # after the replies that are unsent
+                connection.is_closing = True  # after unsent replies
                 self._send(client, b"")
                 return
         was_inside_request = connection.is_inside_request
@@ -327,7 +326,7 @@ class Connections:
     def run_command(self, now: float, *, is_held: bool = False) -> None:
         """Run the command of the user that has waited longest; its equal commands share the reply.
 
-        While the disk refuses a round (``is_held``), commands that need the disk are refused.
+        While a round ``is_held``, commands that need the disk are refused.
         """
         if self._has_recorded and now < self._next_command_at:
             return
@@ -365,11 +364,11 @@ class Connections:
         self._answer()
 
     def refuse(self, code: Code, message: str) -> None:
-        """Refuse the records of a round that cannot be committed, and answer its other requests."""
+        """Refuse a round's records, and answer its other requests."""
         self._answer(encode_err(code, message))
 
     def set_aside(self) -> None:
-        """Stop reading from the connections with records in the refused round; answer the others."""
+        """Stop reading from connections with records in the refused round; answer the others."""
         for client in self._answering:
             if client.socket.fileno() >= 0 and client.connection.hold():
                 self._aside[client.descriptor] = client
@@ -390,7 +389,7 @@ class Connections:
         self._unfinished.close_complete()
 
     def _send(self, client: Client, data: bytes | memoryview) -> None:
-        """Send replies, after unsent ones, and apply the state of the connection."""
+        """Send replies, after unsent ones, and apply the connection's state."""
         if client.unsent:
             data = b"".join((client.unsent, data)) if data else client.unsent
         connection = client.connection
@@ -417,7 +416,7 @@ class Connections:
     # The index of waiting connections and the poller follow the states.
 
     def _update(self, client: Client) -> None:
-        """File a connection under its wait, and poll for the events it needs; unsent replies come first."""
+        """File a connection under its wait, and poll for its events; unsent replies come first."""
         if client.socket.fileno() < 0:
             return
         wait = client.connection.wait
@@ -456,7 +455,7 @@ def _is_readable(connection: socket.socket) -> bool:
 
 
 def _fair_order(ready: Iterable[Client]) -> Iterable[Client]:
-    """Order by turns of the users; a user's least recently served connections come first."""
+    """Alternate between users; a user's least recently served connections come first."""
     by_user: dict[int, list[Client]] = {}
     for client in sorted(ready, key=lambda each: each.served):
         by_user.setdefault(client.user_id, []).append(client)
@@ -473,10 +472,10 @@ def _replaceable(
     only_user: int | None,
     quiet_since: float,
 ) -> Client | None:
-    """Return the connection to close in favour of a new one of the user ``newcomer``.
+    """Return the connection to close for a new one of the user ``newcomer``.
 
     First come clients that have sent no complete request or do not read, of the user with most connections, if it has
-    at least as many as the newcomer; then those that have been idle since ``quiet_since``.
+    at least as many as the newcomer; then those idle since ``quiet_since``.
     """
     candidates = [each for each in clients if only_user in (None, each.user_id)]
     unsettled = [

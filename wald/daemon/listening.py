@@ -1,7 +1,7 @@
 """Listening unix socket, and limits on connections.
 
-The kernel reports the user of a connection only after it was accepted, so a refused one gets an ERR. One place in 16 is
-reserved for root and the log's owner, who must be able to diagnose a full daemon.
+The kernel reports a connection's user only once it is accepted, so a refused one gets an ERR. One place in 16 is
+reserved for root and the log's owner, to diagnose a full daemon.
 """
 
 from __future__ import annotations
@@ -27,17 +27,14 @@ _BACKLOG = 4096  # a nonblocking connect fails if the backlog is full
 _PATH_MAX_BYTES = 107
 _PEER = struct.Struct("iII")
 _RESERVED_DESCRIPTORS = 32  # for segments, new pipes and metrics requests
-_OWNERS_SHARE = 16  # one place in 16 is reserved for the owners
+_OWNERS_SHARE = 16
 _REPORT_SECONDS = 10.0  # between lines in the journal
 
 
 def check_socket(path: Path, root: Path) -> None:
-    """Check that a socket can be created at ``path``.
+    """Raise InvalidInput if no socket can be created at ``path``.
 
-    Inside the root the caller holds the lock, so any socket there is stale unless systemd listens on it.
-
-    Raises:
-        InvalidInput: it cannot.
+    No daemon runs in the root (:func:`require_free`), so a socket there is stale unless systemd listens on it.
     """
     if len(os.fsencode(path)) > _PATH_MAX_BYTES:
         raise _refusal(path, "AF_UNIX path too long")
@@ -53,14 +50,7 @@ def check_socket(path: Path, root: Path) -> None:
 
 
 class Listener:
-    """Listening socket and its path, where tmp cleaners and operators may remove the file.
-
-    Args:
-        inherited: the socket that systemd passed and owns; None to create one at ``path``.
-
-    Raises:
-        InvalidInput: the socket cannot be created.
-    """
+    """Listening socket, whose file tmp cleaners and operators may remove; InvalidInput if it cannot be created."""
 
     def __init__(self, path: Path, mode: int, inherited: socket.socket | None) -> None:
         self.socket = _listen(path, mode, replace=True) if inherited is None else inherited
@@ -72,10 +62,7 @@ class Listener:
         self._reported = ""
 
     def restore(self) -> InvalidInput | str:
-        """Recreate the socket if its file is gone; return a message, or "" if nothing new happened.
-
-        A file that replaced it stays, unless it is a socket without a listener.
-        """
+        """Recreate the socket if its file is gone, or a socket without listener; return a message, "" without news."""
         path = self._path
         found = None if path is None else _identity(path)
         if path is None or self._identity in (None, found):  # None: systemd made it in another mount namespace
@@ -96,17 +83,12 @@ class Listener:
         return f"{path}: the socket was {how}; made again"
 
     def remove(self) -> None:
-        """Remove the file of the socket, unless systemd owns it or another process has replaced it."""
         if self._path is not None and not self._is_systemds and _identity(self._path) == self._identity:
             self._path.unlink(missing_ok=True)
 
 
 def inherited_listener(sockets: Sequence[socket.socket]) -> socket.socket | None:
-    """Return the listening socket that systemd passed, if any.
-
-    Raises:
-        InvalidInput: it passed several, or one of another kind, on which nothing would answer.
-    """
+    """Return the socket that systemd passed, if any; raise InvalidInput for several, or one of another kind."""
     for each in sockets:
         is_stream = each.family == socket.AF_UNIX and each.type == socket.SOCK_STREAM
         if len(sockets) > 1 or not (is_stream and each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)):
@@ -124,7 +106,7 @@ def peer_of(connection: socket.socket) -> tuple[int, int, int]:
 
 
 def process_name(process: int) -> str:
-    """Return the name of a process's command; "" if it has exited or is hidden."""
+    """Return a process's command name; "" if it has exited or is hidden."""
     try:
         with open(f"/proc/{process}/comm", "rb") as file:
             return file.read().rstrip(b"\n").decode("utf-8", "replace")
@@ -137,7 +119,7 @@ class ConnectionRefusal:
     """Reason for refusing a connection."""
 
     message: str
-    user_id: int | None = None  # only closing a connection of this user makes room; None: any connection will do
+    user_id: int | None = None  # only closing one of this user's makes room; None: any
 
 
 class ConnectionLimits:
@@ -157,7 +139,6 @@ class ConnectionLimits:
         self._reported_at = float("-inf")
 
     def check(self, user_id: int, descriptor: int) -> ConnectionRefusal | None:
-        """Return a reason to refuse a user's new connection."""
         if not self.leaves_enough(descriptor):
             return ConnectionRefusal("too few descriptors are left")
         total = sum(self.count.values())
@@ -185,7 +166,7 @@ class ConnectionLimits:
             del self.count[user_id]
 
     def report(self, user_id: int, message: str) -> None:
-        """Count a connection refused or closed for lack of room, and log at most one in 10 seconds."""
+        """Count a connection refused or closed for lack of room; log at most one in 10 seconds."""
         self._metrics.connections_refused += 1
         self._refused += 1
         now = time.monotonic()
@@ -211,7 +192,7 @@ def _listen(path: Path, mode: int, *, replace: bool) -> socket.socket:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Return device and inode, which no other file has while a socket is open; None if the file is absent."""
+    """Return device and inode, unique while the socket is open; None without a file."""
     try:
         status = path.lstat()
     except OSError:
@@ -227,10 +208,7 @@ def _find_listener(path: Path) -> int | None:
 
 
 def _require_unused(path: Path) -> None:
-    """
-    Raises:
-        InvalidInput: the file is not a socket, or a process may listen on it.
-    """
+    """Raise InvalidInput if the file is not a socket, or a process may listen on it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as client:
         found = client.connect_ex(str(path))
         is_socket = os.path.lexists(path) and stat.S_ISSOCK(path.lstat().st_mode)
