@@ -45,7 +45,7 @@ class Flag(IntFlag):
     """Flags of a batch (docs/format.md)."""
 
     NONE = 0
-    CONTINUES = 1  # the field producer sequence has the record's sequence
+    CONTINUES = 1  # begins inside a record; the field producer sequence has its sequence
     CONTINUED = 2
     UNTERMINATED = 4
     CONTROL = 8  # a log state or peer (wald.format.log_state), or with DROPPED zeros

@@ -1,8 +1,7 @@
 """CRC-32C from the package ``crc32c``, without the cost of ``import crc32c``.
 
-The package reads its own version at import through ``importlib.metadata`` and ``email``, which takes three times as
-long as starting Python. Only its extension module is needed, so it is loaded by path; a plain import is the fallback
-for a package with another layout.
+The package reads its own version at import (``importlib.metadata``, ``email``), which takes three times as long as
+starting Python. So only its extension module is loaded, by path, with a plain import as the fallback.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def load_extension(package: str, extension: str) -> Any:
-    """Load one extension module of a package without importing the package, or raise ImportError."""
+    """Load an extension module without importing its package, or raise ImportError."""
     found = PathFinder.find_spec(package)
     places = found.submodule_search_locations if found is not None else None
     inner = PathFinder.find_spec(f"{package}.{extension}", places) if places else None

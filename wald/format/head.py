@@ -1,17 +1,8 @@
 """Head line and cursor files: the durable end of the log, and how far each consumer group has processed it.
 
-The head line is 160 bytes of text, rewritten in place while readers read it. A reader that gets a torn line, whose crc
-is wrong, reads again. ``segment`` and ``position`` are the end of the durable bytes, ``at`` is the append time of the
-last commit; ``crc`` is the crc32c of everything before " crc=".
-
-    seq=<20 digits> segment=<20> position=<12> epoch=<10> at=<19> crc=<8 hex>, spaces, newline
-
-A cursor file contains the last sequence that a group has processed on a route; ``crc`` is the crc32c of the first line
-without its newline. A bare number, as ``echo 250 > processed.cursor`` writes it, is valid too. So a truncated cursor
-is valid, and claims less than was processed, never more.
-
-    250
-    {"log": "<32 hex>", "epoch": 3, "group": "processed", "at": "2026-11-21T10:00:00Z", "crc": "<8 hex>"}
+docs/format.md, "The head" and "A cursor", shows both. The head is rewritten in place while readers read it: a
+reader that gets a wrong crc reads again. A bare number, as ``echo 250 > processed.cursor`` writes it, is a valid
+cursor. So a truncated cursor is valid, and claims less than was processed, never more.
 """
 
 from __future__ import annotations
@@ -35,21 +26,13 @@ _LOG_ID_BYTES = 16
 
 
 class Head(NamedTuple):
-    """The durable end of the log.
+    """The durable end of the log."""
 
-    Attributes:
-        sequence: last durable sequence; 0 in an empty log.
-        segment: base sequence of the segment that contains the end.
-        position: offset of the end in that segment, in bytes.
-        epoch: number of the daemon's run.
-        at_ns: append time of the last commit, in ns since 1970.
-    """
-
-    sequence: int
-    segment: int
-    position: int
-    epoch: int
-    at_ns: int
+    sequence: int  # 0 in an empty log
+    segment: int  # base sequence
+    position: int  # end of the durable bytes in that segment
+    epoch: int  # number of the daemon's run
+    at_ns: int  # append time of the last commit
 
 
 def encode_head(head: Head) -> bytes:
@@ -64,7 +47,7 @@ def encode_head(head: Head) -> bytes:
 
 
 def decode_head(data: bytes) -> Head | None:
-    """Return the head in ``data``; None if the line is torn or is not a head line."""
+    """Decode a head; None if the line is torn or invalid."""
     match = _LINE.fullmatch(data[:HEAD_BYTES])
     if match is None or crc32c(match[1]) != int(match[7], 16):
         return None
@@ -72,12 +55,12 @@ def decode_head(data: bytes) -> Head | None:
 
 
 class BadCursor(ValueError):
-    """The bytes are not a cursor; readers must assume that nothing was processed."""
+    """Not a cursor; readers must assume that nothing was processed."""
 
 
 @dataclass(frozen=True, slots=True)
 class CursorLines:
-    """The contents of a cursor file; a bare number has no ``log_id`` and no other fields."""
+    """A cursor file; a bare number has no other fields."""
 
     sequence: int
     log_id: bytes | None = None
@@ -101,7 +84,7 @@ def encode_cursor(cursor: CursorLines) -> bytes:
 
 
 def decode_cursor(data: bytes) -> CursorLines:
-    """Decode the contents of a cursor file; raise BadCursor if the second line does not match the first."""
+    """Decode a cursor file, or raise BadCursor."""
     if len(data) > CURSOR_MAX_BYTES:
         raise BadCursor(f"{len(data)} bytes are too many for a cursor")
     number, _, rest = data.partition(b"\n")

@@ -1,6 +1,6 @@
-"""File names, and the rules for names of routes and consumer groups.
+"""File names, and the rules for names of routes and consumer groups; docs/files.md lists the files.
 
-A segment's name gives its base sequence in 20 digits, so that names sort like sequences, and its state as a suffix.
+A segment's name begins with its base sequence in 20 digits, so that names sort like sequences.
 """
 
 from __future__ import annotations
@@ -11,58 +11,55 @@ from typing import NamedTuple
 
 from wald.errors import InvalidInput
 
-DIGITS = 20  # the largest u64 has 20 digits
-ROUTE_MAX_LENGTH = 127  # leaves room for suffixes within the 255 bytes of a file name
+DIGITS = 20  # of the largest u64
+ROUTE_MAX_LENGTH = 127  # leaves room for suffixes in a file name, at most 255 bytes
 _ROUTE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
 _SEGMENT = re.compile(r"([0-9]{20})\.wal(|\.idx|\.zst|(?:\.zst)?\.released|(?:\.zst)?\.deleting)")
 SEQUENCE_MAX = (1 << 64) - 1
 
-DEFAULT_GROUP = "processed"  # so that the default cursor file is processed.cursor
+DEFAULT_GROUP = "processed"
 CURSOR_SUFFIX = ".cursor"
 HANDOVER_SUFFIX = ".drain"  # a handover of wald-drain
-COMMAND_SUFFIX = ".command"  # result of its command; with "-N" appended, that of worker N
-WORK_SUFFIX = ".work"  # the journal of a work group
-ASK_SUFFIX = ".ask"  # a request to the owner of a work group
-PIN_SUFFIX = ".pin"  # lists the routes that an unfinished handover pins
+COMMAND_SUFFIX = ".command"  # result of its command; "-N" follows for worker N
+WORK_SUFFIX = ".work"  # journal of a work group
+ASK_SUFFIX = ".ask"  # request to the owner of a work group
+PIN_SUFFIX = ".pin"  # routes that an unfinished handover pins
 _GROUP_FILE = r"(?s)(.*)\.(?:cursor|drain|command(?:-[0-9]+)?|work|ask|pin)"  # compiled at first use, as _LEDGER_PART
-CURSORS = "cursors"  # directory in a route for the files of its consumer groups
-WHOLE_SUFFIX = ".whole"  # after the name of a sealed segment: a second link while it is being shrunk
-FOUND_PREFIX = "in.found-"  # and a number: a file that was at the path of the route's FIFO
+CURSORS = "cursors"  # directory in a route for the files of its groups
+WHOLE_SUFFIX = ".whole"  # second link to a sealed segment that is being shrunk
+FOUND_PREFIX = "in.found-"  # a file that was at the path of the route's FIFO; a number follows
 
 VERIFY_LEDGER = "verify.jsonl"
-SKIPS_LEDGER = "skips.jsonl"  # records skipped by `wald cursor skip`
+SKIPS_LEDGER = "skips.jsonl"
 LEDGERS = ("segments.jsonl", "reclaim.jsonl", "archive.jsonl", VERIFY_LEDGER, SKIPS_LEDGER)
 PART_SUFFIX = ".zst"
 _LEDGER_PART = r"([a-z]+)-([0-9]{20})(\.jsonl)\.zst"
 
 
 class Kind(Enum):
-    """Kind of a file in ``segments/``; the value is the suffix after the 20 digits."""
+    """Kind of a file in ``segments/``; the value is its suffix."""
 
     RAW = ".wal"
     INDEX = ".wal.idx"
     SEALED = ".wal.zst"
     RELEASED = ".wal.zst.released"
-    """Reclaimed. Kept for the grace period, and restored if a consumer needs it before that ends."""
+    """Reclaimed; restored if a consumer needs it within the grace period."""
     DELETING = ".wal.zst.deleting"
     """Being deleted after its grace period."""
-    RAW_RELEASED = ".wal.released"
+    RAW_RELEASED = ".wal.released"  # reclaimed before it was sealed
     RAW_DELETING = ".wal.deleting"
-    """The same for a segment that was reclaimed before it was sealed."""
 
     @property
     def form(self) -> Kind:
-        """RAW or SEALED: the form of the bytes."""
+        """RAW or SEALED."""
         return Kind.RAW if self in (Kind.RAW, Kind.RAW_RELEASED, Kind.RAW_DELETING) else Kind.SEALED
 
     @property
     def released(self) -> Kind:
-        """The kind of the same bytes after reclaim."""
         return Kind(self.form.value + ".released")
 
     @property
     def deleting(self) -> Kind:
-        """The kind of the same bytes after the grace period."""
         return Kind(self.form.value + ".deleting")
 
     @property
@@ -81,7 +78,7 @@ class SegmentName(NamedTuple):
 
 
 def segment_name(base_sequence: int, kind: Kind) -> str:
-    """Return the file name of the segment that begins with ``base_sequence``.
+    """Return a segment's file name.
 
     >>> segment_name(1, Kind.RAW)
     '00000000000000000001.wal'
@@ -98,7 +95,7 @@ def parse_segment_name(name: str) -> SegmentName | None:
 
 
 def ledger_part_name(ledger: str, line: int) -> str:
-    """Return the file name of the sealed part of ``ledger`` that begins with line number ``line``.
+    """Return the file name of a sealed part that begins with line number ``line``.
 
     >>> ledger_part_name("reclaim.jsonl", 1)
     'reclaim-00000000000000000001.jsonl.zst'
@@ -107,13 +104,13 @@ def ledger_part_name(ledger: str, line: int) -> str:
 
 
 def parse_ledger_part_name(name: str) -> tuple[str, int] | None:
-    """Return ledger and first line from the name of a part; None for any other name."""
+    """Invert :func:`ledger_part_name`; None for any other name."""
     match = re.fullmatch(_LEDGER_PART, name)
     return (match[1] + match[3], int(match[2])) if match else None
 
 
 def check_route(name: str) -> str:
-    """Return ``name``; raise InvalidInput if it is not a valid name of a route."""
+    """Return a valid name, or raise InvalidInput."""
     return _check(name, "route")
 
 
@@ -122,7 +119,7 @@ def is_route(name: str) -> bool:
 
 
 def check_group(name: str) -> str:
-    """Return ``name``; raise InvalidInput if it is not a valid name of a consumer group."""
+    """Return a valid name, or raise InvalidInput."""
     return _check(name, "group")
 
 
@@ -134,7 +131,7 @@ def _check(name: str, kind: str) -> str:
 
 
 def worker_suffix(worker: int) -> str:
-    """Return the suffix of the file with the result of a worker's command.
+    """Return the suffix of a worker's file.
 
     >>> worker_suffix(3)
     '.command-3'
@@ -143,7 +140,7 @@ def worker_suffix(worker: int) -> str:
 
 
 def is_group_file(name: str, group: str | None = None) -> bool:
-    """Return True if the name is that of a cursor of ``group`` (None: of any) or of a file that belongs to it."""
+    """Return True if ``name`` is that of a file of ``group`` (None: any), such as its cursor."""
     match = re.fullmatch(_GROUP_FILE, name)
     return match is not None and group in (None, match[1])
 
@@ -153,6 +150,6 @@ def cursor_name(group: str) -> str:
 
 
 def parse_cursor_name(name: str) -> str | None:
-    """Return the group whose cursor has this file name; None if it is not the name of a cursor."""
+    """Invert :func:`cursor_name`; None for any other name."""
     group = name.removesuffix(CURSOR_SUFFIX)
     return group if group != name and _ROUTE.fullmatch(group) else None

@@ -1,11 +1,8 @@
-"""Header and sparse index of a raw segment; docs/format.md lists the fields.
+"""Header and sparse index of a raw segment (docs/format.md, "A raw segment").
 
-The same 64 bytes, with different magics, start every raw segment and every sparse index. A magic of zeros means that
-nothing was written yet, because segments are preallocated.
-
-The sparse index is only a hint: it is not synced, and readers check the batch at the position. A payload may contain
-bytes that look like a batch, so an entry with a wrong checksum is never used. Positions increase, sequences and append
-times do not decrease; the first entry that is cut short or out of order ends the index.
+The same header, with different magics, starts both. The sparse index is only a hint, so readers check the batch at a
+position; but a payload may contain bytes that look like a batch, so an entry with a wrong checksum is never used.
+Positions increase, sequences and append times do not decrease; the first entry that is out of order ends the index.
 """
 
 from __future__ import annotations
@@ -23,28 +20,28 @@ VERSION = 1
 
 SEGMENT_HEADER = struct.Struct("<8sIHH16sQQqII")
 assert SEGMENT_HEADER.size == 64
-_CHECKED_FROM = 12  # the checksum covers the bytes after it
+_CHECKED_FROM = 12  # the checksum covers the rest
 
 
 class BadHeader(ValueError):
-    """The bytes are not a valid header."""
+    """Not a valid header."""
 
 
 class NewerVersion(BadHeader):
-    """A header of a version newer than this program."""
+    """A header newer than this program."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """The decoded 64 bytes."""
+    """The decoded header."""
 
-    log_id: bytes  # 16 bytes
+    log_id: bytes
     base_sequence: int
-    epoch: int  # of the daemon run that created the file
+    epoch: int
     created_at_ns: int
-    salt: int  # of the batches' checksums; random
+    salt: int
     version: int = VERSION
-    writer: int = 0  # pack_version() of the program that created the file; 0: unknown
+    writer: int = 0  # pack_version() of the creator; 0: unknown
 
 
 def encode_segment_header(header: SegmentHeader, magic: bytes = SEGMENT_MAGIC) -> bytes:
@@ -54,7 +51,7 @@ def encode_segment_header(header: SegmentHeader, magic: bytes = SEGMENT_MAGIC) -
 
 
 def decode_segment_header(data: bytes | memoryview, magic: bytes = SEGMENT_MAGIC) -> SegmentHeader:
-    """Decode the first 64 bytes of ``data``; raise BadHeader if they are not a header of this magic."""
+    """Decode a header with this magic, or raise BadHeader."""
     if len(data) < SEGMENT_HEADER.size:
         raise BadHeader(f"{len(data)} bytes are too few for a header of {SEGMENT_HEADER.size}")
     found, checksum, version, header_bytes, log_id, base, epoch, created, salt, writer = SEGMENT_HEADER.unpack_from(
@@ -72,25 +69,25 @@ def decode_segment_header(data: bytes | memoryview, magic: bytes = SEGMENT_MAGIC
 
 
 def pack_version(text: str) -> int:
-    """Pack a version of wald into 32 bits: 8 for the first number, 8 for the second, 16 for the third."""
+    """Pack a version of wald into 8, 8 and 16 bits."""
     major, minor, patch = (int(number) for number in text.split(".")[:3])
     return major << 24 | minor << 16 | patch
 
 
 def version_text(packed: int) -> str:
-    """Return the version that :func:`pack_version` packed; "" for 0 (unknown)."""
+    """Invert :func:`pack_version`; "" for 0 (unknown)."""
     return f"{packed >> 24}.{packed >> 16 & 0xFF}.{packed & 0xFFFF}" if packed else ""
 
 
 _FIELDS = struct.Struct("<QQq")
 SPARSE_ENTRY = struct.Struct("<24sII")
 assert SPARSE_ENTRY.size == 32
-SPARSE_INTERVAL_BYTES = 64 * 1024  # at most one entry per interval, so a seek reads about one interval
+SPARSE_INTERVAL_BYTES = 64 * 1024  # a seek reads about one interval
 
 
 @dataclass(slots=True)
 class SparseIndex:
-    """The entries as columns, and the segment's salt; None if it is unknown."""
+    """The entries as columns, and the segment's salt (None: unknown)."""
 
     sequences: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -102,7 +99,7 @@ class SparseIndex:
         return self._position(bisect_right(self.sequences, sequence))
 
     def position_of_time(self, time_ns: int) -> int:
-        """Return an offset after which a scan finds every record appended at ``time_ns`` or later."""
+        """Return an offset from which a scan finds every record appended at ``time_ns`` or later."""
         return self._position(bisect_right(self.times_ns, time_ns - 1))
 
     def _position(self, after: int) -> int:
@@ -115,19 +112,18 @@ def encode_sparse_entry(sequence: int, position: int, append_time_ns: int) -> by
 
 
 def decode_sparse_entries(data: bytes) -> Iterator[tuple[int, int, int] | None]:
-    """Yield sequence, position and append time of each complete entry of an index file; None for a damaged one."""
+    """Yield sequence, position and append time of each complete entry; None for a damaged one."""
     whole = max(0, len(data) - SEGMENT_HEADER.size) // SPARSE_ENTRY.size * SPARSE_ENTRY.size
     for fields, checksum, _ in SPARSE_ENTRY.iter_unpack(data[SEGMENT_HEADER.size : SEGMENT_HEADER.size + whole]):
         yield _FIELDS.unpack(fields) if crc32c(fields) == checksum else None
 
 
 def encode_sparse_header(header: SegmentHeader) -> bytes:
-    """Encode the header of the index of the segment with ``header``."""
     return encode_segment_header(header, SPARSE_MAGIC)
 
 
 def decode_sparse_index(data: bytes, *, log_id: bytes | None, base_sequence: int) -> SparseIndex | None:
-    """Return an index file's valid entries; None if it is of another segment or log (None: any log)."""
+    """Return the valid entries; None for the index of another segment or log (``log_id`` None: any log)."""
     try:
         header = decode_segment_header(data, SPARSE_MAGIC)
     except BadHeader:

@@ -1,7 +1,7 @@
 """Sets of sequences as spans, ranges with both ends included, and their run lengths in JSON.
 
 Run lengths describe the sequences of one route in a ledger line: alternately the number of sequences of other routes
-and of this one. Up to 64 numbers are a JSON list; more are base64 text of a zstd frame (RFC 8878) of u64 numbers.
+and of this one. docs/format.md, "A ledger", describes how they are stored.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import zstandard
 
-Span = tuple[int, int]
-"""The first and the last sequence of a range."""
+Span = tuple[int, int]  # first and last sequence
 
 
 class Spans:
-    """A set of sequences; iteration yields its maximal spans in order."""
+    """A set of sequences; iterates over its maximal spans in order."""
 
     def __init__(self, spans: Iterable[Span] = ()) -> None:
         self._firsts: list[int] = []
@@ -34,7 +33,7 @@ class Spans:
         return self.meets(sequence, sequence)
 
     def add(self, first: int, last: int) -> None:
-        """Add ``first`` to ``last``; nothing if last < first. Adjacent spans are merged."""
+        """Add a span, nothing if last < first; merges adjacent spans."""
         if last < first:
             return
         begin = bisect_left(self._lasts, first - 1)
@@ -50,11 +49,11 @@ class Spans:
         return first <= last and begin < len(self._firsts) and self._firsts[begin] <= last
 
     def covers(self, first: int, last: int) -> bool:
-        """Return True if all of ``first`` to ``last`` are in the set."""
+        """Return True if all of them are in the set."""
         return not any(self.outside(first, last))
 
     def outside(self, first: int, last: int) -> Iterator[Span]:
-        """Yield the spans of ``first`` to ``last`` that are not in the set."""
+        """Yield the spans that are not in the set."""
         for number in range(bisect_left(self._lasts, first), len(self._firsts)):
             if self._firsts[number] > last:
                 break
@@ -65,7 +64,6 @@ class Spans:
             yield first, last
 
     def count(self, first: int, last: int) -> int:
-        """Return the number of sequences in the set between ``first`` and ``last``."""
         return max(0, last - first + 1) - sum(end - begin + 1 for begin, end in self.outside(first, last))
 
 
@@ -76,11 +74,11 @@ assert sys.byteorder == "little"  # arrays are written in memory order
 
 
 class BadRunLengths(ValueError):
-    """The run lengths do not decode."""
+    """Run lengths that do not decode."""
 
 
 def run_lengths(spans: Iterable[Span], first: int) -> list[int]:
-    """Return the run lengths of sorted ``spans``, counted from sequence ``first``."""
+    """Return the run lengths of sorted ``spans``, from ``first``."""
     lengths, at = [], first
     for begin, last in spans:
         lengths += [begin - at, last + 1 - begin]
@@ -97,14 +95,13 @@ def spans_of(lengths: Iterable[int], first: int) -> Iterator[Span]:
 
 
 def pack(lengths: Sequence[int]) -> list[int] | str:
-    """Return the stored form of run lengths."""
     if len(lengths) <= _LIST_MAX:
         return list(lengths)
     return base64.b64encode(zstandard.ZstdCompressor(level=_LEVEL).compress(array("Q", lengths).tobytes())).decode()
 
 
 def unpack(stored: object, records: int) -> array[int]:
-    """Invert :func:`pack`; ``records``, the number of records they cover, limits the decompressed size."""
+    """Invert :func:`pack`; the number of records that they cover limits the decompressed size."""
     lengths: array[int] = array("Q")
     try:
         if isinstance(stored, str):

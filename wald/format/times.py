@@ -1,4 +1,4 @@
-"""Times as text and as nanoseconds since 1970, and the times and positions that people type."""
+"""Times as text and as nanoseconds since 1970, and the times and positions that people type (docs/reading.md)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from datetime import UTC, datetime, time, timedelta, timezone
 
 from wald.errors import InvalidInput
 
-TIME_EXAMPLES = ("2026-11-21T10:00:00Z", "14:00", "yesterday", "5m")
-"""Examples for hints: a time with a zone, a time of today, a day, five minutes ago."""
+TIME_EXAMPLES = ("2026-11-21T10:00:00Z", "14:00", "yesterday", "5m")  # for hints
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _AGO = re.compile(r"(?:-(?!.*ago))?(?P<number>\d{1,9}(?:\.\d{1,6})?) ?(?P<unit>[smhdw])(?: ago)?", re.ASCII)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -24,7 +23,7 @@ _LATEST_NS = 253_402_300_800 * 10**9  # the year 10000, which datetime does not 
 
 
 def utc(time_ns: int, digits: int = 0) -> str:
-    """Format a time as RFC 3339, truncated to ``digits`` of the second's fraction.
+    """Format a time as RFC 3339, truncated to ``digits`` of the fraction.
 
     >>> utc(1_700_000_000_000_000_001), utc(1_700_000_000_000_000_001, 9)
     ('2023-11-14T22:13:20Z', '2023-11-14T22:13:20.000000001Z')
@@ -35,25 +34,22 @@ def utc(time_ns: int, digits: int = 0) -> str:
 
 
 def utc_or_unknown(time_ns: object) -> str:
-    """Format a ledger line's time; "an unknown time" if it is not a valid time."""
+    """Format a ledger line's time, which may be invalid."""
     if isinstance(time_ns, int) and 0 <= time_ns < _LATEST_NS:
         return utc(time_ns)
     return "an unknown time"
 
 
 def nanoseconds(moment: datetime) -> int:
-    """Convert to nanoseconds since 1970; a time without a zone is local time."""
+    """Convert a time; without a zone it is local."""
     elapsed = moment.astimezone(UTC) - _EPOCH
     return ((elapsed.days * 86_400 + elapsed.seconds) * 1_000_000 + elapsed.microseconds) * 1000
 
 
 def timestamp_ns(text: str) -> int:
-    """Parse a time in data (RFC 3339 with a zone) to nanoseconds since 1970.
+    """Parse a time in data (RFC 3339 with a zone), or raise ValueError.
 
-    A leap second counts as the next second; digits after the ninth of a second are ignored.
-
-    Raises:
-        ValueError: the text is not such a time.
+    A leap second counts as the next second; digits after the ninth are ignored.
 
     >>> timestamp_ns("2026-11-21T10:00:00.000000001+01:00"), timestamp_ns("2016-12-31t23:59:60z")
     (1795251600000000001, 1483228800000000000)
@@ -74,10 +70,7 @@ def timestamp_ns(text: str) -> int:
 
 
 def require_nanoseconds(number: int) -> int:
-    """Return a producer's event time if it can be in nanoseconds since 1970.
-
-    Raises:
-        ValueError: it is probably in seconds, milliseconds or microseconds.
+    """Return an event time that can be in nanoseconds since 1970, or raise ValueError.
 
     >>> require_nanoseconds(1_700_000_000)
     Traceback (most recent call last):
@@ -91,13 +84,10 @@ def require_nanoseconds(number: int) -> int:
 
 
 def parse_time(text: str, now: datetime) -> datetime:
-    """Parse a typed time (see docs/reading.md) at the time ``now``, whose zone defines "today".
+    """Parse a typed time at the time ``now``, whose zone defines "today", or raise ValueError.
 
-    A result without a zone is local time, as :func:`nanoseconds` reads it. A local time that occurs twice means the
-    first; one that the clock skips is moved back by the skipped period.
-
-    Raises:
-        ValueError: it is not a time, or out of range.
+    A result without a zone is local time, as for :func:`nanoseconds`. A local time that occurs twice means the first;
+    one that the clock skips is moved back by the skipped period.
 
     >>> now = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
     >>> [parse_time(text, now).isoformat() for text in ("5m", "yesterday 14:00")]
@@ -105,14 +95,14 @@ def parse_time(text: str, now: datetime) -> datetime:
     """
     try:
         found = _parse(text.strip(), now)
-        nanoseconds(found)  # the first and last day may be out of range in UTC
+        nanoseconds(found)  # may be out of range in UTC
     except OverflowError:
         raise ValueError(f"not a time: {text!r}") from None
     return found
 
 
 def counts_back(text: str) -> bool:
-    """Return True if a typed time counts back from now, such as "5m"."""
+    """Return True for a time such as "5m"."""
     return _AGO.fullmatch(text.strip()) is not None
 
 
@@ -123,7 +113,7 @@ def is_absolute(text: str) -> bool:
 
 
 def parse_time_option(option: str, given: str, now: datetime, examples: Sequence[str] = TIME_EXAMPLES) -> datetime:
-    """Parse the time ``given`` for ``option`` as :func:`parse_time` does, or raise InvalidInput with ``examples``."""
+    """Parse the time ``given`` for ``option``, or raise InvalidInput."""
     if given.isdecimal():
         raise InvalidInput(
             f"{option} {given}: a number alone is a sequence, not a time",
@@ -140,7 +130,7 @@ def parse_time_option(option: str, given: str, now: datetime, examples: Sequence
 
 
 def parse_position_option(option: str, given: str, now: datetime, names: Collection[str] = ()) -> int | datetime:
-    """Parse the sequence or time ``given`` for ``option``, or raise InvalidInput, with ``names`` as more examples."""
+    """Parse the sequence or time ``given`` for ``option``, or raise InvalidInput; ``names`` are more examples."""
     if given.isdecimal() and given.isascii():
         return int(given)
     try:

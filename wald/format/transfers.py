@@ -1,11 +1,9 @@
 """The transfers file: bytes on their way from a pipe to the log.
 
-The bytes stay in the pipe until they are on disk, so for a moment they are in both places. A slot (docs/format.md) is
-written before the batch; with it, the daemon's next start knows exactly whether the bytes have left the pipe.
-
-Before the transfer, the slot's mark is the first byte of the bytes XOR 0xFF. One readv(2) removes all of them from the
-pipe and stores the first one in the mark. Linux does not interrupt a read whose bytes are available, so whenever the
-process is killed, the mark tells whether all bytes or none have left the pipe. See ``wald.daemon.pipes``.
+The bytes stay in the pipe until they are on disk, so for a moment they are in both places. A slot (docs/format.md, "The
+transfers") tells the daemon's next start whether the bytes have left the pipe: one readv(2) removes all of them and
+stores the first in the mark, which was that byte XOR 0xFF. Linux does not interrupt a read whose bytes are available,
+so all bytes or none have left, whenever the process is killed. See ``wald.daemon.pipes``.
 """
 
 from __future__ import annotations
@@ -24,14 +22,10 @@ assert _SLOT.size == MARK_OFFSET - 4
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Bytes that a batch contains and a pipe may still contain.
-
-    Attributes:
-        inode: of the pipe: a route can have had several, and a FIFO can be moved.
-    """
+    """Bytes that a batch contains and a pipe may still contain."""
 
     route: str
-    inode: int
+    inode: int  # of the pipe: a route can have had several, and a FIFO can be moved
     taken_bytes: int
     segment: int
     position: int
@@ -39,7 +33,7 @@ class Transfer:
 
 
 def encode_transfer(transfer: Transfer) -> bytes:
-    """Encode a slot up to and including the mark, before the transfer."""
+    """Encode a slot, before the transfer, up to and including the mark."""
     name = transfer.route.encode("ascii")
     body = _SLOT.pack(
         transfer.taken_bytes, transfer.segment, transfer.position, transfer.first, len(name), name, transfer.inode
@@ -48,7 +42,7 @@ def encode_transfer(transfer: Transfer) -> bytes:
 
 
 def decode_transfer(slot: bytes) -> tuple[Transfer, bool] | None:
-    """Return a slot's transfer, and True if the bytes have left the pipe; None if the slot is empty or half-written."""
+    """Return the transfer, and True if the bytes have left the pipe; None if the slot is empty or half-written."""
     if len(slot) <= MARK_OFFSET or struct.unpack_from("<I", slot)[0] != crc32c(slot[4:MARK_OFFSET]):
         return None
     taken_bytes, segment, position, first, length, name, inode = _SLOT.unpack_from(slot, 4)
