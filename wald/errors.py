@@ -175,7 +175,7 @@ class Interrupted(WaldError):
 
 
 def _barrier(wanted: Path) -> Path:
-    """Return the path that denies access: a parent directory of ``wanted``, or ``wanted`` itself."""
+    """Return the path that denies access: ``wanted``, or a directory above."""
     seen = Path("/")
     for each in (*reversed(wanted.parents), wanted):
         try:

@@ -2,8 +2,8 @@
 
 A program counts in plain numbers and converts them to :class:`Metric` objects for each scrape.
 
-The server has few connections, and none for long: if all are in use, it closes the oldest one. It does not use
-``http.server``, whose import takes as long as the start of Python.
+The server has few connections, and none for long: if all are in use, it closes the oldest. It does not import
+``http.server``, which takes as long as the start of Python.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 _CONNECTIONS_MAX = 8  # scrapers are few, and each takes a thread and a descriptor
 _CONNECTION_SECONDS = 10.0  # for request and response
-_CLOSING_SECONDS = 1.0  # for the thread of a connection to end after the server has closed it, on a busy machine
+_CLOSING_SECONDS = 1.0  # for the thread of a closed connection to end, on a busy machine
 _RETRY_SECONDS = 0.1  # if the process has no free descriptor
 _LINE_MAX = 8 << 10
 _HEADERS_MAX = 100
@@ -105,7 +105,7 @@ def _family(metric: Metric) -> prometheus_client.Metric:
 
     family = prometheus_client.Metric(metric.name.removesuffix("_total"), metric.meaning, metric.type)
     for values, value in metric.samples.items():
-        # The name of a group may contain any bytes that a file name may contain.
+        # A group's name may contain any bytes that a file name may.
         texts = (text.encode(errors="backslashreplace").decode() for text in values)
         labels = dict(zip(metric.labels, texts, strict=True))
         if isinstance(value, Histogram):
@@ -116,7 +116,7 @@ def _family(metric: Metric) -> prometheus_client.Metric:
 
 
 def _add_ranges(family: prometheus_client.Metric, name: str, labels: dict[str, str], value: Histogram) -> None:
-    totals = list(accumulate(value.counts))  # only once, because another thread may observe at the same time
+    totals = list(accumulate(value.counts))  # once: another thread may observe at the same time
     for bound, total in zip((*value.bounds, float("inf")), totals, strict=True):
         text = "+Inf" if bound == float("inf") else f"{bound:g}"
         family.add_sample(f"{name}_bucket", labels | {"le": text}, total)
@@ -125,7 +125,7 @@ def _add_ranges(family: prometheus_client.Metric, name: str, labels: dict[str, s
 
 
 class Response(NamedTuple):
-    """A response body with its status."""
+    """HTTP response."""
 
     body: bytes
     status: int = 200
@@ -137,15 +137,7 @@ Pages = Mapping[str, Callable[[], Response]]
 
 
 class Endpoint:
-    """HTTP server in its own threads; it listens at once and responds after :meth:`start`.
-
-    Args:
-        address: ``host:port``.
-        setting: name of the option or setting that has the address, for the error.
-
-    Raises:
-        InvalidInput: it cannot listen on the address.
-    """
+    """HTTP server in its own threads; listens at once (or InvalidInput), responds after :meth:`start`."""
 
     def __init__(self, address: str, pages: Pages, *, setting: str) -> None:
         host, _, port = address.rpartition(":")
@@ -168,7 +160,7 @@ class Endpoint:
 
 @contextlib.contextmanager
 def serving(address: str | None, collect: Callable[[], Iterable[Metric]]) -> Iterator[None]:
-    """Serve ``/metrics`` with the result of ``collect`` while the block runs; without an address, serve nothing."""
+    """Serve ``/metrics`` from ``collect`` while the block runs; nothing without an address."""
     if address is None:
         yield
         return
@@ -196,11 +188,11 @@ class _Server(ThreadingTCPServer):
         try:
             return super().get_request()
         except OSError:
-            time.sleep(_RETRY_SECONDS)  # without a free descriptor, an immediate retry would only use the processor
+            time.sleep(_RETRY_SECONDS)  # without a free descriptor, a retry at once only uses the processor
             raise
 
     def verify_request(self, request: object, client_address: object) -> bool:  # noqa: ARG002
-        """Give the connection a slot, if need be that of the oldest one."""
+        """Give the connection a slot, if need be that of the oldest."""
         assert isinstance(request, socket.socket)
         if not self._slots.acquire(blocking=False):
             self._close_oldest(1)

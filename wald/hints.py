@@ -1,8 +1,8 @@
 """Hints: the command to type, or the thing to do, for each case in which the core reports an error.
 
-An error has a message, a case and facts: ``Refused("…: beyond the head", case="cursor-beyond-head", root=root)``.
-Here each case has a template, which is a text or a function of the facts. In a text, ``{name}`` is a fact; for the fact
-``root``, ``{wald}`` is ``wald --root ROOT`` and ``{wald_reclaim}`` and ``{wald_drain}`` are those programs with it.
+An error has a message, a case and facts: ``Refused("…: beyond the head", case="cursor-beyond-head", root=root)``. A
+case has a template: a text, or a function of the facts. In a text, ``{name}`` is a fact; with the fact ``root``,
+``{wald}`` is ``wald --root ROOT``, and ``{wald_reclaim}`` and ``{wald_drain}`` are those programs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def hint_for(case: str, /, **facts: object) -> str:
 
 
 def command_line(root: str | os.PathLike[str], arguments: str = "", *, program: str = "wald") -> str:
-    """Return a command for a hint, quoted so that it can be typed unchanged for every root.
+    """Return a command to type, quoted for any root.
 
     >>> command_line("/srv/my log", "routes")
     "wald --root '/srv/my log' routes"
@@ -40,7 +40,7 @@ def command_line(root: str | os.PathLike[str], arguments: str = "", *, program: 
 
 
 def room_commands(*paths: str | os.PathLike[str], error: OSError | None = None) -> str:
-    """Return the commands of a hint that show the full resource: space and inodes, or the file size limit.
+    """Return the commands that show the full resource: space and inodes, or the file size limit.
 
     >>> room_commands("/srv/my log")
     "df -h '/srv/my log'; df -i '/srv/my log'"
@@ -55,7 +55,7 @@ def room_commands(*paths: str | os.PathLike[str], error: OSError | None = None) 
 
 
 def user_name(user_id: int) -> str:
-    """Return the name of a user; the number as text if the user database does not have it."""
+    """Return a user's name; the number as text without one."""
     import pwd
 
     try:
@@ -65,7 +65,7 @@ def user_name(user_id: int) -> str:
 
 
 def group_name(group_id: int) -> str:
-    """Return the name of an OS group; the number as text if the group database does not have it."""
+    """Return an OS group's name; the number as text without one."""
     import grp
 
     try:
@@ -82,7 +82,7 @@ def _permission_denied(path: Path) -> str:
 
 
 def _how_to_permit(path: Path) -> str:
-    """Return the command that changes the permission, or the permitted user; a group only for a non-member."""
+    """Return the command that permits it, or the permitted user; a group only for a non-member."""
     import stat
 
     status = path.stat()
@@ -91,7 +91,7 @@ def _how_to_permit(path: Path) -> str:
     if os.geteuid() == status.st_uid:
         return f"chmod u+rwX {path}"
     user = user_name(status.st_uid)
-    if status.st_uid == 0 and path.parent.stat().st_uid == os.geteuid():  # root ran a program on a log of this user
+    if status.st_uid == 0 and path.parent.stat().st_uid == os.geteuid():  # root ran a program on this user's log
         return f"chown {user_name(os.geteuid())} {path}, as root"
     if not status.st_mode & stat.S_IRWXG or status.st_gid in {os.getegid(), *os.getgroups()}:
         return f"run it as user {user}"
@@ -99,7 +99,7 @@ def _how_to_permit(path: Path) -> str:
 
 
 def _left_by_other_user(path: Path, user: int | None) -> str:
-    """``user`` is None if this process cannot see who the user is."""
+    """``user`` is None if invisible to this process."""
     creator = "the user" if user is None else f"user {user_name(user)},"
     return f"run it as {creator} who created it; ls -l {path}"
 
@@ -124,7 +124,7 @@ def _moved_mark(root: Path, route: str, group: str, to: str) -> str:
 
 
 def _older_copy(instead: str) -> str:
-    """``instead`` is the hint of a program that keeps its positions elsewhere."""
+    """``instead``: hint of a program that keeps its positions elsewhere."""
     return instead or "start this program again: it then reads its positions from disk"
 
 
@@ -161,12 +161,9 @@ def _records_missing(
     form: str,
     command: tuple[str, str],
 ) -> str:
-    """Name the archive that has the records, and the way past them.
+    """Name the archive that has records up to ``archived``, and the way past them.
 
-    Args:
-        archived: the last of the records that the archive has.
-        stop: where the reader stops, a sequence or a time; None: at the end.
-        command: the words of the reader's command before and after its range.
+    ``stop`` is the reader's last sequence or time, or None; ``command`` its words before and after the range.
     """
     import shlex
 
@@ -198,7 +195,6 @@ def _route_missing_at_daemon(root: Path | None, route: str, socket: Path, *, is_
 
 
 def _request_denied(words: list[str], route: str, socket: Path) -> str:
-    """Name the user, the settings or the options that the request of ``words`` needs."""
     settings = f"writers in [routes.{route}] of the daemon's config"
     match words:
         case "PUB", *_:
@@ -233,7 +229,6 @@ def _daemon_hangs(root: Path | None, socket: Path) -> str:
 
 
 def _daemon_over_quota(root: Path | None, socket: Path) -> str:
-    """Return the command that shows which group is behind."""
     return command_line(root, "explain") if root is not None else f"STAT to {socket}"
 
 
@@ -246,7 +241,6 @@ def _daemon_not_available(root: Path | None, socket: Path) -> str:
 
 
 def _room_and(root: Path | None, socket: Path, command: str) -> str:
-    """Return the commands that show the state of the disk and of the log."""
     free = room_commands(socket.parent)
     return free if root is None else f"{free}; {command_line(root, command)}"
 

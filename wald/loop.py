@@ -28,7 +28,7 @@ class _Stop(threading.Event):
 
 
 def _ending() -> list[signal.Signals]:
-    """Return the signals that would end this process; they include SIGHUP unless nohup has ignored it."""
+    """Return the signals that would end this process, with SIGHUP unless nohup has ignored it."""
     return [*SIGNALS, *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else [])]
 
 
@@ -64,7 +64,7 @@ def stop_on_signals(again: Callable[[], None] = lambda: None) -> Iterator[thread
         if number == signal.SIGINT and stop.is_set():
             again()
         stop.signalled = True  # so that no work starts before the thread has run
-        # In another thread, because the signal may have interrupted code of this one that holds the event's lock.
+        # In another thread: the signal may have interrupted this one while it holds the event's lock.
         threading.Thread(target=stop.set).start()
 
     before = {number: signal.signal(number, handle) for number in _ending()}
@@ -87,17 +87,15 @@ def wakes(
     """Yield at once, after each change of a wanted file in ``directories``, and at least every period, until ``stop``.
 
     Events may be lost or unavailable (network file systems, no watches left): check everything each time.
+    Subdirectories are not watched: other users may create any number, and the kernel limits watches.
 
-    Args:
-        directories: asked again after each yield. Subdirectories are not watched, because other users may create any
-            number of them and the kernel limits watches.
-        on_tick: called twice a second while waiting for events; it may raise.
-        report: called with a message when polling replaces events.
+    ``directories`` is called again after each yield, ``on_tick`` (which may raise) twice a second while waiting for
+    events, ``report`` with a message when polling replaces events.
     """
     from watchfiles import watch  # takes 50 ms, which a single pass does not need
 
     def readable() -> list[Path]:
-        # The option ignore_permission_denied of watchfiles would also hide that the kernel has run out of watches.
+        # Not by ignore_permission_denied, which would also hide that the kernel has run out of watches.
         return [path for path in directories() if os.access(path, os.R_OK) or not path.exists()]
 
     yield
@@ -109,7 +107,7 @@ def wakes(
             for changes in watch(
                 *watched,
                 recursive=False,
-                watch_filter=None,  # filtered below, so that other changes do not delay a yield that is due
+                watch_filter=None,  # filtered below: other changes do not delay a yield
                 rust_timeout=_TICK_MS,
                 yield_on_timeout=True,
                 stop_event=stop,

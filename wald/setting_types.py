@@ -17,19 +17,12 @@ _OS_GROUPS_END = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True)
 class SettingType:
-    """One kind of value.
+    """One kind of value."""
 
-    Attributes:
-        bounds: the accepted values, as text.
-        parse: returns the checked value, or raises ValueError with a message that completes "SETTING must be …".
-        show: returns the value as TOML.
-        unit: unit of a bare number, or "".
-    """
-
-    bounds: str
-    parse: Callable[[object], Any]
-    show: Callable[[Any], str]
-    unit: str = ""
+    bounds: str  # as text
+    parse: Callable[[object], Any]  # or ValueError with a message that completes "SETTING must be …"
+    show: Callable[[Any], str]  # as TOML
+    unit: str = ""  # of a bare number
 
 
 def size(minimum: int, maximum: int, *, zero: bool = False) -> SettingType:
@@ -62,7 +55,7 @@ def choice(*choices: str) -> SettingType:
 
 
 def text(form: str, pattern: str = r"[^\0]+") -> SettingType:
-    """Text that matches ``pattern``, or "". ``form`` describes it, as in "a path"."""
+    """Text that matches ``pattern``, or ""; ``form`` is as in "a path"."""
 
     def read(value: object) -> str | None:
         return value if isinstance(value, str) and (not value or re.fullmatch(pattern, value)) else None
@@ -71,7 +64,7 @@ def text(form: str, pattern: str = r"[^\0]+") -> SettingType:
 
 
 def names(form: str, accepts: Callable[[str], object]) -> SettingType:
-    """A list of strings that ``accepts`` finds true. ``form`` describes them, as in "host names"."""
+    """A list of strings that ``accepts`` finds true; ``form`` is as in "host names"."""
 
     def read(value: object) -> tuple[str, ...] | None:
         if not isinstance(value, list | tuple):
@@ -117,7 +110,7 @@ def _type(
     unit: str = "",
     example: str = "",
 ) -> SettingType:
-    """Return a type whose ``read`` returns None for a value that is not accepted."""
+    """Return a type whose ``read`` returns None for an invalid value."""
 
     def parse(value: object) -> Any:
         if (parsed := read(value)) is None:
@@ -151,7 +144,7 @@ def _number(
 def _reader(
     pattern: str, convert: Callable[[str], float], units: Mapping[str, float]
 ) -> Callable[[object], float | None]:
-    """Return a function that reads a number with a unit; None if the value has another form."""
+    """Return a reader of numbers with a unit; None for another form."""
 
     def read(value: object) -> float | None:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
@@ -168,11 +161,11 @@ def _read_mode(value: object) -> int | None:
         bits = int(value, 8)
     elif isinstance(value, int) and not isinstance(value, bool):
         bits = value
-    return bits if 0 <= bits <= 0o777 else None  # decimal 620, a mistake for octal 620, is greater
+    return bits if 0 <= bits <= 0o777 else None  # decimal 620, meant as octal, is greater
 
 
 def _read_os_group(value: object) -> str | None:
-    """Return the number of an OS group, as text, or a value that means something without one."""
+    """Return an OS group's number as text; "" and "group" are unchanged."""
     from grp import getgrnam
 
     name = str(value) if isinstance(value, int) and not isinstance(value, bool) else value

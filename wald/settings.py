@@ -56,7 +56,7 @@ _GUARDED_MODE = 0o600  # of the FIFO of a route with writers
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A row of the settings reference; default and bounds are TOML, ``unit`` is that of a bare number."""
+    """A row of the reference; default and bounds are TOML, ``unit`` is that of a bare number."""
 
     name: str
     unit: str
@@ -71,7 +71,7 @@ def setting(type_: SettingType, default: object, meaning: str) -> Any:
 
 
 def _optional(type_: SettingType, default: object, meaning: str, *, unset: object = None) -> Any:
-    """Return the field of a setting whose value is ``unset`` unless the file sets it."""
+    """Return a field that is ``unset`` unless the file sets it."""
     return field(default=unset, metadata={"type": type_, "default": type_.parse(default), "meaning": meaning})
 
 
@@ -231,7 +231,7 @@ class Config:
     """The variable, or file and line, of each setting without its default. Not a setting."""
 
     def reload(self, fresh: Config) -> tuple[Config, set[str], set[str]]:
-        """Return the settings after SIGHUP, the names of those that changed, and of those that need a restart."""
+        """Return the settings after SIGHUP, the changed names, and those that need a restart."""
         names = [each.name for each in fields(fresh) if each.compare]
         changed = {name for name in names if getattr(fresh, name) != getattr(self, name)}
         waiting = changed - self.reloadable
@@ -291,12 +291,7 @@ def reference(table: type[Any] = Config) -> list[Setting]:
 
 
 def load(path: Path | None, environ: Mapping[str, str]) -> Config:
-    """Return the settings from the variables in ``environ`` and the file at ``path``.
-
-    Raises:
-        InvalidInput: the file cannot be read, a key does not exist, or a value is out of bounds; it names file and
-            line.
-    """
+    """Return the settings from variables and a file; InvalidInput names file and line."""
     origins: dict[str, str] = {}
     values: dict[str, Any] = {} if path is None else _from_file(path, origins)
     values |= _from_environment(environ, origins)
@@ -304,9 +299,9 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
 
 
 def effective_settings(config: Config) -> Iterator[tuple[str, str, str]]:
-    """Yield each setting's name, value and origin; settings of tables only if the file has them.
+    """Yield each setting's name, value as TOML, and origin; settings of tables only if the file has them.
 
-    The value is TOML; the origin is a variable, a file and a line, or DEFAULT.
+    The origin is a variable, a file and a line, or DEFAULT.
     """
     for name, type_ in _TYPES.items():
         yield name, type_.show(getattr(config, name)), config.origins.get(name, DEFAULT)
@@ -321,24 +316,19 @@ def effective_settings(config: Config) -> Iterator[tuple[str, str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class SettingFile:
-    """A TOML file of settings; its errors name the file and the line.
-
-    Attributes:
-        help_command: command that lists all settings.
-        homes: where each key belongs, as in "to [retention]"; for keys in the wrong table.
-    """
+    """A TOML file of settings; errors name the file and the line."""
 
     path: Path
     content: str
     tables: dict[str, Any]
-    help_command: str
-    homes: Mapping[str, str]
+    help_command: str  # lists all settings
+    homes: Mapping[str, str]  # of each key, as in "to [retention]", for keys in the wrong table
 
     @classmethod
     def read(cls, path: Path, *, help_command: str, homes: Mapping[str, str]) -> SettingFile:
         try:
-            # An editor may have added a byte order mark. The codec that strips it is in a separate module, which a user
-            # other than the one that started Python may be unable to import.
+            # An editor may have added a byte order mark. The codec that strips it is in a module that another user than
+            # the one that started Python may be unable to import.
             content = path.read_bytes().removeprefix(BOM_UTF8).decode()
             return cls(path, content, tomllib.loads(content), help_command, homes)
         except OSError as error:
@@ -367,12 +357,7 @@ class SettingFile:
     def parse_table(
         self, keys: object, types: Mapping[str, SettingType], table: str = "", *, after: str = ""
     ) -> dict[str, Any]:
-        """Return the checked values of one table.
-
-        Args:
-            table: its name; "" for the keys above all tables.
-            after: the part of the name that finds its heading; by default all of it.
-        """
+        """Return checked values of ``table`` ("": above all tables); ``after``: the part of its name in the heading."""
         if not isinstance(keys, dict):
             raise InvalidInput(
                 f"{self.place(after or table)}: {table} must be a table", case="setting-is-not-a-table", table=table
@@ -398,11 +383,7 @@ class SettingFile:
 
 
 def parse_setting(name: str, value: object, type_: SettingType, place: str, *, help_command: str) -> Any:
-    """Return the checked value.
-
-    Raises:
-        InvalidInput: it is out of bounds, or of another type.
-    """
+    """Return the checked value; InvalidInput if out of bounds or of another type."""
     try:
         return type_.parse(value)
     except ValueError as error:

@@ -1,8 +1,7 @@
 """Client of systemd: notifications, and descriptors that survive a restart.
 
-Notifications are datagrams (sd_notify(3)): READY, RELOADING, STOPPING, WATCHDOG, and FDSTORE, which stores pipes so
-that their content survives a restart. The next start inherits the stored descriptors under their names
-(sd_listen_fds(3)), and the FIFOs and listening sockets of socket units.
+Notifications are datagrams (sd_notify(3)). FDSTORE stores pipes, so that their content survives a restart: the next
+start inherits them by name (sd_listen_fds(3)), and the FIFOs and listening sockets of socket units.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class InheritedDescriptor:
 
 
 class Systemd:
-    """Connection to systemd; without systemd, all notifications are dropped."""
+    """Connection to systemd; without it, notifications are dropped."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._address = environ.get("NOTIFY_SOCKET", "")
@@ -54,16 +53,16 @@ class Systemd:
         return [socket.socket(fileno=self._inherited.pop(file).descriptor) for file in files]
 
     def take(self, file: tuple[int, int]) -> int | None:
-        """Return the inherited descriptor of a FIFO, by device and inode, once; None without one."""
+        """Return the inherited descriptor of a FIFO, by device and inode, once."""
         inherited = self._inherited.pop(file, None)
         return None if inherited is None else inherited.descriptor
 
     def kept(self, name: str) -> int | None:
-        """Return an inherited descriptor of this name that no call has taken yet; None without one."""
+        """Return an inherited descriptor of this name that is not taken yet."""
         return next((each.descriptor for each in self._inherited.values() if each.name == name), None)
 
     def take_rest(self) -> list[InheritedDescriptor]:
-        """Return the remaining descriptors, once; their FIFOs are not at the path of any route."""
+        """Return the remaining descriptors, once; their FIFOs are at no route's path."""
         rest, self._inherited = list(self._inherited.values()), {}
         return rest
 
@@ -72,7 +71,6 @@ class Systemd:
         self._send(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", [descriptor])
 
     def forget(self, name: str) -> None:
-        """Ask systemd to close the pipes that it stores under a name."""
         self._send(f"FDSTOREREMOVE=1\nFDNAME={name}")
 
     def _send(self, message: str, descriptors: list[int] | None = None) -> None:
