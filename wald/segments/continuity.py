@@ -1,8 +1,8 @@
 """Detection of a replaced or rolled-back log at a path.
 
-Positions in memory mean nothing if another log, or an older copy of the same log, is moved to its path, even if id,
-epoch and head look right. Each start of the daemon therefore writes a random ``life`` and the sequence at which it
-begins into ``recovery/<epoch>.json``; no process can have seen that sequence before.
+If another log, or an older copy, is moved to the path, positions in memory mean nothing, even if id, epoch and head
+look right. So each start of the daemon writes a random ``life`` and its first sequence, which no process can have seen
+before, into ``recovery/<epoch>.json``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Mark = tuple[int, int, int] | None
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The last record read, epoch and life at that time, and the end of the bytes read; 0 and "" if unknown."""
+    """Last record and end of the bytes read, with epoch and life; 0 and "" if unknown."""
 
     sequence: int
     epoch: int
@@ -44,7 +44,7 @@ def seen_at(root: Root, head: Head) -> Seen:
 
 
 class Continuity:
-    """History of a log as one process, or an earlier one that left ``seen``, has seen it; threads may share it."""
+    """A log as this process, or an earlier one that left ``seen``, has seen it; threads may share it."""
 
     def __init__(self, root: Root, log_id: bytes, seen: Seen | None = None, *, hint: str = "") -> None:
         self._root = root
@@ -63,9 +63,9 @@ class Continuity:
         self.check(readable_head(self._root))
 
     def check(self, head: Head | None) -> None:
-        """Compare the log with earlier observations, and remember ``head``, which was just read.
+        """Compare the log with what was seen, and remember ``head``, which was just read.
 
-        Raises Gone if no log is there now, or Replaced, now and later, if it is another log or an older copy.
+        Raise Gone if no log is there now; Replaced, now and later, for another log or an older copy.
         """
         with self._lock:
             if self._replaced is None:
@@ -75,7 +75,7 @@ class Continuity:
                     raise
                 except Replaced as error:
                     self._replaced = error
-            if self._replaced is not None:  # a new error, because each raise adds frames to it
+            if self._replaced is not None:  # a new one, because each raise adds frames
                 raise type(self._replaced)(self._replaced.message, hint=self._replaced.hint)
 
     def _compare(self, head: Head | None) -> None:
@@ -160,7 +160,7 @@ def _begins_before(report: Mapping[str, Any], seen: Seen, root: Root) -> bool:
 
 
 def _is_repaired(root: Root, seen: Seen) -> bool:
-    """Return True if a repair has since rewritten the segment of ``seen``, which may be shorter now."""
+    """Return True if a repair has since rewritten, and perhaps shortened, the segment of ``seen``."""
     from wald.files.ledger_read import Lines
 
     with suppress(Damaged):

@@ -18,28 +18,23 @@ _AHEAD_NS = 60_000_000_000  # more than time synchronisation normally corrects
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """End of the readable bytes of a log.
-
-    ``sequence`` is the last readable record, None if only reading shows it. If ``lost``, the head is unreadable, and
-    later records may be durable.
-    """
+    """End of the readable bytes of a log."""
 
     segment: int
     position: int
-    sequence: int | None
-    lost: bool = False
+    sequence: int | None  # the last readable one; None if only reading shows it
+    lost: bool = False  # the head is unreadable; later records may be durable
 
     def limit(self, base_sequence: int) -> int | None:
         """Return the end of the readable bytes of a segment; None for its own end."""
         return self.position if base_sequence == self.segment else None
 
 
-EVERYTHING = Bound(1 << 63, 1 << 63, None)
-"""Bound of a log whose segments are all complete."""
+EVERYTHING = Bound(1 << 63, 1 << 63, None)  # if all segments are complete
 
 
 def read_head(root: Root) -> Head | None:
-    """Return the durable head; None if the file is missing or empty. Raise Damaged if it contains something else."""
+    """Return the durable head, None if its file is missing or empty; raise Damaged if it is unreadable."""
     try:
         descriptor = open_regular(root.head)
     except FileNotFoundError:
@@ -58,7 +53,7 @@ def read_head(root: Root) -> Head | None:
 
 
 def readable_head(root: Root) -> Head | None:
-    """Return the durable head; None even if it is damaged, because segments show nearly as much."""
+    """Return None even for a damaged head, because segments show nearly as much."""
     try:
         return read_head(root)
     except Damaged:
@@ -68,7 +63,7 @@ def readable_head(root: Root) -> Head | None:
 def seconds_ahead(append_time_ns: int, now_ns: int) -> float:
     """Return how far append times are ahead of the clock; 0.0 if a normal clock correction explains it.
 
-    Until the clock has caught up, every new record gets the append time of the record before it.
+    Until the clock catches up, each new record repeats the append time before it.
     """
     ahead_ns = append_time_ns - now_ns
     return ahead_ns / 1e9 if ahead_ns > _AHEAD_NS else 0.0

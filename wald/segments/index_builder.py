@@ -1,6 +1,6 @@
 """Index of a segment, built from its batches, and sparse index files.
 
-A sparse index saves a reader from scanning a raw segment from its start. It is only a hint: it is not synced and may be
+A sparse index saves a reader from scanning a raw segment from its start. It is only a hint, and not synced: it may be
 missing, short, stale, damaged, or ahead of the durable end of the log.
 """
 
@@ -77,7 +77,7 @@ class SegmentIndexBuilder:
         self._tallies: dict[bytes, _Tally] = {}
 
     def add_window(self, window: bytes, origin: int) -> int:
-        """Add the whole batches at the start of the bytes at position ``origin``, and return where they end in them.
+        """Add the whole batches at the start of ``window``, and return where they end in it.
 
         Several times as fast as :meth:`RawFile.scan`, which handles everything else.
         """
@@ -150,7 +150,7 @@ class SegmentIndexBuilder:
     def index(
         self, *, log_id: bytes, epoch: int, raw_bytes: int, damage: list[tuple[int, int]], sha256: bytes
     ) -> SealedIndex:
-        """Return an index of all batches, in one frame; ``sha256`` is empty if unknown."""
+        """Return an index in one frame; ``sha256`` is empty if unknown."""
         span = self.end_frame()
         return SealedIndex(
             log_id=log_id,
@@ -210,7 +210,7 @@ class SegmentIndexBuilder:
 
 
 class SparseIndexWriter:
-    """Writer of the sparse index of a growing segment; the first error ends the index, which stays short."""
+    """Writer of the sparse index of a growing segment; the first error ends it."""
 
     def __init__(self, path: Path, header: SegmentHeader) -> None:
         self._descriptor = -1
@@ -222,7 +222,7 @@ class SparseIndexWriter:
         self._write(encode_sparse_header(header))
 
     def add(self, sequence: int, position: int, append_time_ns: int) -> None:
-        """Add the next batch; never raises OSError."""
+        """Add the next batch; never raise OSError."""
         if position - self._indexed >= SPARSE_INTERVAL_BYTES:
             self._indexed = position
             self._write(encode_sparse_entry(sequence, position, append_time_ns))
@@ -259,7 +259,7 @@ def _is_another_file(path: Path) -> bool:
 
 
 def find_index(directory: Path, log_id: bytes | None, base_sequence: int) -> SparseIndex:
-    """Return the sparse index of a segment (of any log if ``log_id`` is None), or only the salt if it has none."""
+    """Return the sparse index of a segment (of any log if ``log_id`` is None), or only the salt."""
     path = directory / segment_name(base_sequence, Kind.INDEX)
     return read_index(path, log_id, base_sequence) or SparseIndex(salt=salt_recorded_after(directory, base_sequence))
 

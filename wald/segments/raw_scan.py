@@ -2,10 +2,10 @@
 
 A scan checksums each byte of a batch once, however much damage there is.
 
-A payload may contain whole batches with valid checksums, because every program that can read the segment can learn its
-salt. :class:`Resync` therefore starts at an anchor (a position given by the sparse index, by the head, or by the end of
-the data) and follows the trailers backwards to the damage. If trailers are damaged, too, it searches for headers, and
-accepts only a chain of headers that ends exactly where the trailers led.
+A payload may contain whole batches with valid checksums, because any reader of the segment can learn its salt. So
+:class:`Resync` starts at an anchor (from the sparse index, the head, or the end of the data) and follows the trailers
+backwards to the damage. If trailers are damaged, too, it accepts only a chain of headers that ends exactly where the
+trailers led.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from wald.format.segment import (
     decode_segment_header,
 )
 
-WINDOW_BYTES = 1 << 20  # small enough for a small machine, large enough to read at disk speed
+WINDOW_BYTES = 1 << 20  # small enough for a small machine, large enough for disk speed
 FIRST_BATCH = SEGMENT_HEADER.size
 _ZEROS = bytes(WINDOW_BYTES)
 SEQUENCES_REPEAT = "its sequences repeat those of an earlier batch"
@@ -87,7 +87,7 @@ Scan = Iterator[ScannedBatch | DamagedBytes | SegmentEnd]
 class RawFile:
     """Bytes and batches of an open raw segment up to ``limit``; the caller owns the descriptor.
 
-    Only damage needs ``index``, and ``durable``, a position at which the head says that a batch ends (0 if unknown).
+    Only damage needs ``index`` and ``durable``, the end of a batch according to the head (0 if unknown).
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class RawFile:
 
     @cached_property
     def salt(self) -> int:
-        """The salt; a random one, which fits no batch, if header and sparse index are lost."""
+        """The salt; a random one, which fits no batch, without header and sparse index."""
         try:
             return self.header().salt
         except BadHeader:
@@ -163,7 +163,7 @@ class RawFile:
             offset = resumed
 
     def _parse(self, offset: int) -> tuple[Parsed, str]:
-        """Parse a batch as :func:`wald.format.batch.parse` does, but in windows; return its route, too."""
+        """Parse a batch as :func:`wald.format.batch.parse` does, but in windows."""
         opening = self._peek(offset, HEADER.size)
         place = seed(self.salt, offset)
         found = parse_header(opening, max(0, self.limit - offset), place)
@@ -185,7 +185,7 @@ class RawFile:
         return found, route
 
     def _resume(self, offset: int, header: BatchHeader | None) -> int | None:
-        """Return where to continue, if anywhere. An intact ``header`` gives the length, so that no payload is read."""
+        """Return where to continue; an intact ``header`` shows it without reading a payload."""
         if header is not None:
             resumed = offset + header.total_bytes
             return resumed if resumed < self.limit else None
@@ -210,7 +210,6 @@ class RawFile:
         return 0
 
     def _peek(self, offset: int, length: int) -> memoryview:
-        """Return ``length`` bytes at ``offset``, fewer at the limit."""
         inside = offset - self._window_offset
         if inside < 0 or inside + length > len(self._window):
             self._move(offset)
@@ -218,7 +217,7 @@ class RawFile:
         return self._window[inside : inside + length]
 
     def _ahead(self, offset: int, length: int) -> memoryview:
-        """Return up to ``length`` bytes at ``offset``; none only at the limit."""
+        """Return some of the bytes; none only at the limit."""
         inside = offset - self._window_offset
         if not 0 <= inside < len(self._window):
             self._move(offset)
@@ -243,8 +242,7 @@ _BACKWARDS_BYTES = 64 << 10  # window for reading trailers backwards
 class Resync:
     """Search for the first batch after damage.
 
-    Unless they are damaged, batches end at the positions ``ends``. Entries of ``index`` count only if they agree with
-    the segment.
+    Undamaged batches end at ``ends``. Entries of ``index`` count only if they agree with the segment.
     """
 
     def __init__(
@@ -313,5 +311,5 @@ class Resync:
                 if header is not None and position + header.total_bytes <= end:
                     yield position
                 at = window.find(MAGIC, at + 1)
-            # The next window begins at the first position at which this one has no whole header.
+            # next, the first position at which this window has no whole header
             offset += max(ALIGNMENT, len(window) - HEADER.size + ALIGNMENT & -ALIGNMENT)

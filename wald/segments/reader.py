@@ -1,7 +1,7 @@
 """Batches of one segment in order, in raw or sealed form.
 
-Positions in every form are offsets in the raw form, so that sealing does not move a reader. Raw batches are checked
-against their checksums; the sealer has checked those of a sealed segment, whose frames have checksums of their own.
+Positions are offsets in the raw form, so that sealing does not move a reader. Raw batches are checked against their
+checksums; the sealer has checked those of a sealed segment, whose frames have checksums, too.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SkippedBatches:
 
 @dataclass(frozen=True, slots=True)
 class DroppedBatches(SkippedBatches):
-    """Batches that shrinking has dropped; the last one was appended at ``latest_ns``."""
+    """Batches dropped by shrinking; the last one was appended at ``latest_ns``."""
 
     latest_ns: int
 
@@ -74,7 +74,7 @@ def as_item(batch: StoredBatch) -> StoredBatch | DroppedBatches:
 
 
 class OpenSegment(ABC):
-    """An open segment in any form; :meth:`batches` of a raw or a salvaged one sets ``tail``, where and how it ended."""
+    """An open segment; :meth:`batches` of a raw or salvaged one sets ``tail``, where and how it ended."""
 
     def __init__(self, segment: Segment) -> None:
         self.base_sequence = segment.base_sequence
@@ -97,10 +97,10 @@ class OpenSegment(ABC):
         routes: frozenset[str] | None = None,
         passable: Passable | None = None,
     ) -> Iterator[SegmentItem]:
-        """Yield every batch from ``position`` to ``limit`` (None for its own end), with the damage between them.
+        """Yield batches from ``position`` to ``limit`` (None for its own end), and the damage between them.
 
-        A sealed segment skips frames without any of ``routes``, and decompressed frames for which ``passable`` returns
-        True. With ``passable``, it decompresses no frame ahead, because a search has other work for each processor.
+        A sealed segment skips frames without any of ``routes``, and decompressed ones that are ``passable``. With
+        ``passable``, it decompresses no frame ahead, because a search has other work for each processor.
         """
 
     @abstractmethod
@@ -345,7 +345,7 @@ class SealedSegment(OpenSegment):
         is_shrunk = self.index.shrunk is not None
         # A reader of the raw segment may have stopped where one batch now replaces several.
         at = begin if is_shrunk else max(position - frame.raw_offset, begin)
-        is_whole = not reason and not is_shrunk and (limit is None or end <= limit)  # only batches show dropped records
+        is_whole = not reason and not is_shrunk and (limit is None or end <= limit)
         if is_whole and passable is not None and passable(data, at):
             yield self._skipped(frame)
             return
@@ -377,7 +377,7 @@ class Misplaced(Damaged):
 
 
 def identify(path: Path) -> tuple[Kind, SegmentHeader | SealedIndex | None] | None:
-    """Return form (RAW or SEALED) and header or index, if readable, of the segment in a file; None for another file."""
+    """Return RAW or SEALED, and the header or index if readable; None if the file is not a segment."""
     with open_file(path) as file:
         start = file.read(SEGMENT_HEADER.size)
         if start.startswith(SEGMENT_MAGIC):

@@ -40,7 +40,7 @@ _STORED_MAX_BYTES = 2 * FRAME_BYTES  # of a frame of several batches
 
 
 class SalvagedSegment(OpenSegment):
-    """A sealed segment without a usable index, because of ``error``, which is raised if no frame is readable."""
+    """A sealed segment without a usable index, because of ``error``, raised if no frame is readable."""
 
     def __init__(self, segment: Segment, log_id: bytes, error: Damaged) -> None:
         super().__init__(segment)
@@ -119,7 +119,7 @@ class SalvagedSegment(OpenSegment):
             offset, begin = offset + span.stored_bytes, begin + span.raw_bytes
 
     def _span(self, offset: int, begin: int) -> tuple[FrameLengths, str]:
-        """Return the lengths of the frame at ``offset``, 0 if unknown, and why its headers are unusable, or ""."""
+        """Return the lengths of a frame, 0 if unknown, and why its headers are unusable, or ""."""
         listed = self._listed(offset)
         try:
             own = read_frame_lengths(self._read, offset)
@@ -156,7 +156,7 @@ class SalvagedSegment(OpenSegment):
         return decompress_start(self._read(offset, stored_bytes), wanted)
 
     def _first_batch_bytes(self, offset: int, begin: int) -> int:
-        """Return the length of the first batch in a frame, because the claim of a frame must not allocate memory."""
+        """Return the length of the first batch, because the claim of a frame must not allocate memory."""
         opening = self._opening(offset)
         if len(opening) < HEADER.size:
             return 0

@@ -3,8 +3,8 @@
 A frame contains whole batches or damaged bytes, never both, and ends before the batch that would make it longer than
 ``FRAME_BYTES``; a longer batch has its own frame.
 
-Every frame is compressed and decompressed in one call with its size known on both sides: a stream of the ``zstandard``
-package ends silently where a file is truncated, and a call without sizes stops after the first frame.
+Frames are compressed and decompressed with their size known on both sides: a ``zstandard`` stream ends silently where a
+file is truncated, and a call without sizes stops after the first frame.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _BLOCK_BYTES = 128 << 10  # of zstd: blocks before a damaged one decompress
 
 
 def decompress_start(stored: bytes, wanted: int) -> tuple[bytes, str]:
-    """Return the first ``wanted`` bytes of a frame, as far as it decompresses, and a reason if not all do, or ""."""
+    """Return up to ``wanted`` bytes of a frame, and a reason if not all decompress, or ""."""
     parts, got = [], 0
     try:
         with zstandard.ZstdDecompressor().stream_reader(stored) as stream:
@@ -119,8 +119,8 @@ def compress_segment(
 ) -> Compressed:
     """Write the sealed form of a complete raw segment to an empty file; the caller syncs it.
 
-    Takes a few MiB of memory, and about 60 bytes per batch. Bytes other than zeros after the last batch are damage,
-    and are kept. The sparse index at ``index_path`` helps to find batches after damage.
+    Takes a few MiB of memory, and about 60 bytes per batch. Bytes other than zeros after the last batch are damage, and
+    are kept. The sparse index at ``index_path`` helps to find batches after damage.
     """
 
     def sparse_index() -> SparseIndex | None:
@@ -159,7 +159,7 @@ def compress_segment(
 
 
 def index_raw(source: int) -> SealedIndex:
-    """Return the index that the sealed form of a complete raw segment would have, in one frame and without a digest."""
+    """Return the index of a complete raw segment, in one frame and without a digest."""
     raw = RawFile(source)
     header = raw.header()
     builder = SegmentIndexBuilder(header.base_sequence, header.salt)
@@ -185,7 +185,7 @@ def _parts(
             continue
         if offset >= raw.limit:
             return
-        # The scan starts at the batch before, because the sequences that it accepts depend on it.
+        # from the batch before, on which the accepted sequences depend
         scan = raw.scan(start=builder.last_position or FIRST_BATCH)
         found = next(found for found in scan if found.offset >= offset or isinstance(found, SegmentEnd))
         if isinstance(found, ScannedBatch):
@@ -205,7 +205,7 @@ def _parts(
 class SealedFile:
     """An open sealed segment; for one thread at a time, except :meth:`readable_start`.
 
-    Every method raises Damaged if the bytes are not those that were sealed.
+    Every method raises Damaged if the bytes have changed since sealing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -237,9 +237,9 @@ class SealedFile:
         return Batches(data, begin, position=self.index.frames[number].raw_offset, salt=self.index.salt)
 
     def readable_start(self, number: int) -> bytes:
-        """Return the raw bytes of a damaged frame before the damage, which only checksums of batches validate.
+        """Return the raw bytes of a frame before the damage, which only checksums of batches validate.
 
-        Another thread may be in :meth:`frame` at the same time, reading ahead.
+        Another thread may be in :meth:`frame`, reading ahead.
         """
         frame = self.index.frames[number]
         stored = self._read(frame.offset, frame.compressed_bytes)
@@ -271,7 +271,7 @@ class SealedFile:
         return digest.digest()
 
     def damage(self) -> list[tuple[Frame, Damaged]]:
-        """Return the frames that have changed since sealing, with the errors, in constant memory."""
+        """Return the frames changed since sealing, with the errors, in constant memory."""
         found = []
         digest = hashlib.sha256()
         for number, frame in enumerate(self.index.frames):

@@ -93,7 +93,7 @@ def compare_shrunk(source: SealedFile, made: SealedFile, keeps: Keeps) -> None:
 
 
 def dropped_batch(length: int, base: int, following: int, append_time_ns: int, epoch: int) -> tuple[BatchHeader, bytes]:
-    """Return header and payload of a batch of ``length`` bytes that replaces the records base ≤ s < following."""
+    """Return header and payload of a batch of ``length`` bytes for the records base ≤ s < following."""
     payload = bytes(length - FRAMING_BYTES)
     header = BatchHeader(
         body_checksum=checksum_body(b"", [payload], len(payload)),
@@ -116,7 +116,7 @@ def _segment_of(index: SealedIndex) -> tuple[bytes, int, int, int, int]:
 
 
 def _aligned(one: SealedFile, other: SealedFile) -> Iterator[tuple[list[StoredBatch], list[StoredBatch]]]:
-    """Yield the batches of two forms of a segment, in the smallest groups that end at the same position in both.
+    """Yield the batches of two forms in the smallest groups that end at the same position in both.
 
     The last groups may end at different positions; one list is empty if that form has no more batches.
     """
@@ -142,15 +142,13 @@ def _may_replace(old: list[StoredBatch], new: list[StoredBatch], keeps: Keeps) -
 
 
 class _Writer:
-    """Replaces runs of dropped batches by batches of zeros."""
-
     def __init__(self, frames: FrameWriter, builder: SegmentIndexBuilder, salt: int) -> None:
         self.frames = frames
         self.builder = builder
         self._salt = salt
         self._parts: list[Buffer] = []  # of the next frame
         self._parts_bytes = 0
-        self._gap: tuple[StoredBatch, StoredBatch] | None = None  # first and last of the current run of dropped batches
+        self._gap: tuple[StoredBatch, StoredBatch] | None = None  # first and last batch of the current run to drop
 
     def add_header(self, header: bytes) -> None:
         self._parts, self._parts_bytes = [header], len(header)

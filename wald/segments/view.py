@@ -1,7 +1,7 @@
 """Snapshot of a log: its head and its segments.
 
 Everything that reads a log uses a :class:`View`; nothing else lists the directory to read. Sealing and reclaim rename
-files while others read them: :meth:`View.follow` tries every name that a segment can have.
+files while others read them, so :meth:`View.follow` tries every name of a segment.
 """
 
 from __future__ import annotations
@@ -37,27 +37,18 @@ T = TypeVar("T")
 class State(Enum):
     """State of a record, or of the segment that contains it."""
 
-    ACTIVE = "active"
-    """In the segment that the daemon is writing."""
-    CUT = "cut"
-    """In a complete segment that is not sealed yet."""
+    ACTIVE = "active"  # in the segment that the daemon is writing
+    CUT = "cut"  # in a complete segment that is not sealed yet
     SEALED = "sealed"
-    RELEASED = "released"
-    """Reclaimed; the file still exists for the grace period."""
-    QUARANTINED = "quarantined"
-    """Damaged, or moved aside because of damage."""
+    RELEASED = "released"  # reclaimed; the file exists for the grace period
+    QUARANTINED = "quarantined"  # damaged, or moved aside because of damage
     RECLAIMED = "reclaimed"
-    ARCHIVED = "archived"
-    """Only in a bundle."""
-    SKIPPED = "skipped"
-    """A start skipped its number."""
-    LOST = "lost"
-    """Damaged or missing, and given up by ``wald repair``."""
-    NOT_RESTORED = "not-restored"
-    """Missing from the archive from which the log was restored."""
+    ARCHIVED = "archived"  # only in a bundle
+    SKIPPED = "skipped"  # a start skipped its number
+    LOST = "lost"  # given up by ``wald repair``
+    NOT_RESTORED = "not-restored"  # in no bundle at a restore
     NEVER_ISSUED = "never-issued"
-    UNKNOWN = "unknown"
-    """Issued, but in no segment and no ledger."""
+    UNKNOWN = "unknown"  # issued, but in no segment and no ledger
 
 
 class SegmentGone(Damaged):
@@ -66,21 +57,15 @@ class SegmentGone(Damaged):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The state of a log at one moment: its segments, and the end of its readable bytes.
-
-    Attributes:
-        with_released: True to read reclaimed segments whose files still exist, too.
-        head: the head that gave the bound.
-        continuity: None for no detection of another log at the path.
-    """
+    """The state of a log at one moment: its segments, and the end of its readable bytes."""
 
     root: Root
     log_id: bytes
     bound: Bound
     listing: Listing
-    with_released: bool = False
-    head: Head | None = field(default=None, compare=False)
-    continuity: Continuity | None = field(default=None, compare=False)
+    with_released: bool = False  # to read reclaimed segments whose files still exist, too
+    head: Head | None = field(default=None, compare=False)  # gave the bound
+    continuity: Continuity | None = field(default=None, compare=False)  # None: do not detect another log
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -104,7 +89,7 @@ class View:
     def follow(self, segment: Segment, action: Callable[[Segment], T]) -> T:
         """Return the result of ``action``, which raises FileNotFoundError, for the current name of a segment.
 
-        Sealing and reclaim rename a segment, and a reclaimed one gets its name back if it is needed again.
+        A reclaimed segment gets its name back if it is needed again.
         """
         with suppress(FileNotFoundError):
             return action(segment)
@@ -119,7 +104,7 @@ class View:
         return replace(self, listing=self.listing.with_released(), with_released=True)
 
     def renewed(self) -> View:
-        """Return a current view of the log; list the directory again only if it has changed."""
+        """Return a current view; list the directory again only if it has changed."""
         found = _view(self.root, self.log_id, self.continuity, before=self)
         return found.including_released() if self.with_released else found
 
@@ -141,7 +126,7 @@ class View:
             self.continuity.require()
 
     def without(self, gone: SegmentGone, segment: Segment) -> View:
-        """Return the view with the current segments; raise Damaged if they still include ``segment``, which is gone."""
+        """Return the view with the current segments; raise Damaged if they still include ``segment``."""
         listing = self._list_again()
         if any(found.base_sequence == segment.base_sequence for found in (*listing.segments, *listing.released)):
             raise Damaged(
@@ -152,7 +137,7 @@ class View:
         return replace(self, listing=listing)
 
     def completed(self, first: int, last: int) -> View:
-        """Return the view with the segments of bases ``first`` to ``last`` whose deletion was undone since."""
+        """Add the segments of bases ``first`` to ``last`` whose deletion was undone since."""
         known = {segment.base_sequence for segment in self.listing.between(first, last)}
         found = [each for each in self._list_again().between(first, last) if each.base_sequence not in known]
         return replace(self, listing=self.listing.including(found)) if found else self
@@ -163,9 +148,9 @@ class View:
 
 
 def open_segment(segment: Segment, log_id: bytes) -> OpenSegment:
-    """Open a segment in its form; a sealed one without a valid index by its frames.
+    """Open a segment; a sealed one without a valid index by its frames.
 
-    Raises FileNotFoundError if it has another name now, Misplaced, or Damaged if nothing in it is readable.
+    Raise FileNotFoundError if it has another name now, Misplaced, or Damaged if nothing in it is readable.
     """
     if segment.kind.form is Kind.RAW:
         return RawSegment(segment, log_id)
@@ -178,9 +163,10 @@ def open_segment(segment: Segment, log_id: bytes) -> OpenSegment:
 
 
 def read_view(root: Root, log_id: bytes, *, bound: Bound | None = None, continuity: Continuity | None = None) -> View:
-    """Return a view of the log in ``root``, up to ``bound`` instead of the head, if given.
+    """Return a view up to ``bound``, by default the head; without a readable head, the newest raw segment is not
+    readable.
 
-    Without a readable head, the newest raw segment is not readable. Raises Replaced if ``continuity`` does.
+    Raise Replaced if ``continuity`` does.
     """
     if bound is None:
         return _view(root, log_id, continuity)
@@ -216,14 +202,14 @@ def durable_head(root: Root) -> Head | None:
 def recorded_end(view: View, segment: Segment) -> int:
     """Return the position at which a raw segment ended when it was cut; 0 if unknown.
 
-    It reveals a truncation that lost only pieces of records that end later, so that no sequence is missing.
+    It reveals a truncation that lost only pieces of records that end later, and so no sequence.
     """
     following = view.listing.behind(segment.base_sequence)
     ending = None if following is None else _previous(view, following)
     if ending is not None:
         with suppress(Damaged, OSError), open_file(segment.path) as file:
             index = partial(find_index, segment.path.parent, view.log_id, segment.base_sequence)
-            # A repair gives a segment that it changes a new salt.
+            # a repair gives a changed segment a new salt
             if RawFile(file.fileno(), index=index).salt == ending.salt:
                 return ending.position
     return 0
