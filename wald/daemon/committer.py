@@ -41,9 +41,9 @@ from wald.writing.daemon_lock import Lock, root_gone
 from wald.writing.disk_budget import Cause, DiskBudget, Sizes
 from wald.writing.writer import Draft, Route, Sender, Writer
 
-ARENA_BYTES = 4 << 20  # several pipe chunks; a larger one is not faster at a millisecond per round
+ARENA_BYTES = 4 << 20  # several pipe chunks; more is not faster at a millisecond per round
 FULL_SECONDS = 0.25  # between checks of a full disk
-NAME_PATIENCE_SECONDS = 2.0  # the active segment may lack its name for this time if the disk is not full
+NAME_PATIENCE_SECONDS = 2.0  # the active segment may lack its name this long if the disk is not full
 _CAUSE_SECONDS = 5.0  # between checks of the cause
 _NAME_SECONDS = 1.0  # between checks of the active segment's name while nothing is written
 _CUT_RETRY_SECONDS = 1.0  # between attempts to cut without room for the next segment
@@ -54,7 +54,7 @@ class Full(DiskFailure):
 
 
 class Arena:
-    """Memory of one round, handed out from the front."""
+    """Memory of one round, used from the front."""
 
     def __init__(self, length: int = ARENA_BYTES) -> None:
         self.buffer = bytearray(length)
@@ -96,7 +96,7 @@ class Spooling:
 
     @property
     def promised_bytes(self) -> int:
-        """Bytes still to be written, to the file and to the log."""
+        """Bytes still to be written, to file and log."""
         return self.missing_bytes + self.request.payload_bytes
 
     @property
@@ -104,7 +104,7 @@ class Spooling:
         return crc32c(padding(self.request.payload_bytes), self._checksum)
 
     def columns_count(self) -> int:
-        """Return the number of records; raise BadColumns if the payload is malformed."""
+        """Raise BadColumns if the payload is malformed."""
         mapped = mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ)  # unmapped with its last view
         return decode_columns(memoryview(mapped)).count
 
@@ -147,7 +147,6 @@ class CommitRound:
         self.payload_bytes += draft.payload_bytes
 
     def publish_lines(self, route: Route, payload: Buffer, count: int, peer: Sender) -> Ticket:
-        """Add lines without a producer id."""
         draft = self._merging.get((route.name, peer))
         length = len(payload)
         if draft is None:
@@ -171,7 +170,7 @@ class CommitRound:
         peer: Sender,
         spooling: Spooling | None = None,
     ) -> Ticket | DedupEntry:
-        """Add a batch, or return the result of the one that it repeats; ``payload`` is None with ``spooling``.
+        """Add a batch, or return the result of the one it repeats; ``payload`` is None with ``spooling``.
 
         Raises ProtocolError for a conflict, a gap or a forgotten producer.
         """
@@ -223,7 +222,7 @@ class CommitRound:
 
 
 class Sources(Protocol):
-    """Sources that act before a write and after its sync."""
+    """Hooks before a write and after its sync."""
 
     def before_write(self, drafts: Sequence[Draft], segment: int) -> None: ...
 
@@ -264,7 +263,7 @@ class Committer:
         self._unnamed_at: float | None = None  # when the active segment was first found unnamed
         self._refused = False  # the disk refused the last round
         self._degraded_by: Cause | None = None  # as last reported
-        self._request_held = False  # a request waits for more room
+        self._request_held = False
         self._synced_at = time.monotonic()
         self._publish()
         self._head.sync()  # before any input: a power cut must leave a head, and a name for everything above it
@@ -291,7 +290,7 @@ class Committer:
             commit_round.committed += self._commit(commit_round.drafts[done:] if done else commit_round.drafts)
 
     def cut(self) -> bool:
-        """Return False if the active segment is empty, or without room for the next."""
+        """Return False if the segment is empty, or without room for the next."""
         now = time.monotonic()
         if not self.writer.advanced or self.writer.failed or now < self._cut_again_at:
             return False
@@ -308,14 +307,14 @@ class Committer:
         return True
 
     def step_clock(self, step: ClockStep) -> bool:
-        """Record a clock step and begin a segment; return False if that is impossible now."""
+        """Record a clock step and begin a segment; return False if impossible now."""
         writer = self.writer
         if writer.failed or not writer.may_step_clock:
             return False
         self._require_lock()
         try:
             self.keep_name()
-            if self.leave_truncated():  # the step names a sequence of the segment that was left
+            if self.leave_truncated():  # the step names a sequence of the segment left
                 return False
             add_step(self._root, self._disk, step)  # before any segment has earlier times
             writer.step_clock(now_ns=step.at_ns)
@@ -329,14 +328,14 @@ class Committer:
     def tend(self, now: float) -> None:
         if self._name_again_at <= now:
             self._name_again_at = now + _NAME_SECONDS
-            self._require_lock()  # a daemon that writes nothing would not notice a takeover otherwise
-            with contextlib.suppress(Full):  # it was reported; the next check retries
+            self._require_lock()  # else an idle daemon would not notice a takeover
+            with contextlib.suppress(Full):  # reported; the next check retries
                 self.keep_name()
                 self.leave_truncated()
         if self.writer.unsynced and self._config.sync == "interval" and self._sync_at() <= now:
             self._synced_at = now
             self._sync()
-        # No batch arrives on a full disk to cut a full segment, and only a cut segment can be reclaimed.
+        # On a full disk no batch cuts a full segment, and only a cut one can be reclaimed.
         full = (self.degraded or self._request_held) and self.writer.overshoots(1)
         if full or self._cut_at() <= now:
             self.cut()
@@ -356,7 +355,7 @@ class Committer:
             if self._unnamed_at is None:
                 return
             self._journal.info("active segment has its name again", path=path)
-        elif not self._lock.is_ours():  # the file may be another daemon's, and sealed by now
+        elif not self._lock.is_ours():  # the file may be another daemon's, even sealed
             return
         else:
             try:
@@ -369,7 +368,7 @@ class Committer:
         self._unnamed_at, self._refused = None, False
 
     def leave_truncated(self) -> bool:
-        """Continue in a new segment if another program truncated the active one; else return False."""
+        """Begin a new segment if another program truncated this one; else return False."""
         writer = self.writer
         if writer.failed or not writer.is_truncated():
             return False
@@ -398,7 +397,7 @@ class Committer:
         self._needed_bytes = self._metrics.needed_bytes = free - left
         full = left < 0 or time.monotonic() < self._full_until
         degraded = full or self._refused
-        # A request that waited for a full disk is retried in this round before it is reported.
+        # A request that waited for a full disk is retried before it is reported.
         retried = not (degraded or self.degraded)
         self._report_room(degraded=degraded)
         self._report_held(wanted_bytes if retried else None)
@@ -428,13 +427,13 @@ class Committer:
         return self._count(placed, now, now - started)
 
     def _write(self, drafts: Sequence[Draft]) -> list[Draft]:
-        """Write the drafts, after a failure to a new segment; return them with introductions."""
+        """Write, after a failure to a new segment; return the drafts with introductions."""
         placed = self.writer.place(drafts, limited=True)
         try:
             if not self.writer.failed:
                 return self._write_placed(placed)
         except OSError as error:
-            if not self.writer.failed:  # nothing was written, so another segment would not help
+            if not self.writer.failed:  # nothing was written: another segment would not help
                 raise self._failure(self._root.transfers, error) from error
             self._metrics.write_failures += 1
             self._journal.error("write failed", reason=str(error), next="the same batch goes to a new segment")

@@ -35,7 +35,7 @@ RECEIVE_BYTES = 256 << 10  # per connection and round; a unix socket buffers abo
 COMMAND_RECEIVE_BYTES = 4 << 10  # of commands: they run slowly, and pending ones are copied
 _MEMORY_MAX_BYTES = 8 << 20  # of unfinished requests; above it even small payloads are spooled
 _SMALL_ROOM_BYTES = 2 * RECEIVE_BYTES  # room for a payload that is spooled only because memory is full
-_QUICK = frozenset({"PING", "HEAD"})  # answered in order with the records before them
+_QUICK = frozenset({"PING", "HEAD"})  # answered in order with records
 _QUICK_MAX = 32  # per connection and round
 _ANSWERS_MAX = 512  # per connection and round
 _NEWLINE = ord("\n")
@@ -94,7 +94,7 @@ class UnfinishedRequests:
         return spooling
 
     def write(self, spooling: Spooling, part: memoryview) -> None:
-        """Append to a payload; raise ProtocolError if the disk refuses it."""
+        """Raise ProtocolError if the disk refuses it."""
         before = spooling.promised_bytes
         try:
             spooling.feed(part)
@@ -133,7 +133,7 @@ class Connection:
     _routes: Routes
     _unfinished: UnfinishedRequests
     _request_max_bytes: int
-    unread: bytes = b""  # received and not processed; the next buffer must begin with it
+    unread: bytes = b""  # not processed; the next buffer must begin with it
     wait: Wait | None = None  # nothing may be received while it is set
     command: Command | None = None  # runs before anything else, while wait is COMMAND
     answers: list[Answer] = field(default_factory=list)  # of the current round, in order
@@ -285,7 +285,7 @@ class Connection:
     ) -> bool:
         """Do the same as :meth:`_publish` with a payload in a file."""
         if self.payload_missing:
-            backpressure.require_room()  # others may have used up the room since the request began
+            backpressure.require_room()  # others may have used up the room
             position = self._position
             self._position = min(self._end, position + self.payload_missing)
             self.payload_missing -= self._position - position
@@ -307,7 +307,7 @@ class Connection:
         payload: memoryview | None,
         spooling: Spooling | None = None,
     ) -> bytes | Ticket:
-        """Add a payload to the round; raise ProtocolError if it is malformed or refused."""
+        """Raise ProtocolError if the payload is malformed or refused."""
         peer = self._peer
         if peer is None:  # looked up late: clients without records cost nothing
             peer = self._peer = Peer(self.user_id, self.process_id, process_name(self.process_id))

@@ -32,7 +32,7 @@ _COMMAND_PAUSE_MAX_SECONDS = 0.1  # between two commands while records arrive
 _ROUND_SECONDS = 0.002  # a few syncs: longest delay by a flood of requests
 _ACCEPTED_MAX = 32  # in one round
 _SENDERS_SHOWN = 5
-_DISKLESS = frozenset({"PING", "HEAD", "STAT"})  # commands that run while the disk refuses a round
+_DISKLESS = frozenset({"PING", "HEAD", "STAT"})  # run while the disk refuses a round
 _DISK_REFUSES = encode_err(Code.FULL, "disk write failed; see STAT for the cause")
 _SAME_ANSWERS_MAX = 16  # a user's connections that share the answer to a command
 _SENT_AHEAD_BYTES = 16 << 10  # in a socket whose client sends ahead of a large payload
@@ -41,7 +41,7 @@ _UNREAD = struct.Struct("i")
 
 @dataclass(slots=True, eq=False)
 class Client:
-    """Socket of a connection, with its state for fairness and timeouts."""
+    """Socket of a connection, with state for fairness and timeouts."""
 
     socket: socket.socket
     descriptor: int
@@ -58,7 +58,7 @@ class Client:
 
     @property
     def may_yield(self) -> bool:
-        """True if it may be closed for another: the client does not read, or has nothing pending."""
+        """True if the client does not read, or has nothing pending."""
         if self.unsent:
             return True
         connection = self.connection
@@ -141,7 +141,7 @@ class Connections:
 
     @property
     def held_requests(self) -> int:
-        """Number of requests that lack only room on the disk."""
+        """Requests that lack only room on the disk."""
         return len(self._held_room) + len(self._aside)
 
     @property
@@ -225,7 +225,6 @@ class Connections:
         self._poller.register(accepted, client.events)
 
     def _make_place(self, user_id: int, only_user: int | None, now: float) -> bool:
-        """Close a connection for a new one of ``user_id``."""
         quiet_since = now - self._idle_timeout
         client = _replaceable(
             self._open.values(), self._limits.count, user_id, only_user=only_user, quiet_since=quiet_since
@@ -260,7 +259,6 @@ class Connections:
     def collect(
         self, readable: list[int], commit_round: CommitRound, arena: Arena, backpressure: Backpressure, now: float
     ) -> None:
-        """Process received requests, and those whose wait is over."""
         self._round += 1
         # By descriptor: a waiting connection whose client is gone is handled once.
         ready = {descriptor: self._open[descriptor] for descriptor in readable if descriptor in self._open}
@@ -284,7 +282,6 @@ class Connections:
     def _receive(
         self, client: Client, commit_round: CommitRound, arena: Arena, backpressure: Backpressure, now: float
     ) -> None:
-        """Read, or resume after a wait, and process requests."""
         connection = client.connection
         start = arena.used
         if connection.unread:
@@ -397,7 +394,7 @@ class Connections:
             sent = client.socket.send(data) if data else 0
         except BlockingIOError:
             sent = 0
-        except OSError:  # the client is gone; its records are in the log all the same
+        except OSError:  # the client is gone; its records are in the log
             self._close(client)
             return
         if sent == len(data) and not (client.unsent or client.filed or connection.wait or connection.is_closing):
@@ -413,7 +410,7 @@ class Connections:
             self._limits.report(slowest.user_id, "replies that are not read fill the memory")
             self._close(slowest)
 
-    # The index of waiting connections and the poller follow the states.
+    # Waiting.
 
     def _update(self, client: Client) -> None:
         """File a connection under its wait, and poll for its events; unsent replies come first."""
@@ -444,7 +441,7 @@ class Connections:
 
 
 def _is_readable(connection: socket.socket) -> bool:
-    """Return True if unread bytes have arrived, or the client is gone."""
+    """Return True if bytes have arrived, or the client is gone."""
     try:
         connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:

@@ -37,15 +37,15 @@ PIPES_MAX = 1024  # slots in the transfers file; the first is stdin's
 SOCKETS_BYTES = 1 << 20  # of each round's arena, reserved for sockets
 _STDIN_SLOT = 0
 _PAUSE_SECONDS = 0.001  # before the next check of an unfinished line; doubled each time
-_PATHS_SECONDS = 1.0  # between checks of the paths of the FIFOs
+_PATHS_SECONDS = 1.0  # between checks of the FIFOs' paths
 
 
 class Intake:
-    """The current pipe of each route, and earlier ones until their writers have left."""
+    """Current pipe of each route, and earlier ones until their writers leave."""
 
     def __init__(self, root: Root, disk: Disk, poller: select.epoll, systemd: Systemd, config: Config) -> None:
         self.fifos = Fifos(root, systemd)
-        self.over_quota: Container[str] = ()  # routes that are read only to the end of the current record
+        self.over_quota: Container[str] = ()  # routes read only to the end of the current record
         self._root = root
         self._poller = poller
         self._systemd = systemd
@@ -54,7 +54,7 @@ class Intake:
         self._transfers = Transfers(root.transfers, PIPES_MAX, disk)
         self._pipes: dict[int, Pipe] = {}
         # Rounds and path checks iterate over these: of a thousand pipes, one may be busy.
-        self._current: dict[str, Pipe] = {}  # by route, last found at the path of its FIFO
+        self._current: dict[str, Pipe] = {}  # by route, last found at its path
         self._awake: dict[Pipe, None] = {}  # ready, or waiting for the rest of a line; the next comes first
         self._inside: set[Pipe] = set()  # inside a record
         self._replaced: set[Pipe] = set()  # no longer at their path
@@ -74,7 +74,6 @@ class Intake:
 
     @property
     def ready(self) -> bool:
-        """True if a pipe may hold unread bytes, or must be closed."""
         return bool(self._closing) or any(pipe.ready and not self._must_wait(pipe) for pipe in self._awake)
 
     @property
@@ -134,7 +133,6 @@ class Intake:
         self._follow(route)
 
     def drop(self, route: str) -> None:
-        """Stop reading a route's FIFO, but not stdin."""
         self.fifos.unread.pop(route, None)
         for pipe in list(self._pipes.values()):
             if pipe.route.name == route != self._stdin_route:
@@ -186,7 +184,7 @@ class Intake:
         pipe.hung_up = pipe.hung_up or bool(events & select.EPOLLHUP)
 
     def collect(self, commit_round: CommitRound, arena: Arena) -> None:
-        """Add the contents of ready pipes; one without room comes first in the next round."""
+        """Collect from ready pipes; one without room comes first in the next round."""
         self._close_pipes(commit_round)
         for pipe in list(self._awake):
             if arena.free < pipe.chunk_bytes + SOCKETS_BYTES:
@@ -357,7 +355,6 @@ class Intake:
         self._poller.register(opened.descriptor, select.EPOLLIN | select.EPOLLET)
 
     def _clear_slots(self) -> None:
-        """Empty the previous run's slots, except those of pipes that could not be opened yet."""
         self._unfinished = {inode: each for inode, each in self._unfinished.items() if each.slot != _STDIN_SLOT}
         kept = {each.slot for each in self._unfinished.values()}
         self._free_slots = [slot for slot in range(PIPES_MAX - 1, _STDIN_SLOT, -1) if slot not in kept]

@@ -155,7 +155,7 @@ class MainLoop:
         self._intake.check_lines(now)
         if has_room:
             self._intake.collect(commit_round, self._arena)
-        # After the pipes: a line that they begin in this round keeps requests off its route too.
+        # After the pipes: a line begun in this round keeps requests off its route too.
         busy = self._intake.busy | commit_round.open_routes
         backpressure = Backpressure(
             not has_room, self._config.on_full == "reject", busy, self._committer.left_bytes, self._quotas.over
@@ -301,7 +301,7 @@ class MainLoop:
                 self._systemd.alive()
 
     def _makes_progress(self) -> bool:
-        """Return False if the head stays although input waits, and not for disk space."""
+        """Return False if the head stays although input waits, not for disk space."""
         before, self._alive_rounds = self._alive_rounds, self._metrics.turns
         lacks_room = self._held_round is not None or self._committer.degraded or bool(self._metrics.waiting_since)
         return before != self._alive_rounds or lacks_room or not self._intake.is_stalled

@@ -136,7 +136,7 @@ class Metrics:
             self.held_seconds += now - self.held_since
             self.held_since = 0.0
 
-    # Each reads its field once: the loop may change it between two reads of another thread.
+    # Each reads its field once: the loop may change it between two reads.
     def total_held_seconds(self, now: float) -> float:
         since = self.held_since
         return self.held_seconds + (now - since if since else 0.0)

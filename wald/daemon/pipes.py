@@ -52,7 +52,7 @@ _tee.restype = ctypes.c_ssize_t
 
 
 class Transfers:
-    """The transfers file: a slot for each pipe."""
+    """File with a slot for each pipe."""
 
     def __init__(self, path: Path, count: int, disk: Disk) -> None:
         self.count = count
@@ -105,7 +105,7 @@ class Scratch:
         self._trash = memoryview(bytearray(_TRASH_BYTES))
 
     def peek(self, source: int, into: memoryview) -> int | None:
-        """Copy a pipe's contents; return their length, None if it is empty, 0 if it also has no writer."""
+        """Return the length copied; None if the pipe is empty, 0 if it also has no writer."""
         length: int = _tee(source, self._writer, len(into), _SPLICE_NONBLOCK)
         if length < 0:
             code = ctypes.get_errno()
@@ -196,7 +196,7 @@ class Pipe:
         self._drain_bytes = 0  # still read at a stop if another process keeps writing
         self._holds_both_ends = holds_both_ends
         self._relay = relay
-        # Half of the capacity: producers fill one half while the other is written to disk.
+        # Producers fill one half of the capacity while the other is written to disk.
         self.chunk_bytes = min(_enlarge(descriptor), scratch.capacity) // 2
 
     @property
@@ -220,7 +220,7 @@ class Pipe:
     def collect(self, arena: Arena) -> Draft | None:
         """Copy the bytes to commit; None without any, or if the arena is full."""
         if arena.free < self.chunk_bytes:
-            return None  # it stays ready for the next round
+            return None  # still ready in the next round
         self.waits = False
         if self._relay is not None:
             self._relay.refill()
@@ -351,7 +351,7 @@ class Pipe:
         if self.hung_up:
             return length, Flag.UNTERMINATED
         self.ready, self.waits = False, True
-        if length != self._seen_bytes:  # blocked writers wake the daemon as well
+        if length != self._seen_bytes:  # blocked writers wake the daemon too
             self._seen_bytes, self._seen_at = length, time.monotonic()
         return 0, Flag.NONE
 
@@ -418,7 +418,7 @@ def open_fifo(path: Path) -> tuple[int, bool]:
 
 
 def open_stdin(stdin: TextIO | None, root: Path, route: str) -> tuple[int, bool, Relay | None]:
-    """Return the pipe behind stdin, True if it can have survived the previous run, and the relay for a file."""
+    """Return stdin's pipe, True if it can have survived the previous run, and a file's relay."""
     descriptor = -1 if stdin is None else stdin.fileno()  # None: it was closed
     mode = 0 if stdin is None else os.fstat(descriptor).st_mode
     if stat.S_ISFIFO(mode):
@@ -471,13 +471,13 @@ def _enlarge(descriptor: int) -> int:
             break
         try:
             return fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, length)
-        except PermissionError:  # this user's pipes have used up their share of memory
+        except PermissionError:  # this user's share of pipe memory is used up
             continue
     return present
 
 
 def _poll_events(descriptor: int, events: int) -> int:
-    """Return the current ``events``, errors and hangups included."""
+    """Return current ``events``, errors and hangups included."""
     poller = select.poll()
     poller.register(descriptor, events)
     ready = poller.poll(0)

@@ -31,7 +31,7 @@ from wald.settings import Config, RouteLimits
 from wald.writing.writer import Draft
 
 _CHECK_SECONDS = 0.25  # between checks of a suspect
-_RETRY_SECONDS = 0.02  # before an interrupted check continues, and between polls of the thread
+_RETRY_SECONDS = 0.02  # before an interrupted check continues; between polls of the thread
 _CHECK_MAX_SECONDS = 0.002  # of one check
 # Pauses after slow work, as multiples of its duration.
 _CHECK_PAUSE = 10
@@ -288,7 +288,7 @@ class Quotas:
 
 @dataclass(slots=True)
 class _Stretch:
-    """Records ``first`` to ``last`` of a route; ``base`` belongs to the segment of the last one."""
+    """Records ``first`` to ``last`` of a route; ``base`` is of the segment of ``last``."""
 
     base: int
     first: int
@@ -411,7 +411,7 @@ def _quota(limits: RouteLimits) -> tuple[int, str] | None:
 
 
 def _quotas(config: Config) -> dict[str, tuple[int, str] | None]:
-    """Return the configured quota of each route, and under "" that of all others."""
+    """Return quotas by configured route; "" stands for all others."""
     return {route: _quota(config.limits(route)) for route in ("", *config.routes)}
 
 
