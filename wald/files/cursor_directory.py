@@ -5,8 +5,8 @@
                         3775, OS group GROUP    if the route has cursor owners
                         1750                    if it had some before
 
-The sticky bit protects a group's files from users other than the cursor's and the log's owner; it stays because files
-of former cursor owners may. Files of root count as the directory owner's.
+The sticky bit protects a group's files from all but the cursor's and the log's owner; it stays because files of former
+cursor owners may. Files of root count as the directory owner's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from wald.files.layout import Root, require_no_link
 from wald.hints import group_name, user_name
 
 ROOTS_GROUP = "group"
-UNKNOWN_USER = 65534  # overflowuid: any user outside the namespace of a unit with PrivateUsers=
+UNKNOWN_USER = 65534  # overflowuid: users outside the namespace of a unit with PrivateUsers=
 _NO_GROUP = (1 << 32) - 1  # for chown(2): do not change the group
 _OPEN_MODE = 0o3775  # "others" are the root's group: the directories above exclude all others
 _CLOSED_MODE = 0o1750
@@ -54,7 +54,7 @@ class GroupFile:
         return self.disk.lock(self.descriptor)
 
     def renew(self) -> None:
-        """Reopen the file: processes that inherited the old descriptor do not share the next lock."""
+        """Reopen the file: holders of the old descriptor do not share the next lock."""
         path, descriptor = self._open()
         self.close()
         self.path, self.descriptor = path, descriptor
@@ -64,7 +64,7 @@ class GroupFile:
 
 
 def open_group_file(root: Root, disk: Disk, route: str, group: str, suffix: str) -> tuple[Path, int]:
-    """Open or create a group's file; NotPermitted if this user may not, or another user planted it."""
+    """Open or create a group's file; NotPermitted if this user may not, or another planted it."""
     path = make_cursor_directory(root, disk, route) / f"{group}{suffix}"
     try:
         return path, disk.open_lock(path)
@@ -133,7 +133,7 @@ def is_own(path: Path) -> bool:
 
 
 def is_companion(path: Path, cursor: Path) -> bool:
-    """Return True if the cursor's owner, or without a cursor this user, owns ``path``; others may be planted."""
+    """Return True if the owner of the cursor (or without one this user) owns ``path``; others may be planted."""
     if not os.path.lexists(path):
         return False
     owner = file_owner(cursor)

@@ -1,7 +1,7 @@
 """System calls that make bytes durable.
 
-Everything that must survive a crash is written through a :class:`Disk`, so that tests can fail any step. Every OSError
-names the path, even for a descriptor.
+Everything that must survive a crash is written through :class:`Disk`, so that tests can fail any step. Every OSError
+names the path.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Disk:
         return open_or_make_file(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW, FILE_MODE)
 
     def open_lock(self, path: Path) -> int:
-        """Open or create a lock file; OSError if it is not regular, or another user planted it."""
+        """Open or create a lock file; OSError if not regular, or planted by another user."""
         descriptor = open_or_make_file(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, _LOCK_MODE)
         try:
             _require_own(path, os.fstat(descriptor))
@@ -81,7 +81,7 @@ class Disk:
             raise
 
     def allocate(self, descriptor: int, length: int) -> bool:
-        """Reserve bytes that read as zeros; False if unsupported: posix_fallocate(3) would write every block."""
+        """Reserve zeros; False if unsupported: posix_fallocate(3) would write every block."""
         while _fallocate(descriptor, 0, 0, length):
             number = ctypes.get_errno()
             if number in _UNSUPPORTED:
@@ -217,7 +217,7 @@ class Disk:
         owner: int = -1,
         group: int = -1,
     ) -> None:
-        """Replace a file atomically and durably; after an OSError, the old content remains.
+        """Replace a file atomically and durably; an OSError leaves the old content, unless the directory's sync fails.
 
         ``exclusive``: FileExistsError if it exists. Only root may set ``owner`` and ``group``.
         """

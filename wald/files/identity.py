@@ -27,7 +27,7 @@ class Identity(NamedTuple):
 
 
 def read_identity(root: Root) -> Identity:
-    """Read the identity, as every program does first; Damaged for a symbolic link in place of a directory."""
+    """Read the identity, as every program does first; Damaged if a directory is a symbolic link."""
     require_no_links(root)
     try:
         text = read_regular(root.identity)
@@ -60,7 +60,6 @@ def require_no_links(root: Root) -> None:
 
 
 def require_root(path: Path) -> None:
-    """Raise NotFound without a log or segments at ``path``."""
     root = Root(path)
     if not (root.identity.exists() or root.segments.exists()):
         raise NotFound(

@@ -178,7 +178,7 @@ def tip_of(parts: list[PartName]) -> str | None:
 
 
 def read_current(path: Path) -> tuple[bytes, int]:
-    """Return the synced lines and their end; a last line with a damaged newline is returned behind it."""
+    """Return the synced lines and their end, and behind it a line with a damaged newline."""
     try:
         file = open_file(path)
     except FileNotFoundError:
@@ -218,7 +218,7 @@ def synced_line(descriptor: int, length: int) -> tuple[bytes, int]:
 
 
 def _lost_a_sector(line: bytes, offset: int) -> bool:
-    """Return True if a sector of the line is all zeros: it never reached the disk."""
+    """Return True if a sector is all zeros: it never reached the disk."""
     end, start = offset + len(line), offset
     while start < end:
         stop = min(end, (start // _SECTOR_BYTES + 1) * _SECTOR_BYTES)
@@ -229,7 +229,7 @@ def _lost_a_sector(line: bytes, offset: int) -> bool:
 
 
 def newline_is_damaged(rest: bytes, offset: int) -> bool:
-    """Return True if ``rest``, behind the synced lines, was a complete line, and is not torn."""
+    """Return True if ``rest``, behind the synced lines, was a complete line."""
     return has_damaged_newline(rest) and not _lost_a_sector(rest, offset)
 
 
@@ -251,14 +251,14 @@ class Line(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Block:
-    """A frame of a sealed part, or some lines of the current file. Immutable."""
+    """A frame of a part, or lines of the current file. Immutable."""
 
     path: Path
     line: int  # number of the first line
     line_of_file: int
     frame: PartFrame
     offset: int = 0  # of the frame
-    data: bytes = b""  # the lines in the current file
+    data: bytes = b""  # of the current file
     error: Damaged | None = None  # the part is unreadable
 
     def text(self) -> bytes:
@@ -397,7 +397,7 @@ class Lines:
             if unreadable and [*self._seen[1:]] != unreadable:  # restored from a backup
                 self._forget_parts()
                 self._forget_current()
-            # Before the parts are listed: it contains the lines of a cut in between.
+            # Before listing the parts: it contains the lines of a cut in between.
             data, end = read_current(self._path)
             self._read_parts(first_prev(data))
             self._read_new_lines(data, end)
@@ -445,7 +445,7 @@ class Lines:
         self._lines, self._tip = part.line - 1 + index.lines, index.tip
 
     def _bound_unreadable(self, span: Span) -> None:
-        """Set the sequences of the last part, if unreadable, to those that the next file names."""
+        """Set an unreadable last part's sequences to those that the next file names."""
         if self._sealed and self._sealed[-1].error is not None:
             last = self._sealed[-1]
             self._sealed[-1] = replace(last, frame=last.frame._replace(low=span[0], high=span[1]))
@@ -501,7 +501,6 @@ def _identity(path: Path) -> tuple[int, ...]:
 
 
 def entries_of(path: Path) -> Iterator[Entry]:
-    """Yield the entries, oldest first, as :class:`Lines`."""
     return (line.entry for line in Lines(path).oldest_first())
 
 
@@ -588,7 +587,6 @@ def newest_entries(path: Path, *events: str) -> Iterator[Entry]:
 
 
 def _newest_lines(path: Path) -> Iterator[bytes]:
-    """Yield lines newest first, including the last part if the file is short."""
     try:
         file = open_file(path)
     except FileNotFoundError:

@@ -138,7 +138,7 @@ class Ledger:
         self._reopened()
 
     def _reopened(self) -> int:
-        """Open the file and sync its name, which a failure may have prevented."""
+        """Open the file; sync its name, which a failure may have prevented."""
         descriptor = self._open(known_bytes=self._end)
         self._disk.sync_directory(self.path.parent)
         return descriptor
@@ -151,7 +151,7 @@ class Ledger:
             self._descriptor = self._lock = None
 
     def _open(self, *, known_bytes: int | None) -> int:
-        """Open at the end of the last synced line, or at the known end of acknowledged lines."""
+        """Open at the end of the last synced line, or of the known acknowledged ones."""
         descriptor = self._disk.open_append(self.path)
         try:
             length = os.fstat(descriptor).st_size
@@ -218,7 +218,7 @@ class _Cut:
                 return index
 
     def _previous(self) -> tuple[int, str, Span | None]:
-        """Return the first line's number and ``prev``, and the previous span; remove copies."""
+        """Return the first line's number and ``prev``, and the span before; remove copies."""
         first = next(self._chunks(0), b"")
         try:
             prev = str(decode_entry(first[: first.find(b"\n")])["prev"])
@@ -261,7 +261,7 @@ class _Cut:
         return index, end
 
     def _write(self, temporary: Path, index: PartIndex, begin: int, wanted: int) -> tuple[int, bytes]:
-        """Write and sync a part, complete ``index``; return the lines' end and checksum."""
+        """Write and sync a part, completing ``index``; return the lines' end and checksum."""
         compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True, write_content_size=True)
         checksum, offset, stored_bytes = sha256(), begin, 0
         descriptor = self._disk.create(temporary)

@@ -1,7 +1,6 @@
 """Immutable listing of a log's segments.
 
-During a rename, one reading of the directory may show both names or none, so :func:`list_segments` reads a changing
-directory until two readings agree.
+During a rename, one reading of the directory may show both names or none: :func:`list_segments` reads until two agree.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class Listing:
         return dict(pairwise(sorted(self.by_base())))
 
     def covering(self, sequence: int) -> int:
-        """Return the index in ``segments`` for ``sequence``; 0 if it is older than all."""
+        """Return the index of the segment for ``sequence``; 0 if older than all."""
         return max(0, bisect_right(self.segments, sequence, key=_base) - 1)
 
     def before(self, segment: Segment) -> Segment | None:

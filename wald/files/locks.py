@@ -26,7 +26,6 @@ _YOUNG_SECONDS = 60
 
 
 def command_of(process: int) -> str:
-    """Return the command line; "" if hidden, or after the end."""
     try:
         words = Path(f"/proc/{process}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
     except OSError:
@@ -35,7 +34,6 @@ def command_of(process: int) -> str:
 
 
 def name_of(process: int) -> str:
-    """Return the name; "" after the end."""
     try:
         return Path(f"/proc/{process}/comm").read_text(errors="replace").rstrip("\n")
     except OSError:
@@ -127,7 +125,7 @@ def _locks_of(process: int) -> set[str]:
     directory = f"/proc/{process}/fdinfo"
     with suppress(OSError):
         for name in os.listdir(directory):
-            with suppress(OSError), open(f"{directory}/{name}") as file:  # it may be closed by now
+            with suppress(OSError), open(f"{directory}/{name}") as file:  # closed by now
                 lines.update(line for line in file if line.startswith("lock:"))
     return lines
 

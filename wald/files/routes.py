@@ -56,8 +56,8 @@ def add_route(
 def retire_route(root: Root, disk: Disk, name: str, *, now: str) -> None:
     """Mark a route as retired: its records and cursors stay, but no longer prevent deletions.
 
-    A daemon (ROUTE RETIRE) also refuses its records on the socket and closes the FIFO, ending an unfinished record and
-    leaving the rest unread; a stdin that feeds the route is still read.
+    A daemon (ROUTE RETIRE) also refuses its records on the socket and closes the FIFO: an unfinished record ends, the
+    rest stays unread. A stdin that feeds the route is still read.
     """
     root.require_route(name)
     if not root.retired(name).exists():
@@ -110,7 +110,7 @@ def displaced_files(root: Root, route: str) -> list[Path]:
 
 
 def fifo_problems(root: Root) -> Iterator[tuple[Path, str]]:
-    """Yield a path and a message for each reason why lines written to a FIFO do not reach the log."""
+    """Yield path and message for each reason why lines written to a FIFO are not read."""
     seen: dict[tuple[int, int], Path] = {}
     for route in root.route_names():
         for displaced in displaced_files(root, route):
@@ -143,11 +143,11 @@ def describe_shared(root: Root, path: Path, other: Path) -> str:
 
 
 class Mark(NamedTuple):
-    """Mark of a renamed route, with the commands that remove it."""
+    """Mark of a renamed route."""
 
     path: Path
     message: str
-    hint: str
+    hint: str  # removes it
 
 
 def moved_marks(root: Root) -> Iterator[Mark]:

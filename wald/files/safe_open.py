@@ -61,7 +61,7 @@ class FileIdentity:
         self._stat_path = _StatxCall(AT_FDCWD, os.fsencode(path), _AT_SYMLINK_NOFOLLOW)
 
     def is_current(self) -> bool:
-        """Return True if the path still names it, not a link to it."""
+        """Return True if the path still names the file, not a link to it."""
         return self._stat_path()[1:] == self._file
 
 
@@ -117,8 +117,8 @@ class InPlaceFile:
     """A small file of ``length`` bytes (the head, the transfers), created with zeros.
 
     Readers see each write at once. A crash of the machine may lose unsynced bytes: the head is then rebuilt from the
-    segments, and the pipes of the transfers are gone. No memory map: it would raise SIGBUS if another program shortens
-    the file; pwrite(2) extends it again or fails.
+    segments, and the transfers' pipes are gone. No memory map, which would raise SIGBUS if another program shortens the
+    file; pwrite(2) extends it or fails.
     """
 
     def __init__(self, path: Path, length: int, disk: Disk) -> None:

@@ -1,14 +1,14 @@
 """Monotonic time across boots, and recorded steps of the wall clock.
 
-Deletions by age use the time since boot, suspension included; the wall clock may be years ahead. Between two boots no
-time is known to have passed: a root may be moved, restored or shared.
+Deletions by age use the time since boot, suspension included; the wall clock may be years ahead. Between boots no time
+is known to have passed: a root may be moved, restored or shared.
 
-A time namespace, see time_namespaces(7), adds an offset to CLOCK_BOOTTIME but keeps the boot id. A :class:`Moment` is
-in the host's time, and unknown if the offset is.
+A time namespace (time_namespaces(7)) adds an offset to CLOCK_BOOTTIME but keeps the boot id. A :class:`Moment` is in
+the host's time, and unknown if the offset is.
 
-Append times never decrease, except at a clock step, which an operator has the daemon record in ``clock.jsonl`` after
-the clock was far ahead; they restart from the clock in the next segment. A step without that segment is harmless: if
-records follow, append times are still in order; otherwise the next start completes it.
+Append times never decrease, except at a clock step: after the clock was far ahead, an operator has the daemon record
+one in ``clock.jsonl``, and they restart from the clock in the next segment. A step without that segment is harmless:
+append times of later records are in order; without any, the next start completes it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def moment_of(entry: Mapping[str, Any]) -> Moment | None:
 
 
 class Elapsed:
-    """Time certain to have passed over a series of moments."""
+    """Time certain to have passed over some moments."""
 
     def __init__(self) -> None:
         self._total_ns = 0
@@ -86,7 +86,7 @@ def boot_id() -> str:
 
 
 def _namespace_offset_ns() -> int | None:
-    """Return the offset of CLOCK_BOOTTIME in this process; None if unknown."""
+    """Return the offset of CLOCK_BOOTTIME; None if unknown."""
     try:
         own, children = map(os.readlink, _NAMESPACES)
         if own != children:  # after unshare(2), the offsets are the children's
@@ -124,8 +124,8 @@ def read_steps(root: Root) -> tuple[ClockStep, ...]:
 def step_between(steps: Sequence[ClockStep], first: int, last: int) -> ClockStep | None:
     """Return the last of the ordered ``steps`` with a base from ``first`` to ``last``.
 
-    Append times restart in a segment if a step is after the previous base and not after its own: the step's own segment
-    may be gone.
+    Append times restart in a segment if a step is after the previous base and not after its own: the step's segment may
+    be gone.
     """
     return next((step for step in reversed(steps) if first <= step.base <= last), None)
 
