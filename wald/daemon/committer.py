@@ -1,6 +1,7 @@
 """Commit rounds: collect, write, sync, publish the head, release the sources, reply.
 
-Input stays in a fixed arena until it is durable; a larger payload is spilled to an unnamed file.
+Input stays in an arena until it is durable, whose fixed size bounds the daemon's memory; a larger payload is spilled
+to an unnamed file.
 
 After a failed write or sync the descriptor is never used again: the same batches go to a new segment. A full disk
 raises :class:`Full`, after which the same round can be committed again. Any other failure ends the daemon.

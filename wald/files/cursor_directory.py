@@ -98,7 +98,7 @@ def permit_cursor_owners(root: Root, disk: Disk, route: str, group: str) -> None
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if group == "":
-            os.fchmod(descriptor, _CLOSED_MODE)  # before the group changes, which could write for a moment
+            os.fchmod(descriptor, _CLOSED_MODE)  # first, or the new group could write for a moment
         if os.fstat(descriptor).st_gid != wanted:
             _change_group(directory, descriptor, wanted)
         if group:

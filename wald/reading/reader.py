@@ -497,6 +497,7 @@ class _Reading:
         )
 
     def _floor(self, route: str) -> int:
+        """Read the cursor again: records that the group has processed since may be reclaimed, and are not missing."""
         selection = self._selection
         if route not in selection.floors or route in selection.fresh:
             return selection.floor(route)

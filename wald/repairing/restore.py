@@ -66,7 +66,7 @@ class NewLog:
         disk: Disk,
         *,
         describe: Callable[[int, int], Entry],  # more ledger fields for a hole: first, last
-        now: Callable[[], int],
+        now: Callable[[], int],  # in ns since 1970
         moment: str,  # the same as ``now``, for the identity
         version: int,
         segment_max_bytes: int = SEGMENT_BYTES,

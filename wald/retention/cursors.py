@@ -38,7 +38,7 @@ class CursorState(Enum):
     UNREADABLE = "unreadable"
     FOREIGN = "foreign"  # written for another log
     LINKED = "linked"  # the file has a second name, so another user may have written it
-    BEYOND = "beyond"  # the last record of the log
+    BEYOND = "beyond"  # ahead of the last record of the log
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,6 +216,7 @@ def recorded_end(view: View, segment: Segment) -> int:
 
 
 def view_after(root: Root, log_id: bytes, base: int) -> View:
+    """Return a view of only the segment after ``base``, because a full listing takes longer."""
     names = (parse_segment_name(entry.name) for entry in os.scandir(root.segments) if entry.name[:20] > f"{base:020d}")
     bases = (name.base_sequence for name in names if name is not None and name.kind in (Kind.RAW, Kind.SEALED))
     found = min(bases, default=None)
