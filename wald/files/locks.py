@@ -28,7 +28,7 @@ _YOUNG_SECONDS = 60
 def command_of(process: int) -> str:
     try:
         words = Path(f"/proc/{process}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-    except OSError:
+    except OSError:  # hidden, or it has ended
         return ""
     return " ".join(word.decode(errors="replace") for word in words)
 

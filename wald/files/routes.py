@@ -110,7 +110,7 @@ def displaced_files(root: Root, route: str) -> list[Path]:
 
 
 def fifo_problems(root: Root) -> Iterator[tuple[Path, str]]:
-    """Yield path and message for each reason why lines written to a FIFO are not read."""
+    """Yield path and message for each reason why lines written to a FIFO do not reach the log."""
     seen: dict[tuple[int, int], Path] = {}
     for route in root.route_names():
         for displaced in displaced_files(root, route):
