@@ -228,7 +228,7 @@ class Sources(Protocol):
     def before_write(self, drafts: Sequence[Draft], segment: int) -> None: ...
 
     def after_sync(self, drafts: Sequence[Draft]) -> list[str]:
-        """Release the bytes; return messages about problems."""
+        """Release the bytes; return messages."""
 
 
 class Committer:
@@ -286,7 +286,6 @@ class Committer:
         )
 
     def commit(self, commit_round: CommitRound) -> None:
-        """Make every draft durable; after :class:`Full`, call again with the same round."""
         while (done := commit_round.committed) < len(commit_round.drafts):
             commit_round.committed += self._commit(commit_round.drafts[done:] if done else commit_round.drafts)
 
@@ -451,7 +450,7 @@ class Committer:
         return placed
 
     def _count(self, placed: Sequence[Draft], now: float, seconds: float) -> int:
-        """Update the metrics; return the number of drafts without introductions."""
+        """Return the number of drafts without introductions."""
         metrics = self._metrics
         count = records = payload_bytes = 0
         for draft in placed:

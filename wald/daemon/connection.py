@@ -344,7 +344,7 @@ class Connection:
 
 
 def _room_bytes(request: Publish) -> int:
-    """Return the room for a spooled payload, which exists twice once it is copied to the log."""
+    """Return the room for a payload in its file and in the log."""
     return 2 * request.payload_bytes
 
 

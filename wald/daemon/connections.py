@@ -176,7 +176,6 @@ class Connections:
             self._admit(accepted, now)
 
     def listen_on(self, listener: socket.socket, now: float) -> None:
-        """Accept pending connections, then replace the listening socket."""
         self.accept(now)
         self._poller.unregister(self._listener)
         self._listener.close()
@@ -361,7 +360,6 @@ class Connections:
         self._answer()
 
     def refuse(self, code: Code, message: str) -> None:
-        """Refuse a round's records, and answer its other requests."""
         self._answer(encode_err(code, message))
 
     def set_aside(self) -> None:

@@ -70,7 +70,7 @@ class Fifos:
 
     @property
     def problems(self) -> dict[str, str]:
-        """Messages about unread FIFOs and displaced files, by path."""
+        """Messages by path."""
         unread = {str(self._root.fifo(route)): message for route, message in self.unread.items()}
         return unread | {str(path): message for path, message in self._displaced.items()}
 

@@ -255,7 +255,6 @@ class Intake:
         self._transfers.close()
 
     def _follow(self, route: str) -> list[str]:
-        """Make the FIFO at the route's path current."""
         old, fifos = self._current.get(route), self.fifos
         if old is not None and fifos.is_at_path(route, old.file):
             fifos.unread.pop(route, None)

@@ -166,7 +166,7 @@ class ConnectionLimits:
             del self.count[user_id]
 
     def report(self, user_id: int, message: str) -> None:
-        """Count a connection refused or closed for lack of room; log at most one in 10 seconds."""
+        """Count a connection refused or closed for lack of room, and log some."""
         self._metrics.connections_refused += 1
         self._refused += 1
         now = time.monotonic()

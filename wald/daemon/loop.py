@@ -68,7 +68,7 @@ class MainLoop:
         self._quotas = parts.quotas
         self._arena = Arena()
         self._other_arena: Arena | None = None  # for requests that arrive while a round is held
-        self._retry_at = 0.0  # when the held round is retried
+        self._retry_at = 0.0
         self._held_round: CommitRound | None = None
         self._can_accept = False
         self._sealer_woken_for = 0  # base of the segment active then

@@ -1,4 +1,4 @@
-"""Metrics of the daemon: numbers that the loop writes, and the pages ``/metrics`` and ``/healthz``.
+"""Metrics that the loop writes, and the pages ``/metrics`` and ``/healthz``.
 
 The daemon is unhealthy if input is readable and the head does not move for ``stall_timeout``. One that seals nothing
 still accepts input, so it is only degraded.
@@ -83,7 +83,7 @@ class Recovery(StrEnum):
 
 
 def _seconds() -> Histogram:
-    """Return buckets from the sync of a fast disk to one that hangs."""
+    """Return buckets from a fast sync to a hanging one."""
     return Histogram(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 
 

@@ -1,9 +1,9 @@
 """Reading of lines from pipes without losing or doubling bytes in a crash.
 
 ``tee(2)`` copies a pipe into a scratch pipe, whole lines are committed, and one ``readv(2)`` consumes exactly those
-bytes: a kill loses nothing while another process holds the pipe open. Nor does it store bytes twice. Before the write,
+bytes: a kill loses nothing while another process holds the pipe open. Nor does it store bytes twice: before the write,
 a slot of the transfers file records the batch; in one uninterruptible step, ``readv`` consumes the bytes and puts the
-first into the slot's mark, a mapped page. The next start compares. Python code never touches that page: in a shortened
+first into the slot's mark, a mapped page; the next start compares. Python code never touches that page: in a shortened
 file it would get a SIGBUS, the system call EFAULT.
 
 A line longer than a chunk becomes several batches that CONTINUE one record.
@@ -335,7 +335,6 @@ class Pipe:
             return self._scratch.consume(self.descriptor, length, mark)
 
     def _end(self) -> Draft | None:
-        """End the record of an empty pipe without writers."""
         self.hung_up = True
         closing = self.close_record()
         self.ready = closing is not None
@@ -455,16 +454,15 @@ def _stored_payload(root: Root, transfer: Transfer, log_id: bytes) -> bytes | No
 def _was_enlarged(descriptor: int) -> bool:
     """Return True if the previous run seems to have read this pipe; enlarge it.
 
-    A pipe keeps its size while a process holds it open. If pipes could not be enlarged then, it counts as new: an
-    unfinished record ends, and bytes that a kill left in both log and pipe are stored twice. If they cannot be enlarged
-    now, it counts as old: a new line may continue an unfinished record.
+    A pipe keeps its size while it is open. If that run could not enlarge it, it counts as new: an unfinished record
+    ends, and bytes that a kill left in both log and pipe are stored twice. If this run cannot, it counts as old: a new
+    line may continue an unfinished record.
     """
     before = fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
     return not before <= _NEW_PIPE_MAX_BYTES < _enlarge(descriptor)
 
 
 def _enlarge(descriptor: int) -> int:
-    """Enlarge a pipe to the system's limit; return its size."""
     present = fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
     for length in _PIPE_SIZES:
         if length <= present:
@@ -477,7 +475,6 @@ def _enlarge(descriptor: int) -> int:
 
 
 def _poll_events(descriptor: int, events: int) -> int:
-    """Return current ``events``, errors and hangups included."""
     poller = select.poll()
     poller.register(descriptor, events)
     ready = poller.poll(0)

@@ -369,7 +369,6 @@ def describe_settings(config: Config, sizes: Sizes) -> dict[str, dict[str, str]]
 
 
 def wanted_routes(root: Root, config: Config, journal: FilteringBoundLogger) -> Iterator[tuple[str, RouteConfig]]:
-    """Yield the configured routes; report and skip retired ones."""
     for name, route in config.routes.items():
         if root.retired(name).exists():
             journal.warning("route is retired", route=name, hint=hint_for("route-retired", root=root.path, route=name))
