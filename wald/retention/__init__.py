@@ -3,12 +3,12 @@
 audit         audit of deletions
 backlog       segments and the groups that need them
 blockers      groups that pin a segment
-cursor_moves  cursor moves by an operator, and starts of new groups
+cursor_moves  moves by an operator, and starts of new groups
 cursors       cursor files
-handovers     pins of unfinished handovers between routes
+handovers     pins of unfinished handovers
 history       look-ups in the ledgers
-missing       requested records that were reclaimed or lost
+missing       requested records that are missing
 progress      progress and lag of groups
 
-Nothing is deleted here: ``sidecars/wald_reclaim`` does that, and asks ``blockers`` which groups need a segment.
+Nothing is deleted here: ``sidecars/wald_reclaim`` does that, and asks ``blockers``.
 """

@@ -26,7 +26,7 @@ REPEATED = "another deletion has some of its records"
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """Result of the audit of one deletion."""
+    """Result of an audit."""
 
     base: int
     errors: tuple[str, ...] = ()  # why it was not allowed, or is not proven to be
@@ -81,7 +81,7 @@ class _Audit:
         if line.get("damaged") and "sha256" not in line:
             self._check_damaged(held, evidence)
             return
-        # A segment deleted raw has no digest yet; if it is sealed first, another line deletes it.
+        # a segment deleted raw has no digest; once it is sealed, another line deletes it
         for key in ("base", "last") if line.get("form") == "raw" else ("base", "last", "sha256"):
             if line.get(key) != sealed.get(key):
                 self.errors.append(f"its {key} is {line.get(key)}, and was {sealed.get(key)} when it was sealed")
@@ -116,7 +116,7 @@ class _Audit:
             self.errors.append(f"of route {route} it records {_text(claimed)}, and it held {_text(held)}")
 
     def _check_damaged(self, held: dict[str, RouteEntry], evidence: dict[str, _Evidence]) -> None:
-        # The index was unreadable, so the line lists only the records found.
+        # the line lists only the records found
         for route, sealed in sorted(held.items()):
             found = evidence.get(route)
             if found is None or not (found.cursors is None or found.slowest >= sealed.last or found.expires):
@@ -135,7 +135,7 @@ class _Audit:
 
 
 def audit_deletion(line: Entry, sealed: Entry | None, *, exists: bool = False) -> Ruling:
-    """Audit a ``reclaimed`` line with routes against the ``sealed`` line, if any."""
+    """Audit a ``reclaimed`` line that has routes."""
     audit = _Audit()
     if not isinstance(line.get("routes"), list):
         reason = "its line 'excused' is missing" if "excused" in line else "no cursors are recorded"

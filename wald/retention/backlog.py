@@ -1,7 +1,7 @@
 """Segments of a log, the groups that need them, and the growth of the log.
 
-Reads the index of every sealed segment, decompresses only segments with a damaged one, and reads raw segments to their
-end. Memory does not grow with the number of segments.
+Reads every sealed index, decompresses only segments with a damaged one, and reads raw segments to their end. Memory
+does not grow with the number of segments.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class SegmentStatus:
 
     segment: Segment
     state: State
-    last_sequence: int | None  # None if unknown
+    last_sequence: int | None
     stored_bytes: int
     pins: Blockers = NO_BLOCKERS
     waived: tuple[str, ...] = ()  # retired routes with unread records; they pin nothing
     problem: str = ""
-    readable: bool = True  # the routes of its records are known, perhaps from frames alone
+    readable: bool = True  # its routes are known, perhaps from frames alone
     hint: str = ""
     newest: bool = False  # RECLAIM keeps it: the next start continues after it
     routes: Sequence[RouteEntry] = ()  # known ones, if it is complete
@@ -96,7 +96,7 @@ class GroupBacklog:
 class Backlog:
     """Segments of a view and what pins them; exhaust :meth:`segments` first.
 
-    ``after`` is the last record of an earlier backlog, to count records received since.
+    Counts records received after ``after``, the last record of an earlier backlog.
     """
 
     def __init__(self, view: View, *, after: int | None = None) -> None:
@@ -265,13 +265,12 @@ def _stored_bytes(segment: Segment) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Growth in bytes on disk a second; each route has a share by payload."""
+    """Gross growth in bytes on disk a second, shared by payload."""
 
     bytes_per_second: float
     routes: dict[str, float]
 
     def seconds_until(self, free: int) -> float | None:
-        """Return the time until ``free`` bytes are used, without reclaim."""
         return free / self.bytes_per_second if self.bytes_per_second > 0 else None
 
 

@@ -56,7 +56,7 @@ class Pin(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class CursorSnapshot:
-    """Positions of all groups of all routes at one moment."""
+    """Positions of all groups at one moment."""
 
     cursors: dict[str, tuple[Cursor, ...]] = field(default_factory=dict)  # never empty; by route with a directory
     retired: frozenset[str] = frozenset()
@@ -104,7 +104,6 @@ class CursorSnapshot:
                     yield Pin(route, group, at, last, message)
 
     def still_pins(self, pin: Pin) -> bool:
-        """Return True if ``pin``, of an earlier snapshot, still holds."""
         return any(group == pin.group and at < pin.needs for group, at, _ in self.groups(pin.route))
 
     def pins_nothing_new(self, earlier: CursorSnapshot) -> bool:
@@ -121,7 +120,7 @@ class CursorSnapshot:
         )
 
     def problems(self) -> list[str]:
-        """Return the problems of cursors and handovers; a missing cursor is not one."""
+        """Return problems, except missing cursors."""
         cursors = [
             cursor.message
             for route, cursors in self.cursors.items()
@@ -156,7 +155,7 @@ def read_cursor_snapshot(root: Root, *, log_id: bytes) -> CursorSnapshot:
 class Holders:
     """Groups that can pin segments with certain routes, in columns: no Python step per route and segment."""
 
-    numbers: tuple[int, ...] = ()  # of their routes, in the table of routes
+    numbers: tuple[int, ...] = ()  # of the route in the table of routes
     groups: tuple[tuple[str, str], ...] = ()  # (route, group)
     positions: tuple[int, ...] = ()
     messages: tuple[str, ...] = ()
@@ -179,7 +178,7 @@ class Blockers(Sequence[Pin]):
     """Pins of one segment, made when read, as there may be thousands."""
 
     holders: Holders = Holders()
-    marks: bytes = b""  # for each of ``holders``, 1 if it pins the segment, otherwise 0
+    marks: bytes = b""  # 1 for each of ``holders`` that pins the segment, else 0
     lasts: Sequence[int] = ()  # by route
 
     def __len__(self) -> int:
@@ -211,7 +210,7 @@ NO_BLOCKERS = Blockers()
 
 
 def sealed_index(segment: Segment, log_id: bytes) -> SealedIndex:
-    """Read a sealed segment's index; raise FileNotFoundError if it is gone, Damaged if unusable."""
+    """Raise FileNotFoundError if the segment is gone, Damaged if its index is unusable."""
     try:
         with SealedFile(segment.path) as sealed:
             index = sealed.index
@@ -230,8 +229,8 @@ def segment_index(
 ) -> SealedIndex:
     """Return the index of a complete segment; read all of a raw one, or of one with a damaged index.
 
-    ``on_damage`` is called with the damage of an index that frames replace. Raise FileNotFoundError if the segment is
-    gone, Damaged if it is unreadable or another segment, or if it is raw and damaged, which is for the sealer.
+    ``on_damage`` gets the damage of an index that frames replace. Raise FileNotFoundError if the segment is gone,
+    Damaged if it is unreadable or another one, or if it is raw and damaged, which is for the sealer.
     """
     if segment.kind.form is Kind.SEALED:
         try:
@@ -278,9 +277,9 @@ def _routes_unknown(segment: Segment, message: str) -> Damaged:
 def with_lost_routes(
     index: SealedIndex, segment: Segment, end: int | None, history: History, error: Damaged
 ) -> SealedIndex:
-    """Add the routes of lost frames, from the ledger, to an ``index`` made from frames.
+    """Add routes of lost frames, from the ledger, to an ``index`` made from frames because of ``error``.
 
-    ``end`` is the base of the next segment, None for the newest one; ``error`` is the damage of the index in the file.
+    ``end`` is the base of the next segment; None for the newest one.
     """
     if not index.damage and end is not None and _true_end(index, end, history) == index.next_sequence:
         return index

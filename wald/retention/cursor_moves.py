@@ -130,7 +130,7 @@ def _dropped(root: Root, base: int, history: History, *, log_id: bytes) -> Itera
 
 
 def _spans(line: Entry, route: str) -> Iterator[Span]:
-    """Yield the range of a route, or of the whole segment if its line lists no routes."""
+    """Yield the range of a route; the whole segment if its line lists no routes."""
     match line.get("routes"):
         case [*routes]:
             for entry in routes:

@@ -1,12 +1,7 @@
-"""Pins of unfinished handovers: they retain copies that may already be in the log, so that a retry finds them.
+"""Pins of unfinished handovers (docs/format.md, "The pin of a handover").
 
-A handover sends copies of records to other routes: dead letters, there or back. After a crash, the retry looks for
-these copies, which RECLAIM must not have deleted. So ``routes/R/cursors/G.pin`` pins the routes while the handover is
-unfinished, as a cursor at the same position would:
-
-    {"pin": 1, "log": "<32 hex>", "drain": {"dead_letter": 250}, "work": {}, "crc": "…"}
-
-``drain`` is for the handover in ``G.drain``, ``work`` for the records that the journal of the work group gives up.
+A handover sends copies of records to other routes: dead letters, there or back. After a crash, the retry looks in the
+log for these copies, so ``routes/R/cursors/G.pin`` retains them until it has finished.
 
 Cursor owners may also leave pins. So the pin of another user than the log's owner counts only if this user also owns a
 valid cursor of the group. An invalid pin pins nothing. If the system fails to read a pin or its directory, or if the

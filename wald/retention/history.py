@@ -1,23 +1,12 @@
-"""Look-ups in the ledgers: deleted, shrunk, lost, skipped and archived records.
+"""Look-ups in the ledgers: deleted, shrunk, lost, skipped and archived records (docs/format.md, "A ledger").
 
-    segments.jsonl   {"event": "sealed", "base": 1, "last": 250, "routes": …}          by the daemon
-                     {"event": "skipped", "base": 251, "last": 300, "why": …}          numbers that a start passed over
-                     {"event": "lost", "base": 301, "last": 310, "why": …, …}          given up by wald repair, or found
-                                                                                       in no bundle by a restore
-    reclaim.jsonl    {"event": "reclaimed", "base": 1, "last": 250, …}                 before each deletion
-                     {"event": "excused", "base": 1, "last": 900, "routes": …}         evidence that deletions share
-                     {"event": "kept", "base": 1}                                      withdraws a deletion
-                     {"event": "shrunk", "base": 1, "last": 250, "dropped": …}         before each shrink
-    archive.jsonl    {"event": "archived", "route": …, "first": 1, "last": 250, …}     for each bundle
+    segments.jsonl   sealed, skipped, lost               by the daemon; lost by a repair or restore
+    reclaim.jsonl    reclaimed, excused, kept, shrunk    by wald-reclaim, before each deletion or shrink
+    archive.jsonl    archived                            for each bundle
 
-Instead of ``routes``, a ``reclaimed`` line may name a shared ``excused`` line, which has the cursors of each route; the
-``sealed`` line with the same digest has the contents.
-
-``dropped`` has the first and last dropped record of each route. If the segment had other records between the two,
-``runs`` has the run lengths (:mod:`wald.format.spans`) from the first one.
-
-A ledger may be missing, so every answer may be "unknown"; a damaged one makes look-ups raise Damaged. They read only
-the lines that they need, and new ones.
+A ``reclaimed`` line may name an ``excused`` one, the evidence that deletions share; ``kept`` withdraws a deletion. A
+ledger may be missing, so every answer may be "unknown"; a damaged one makes look-ups raise Damaged. They read only the
+lines that they need, and new ones.
 """
 
 from __future__ import annotations
@@ -129,7 +118,6 @@ class History:
         return deletion
 
     def reclaimed_segments(self, first: int, last: int) -> Iterator[ReclaimedSegment]:
-        """Yield reclaimed segments in no order."""
         for entry in self.deletions(first, last):
             yield self._reclaimed_segment(entry)
 
@@ -180,11 +168,10 @@ class History:
         return next(_entries(self._segments, "lost", sequence, sequence), None) is not None
 
     def skipped(self, sequence: int) -> Entry | None:
-        """Return the entry of the start that passed over ``sequence``."""
         return next(_entries(self._segments, "skipped", sequence, sequence), None)
 
     def version(self) -> tuple[int, ...]:
-        """Return a value that changes with each line about segments."""
+        """Return a value that changes with each line."""
         return self._segments.mark()
 
     def shrinks(self, base: int) -> Iterator[Entry]:
@@ -231,14 +218,13 @@ class History:
         return tuple(dropped) if newest else None
 
     def last_dropped(self, base: int) -> dict[str, int] | None:
-        """Return the last sequence of each route in :meth:`dropped`; None if unknown."""
         with suppress(Damaged):
             dropped = self.dropped(base)
             return None if dropped is None else last_by_route(dropped)
         return None
 
     def line_for_digest(self, base: int, sha256: object) -> Entry | None:
-        """Return the entry about the file with this digest; otherwise that of the sealing."""
+        """Return the entry about the file with this digest, else that of the sealing."""
         # A repair may have added a second "sealed" line.
         sealed = (entry for entry in _entries(self._segments, "sealed", base, base) if entry.get("base") == base)
         matching = (entry for entry in chain(self.shrinks(base), sealed) if entry.get("sha256") == sha256)
@@ -299,7 +285,7 @@ class History:
         return self._archived.covers(route, first, last)
 
     def archived_spans(self) -> Mapping[str, Spans]:
-        """Return fully archived spans by route, updated in place as the ledger grows."""
+        """Return fully archived spans by route, updated in place."""
         return self._archived.routes()
 
 
@@ -374,7 +360,6 @@ def archived_runs(entry: Entry) -> Iterator[Span]:
 
 
 def bundle_member(entry: Entry, sequence: int) -> str | None:
-    """Return the file with ``sequence``; ``parts`` has the first record and the name of each."""
     parts = entry.get("parts")
     found: tuple[int, str] | None = None
     for part in parts if isinstance(parts, list) else []:
@@ -394,10 +379,7 @@ def _is_evidence(entry: Entry, deletion: Entry) -> bool:
 
 
 def _with_evidence(deletion: Entry, shared: Entry, sealed: Entry | None) -> Entry:
-    """Add routes; return the entry unchanged if the lines make no sense.
-
-    Without a ``sealed`` line, counts are 0, and the ranges come from the shared line.
-    """
+    """Without a ``sealed`` line, counts are 0, and the ranges come from the shared line."""
     routes = shared.get("routes")
     if not isinstance(routes, list):
         return deletion
@@ -436,7 +418,6 @@ def _loss(entry: Entry) -> Loss:
 
 
 def _route_entries(routes: object) -> tuple[RouteEntry, ...] | None:
-    """Return None if the routes make no sense."""
     found = []
     for route in routes if isinstance(routes, list) else [None]:
         match route:

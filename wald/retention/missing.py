@@ -154,7 +154,7 @@ def count_missing(segments: Iterable[ReclaimedSegment], request: RequestedRecord
                 continue
             total = replace(
                 total,
-                # A record of which the segment had only later pieces began before it.
+                # a record of which it had only later pieces began before
                 first=min(total.first or request.last, max(segment.first, request.first), first),
                 last=max(total.last, min(segment.last, request.last)),
                 records=total.records + min(entry.count or last - first + 1, last - first + 1),

@@ -69,7 +69,7 @@ class SealedLags:
     def __init__(self, lags_of: LagsOf) -> None:
         self._lags_of = lags_of
         self._names: tuple[str, ...] = ()
-        self._numbers: list[int] = []  # the route of each lag; the lists below are aligned with it
+        self._numbers: list[int] = []  # the route of each lag; the lists below are aligned
         self._one_each = True  # one lag for each route
         self._lags: list[Lag] = []
         self._positions: list[int] = []
@@ -127,7 +127,7 @@ class SealedLags:
 
 
 def add_raw(batches: Iterable[SegmentItem], lags_of: LagsOf) -> Iterator[StoredBatch]:
-    """Count a raw segment, and yield each batch after counting it."""
+    """Yield each batch of a raw segment after counting it."""
     for batch in batches:
         if isinstance(batch, StoredBatch) and not batch.header.is_control:
             for lag in lags_of(batch.route):

@@ -63,9 +63,9 @@ class Continuity:
         self.check(readable_head(self._root))
 
     def check(self, head: Head | None) -> None:
-        """Compare the log with what was seen, and remember ``head``, which was just read.
+        """Compare the log with what was seen, and remember ``head``, just read.
 
-        Raise Gone if no log is there now; Replaced, now and later, for another log or an older copy.
+        Raise Gone without a log; Replaced, now and later, for another log or an older copy.
         """
         with self._lock:
             if self._replaced is None:

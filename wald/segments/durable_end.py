@@ -26,7 +26,7 @@ class Bound:
     lost: bool = False  # the head is unreadable; later records may be durable
 
     def limit(self, base_sequence: int) -> int | None:
-        """Return the end of the readable bytes of a segment; None for its own end."""
+        """Return the readable end of a segment; None for its own end."""
         return self.position if base_sequence == self.segment else None
 
 
@@ -61,10 +61,7 @@ def readable_head(root: Root) -> Head | None:
 
 
 def seconds_ahead(append_time_ns: int, now_ns: int) -> float:
-    """Return how far append times are ahead of the clock; 0.0 if a normal clock correction explains it.
-
-    Until the clock catches up, each new record repeats the append time before it.
-    """
+    """Return how far append times are ahead of the clock; 0.0 if a normal clock correction explains it."""
     ahead_ns = append_time_ns - now_ns
     return ahead_ns / 1e9 if ahead_ns > _AHEAD_NS else 0.0
 

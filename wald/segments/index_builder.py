@@ -77,7 +77,7 @@ class SegmentIndexBuilder:
         self._tallies: dict[bytes, _Tally] = {}
 
     def add_window(self, window: bytes, origin: int) -> int:
-        """Add the whole batches at the start of ``window``, and return where they end in it.
+        """Add the whole batches at the start of ``window``, and return their end.
 
         Several times as fast as :meth:`RawFile.scan`, which handles everything else.
         """
@@ -110,7 +110,6 @@ class SegmentIndexBuilder:
             self._add(position, route.encode(), base, count, time_ns, header.flags, number, size)
 
     def end_frame(self) -> BatchSpan:
-        """Return the span of the batches added since the last call."""
         start, self._frame_start = self._frame_start, len(self.table)
         dropped_ns, self._dropped_ns = self._dropped_ns, array("q")
         table = self.table
@@ -259,7 +258,7 @@ def _is_another_file(path: Path) -> bool:
 
 
 def find_index(directory: Path, log_id: bytes | None, base_sequence: int) -> SparseIndex:
-    """Return the sparse index of a segment (of any log if ``log_id`` is None), or only the salt."""
+    """Return a sparse index (of any log if ``log_id`` is None), or only the salt."""
     path = directory / segment_name(base_sequence, Kind.INDEX)
     return read_index(path, log_id, base_sequence) or SparseIndex(salt=salt_recorded_after(directory, base_sequence))
 

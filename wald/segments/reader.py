@@ -105,11 +105,11 @@ class OpenSegment(ABC):
 
     @abstractmethod
     def file_offset(self, position: int) -> int:
-        """Return the offset in the file of the byte or frame at a position."""
+        """Return the file offset of the byte or frame."""
 
     @abstractmethod
     def position_of_sequence(self, sequence: int, limit: int | None) -> int:
-        """Return a position from which reading finds record ``sequence``, if it begins here."""
+        """Return a position from which reading finds ``sequence``, if it begins here."""
 
     @abstractmethod
     def position_of_time(self, time_ns: int, limit: int | None) -> int:

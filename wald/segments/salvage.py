@@ -132,7 +132,7 @@ class SalvagedSegment(OpenSegment):
         return listed, "the frame's headers are damaged"
 
     def _header(self) -> SegmentHeader | None:
-        """Return the header, if readable; determine the salt, even without it."""
+        """Determine the salt, even without a readable header."""
         opening = self._opening(0)
         if not opening and not self._table:
             raise self.error

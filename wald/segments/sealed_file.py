@@ -60,7 +60,7 @@ def decompress_start(stored: bytes, wanted: int) -> tuple[bytes, str]:
 
 
 class FrameWriter:
-    """Writer of the frames, index and seek table of one sealed segment."""
+    """Writer of one sealed segment."""
 
     def __init__(self, target: int, disk: Disk, level: int) -> None:
         self.frames: list[Frame] = []
@@ -120,7 +120,7 @@ def compress_segment(
     """Write the sealed form of a complete raw segment to an empty file; the caller syncs it.
 
     Takes a few MiB of memory, and about 60 bytes per batch. Bytes other than zeros after the last batch are damage, and
-    are kept. The sparse index at ``index_path`` helps to find batches after damage.
+    are kept. The sparse index helps to find batches after damage.
     """
 
     def sparse_index() -> SparseIndex | None:
@@ -263,7 +263,7 @@ class SealedFile:
         )
 
     def sha256(self) -> bytes:
-        """Return the digest of all raw bytes, in constant memory."""
+        """Hash all raw bytes, in constant memory."""
         digest = hashlib.sha256()
         for number in range(len(self.index.frames)):
             for part in self._parts(number):

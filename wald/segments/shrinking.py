@@ -118,7 +118,7 @@ def _segment_of(index: SealedIndex) -> tuple[bytes, int, int, int, int]:
 def _aligned(one: SealedFile, other: SealedFile) -> Iterator[tuple[list[StoredBatch], list[StoredBatch]]]:
     """Yield the batches of two forms in the smallest groups that end at the same position in both.
 
-    The last groups may end at different positions; one list is empty if that form has no more batches.
+    The last groups may end differently; one list is empty if that form has no more batches.
     """
     lefts, rights = _batches(one), _batches(other)
     while True:

@@ -37,8 +37,8 @@ T = TypeVar("T")
 class State(Enum):
     """State of a record, or of the segment that contains it."""
 
-    ACTIVE = "active"  # in the segment that the daemon is writing
-    CUT = "cut"  # in a complete segment that is not sealed yet
+    ACTIVE = "active"  # being written
+    CUT = "cut"  # complete, not sealed yet
     SEALED = "sealed"
     RELEASED = "released"  # reclaimed; the file exists for the grace period
     QUARANTINED = "quarantined"  # damaged, or moved aside because of damage
@@ -57,19 +57,19 @@ class SegmentGone(Damaged):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The state of a log at one moment: its segments, and the end of its readable bytes."""
+    """A log at one moment."""
 
     root: Root
     log_id: bytes
     bound: Bound
     listing: Listing
-    with_released: bool = False  # to read reclaimed segments whose files still exist, too
+    with_released: bool = False  # also read released segments
     head: Head | None = field(default=None, compare=False)  # gave the bound
     continuity: Continuity | None = field(default=None, compare=False)  # None: do not detect another log
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The segments to read, oldest first."""
+        """Segments to read, oldest first."""
         return self.listing.segments
 
     def limit(self, segment: Segment) -> int | None:
@@ -137,7 +137,7 @@ class View:
         return replace(self, listing=listing)
 
     def completed(self, first: int, last: int) -> View:
-        """Add the segments of bases ``first`` to ``last`` whose deletion was undone since."""
+        """Add segments from ``first`` to ``last`` whose deletion was undone."""
         known = {segment.base_sequence for segment in self.listing.between(first, last)}
         found = [each for each in self._list_again().between(first, last) if each.base_sequence not in known]
         return replace(self, listing=self.listing.including(found)) if found else self
@@ -163,8 +163,7 @@ def open_segment(segment: Segment, log_id: bytes) -> OpenSegment:
 
 
 def read_view(root: Root, log_id: bytes, *, bound: Bound | None = None, continuity: Continuity | None = None) -> View:
-    """Return a view up to ``bound``, by default the head; without a readable head, the newest raw segment is not
-    readable.
+    """Return a view up to ``bound``, by default the head; without either, the newest raw segment is not readable.
 
     Raise Replaced if ``continuity`` does.
     """
@@ -237,7 +236,7 @@ def _view(root: Root, log_id: bytes, continuity: Continuity | None, *, before: V
     if continuity is not None:
         continuity.check(head)
     listing = None if before is None else before.listing
-    # A network file system may return cached times, so the listing must include the segment of the head, too.
+    # A network file system may return cached times, so also look for the segment of the head.
     if (
         before is not None
         and listing is not None
