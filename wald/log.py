@@ -1,6 +1,6 @@
-"""Public API to read a log: records, batches, Arrow, cursors, and the whereabouts of a record.
+"""Public API for reading a log: records, batches, Arrow tables, cursors, and record lookup.
 
-Each method imports its dependencies, so that a short command such as ``wald head`` loads only one of them.
+Each method imports what it needs, so that a short command such as ``wald head`` does not load the rest.
 """
 
 from __future__ import annotations

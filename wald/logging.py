@@ -28,7 +28,7 @@ class _Entry(NamedTuple):
 
 
 class WaldHandler(logging.Handler):
-    """Sends each log record to a route: the formatted text and its time, with level and logger as headers.
+    """Handler that sends each log record to a route: formatted text and time, with level and logger as headers.
 
     A logging call only queues its record. A thread sends the queue to the daemon, each record once. The queue fills
     while the daemon is down; once it is full, a logging call waits up to ``block_for`` seconds for room.
@@ -44,7 +44,7 @@ class WaldHandler(logging.Handler):
     Args:
         at: the root of the log, or the socket. The daemon may start later.
         route: destination of the records.
-        level: lowest level to send, as for every handler.
+        level: lowest level to send, as for any handler.
         capacity: maximum number of queued records.
         block_for: seconds that a logging call may wait for room in the queue.
         close_for: seconds that :meth:`flush` and :meth:`close` may wait.
@@ -130,7 +130,7 @@ class WaldHandler(logging.Handler):
         self._in_flight = ()
         self._thread: threading.Thread | None = None
         self._producer: Producer | None = None  # the thread's
-        self._unreported = 0  # lost records that the route has no notice of
+        self._unreported = 0  # lost records not yet reported on the route
         self._is_closed = False
 
     def _waiting(self) -> bool:
@@ -147,7 +147,7 @@ class WaldHandler(logging.Handler):
                 try:
                     self._thread = threading.Thread(target=self._run, name="wald.logging", daemon=True)
                     self._thread.start()
-                except RuntimeError as error:  # the interpreter is about to end
+                except RuntimeError as error:  # the interpreter is shutting down
                     self._thread = None
                     return str(error)
             self._queue.append(entry)
@@ -222,7 +222,7 @@ class WaldHandler(logging.Handler):
         with self._changed:
             self.lost += len(entries)
             self._unreported += len(entries)
-        if sys.__stderr__ is not None:  # not sys.stderr, which a program may have made log to this handler
+        if sys.__stderr__ is not None:  # not sys.stderr: a program may have redirected it to this handler
             lines = [f"wald.logging: not delivered to route {self._route}: {reason}", *(e.value for e in entries)]
             with suppress(OSError, ValueError):  # stderr is closed
                 sys.__stderr__.write("\n".join([*lines, ""]))

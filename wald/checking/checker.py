@@ -56,7 +56,7 @@ class Finding:
 
     @classmethod
     def of(cls, level: Level, path: Path, message: str) -> Self:
-        """Return the finding for an error, whose message may begin with ``path`` and an offset."""
+        """Return the finding for an error message, without its leading ``path`` and offset."""
         found = re.fullmatch(r"(?:offset (\d+): )?(.*)", message.removeprefix(f"{path}: "), re.DOTALL)
         assert found is not None, "the pattern matches any text"
         return cls(level, path, int(found[1] or 0), found[2])

@@ -72,10 +72,10 @@ class Verification:
         return [self.target(segment) for segment in self._view.segments if not self._behind_head(segment)]
 
     def findings(self, ahead: Callable[[SegmentToCheck], Checked | None] = lambda _: None) -> Iterator[Finding]:
-        """Yield all findings; iterate once.
+        """Yield all findings; call once per instance.
 
         Args:
-            ahead: returns the result of an earlier check against :data:`NOTHING`, or None to check the segment now.
+            ahead: looks up the result of an earlier check against :data:`NOTHING`; None: the segment is checked now.
         """
         yield from self._first
         yield from self._segments(ahead)

@@ -63,10 +63,10 @@ def json_payloads(lines: bytes, name: str, number: int, due_ns: int | None, *, b
         name: source of the lines, for messages.
         number: line number of the first line in the source.
         due_ns: due time of records without one.
-        bare: each line is a value, of any JSON type.
+        bare: each line is only a value, of any JSON type.
 
     Raises:
-        InvalidInput: a line is invalid; the message has its number. Earlier lines have been yielded.
+        InvalidInput: a line is invalid; the message gives its number. Earlier lines have been yielded.
     """
     parsed = []
     wrong = ""

@@ -113,14 +113,14 @@ class Producer:
             values: the records; text is stored as UTF-8.
             keys: a key or None for each value.
             times: event time of each value: a datetime (local time if it has no zone), nanoseconds since 1970, or None.
-                Numbers from 1 to 10**17 are refused: their unit is wrong.
+                Numbers from 1 to 10**17 are refused as a wrong unit: in nanoseconds, they are before March 1973.
             headers: a mapping of text to text, or None, for each value.
             not_before: due time of each value, as in ``times``. No :class:`wald.WorkGroup` delivers the record earlier;
                 other readers do not wait. Stored as the header ``wald.not-before``. Numbers before 2001-09-09 in
                 nanoseconds are refused.
 
         Raises:
-            InvalidInput: an invalid route, a column whose length differs from ``values``, or a value of a wrong type.
+            InvalidInput: an invalid route, a column whose length differs from ``values``, or a value of the wrong type.
             WaldError: see :meth:`publish`.
 
         Example::

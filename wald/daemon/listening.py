@@ -166,7 +166,7 @@ class ConnectionLimits:
             del self.count[user_id]
 
     def report(self, user_id: int, message: str) -> None:
-        """Count a connection refused or closed for lack of room, and log some."""
+        """Count a connection refused or closed because of a limit; log at most one every 10 seconds."""
         self._metrics.connections_refused += 1
         self._refused += 1
         now = time.monotonic()

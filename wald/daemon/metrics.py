@@ -1,10 +1,10 @@
 """Metrics that the loop writes, and the pages ``/metrics`` and ``/healthz``.
 
-The daemon is unhealthy if input is readable and the head does not move for ``stall_timeout``. One that seals nothing
+The daemon is unhealthy if there is input but the head has not moved for ``stall_timeout``. A daemon that cannot seal
 still accepts input, so it is only degraded.
 
 ``wald metrics`` provides the directory's metrics from a separate process: reading the segments' indexes would block the
-loop on the interpreter's lock.
+event loop by holding the GIL.
 """
 
 from __future__ import annotations

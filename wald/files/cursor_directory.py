@@ -90,7 +90,7 @@ def is_group(text: str) -> bool:
 
 
 def permit_cursor_owners(root: Root, disk: Disk, route: str, group: str) -> None:
-    """Permit an OS group (a number, ROOTS_GROUP, or "" for none) to leave cursors."""
+    """Let one OS group (a number, ROOTS_GROUP, or "" for none) create cursors for a route."""
     directory = make_cursor_directory(root, disk, route)
     if not group and not directory.stat().st_mode & (stat.S_ISVTX | stat.S_IWGRP):
         return

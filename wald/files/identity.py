@@ -1,4 +1,4 @@
-"""Identity of a log in ``log.json``, and the creation of a log."""
+"""Identity of a log (``log.json``) and creation of logs."""
 
 from __future__ import annotations
 

@@ -26,13 +26,21 @@ _LOG_ID_BYTES = 16
 
 
 class Head(NamedTuple):
-    """The durable end of the log."""
+    """The durable end of the log.
 
-    sequence: int  # 0 in an empty log
-    segment: int  # base sequence
-    position: int  # end of the durable bytes in that segment
-    epoch: int  # number of the daemon's run
-    at_ns: int  # append time of the last commit
+    Attributes:
+        sequence: last durable sequence; 0 in an empty log.
+        segment: base sequence of the segment that contains the end.
+        position: offset of the end in that segment, in bytes.
+        epoch: number of the daemon's run.
+        at_ns: append time of the last commit, in ns since 1970.
+    """
+
+    sequence: int
+    segment: int
+    position: int
+    epoch: int
+    at_ns: int
 
 
 def encode_head(head: Head) -> bytes:

@@ -39,7 +39,7 @@ assert FOOTER_BYTES == 16
 
 
 class RawJson(str):
-    """JSON text to copy into a line, to avoid a dict for each of a thousand routes."""
+    """JSON text copied verbatim into a line, to avoid building a dict for each of a thousand routes."""
 
     __slots__ = ()
 

@@ -60,11 +60,17 @@ class BadPeer(ValueError):
 
 
 class Peer(NamedTuple):
-    """A process that has sent batches; a tuple, because one is looked up for every batch."""
+    """A process that has sent batches; a tuple, because one is looked up for every batch.
+
+    Attributes:
+        user: user id.
+        pid: process id, as in the daemon's own /proc.
+        process: command name when the connection sent its first record; "" if unknown.
+    """
 
     user: int
-    pid: int  # as in the daemon's own /proc
-    process: str  # command name when the connection sent its first record; "" if unknown
+    pid: int
+    process: str
 
 
 @lru_cache(maxsize=256)  # called for the length, then for the batch

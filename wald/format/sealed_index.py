@@ -341,7 +341,7 @@ def decode_sealed_index(frame: bytes) -> SealedIndex:
 
 
 def decode_salt(frame: bytes) -> int | None:
-    """Return the salt if header and directory are intact."""
+    """Return the salt, or None if the index header or its section directory is damaged."""
     try:
         return int(_decode_header(frame)[-2])
     except BadSealed:

@@ -1,8 +1,8 @@
 """Header and sparse index of a raw segment (docs/format.md, "A raw segment").
 
-The same header, with different magics, starts both. The sparse index is only a hint, so readers check the batch at a
-position; but a payload may contain bytes that look like a batch, so an entry with a wrong checksum is never used.
-Positions increase, sequences and append times do not decrease; the first entry that is out of order ends the index.
+Both start with the same header but different magics. The sparse index is only a hint: readers check the batch at a
+position. A payload may contain bytes that look like a batch, so an entry with a wrong checksum is never used.
+Positions increase; sequences and append times never decrease. The first entry that is out of order ends the index.
 """
 
 from __future__ import annotations

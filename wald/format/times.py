@@ -107,7 +107,7 @@ def counts_back(text: str) -> bool:
 
 
 def is_absolute(text: str) -> bool:
-    """Return True if a typed time means the same on any day."""
+    """Return True if ``text`` means the same time no matter when it is parsed."""
     text = text.strip()
     return text != "now" and not counts_back(text) and _DAY.fullmatch(text) is None
 

@@ -33,7 +33,7 @@ from wald.segments.view import SegmentGone, View, recorded_end, truncated
 
 @dataclass(frozen=True, slots=True)
 class DamagedRange:
-    """Unreadable records; if last < first, only a piece of a record, or control state, is lost."""
+    """Unreadable records. If last < first, no whole record is lost, only a piece of one or control state."""
 
     message: str
     first: int

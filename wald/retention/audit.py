@@ -177,7 +177,7 @@ def _with_dropped(remaining: dict[str, RouteEntry], dropped: dict[str, _Evidence
     whole = dict(remaining)
     for route, evidence in dropped.items():
         one, other = evidence.records, remaining.get(route)
-        if other is not None:  # pieces of a record that began earlier are not its first
+        if other is not None:  # a record that began in an earlier segment is never the first
             first = min(one.first if one.count else other.first, other.first if other.count else one.first)
             one = one.plus(other)._replace(first=first)
         whole[route] = one

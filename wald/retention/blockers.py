@@ -45,13 +45,13 @@ _FRAMES_LOST = "not all of its frames are there"
 
 
 class Pin(NamedTuple):
-    """A group that pins a segment until its cursor moves from ``at`` to ``needs``."""
+    """Group that pins a segment until its cursor moves from ``at`` to ``needs``."""
 
     route: str
     group: str
     at: int
     needs: int
-    message: str = ""  # the problem with its cursor; "" if it is only behind
+    message: str = ""  # the problem with its cursor; "" if the cursor is valid but behind
 
 
 @dataclass(slots=True, eq=False)

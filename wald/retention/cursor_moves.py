@@ -150,7 +150,7 @@ class StartPosition:
 
 
 def start_position(view: View, route: str, group: str) -> StartPosition:
-    """Return the oldest record."""
+    """Return where a group without a cursor on ``route`` starts: at the oldest record."""
     oldest = view.segments[0].base_sequence if view.segments else 1
     if oldest == 1:
         return StartPosition(1)

@@ -1,11 +1,12 @@
 """Pins of unfinished handovers (docs/format.md, "The pin of a handover").
 
-A handover sends copies of records to other routes: dead letters, there or back. After a crash, the retry looks in the
-log for these copies, so ``routes/R/cursors/G.pin`` retains them until it has finished.
+A handover copies records to other routes: to a dead-letter route, or back from it. After a crash, the retry looks for
+these copies in the log, so RECLAIM must not delete them in the meantime: ``routes/R/cursors/G.pin`` pins the routes
+until the handover is finished, as a cursor at the same position would.
 
-Cursor owners may also leave pins. So the pin of another user than the log's owner counts only if this user also owns a
-valid cursor of the group. An invalid pin pins nothing. If the system fails to read a pin or its directory, or if the
-directory has too many files, all routes count as pinned.
+Cursor owners may also create pins. A pin that the log's owner does not own counts only if its owner also owns a valid
+cursor of the group. An invalid pin pins nothing. If a pin or its directory cannot be read, or the directory has too
+many files, all routes count as pinned.
 """
 
 from __future__ import annotations

@@ -264,7 +264,7 @@ def find_index(directory: Path, log_id: bytes | None, base_sequence: int) -> Spa
 
 
 def salt_recorded_after(directory: Path, base_sequence: int) -> int | None:
-    """Return the salt that a cut recorded at the start of the next segment, where it outlives the header's sector."""
+    """Return the salt that the cut copied to the next segment, in case the header's sector is lost."""
     bases: dict[int, list[Path]] = {}
     with suppress(OSError):
         for name in os.listdir(directory):

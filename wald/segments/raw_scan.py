@@ -111,7 +111,7 @@ class RawFile:
 
     @cached_property
     def salt(self) -> int:
-        """The salt; a random one, which fits no batch, without header and sparse index."""
+        """The segment's salt, or a random one that matches no batch if header and sparse index are both lost."""
         try:
             return self.header().salt
         except BadHeader:

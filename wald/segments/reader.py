@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SkippedBatches:
-    """Unwanted batches up to ``position``, in which the records first ≤ s < next begin."""
+    """Skipped batches up to ``position``; records ``first_sequence`` ≤ s < ``next_sequence`` begin in them."""
 
     position: int
     first_sequence: int

@@ -1,10 +1,10 @@
-"""Writing and reading of sealed segments, frame by frame.
+"""Writer and reader of sealed segments, frame by frame.
 
 A frame contains whole batches or damaged bytes, never both, and ends before the batch that would make it longer than
-``FRAME_BYTES``; a longer batch has its own frame.
+``FRAME_BYTES``; a longer batch gets a frame of its own.
 
-Frames are compressed and decompressed with their size known on both sides: a ``zstandard`` stream ends silently where a
-file is truncated, and a call without sizes stops after the first frame.
+Each frame is compressed and decompressed in one call that is given both sizes: a ``zstandard`` stream ends silently at
+the end of a truncated file, and a call without sizes stops after the first frame.
 """
 
 from __future__ import annotations

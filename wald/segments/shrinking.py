@@ -46,7 +46,7 @@ class Shrinkage:
 
 
 def shrink_segment(source: SealedFile, target: int, disk: Disk, keeps: Keeps) -> Shrinkage:
-    """Write the batches of a sealed segment that ``keeps`` selects to an empty file; the caller syncs it."""
+    """Copy the batches that ``keeps`` selects from a sealed segment to an empty file; the caller syncs it."""
     old = source.index
     writer = _Writer(FrameWriter(target, disk, LEVEL), SegmentIndexBuilder(old.base_sequence, old.salt), old.salt)
     lost = SegmentIndexBuilder(old.base_sequence, old.salt)

@@ -24,7 +24,7 @@ class Blank(NamedTuple):
 
 
 class Preallocator:
-    """Maker of new segment files in ``directory``, with one spare."""
+    """Factory for new segment files in ``directory``; keeps one spare ready."""
 
     def __init__(self, directory: Path, disk: Disk, *, epoch: int, room: DiskBudget | None) -> None:
         self._directory = directory
@@ -41,7 +41,7 @@ class Preallocator:
             raise OSError(errno.ESTALE, "the directory was unmounted or replaced", os.fspath(self._directory))
 
     def prepare(self, length: int) -> bool:
-        """Make the spare file, in the background thread; return False if there is no room."""
+        """Create the spare file if there is none (background thread); return False if there is no room."""
         with self._mutex:
             if self._spare is None and self._lets_allocate(length):
                 with contextlib.suppress(OSError):  # the cut will report the full disk
@@ -86,13 +86,13 @@ class Preallocator:
 
     def _make(self, purpose: str, length: int) -> Blank:
         self.require_directory()
-        # A unique name: another thread may make one, and a superseded daemon may still run.
+        # The name is unique: another thread or a superseded daemon may create a file at the same time.
         path = self._directory / f"{purpose}-{self._epoch}-{secrets.token_hex(8)}{TEMPORARY}"
         blank = Blank(path, self._disk.create(path))
         try:
-            if self._place is None:  # not earlier: the first file makes an overlay copy the directory up
+            if self._place is None:  # not earlier: on overlayfs, the first file replaces the directory (copy-up)
                 self._place = _name_of(self._directory)
-            if self._lets_allocate(length):  # otherwise the file grows with its writes
+            if self._lets_allocate(length):  # otherwise the file grows as it is written
                 self._disk.allocate(blank.descriptor, length)
         except OSError:
             self.discard(blank)

@@ -144,11 +144,11 @@ def recover(
     """Repair ``root`` for writing; may be interrupted at any step and run again.
 
     Args:
-        about: fields of the report that the daemon adds.
+        about: fields that the daemon adds to the report.
 
     Raises:
         UnsupportedFormat: a newer wald wrote the newest segment.
-        Damaged: the newest segment is of another log, or see :func:`require_own_files`.
+        Damaged: the newest segment belongs to another log, or recovery would overwrite a foreign file.
     """
     started = time.monotonic()
     require_own_files(root)

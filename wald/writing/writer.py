@@ -257,7 +257,7 @@ class Writer:
         return placed
 
     def needed_bytes(self, draft: Draft) -> int:
-        """Return the size of ``draft`` with the introduction of its peer."""
+        """Return the size of ``draft`` in the log, including the introduction of a new peer."""
         if draft.peer not in self._peers and self._is_new(draft.peer):
             return introduction(draft.peer).total_bytes + draft.total_bytes
         return draft.total_bytes
@@ -511,11 +511,12 @@ class Writer:
         return found
 
     def _quarantine(self) -> Path | None:
-        """Move the file at :attr:`path`, if any, to ``quarantine/``, or aside on another file system."""
+        """Move any file at :attr:`path` to ``quarantine/`` (on another file system: rename it); return its new path."""
         if not os.path.lexists(self.path):
             return None
         target = self.root.quarantine / f"{self.path.name}-{secrets.token_hex(8)}"
-        target = self._disk.move_aside(self.path, target)  # a crash after a rename would leave no file at the path
+        # move_aside links if it can: after a rename, a crash would leave no file at the path.
+        target = self._disk.move_aside(self.path, target)
         self._disk.sync_directory(target.parent)
         return target
 
