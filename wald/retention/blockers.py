@@ -64,7 +64,7 @@ class CursorSnapshot:
     _groups: dict[str, list[tuple[str, int, str]]] = field(init=False, repr=False)
     _floors: dict[str, int] = field(init=False, repr=False)
     _last_floors: tuple[tuple[str, ...], tuple[int, ...]] = field(init=False, repr=False, default=((), ()))
-    """Of the latest segment's routes; its neighbours usually have the same."""
+    """The latest segment's route names and floors; its neighbours usually share them."""
 
     def __post_init__(self) -> None:
         self._groups = {
@@ -331,7 +331,7 @@ def _true_end(index: SealedIndex, end: int, history: History) -> int:
 
 
 def _last_lost(index: SealedIndex, end: int) -> int:
-    """Return the last record before ``end`` whose route is unknown; 0 without one."""
+    """Return the last record before ``end`` of an unknown route; 0 without one."""
     if sum(entry.count for entry in index.routes) == end - index.base_sequence:
         return 0  # each route's last record is known, whichever batches are lost
     table = index.batch_table()

@@ -221,7 +221,7 @@ def set_cursor(
     rewind: bool = False,
     any_user: bool = False,
 ) -> Cursor:
-    """Record durably that ``group`` has processed ``route`` up to ``sequence``.
+    """Create or move a cursor durably.
 
     Without :func:`cursor_lock`, the lower of two concurrent calls may win. A new cursor never replaces one that another
     user creates at the same moment. ``rewind`` allows moving back, and replacing an invalid cursor; ``any_user`` lets
@@ -293,7 +293,7 @@ def _directory(path: Path) -> Refused:
 
 
 def remove_cursor(root: Root, route: str, group: str, *, disk: Disk) -> Path:
-    """Remove a group from a route durably; return the path of its cursor."""
+    """Remove a cursor durably; return its path."""
     root.require_route(route)
     path = root.cursor(route, check_group(group))
     try:

@@ -294,7 +294,7 @@ class _ArchivedSpans:
         self._lines = lines
         self._generation = self._read = 0
         self._routes: dict[str, Spans] = {}
-        self._unread: list[tuple[Damaged, Span]] = []  # damaged lines, and what they may be about
+        self._unread: list[tuple[Damaged, Span]] = []  # damaged lines and their possible sequences
 
     def covers(self, route: str, first: int, last: int) -> bool:
         self._read_new()

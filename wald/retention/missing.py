@@ -18,7 +18,7 @@ _MIN_NS, _MAX_NS = -(1 << 63), (1 << 63) - 1
 
 
 class ReclaimedSegment(NamedTuple):
-    """A reclaimed segment; None for what no ledger gives."""
+    """A reclaimed segment; None for facts in no ledger."""
 
     first: int
     last: int

@@ -63,7 +63,7 @@ class Continuity:
         self.check(readable_head(self._root))
 
     def check(self, head: Head | None) -> None:
-        """Compare the log with what was seen, and remember ``head``, just read.
+        """Compare the log with earlier observations, and remember ``head``, just read.
 
         Raise Gone without a log; Replaced, now and later, for another log or an older copy.
         """

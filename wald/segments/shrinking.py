@@ -1,8 +1,8 @@
 """Rewriting of a sealed segment without records that no group needs.
 
-A batch of zeros of the same length, with the flag DROPPED, replaces the dropped batches. The other batches thus keep
-their positions and bytes, ``zstd -dc`` still makes a raw segment of the file, and a reader of the frames alone learns
-which sequences were dropped. Memory: a few times the longest batch, and about 60 bytes per batch.
+A batch of zeros of the same length, with the flag DROPPED, replaces the dropped batches. So the others keep their
+positions and bytes, ``zstd -dc`` still makes a raw segment, and the frames alone show which sequences were dropped.
+Memory: a few times the longest batch, and about 60 bytes per batch.
 """
 
 from __future__ import annotations

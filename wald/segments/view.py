@@ -87,7 +87,7 @@ class View:
         return self.follow(segment, lambda found: open_segment(found, self.log_id))
 
     def follow(self, segment: Segment, action: Callable[[Segment], T]) -> T:
-        """Return the result of ``action``, which raises FileNotFoundError, for the current name of a segment.
+        """Return the result of ``action``, which raises FileNotFoundError, for a segment's current name.
 
         A reclaimed segment gets its name back if it is needed again.
         """
@@ -111,7 +111,7 @@ class View:
     def written_ns(self, sequence: int, now_ns: int) -> int | None:
         """Estimate, from file time stamps, when a record with an append time in the future was written.
 
-        A raw segment records when it was made, and a sealed one was made when it was complete. A stamp in the future is
+        A raw segment records when it was made; a sealed one was made when it was complete. Stamps in the future are
         wrong, too, so the next segment counts.
         """
         for segment in self.segments[self.listing.covering(sequence) :]:
