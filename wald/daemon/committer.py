@@ -368,7 +368,7 @@ class Committer:
         self._unnamed_at, self._refused = None, False
 
     def leave_truncated(self) -> bool:
-        """Begin a new segment if another program truncated this one; else return False."""
+        """Begin a new segment if another program truncated the active one; else return False."""
         writer = self.writer
         if writer.failed or not writer.is_truncated():
             return False

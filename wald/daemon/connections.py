@@ -320,7 +320,7 @@ class Connections:
             self._answering.append(client)
 
     def run_command(self, now: float, *, is_held: bool = False) -> None:
-        """Run the command of the user that has waited longest; its equal commands share the reply.
+        """Run the command of the user served longest ago; its equal commands share the reply.
 
         While a round ``is_held``, commands that need the disk are refused.
         """

@@ -88,7 +88,7 @@ class Listener:
 
 
 def inherited_listener(sockets: Sequence[socket.socket]) -> socket.socket | None:
-    """Return the socket that systemd passed, if any; raise InvalidInput for several, or one of another kind."""
+    """Return the socket that systemd passed; InvalidInput for several, or a kind on which nothing would answer."""
     for each in sockets:
         is_stream = each.family == socket.AF_UNIX and each.type == socket.SOCK_STREAM
         if len(sockets) > 1 or not (is_stream and each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)):
