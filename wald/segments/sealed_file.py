@@ -3,8 +3,8 @@
 A frame contains whole batches or damaged bytes, never both, and ends before the batch that would make it longer than
 ``FRAME_BYTES``; a longer batch gets a frame of its own.
 
-Each frame is compressed and decompressed in one call that is given both sizes: a ``zstandard`` stream ends silently at
-the end of a truncated file, and a call without sizes stops after the first frame.
+Frames are compressed and decompressed with both sizes given: a ``zstandard`` stream without them ends silently at the
+end of a truncated file, and a call without them stops after the first frame.
 """
 
 from __future__ import annotations
