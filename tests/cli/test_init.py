@@ -48,4 +48,4 @@ def test_a_log_on_which_no_daemon_has_run_says_so(root: Path) -> None:
     output_of("init", "--root", root)
     done = run(command("routes", "--root", root))
 
-    assert done.stderr.decode() == f"no daemon runs: none has run on this log\n  hint: wald --root {root} run\n"
+    assert done.stderr.decode() == f"no daemon runs: this log has never had one\n  hint: wald --root {root} run\n"

@@ -94,7 +94,7 @@ def test_the_epoch_grows_though_the_lock_file_is_lost(root: Root, content: bytes
 def test_who_holds_it_is_not_said_by_a_file_that_does_not_say(root: Root) -> None:
     for reported in (b"", b"nonsense", b"[]"):
         root.lock.write_bytes(reported)
-        assert holder(root) == "the lock file does not say who"
+        assert holder(root) == "the lock file does not name it"
 
 
 class TestLost:

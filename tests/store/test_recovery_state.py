@@ -100,7 +100,7 @@ class TestLongRecords:
         else:
             os.truncate(newest(path), end)
         built = Built(path, epoch=2)
-        assert any("of the unfinished record 1 pieces are lost" in line for line in built.report.errors)
+        assert any("pieces of the unfinished record 1 are lost" in line for line in built.report.errors)
         built.piece("long", b" end\n", begins=False, ends=True)
         built.lines("long", [b"whole"])
         damage: list[Damaged] = []

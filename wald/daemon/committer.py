@@ -375,7 +375,7 @@ class Committer:
         path, base, last = writer.path, writer.base_sequence, self._metrics.head_sequence
         lost = [f"records {base} to {last} were acknowledged, and the last of them are lost"] if base <= last else []
         if pieces := ", ".join(str(sequence) for sequence in writer.state.open_records.values()):
-            lost.append(f"of the unfinished record {pieces} pieces are lost, so it cannot be read")
+            lost.append(f"pieces of the unfinished record {pieces} are lost, so it cannot be read")
         try:
             writer.leave(now_ns=time.time_ns())
         except OSError as error:

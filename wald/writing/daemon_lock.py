@@ -165,9 +165,9 @@ def holder(root: Root) -> str:
 
 def in_words(found: Mapping[str, object]) -> str:
     if not found:
-        return "the lock file does not say who"
+        return "the lock file does not name it"
     if "pid" not in found:
-        return f"since {found.get('started')}; who may not read the lock file cannot know more"
+        return f"since {found.get('started')}; this user may not read its name in the lock file"
     return f"pid {found.get('pid')} on {found.get('host')}, epoch {found.get('epoch')}, since {found.get('started')}"
 
 

@@ -316,7 +316,7 @@ class _Recovery:
             floor = max(floor, newest.base_sequence + (newest.kind is Kind.SEALED))
         if floor > state.next_sequence:
             first, last = state.next_sequence, floor - 1
-            message = f"{self._root.path}: records {first} to {last} were acknowledged and are not there"
+            message = f"{self._root.path}: records {first} to {last} were acknowledged and are missing"
             if given_up(self._root, first, last):
                 self._report.given_up = True
                 self._report.info.append(f"{message}; a repair has given them up")
@@ -339,8 +339,8 @@ class _Recovery:
             return
         pieces = ", ".join(str(sequence) for sequence in state.open_records.values())
         report.errors.append(
-            f"{self._root.path}: of the unfinished record {pieces} pieces are lost, so it cannot be read; sequence "
-            f"{state.next_sequence} is passed over"
+            f"{self._root.path}: pieces of the unfinished record {pieces} are lost, so it cannot be read; sequence "
+            f"{state.next_sequence} is skipped"
         )
         state.next_sequence += 1
 
@@ -352,9 +352,8 @@ class _Recovery:
         if floor.last >= state.next_sequence:
             report.skipped = (state.next_sequence, floor.last, floor.why)
             report.warnings.append(
-                f"{self._root.path}: sequences {state.next_sequence} to {floor.last} are passed over: {floor.why}, so "
-                "they were given out, and the records are not there; an older backup beside newer cursors looks like "
-                "this"
+                f"{self._root.path}: sequences {state.next_sequence} to {floor.last} are skipped: {floor.why}, so they "
+                "were assigned, and their records are missing, as after a restore of an older backup than the cursors'"
             )
             state.next_sequence = floor.last + 1
 
@@ -373,7 +372,7 @@ def _errors(facts: SegmentFacts) -> Iterator[str]:
     for gap in facts.gaps:
         yield f"{path}: offset {gap.offset}: {gap.length} bytes are damaged ({gap.reason})"
     if facts.durable_bytes > end:
-        yield f"{path}: offset {end}: {facts.durable_bytes - end} bytes were durable and are not there"
+        yield f"{path}: offset {end}: {facts.durable_bytes - end} bytes were durable and are missing"
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ def _crash(report: Mapping[str, Any], after: Mapping[str, Any]) -> CrashReport:
 def no_daemon(root: Root, disk: Disk) -> str:
     """Report that no daemon runs and how the last ended; "" if one runs, or records came without one."""
     if not os.path.lexists(root.lock):
-        return "" if os.path.lexists(root.head) else "no daemon runs: none has run on this log"
+        return "" if os.path.lexists(root.head) else "no daemon runs: this log has never had one"
     if is_held(root.lock, disk):
         return ""
     return f"no daemon runs: {last_end(root) or 'the last one ended before it had recovered the log'}"

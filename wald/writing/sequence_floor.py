@@ -66,9 +66,7 @@ def find_floor(root: Root, *, log_id: bytes, next_sequence: int) -> Floor:
             continue
         message = f"{path.relative_to(root.path)} is at {sequence}"
         if sequence >= next_sequence + (_OURS_MAX if trusted else _BARE_MAX):
-            floor.doubts.append(
-                f"{message}, too far beyond record {next_sequence - 1}, the last there is, to be believed"
-            )
+            floor.doubts.append(f"{message}, too far beyond record {next_sequence - 1}, the last one, to be believed")
         else:
             floor.last, floor.why = sequence, message
     return floor
