@@ -110,7 +110,7 @@ def _cursor_owner_needed(root: Path, route: str, owner: int) -> str:
 
 
 def _identity_unreadable(root: Path) -> str:
-    return f"{command_line(root, 'repair')} restores it from the segments; stop the daemon and wald-reclaim first"
+    return f"stop the daemon and wald-reclaim; then {command_line(root, 'repair')} restores it from the segments"
 
 
 def _identity_missing(root: Path) -> str:
@@ -125,12 +125,12 @@ def _moved_mark(root: Path, route: str, group: str, to: str) -> str:
 
 def _older_copy(instead: str) -> str:
     """``instead``: hint of a program that keeps its positions elsewhere."""
-    return instead or "start this program again: it then reads its positions from disk"
+    return instead or "restart this program: it then reads its positions from disk"
 
 
 def _foreign_file_in_place(path: Path, target: Path | None) -> str:
     moving = f"mv {path} {target}" if target else "move it to where it belongs"
-    return f"{moving}; then start again"
+    return f"{moving}; then restart the daemon"
 
 
 _NOTHING_LOST = "nothing was acknowledged after that, and nothing acknowledged is lost"
@@ -191,7 +191,7 @@ def _route_missing_at_daemon(root: Path | None, route: str, socket: Path, *, is_
         return f"{adding} creates it; {_command(root, 'routes')} lists them"
     if _is_owner(socket):
         return f"{adding} reactivates it"
-    return f"{adding} reactivates it; that is for user {_owner(socket)}, and for writers in [routes.{route}]"
+    return f"{adding} reactivates it; only {_owner(socket)} and the writers in [routes.{route}] may do that"
 
 
 def _request_denied(words: list[str], route: str, socket: Path) -> str:
@@ -200,17 +200,16 @@ def _request_denied(words: list[str], route: str, socket: Path) -> str:
         case "PUB", *_:
             return f"add the user to {settings}, and kill -HUP the daemon"
         case "ROUTE", "ADD", _, *options if any(option.startswith("mode=") for option in options):
-            return (
-                "--mode 0600, or none" if _is_owner(socket) else f"leave out --mode, or run it as user {_owner(socket)}"
-            )
+            without = f"leave out --mode, or run it as {_owner(socket)}"
+            return "use --mode 0600, or leave it out" if _is_owner(socket) else without
         case "ROUTE", "ADD", _, *options if any(option.startswith("consumers=") for option in options):
             owner = _owner(socket)
-            joining = f"usermod --append --groups GROUP {owner}, and start the daemon again"
-            return joining if _is_owner(socket) else f"leave out --consumers, or run it as user {owner}"
+            joining = f"usermod --append --groups GROUP {owner.removeprefix('user ')}, and restart the daemon"
+            return joining if _is_owner(socket) else f"leave out --consumers, or run it as {owner}"
         case "ROUTE", "ADD", _, *options if "fifo" in options:
-            return f"run it as user {_owner(socket)}"
+            return f"run it as {_owner(socket)}"
         case _:
-            return f"run it as user {_owner(socket)}, or one of the {settings}"
+            return f"run it as {_owner(socket)}, or one of the {settings}"
 
 
 def _producer_out_of_step(root: Path | None, route: str) -> str:
@@ -251,9 +250,9 @@ def _command(root: Path | None, arguments: str) -> str:
 
 def _owner(socket: Path) -> str:
     try:
-        return user_name(socket.stat().st_uid)
+        return f"user {user_name(socket.stat().st_uid)}"
     except OSError:
-        return "that runs the daemon"
+        return "the user that runs the daemon"
 
 
 def _is_owner(socket: Path) -> bool:
@@ -275,11 +274,11 @@ def _daemon_cannot_start(root: Path, error: OSError) -> str:
 
 
 def _disk_failed(root: Path, segments: Path, error: OSError) -> str:
-    return f"{room_commands(segments, error=error)}; dmesg; then {command_line(root, 'verify')} and start again"
+    return f"{room_commands(segments, error=error)}; dmesg; then {command_line(root, 'verify')}, and restart the daemon"
 
 
 def _head_cannot_be_written(root: Path, head: Path, error: OSError) -> str:
-    return f"ls -l {head}; {room_commands(root, error=error)}; then start again"
+    return f"ls -l {head}; {room_commands(root, error=error)}; then restart the daemon"
 
 
 def _stdin_beside_fifo(fifo: Path) -> str:
@@ -318,7 +317,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "file-of-other-user": "rm {path}, which another user has left; ls -l {path}",
     "cursor-owner-needed": _cursor_owner_needed,
     "cursor-group-needed": "usermod --append --groups {group} {user}, and log in again; ls -ld {directory}",
-    "group-unavailable": "usermod --append --groups {group} {user}, and start the daemon again",
+    "group-unavailable": "usermod --append --groups {group} {user}, and restart the daemon",
     "moved-mark": _moved_mark,
     "moved-mark-unreadable": "{wald} route retire {route}, after every group has read it",
     # segments and the head
@@ -331,26 +330,26 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "segment-gone": "ls -l {directory}",
     "segment-file-missing": "ls -l {directory}; restore the file from an archive or a backup",
     "no-segment": "findmnt -T {path} shows whether it is mounted; mount it, or restore it from a backup; "
-    "{wald} repair --accept-loss abandons these records",
+    "or {wald} repair --accept-loss gives up these records",
     "no-segment-at-start": "findmnt -T {path} shows whether it is mounted; mount it, or restore it from a backup, "
-    "then start again; {wald} repair --accept-loss abandons these records",
-    "head-damaged": "{wald} repair, or the next start of the daemon, makes a new one from the segments",
+    "then restart the daemon; or {wald} repair --accept-loss gives up these records",
+    "head-damaged": "{wald} repair rebuilds it from the segments, as does the next start of the daemon",
     "no-readable-head": "send a record to the running daemon, or start it: {wald} run",
-    "log-gone": "findmnt -T {root}; ls -la {root}; start this program again once the log is back",
-    "other-log": "start this program again to use it, or move the right log back",
+    "log-gone": "findmnt -T {root}; ls -la {root}; restart this program once the log is back",
+    "other-log": "restart this program to use it, or move the right log back",
     "older-copy": _older_copy,
     # a start of the daemon, and its lock
     "daemon-is-running": "stop it first, or send records to it: {wald} append ROUTE",
     "daemon-taken-over": "nothing was acknowledged after that; let the newer one run",
-    "lock-file-removed": f"{_NOTHING_LOST}; keep tmp cleaners away from {{root}}, and start again",
-    "lock-file-replaced": f"{_NOTHING_LOST}; if the log was restored from a backup, start again",
+    "lock-file-removed": f"{_NOTHING_LOST}; keep tmp cleaners away from {{root}}, and restart the daemon",
+    "lock-file-replaced": f"{_NOTHING_LOST}; if you restored the log from a backup, restart the daemon",
     "file-system-without-locks": "this file system has no locks: use a local one, or start only one daemon",
-    "root-gone": "ls -ld {root}; put it back, or mount it; then start again",
+    "root-gone": "ls -ld {root}; put it back, or mount it; then restart the daemon",
     "foreign-file-in-place": _foreign_file_in_place,
-    "newest-segment-misnamed": "{wald} repair moves each file to its place; then start again",
+    "newest-segment-misnamed": "{wald} repair moves each file to its place; then restart the daemon",
     "segments-misnamed": "{wald} repair moves each file to its place",
-    "newest-segment-refused": "move it out of {directory}, or restore its name; then start again",
-    "append-times-ahead": "date -u; if the clock is wrong, correct it; if it is right: wald clock step",
+    "newest-segment-refused": "move it out of {directory}, or restore its name; then restart the daemon",
+    "append-times-ahead": "date -u; if the clock is wrong, correct it; if it is right, run wald clock step",
     "log-fills-disk": "{wald} explain names the groups that are behind; {wald_reclaim} deletes the rest",
     "other-files-fill-disk": _other_files_fill_disk,
     # positions, and records that cannot be read
@@ -383,7 +382,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "unsealed-segment-damaged": "wald inspect --content {path} shows its readable part; "
     "RECLAIM judges it once it is sealed",
     "lost-routes-unknown": "put a whole copy in its place; or, without a daemon, "
-    "{wald} repair --accept-loss gives up its lost records",
+    "or {wald} repair --accept-loss gives up its lost records",
     # inspect, repair and restore
     "file-unreadable": "ls -l {path}",
     "no-such-file": "ls {directory}",
@@ -396,8 +395,8 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "restore-unfinished": _restore_unfinished,
     # producers and their records
     "values-are-not-a-list": "send(route, [value])",
-    "column-is-not-a-list": "{name}: a list with one for each value",
-    "column-of-another-length": "{name}: one for each value",
+    "column-is-not-a-list": "{name} must be a list with one entry per value",
+    "column-of-another-length": "{name} must have one entry per value",
     "neither-bytes-nor-text": "pass bytes or str",
     "text-without-utf-8": "pass bytes",
     "time-is-not-valid": "time.time_ns()",
@@ -436,7 +435,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "daemon-cannot-start": _daemon_cannot_start,
     "disk-failed": _disk_failed,
     "head-cannot-be-written": _head_cannot_be_written,
-    "segments-unmounted": "findmnt -T {segments}; mount it again, or move it back; then start again",
+    "segments-unmounted": "findmnt -T {segments}; mount it again, or move it back; then restart the daemon",
     "active-segment-gone": "df -h {segments}; make room, or restore the missing files; then {wald} verify",
     "records-of-truncated-segment": "{wald} verify shows which",
     "disk-too-small": "WALD_SEGMENT_MAX_BYTES={segment} WALD_FREE_SPACE_MIN={reserve}",

@@ -116,7 +116,7 @@ class WaldHandler(logging.Handler):
             self._queue.clear()
             self._in_flight = ()
         if left:
-            self._report_lost(left, f"the daemon has not answered for {self._close_for} s; some may be in the log")
+            self._report_lost(left, f"the daemon did not answer within {self._close_for} s; some may be in the log")
         super().close()
 
     def begin_in_child(self) -> None:

@@ -335,7 +335,7 @@ class SettingFile:
             raise InvalidInput(f"{path}: {error.strerror}", case="file-unreadable", path=path) from error
         except UnicodeDecodeError as error:
             raise InvalidInput(
-                f"{path}: not text, at offset {error.start}", case="file-is-not-text", path=path
+                f"{path}: not UTF-8 text: invalid byte at offset {error.start}", case="file-is-not-text", path=path
             ) from error
         except tomllib.TOMLDecodeError as error:
             is_duplicate = re.match("Cannot (declare|overwrite)", str(error))

@@ -134,7 +134,7 @@ def test_a_broken_chain_is_an_error_and_what_is_before_it_is_shown(built: Built)
     code, lines = history(built)
 
     assert code == 4
-    assert any(f"{path}: line 1: its checksum is wrong" in line for line in lines)
+    assert any(f"{path}: line 1: checksum mismatch" in line for line in lines)
     assert any("legal by the rule read" in line for line in lines)
     assert "the chain is broken" in lines[-1]
 

@@ -230,7 +230,7 @@ def test_only_a_member_gives_a_route_to_a_group() -> None:
         directory = daemon.root / "routes/a/cursors"
         not_in = f"{directory}: user {OWNER.user_id} is not in group {CONSUMERS}, or was not when this program started"
         assert (code, message) == (NotPermitted.exit_code, not_in)
-        assert hint == f"usermod --append --groups GROUP {OWNER.user_id}, and start the daemon again"
+        assert hint == f"usermod --append --groups GROUP {OWNER.user_id}, and restart the daemon"
 
         code, message, hint = refusal(daemon, MEMBER, "route", "add", "a", "--consumers", CONSUMERS)
         assert (code, hint) == (NotPermitted.exit_code, f"leave out --consumers, or run it as user {OWNER.user_id}")

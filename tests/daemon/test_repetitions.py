@@ -91,7 +91,9 @@ def test_a_forgotten_producer_that_has_not_seen_all_is_refused(start: Start, roo
             daemon.start_again()
         with Client(daemon.socket_path) as client:
             for number in (1, 2):
-                refusal = "ERR forgotten this producer may be forgotten; its batches may go up to 1"
+                refusal = (
+                    "ERR forgotten the daemon may have forgotten this producer, whose records may go up to sequence 1"
+                )
                 assert client.ask(seeing(number, 0)) == refusal
     with Client(daemon.socket_path) as client:
         assert client.ask(seeing(2, 1)) == "OK 1026 1026"
@@ -128,7 +130,7 @@ def test_other_content_under_a_number_that_is_taken_is_refused(shared: Daemon, c
     first = sequence(client.ask(numbered(route, 0xC1, 1, b"one\n")))
     client.send(numbered(route, 0xC1, 2, b"two\n") + numbered(route, 0xC1, 2, b"tow\n") + b"PING\n")
     assert sequence(client.reply()) == first + 1
-    assert client.reply().startswith("ERR conflict batch 2 of this producer was already sent")
+    assert client.reply().startswith("ERR conflict batch 2 was already sent")
     assert client.reply() == "OK pong"
     with Client(shared.socket_path) as other:
         for payload in (b"eno\n", b"o\ne\n", b"one\n\n", b"x" * SPOOLED + b"\n"):

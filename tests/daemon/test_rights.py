@@ -122,14 +122,10 @@ def test_who_is_denied_something_is_told_what_helps() -> None:
         adding = f"wald --root {daemon.root} route add old"
         for user, line, wanted in (
             (MEMBER, ("append", "secure"), "add the user to writers in [routes.secure] of the daemon's config"),
-            (
-                MEMBER,
-                ("append", "old"),
-                f"{adding} reactivates it; that is for {owner}, and for ",
-            ),
+            (MEMBER, ("append", "old"), f"{adding} reactivates it; only {owner} and the writers "),
             (OWNER, ("append", "old"), f"{adding} reactivates it"),
             (MEMBER, ("route", "add", "a", "--fifo", "--mode", "0666"), f"leave out --mode, or run it as {owner}"),
-            (OWNER, ("route", "add", "secure", "--fifo", "--mode", "0666"), "--mode 0600, or none"),
+            (OWNER, ("route", "add", "secure", "--fifo", "--mode", "0666"), "use --mode 0600, or leave it out"),
             (MEMBER, ("route", "add", "secure", "--fifo"), f"run it as {owner}"),
             (MEMBER, ("route", "retire", "a"), f"run it as {owner}, or one of the writers in [routes.a]"),
         ):

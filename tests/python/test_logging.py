@@ -90,7 +90,7 @@ def test_without_a_daemon_everything_is_on_stderr(tmp_path: Path) -> None:
     done = subprocess.run(program, capture_output=True, check=True, text=True)
 
     first, *rest = done.stderr.splitlines()
-    assert first.startswith("wald.logging: not delivered to route a: the daemon has not answered for 0.1 s")
+    assert first.startswith("wald.logging: not delivered to route a: the daemon did not answer within 0.1 s")
     assert rest == ["message 0", "message 1", "message 2"]
 
 

@@ -103,7 +103,7 @@ def test_they_end_with_the_right_words(
 
         for each in programs:
             assert (each.process.wait(TIMEOUT_SECONDS), words in each.says) == (REPLACED, True), each.says
-            assert "hint: start this program again" in each.says
+            assert "hint: restart this program" in each.says
             assert not any(word in each.says for word in ("verify", "Traceback", "move it", "missing"))
     assert follower.stdout.read_text().split() == ALL
     for group in GROUPS:

@@ -148,7 +148,7 @@ def test_an_older_copy_is_noticed(root: Path, copy: Path, replace: Callable[[Pat
     for act in (log.view, log.head, lambda: log.cursor("a"), lambda: log.set_cursor("a", 1), lambda: seen(log)):
         with pytest.raises(Replaced, match="an older copy of the log was restored here") as error:
             act()
-        assert (error.value.exit_code, error.value.hint.startswith("start this program again")) == (16, True)
+        assert (error.value.exit_code, error.value.hint.startswith("restart this program")) == (16, True)
     assert Log(root).cursor("a").sequence == 0
     assert seen(Log(root))[:2] == [b"1", b"2"]
 

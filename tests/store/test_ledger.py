@@ -213,8 +213,8 @@ def test_a_broken_chain_is_kept_and_told(path: Path) -> None:
 
     decoded = read_ledger(path)
     assert [entry["n"] for entry in decoded.entries] == [0, 2, 3]
-    assert decoded.broken == [(2, "its checksum is wrong"), (3, "does not follow the line before it")]
-    with pytest.raises(Damaged, match=r"segments\.jsonl: line 2: its checksum is wrong"):
+    assert decoded.broken == [(2, "checksum mismatch"), (3, "does not follow the line before it")]
+    with pytest.raises(Damaged, match=r"segments\.jsonl: line 2: checksum mismatch"):
         list(entries_of(path))
 
 

@@ -250,7 +250,7 @@ def test_damage_in_a_part_is_reported_with_its_line_and_concerns_who_needs_it(ro
     with pytest.raises(Damaged):
         list(history.unexplained(1, 1000))
     broken = {file.name: decoded.broken for file, decoded in read_files(path) if decoded.broken}
-    assert broken == {parts[1].path.name: [(1, "its frame at offset 0 is damaged; nothing is decided by this ledger")]}
+    assert broken == {parts[1].path.name: [(1, "its frame at offset 0 is damaged; refusing to rely on this ledger")]}
 
 
 def test_a_damaged_index_is_rebuilt_from_the_lines(root: Root, path: Path) -> None:
@@ -355,7 +355,7 @@ def test_a_damaged_line_is_not_sealed(path: Path) -> None:
     ledger.close()
 
     assert os.listdir(path.parent) == ["reclaim.jsonl"]
-    assert read_ledger(path).broken[0] == (7, "its checksum is wrong")
+    assert read_ledger(path).broken[0] == (7, "checksum mismatch")
 
 
 def test_the_newest_entries_are_found_behind_a_cut(path: Path) -> None:

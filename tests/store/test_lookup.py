@@ -254,12 +254,12 @@ def test_a_damaged_ledger_answers_nothing_about_what_is_gone_and_leaves_the_rest
     archive(built, {"route": "a", "first": 1, "last": 1, "bundle": "a.tar"})
     path = built.root.ledger / name
     path.write_bytes(flipped(path.read_bytes(), 99))
-    with pytest.raises(Damaged, match=f"{name}: line 1: its checksum is wrong"):
+    with pytest.raises(Damaged, match=f"{name}: line 1: checksum mismatch"):
         built.log.where(1)
 
     found = built.log.where(5)
     assert found.state is State.SEALED
-    assert found.message.endswith("nothing is decided by this ledger") == (name != "segments.jsonl")
+    assert found.message.endswith("refusing to rely on this ledger") == (name != "segments.jsonl")
     assert f"{path}: line 1" in " ".join(errors(built.root.path))
 
 

@@ -244,7 +244,7 @@ def _sparse_index(path: Path) -> Iterator[Item]:
     yield _segment_header(data, SPARSE_MAGIC)
     offset = FILE_HEADER.size
     for entry in decode_sparse_entries(data):
-        content: Item = {"damage": "its checksum is wrong"}
+        content: Item = {"damage": "checksum mismatch"}
         if entry is not None:
             content = dict(zip(("sequence", "position", "append_time_ns"), entry, strict=True))
         yield {"kind": "entry", "offset": offset} | content

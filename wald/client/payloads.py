@@ -179,7 +179,7 @@ def _time(name: str, given: object) -> int | None:
         except ValueError as error:
             raise ValueError(f"{name} {error}") from None
     if isinstance(given, bool) or not isinstance(given, int) or not -_TIME_LIMIT <= given < _TIME_LIMIT:
-        raise ValueError(f"{name} {given!r} is not ns since 1970, within 64 bits")
+        raise ValueError(f"{name} {given!r} is not a 64-bit integer of ns since 1970")
     return given
 
 
@@ -241,14 +241,14 @@ def encode_values(
 ) -> Iterator[bytes]:
     """Yield the payloads for the arguments of ``Producer.send``; raise InvalidInput at once if one is invalid."""
     if isinstance(values, bytes | str):
-        raise InvalidInput("values is a single value", case="values-are-not-a-list")
+        raise InvalidInput("values must be a sequence, not a single value", case="values-are-not-a-list")
     columns = {"keys": keys, "times": times, "headers": headers, "not_before": not_before}
     for name, column in columns.items():
         if isinstance(column, bytes | str):
-            raise InvalidInput(f"{name} is a single value", case="column-is-not-a-list", name=name)
+            raise InvalidInput(f"{name} must be a sequence, not a single value", case="column-is-not-a-list", name=name)
         if column is not None and len(column) != len(values):
             raise InvalidInput(
-                f"{len(values)} values and {len(column)} {name}", case="column-of-another-length", name=name
+                f"{len(values)} values but {len(column)} {name}", case="column-of-another-length", name=name
             )
     nothing = [None] * len(values)
     encoded = None
@@ -321,7 +321,7 @@ def _as_bytes(value: object) -> bytes:
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str):
-        raise InvalidInput(f"a value or key of type {type(value).__name__}", case="neither-bytes-nor-text")
+        raise InvalidInput(f"a value or key is {type(value).__name__}, not bytes or str", case="neither-bytes-nor-text")
     try:
         return value.encode()
     except UnicodeEncodeError as error:

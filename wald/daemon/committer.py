@@ -207,14 +207,15 @@ class CommitRound:
             return None
         fingerprint = earlier.fingerprint if isinstance(earlier, DedupEntry) else earlier.draft.fingerprint
         if fingerprint != draft.fingerprint:
-            raise ProtocolError(Code.CONFLICT, f"batch {number} of this producer was already sent with other contents")
+            raise ProtocolError(Code.CONFLICT, f"batch {number} was already sent with different contents")
         return earlier
 
     def _check_order(self, producer_id: int, number: int, seen: int | None) -> None:
         here = self._published.get(producer_id)
         expected = max(here) + 1 if here else self.producers.expected(producer_id)
         if expected is None and seen is not None and seen < (upto := self.producers.forgotten_upto()):
-            raise ProtocolError(Code.FORGOTTEN, f"this producer may be forgotten; its batches may go up to {upto}")
+            message = f"the daemon may have forgotten this producer, whose records may go up to sequence {upto}"
+            raise ProtocolError(Code.FORGOTTEN, message)
         if expected is None or number == expected:
             return
         if number < expected:

@@ -43,7 +43,7 @@ def adopt_stdin(root: Root, config: Config, route: str) -> OpenPipe:
     """Return stdin as a pipe, without reading or writing."""
     if has_fifo(root, route) or (route in config.routes and config.routes[route].fifo):
         raise InvalidInput(
-            f"{root.fifo(route)}: the route has a FIFO, and lines from stdin would be mixed with its lines",
+            f"{root.fifo(route)}: the route has a FIFO; lines from stdin would be interleaved with it",
             case="stdin-beside-fifo",
             fifo=root.fifo(route),
         )
@@ -53,7 +53,7 @@ def adopt_stdin(root: Root, config: Config, route: str) -> OpenPipe:
 
 def reject_stdin_route(route: str, stdin_route: str) -> None:
     if route == stdin_route:
-        raise InvalidInput(f"route {route}: stdin feeds it, so its FIFO is not read", case="stdin-feeds-route")
+        raise InvalidInput(f"route {route} is fed by stdin, so its FIFO is not read", case="stdin-feeds-route")
 
 
 class Fifos:

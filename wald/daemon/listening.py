@@ -43,10 +43,10 @@ def check_socket(path: Path, root: Path) -> None:
     if path.parent != root and not os.access(path.parent, os.W_OK | os.X_OK):
         raise _refusal(path, f"this user may not write to {path.parent}")
     if os.path.lexists(path) and not stat.S_ISSOCK(path.lstat().st_mode):
-        raise _refusal(path, "what is there is not a socket")
+        raise _refusal(path, "the file there is not a socket")
     listener = _find_listener(path)
     if listener is not None and (path.parent != root or _is_systemd(listener)):
-        raise _refusal(path, "another program listens on it; systemd, if there is a socket unit")
+        raise _refusal(path, "another program listens on it, perhaps systemd for a socket unit")
 
 
 class Listener:
@@ -80,7 +80,7 @@ class Listener:
             before, self._reported = self._reported, error.message
             return "" if error.message == before else error
         self._identity, self._reported = _identity(path), ""
-        return f"{path}: the socket was {how}; made again"
+        return f"{path}: the socket was {how}; recreated"
 
     def remove(self) -> None:
         if self._path is not None and not self._is_systemds and _identity(self._path) == self._identity:

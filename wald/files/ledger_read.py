@@ -138,7 +138,7 @@ def chained(path: Path, data: bytes, *, line: int, prev: str | None, listed: boo
 
 def damaged(path: Path, number: int, reason: str) -> Damaged:
     return Damaged(
-        f"{path}: line {number}: {reason}; nothing is decided by this ledger",
+        f"{path}: line {number}: {reason}; refusing to rely on this ledger",
         case="ledger-damaged",
         root=path.parents[1],
     )

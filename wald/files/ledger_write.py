@@ -294,7 +294,7 @@ class _Cut:
                 offset += whole
                 length = self._frame_bytes
             elif length >= self._end - offset:
-                raise damaged(self._path, self._lines + 1, "it has no end")
+                raise damaged(self._path, self._lines + 1, "it does not end in a newline")
             else:
                 length *= 2
 

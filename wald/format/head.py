@@ -94,7 +94,7 @@ def encode_cursor(cursor: CursorLines) -> bytes:
 def decode_cursor(data: bytes) -> CursorLines:
     """Decode a cursor file, or raise BadCursor."""
     if len(data) > CURSOR_MAX_BYTES:
-        raise BadCursor(f"{len(data)} bytes are too many for a cursor")
+        raise BadCursor(f"{len(data)} bytes are too long for a cursor")
     number, _, rest = data.partition(b"\n")
     number = number.strip()
     if _NUMBER.fullmatch(number) is None or int(number) > SEQUENCE_MAX:

@@ -124,7 +124,7 @@ def decode_entry(line: bytes) -> Entry:
     if end is None:
         raise BadLine("not a ledger line")
     if int(end[1], 16) != crc32c(line[: end.start()]):
-        raise BadLine("its checksum is wrong")
+        raise BadLine("checksum mismatch")
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):

@@ -440,7 +440,7 @@ def _decode_routes(sections: dict[str, StoredSection]) -> RouteTable:
         raise BadSealed(f"the names of the routes do not decode: {error}") from error
     columns, end = _read_columns(data, 0, "QQQQ", len(names))
     if end != len(data):
-        raise BadSealed("the route columns have a wrong length")
+        raise BadSealed("the route columns have the wrong length")
     return RouteTable(names, *columns)
 
 

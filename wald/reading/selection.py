@@ -118,7 +118,7 @@ def _after_cursors(view: View, routes: frozenset[str] | None, group: str) -> Sel
             fresh.add(name)
         else:
             raise Damaged(
-                f"{cursor.message}; the processed records are unknown",
+                f"{cursor.message}; cannot tell which records have been processed",
                 case="cursor-unusable",
                 root=root.path,
                 route=name,

@@ -239,5 +239,5 @@ def _text(held: RouteEntry | None) -> str:
 
 def _number(value: object) -> int:
     if type(value) is not int:
-        raise _Malformed(f"the line has {value!r} where a number belongs")
+        raise _Malformed(f"the line has {value!r} instead of a number")
     return value

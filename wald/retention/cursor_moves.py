@@ -164,5 +164,5 @@ def start_position(view: View, route: str, group: str) -> StartPosition:
     is_one = missing.first == missing.last
     records = f"record {missing.first} was" if is_one else f"records {missing.first} to {missing.last} were"
     return StartPosition(
-        sequence, f"group {group} is new on route {route} and begins at record {sequence}: {records} reclaimed before"
+        sequence, f"group {group} is new on route {route} and starts at record {sequence}: {records} already reclaimed"
     )

@@ -103,10 +103,10 @@ def decode_pin(data: bytes, log_id: bytes) -> Parts:
     match decode_line(data):
         case {"pin": 1, "log": str(log), "drain": dict(drain), "work": dict(work)}:
             if log != log_id.hex():
-                raise BadPin("of another log")
+                raise BadPin("belongs to another log")
             if all(is_route(route) and _is_position(at) for part in (drain, work) for route, at in part.items()):
                 return {"drain": drain, "work": work}
-    raise BadPin("not a pin with a checksum that fits")
+    raise BadPin("not a pin, or its checksum does not match")
 
 
 def handover_pins(root: Root, log_id: bytes) -> list[HandoverPin]:

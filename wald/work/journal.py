@@ -116,7 +116,7 @@ class Journal:
             what = "removed" if found is None else "replaced by another file"
             raise Replaced(
                 f"{self.path}: the journal was {what} while the work group was open",
-                hint="start this program again: it then reads its positions from disk",
+                hint="restart this program: it then reads its positions from disk",
             )
 
     @property

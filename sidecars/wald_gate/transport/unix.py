@@ -30,7 +30,7 @@ def check_path(path: Path) -> None:
     if not os.access(parent, os.W_OK | os.X_OK):
         raise _refusal(path, f"this user may not write to {parent}", f"ls -ld {parent}")
     if os.path.lexists(path) and not _is_socket(path):
-        raise _refusal(path, "what is there is not a socket", f"ls -ld {path}; --uds PATH, another one")
+        raise _refusal(path, "the file there is not a socket", f"ls -ld {path}; --uds PATH, another one")
 
 
 class UnixListener:
@@ -89,7 +89,7 @@ class UnixListener:
             known, self._reported = self._reported, error.message
             return "" if error.message == known else error
         self._reported = ""
-        return f"--uds {self._path}: the socket was {how}; made again"
+        return f"--uds {self._path}: the socket was {how}; recreated"
 
     def close(self) -> None:
         """Accept no more connections."""

@@ -165,7 +165,7 @@ def test_what_was_reclaimed_before_a_new_group_came_is_reported_once(built: Buil
     done = wald_archive(*line)
     assert (done.returncode, done.stderr) == (
         0,
-        b"wald-archive: group late is new on route a and begins at record 3: records 1 to 2 were reclaimed before\n",
+        b"wald-archive: group late is new on route a and starts at record 3: records 1 to 2 were already reclaimed\n",
     )
     built.lines("a", [b"6"])
     assert wald_archive(*line).stderr == b""

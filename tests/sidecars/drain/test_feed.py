@@ -240,7 +240,7 @@ def test_a_lost_front_is_damage_and_a_reclaimed_one_is_nothing_to_a_new_group(ro
     command, inside = Keeping(tmp_path), InProcess(root)
     inside.run(*command.words)
     assert command.runs == [b"1\n2\n3\n"]
-    said = "group processed is new on route a and begins at record 2: record 1 was reclaimed before"
+    said = "group processed is new on route a and starts at record 2: record 1 was already reclaimed"
     assert inside.reported == [said]
     built.lines("a", [b"4"])
     inside.run(*command.words)
@@ -255,7 +255,7 @@ def test_a_cursor_that_cannot_be_trusted_stops_it(built: Built, tmp_path: Path) 
     path = built.root.cursor("a", "processed")
     path.write_text("not a number\n")
     command = Keeping(tmp_path)
-    with pytest.raises(Damaged, match="the processed records are unknown"):
+    with pytest.raises(Damaged, match="cannot tell which records have been processed"):
         InProcess(built.root.path).run(*command.words)
 
     assert command.runs == []

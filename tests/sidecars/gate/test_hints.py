@@ -184,7 +184,7 @@ def test_a_number_that_is_taken_is_told_to_those_who_are_no_admin(daemon: Daemon
         shown = problems.for_client(overtaken.value, root, "orders", is_admin=False)
 
         assert isinstance(shown, daemons.Overtaken)
-        assert shown.message == "batch 1 of this producer was already sent with other contents"
+        assert shown.message == "batch 1 was already sent with different contents"
         assert shown.hint.startswith("GET the records")
 
     asyncio.run(test())

@@ -31,7 +31,7 @@ def test_what_is_no_socket_stays(daemon: Daemon, tmp_path: Path, kind: str, only
 
     code, message, hint = refusal(daemon.root, path, *only_check)
 
-    assert (code, message) == (InvalidInput.exit_code, f"--uds {path}: what is there is not a socket")
+    assert (code, message) == (InvalidInput.exit_code, f"--uds {path}: the file there is not a socket")
     assert hint.startswith(f"ls -ld {path}")
     assert path.is_symlink() is (kind != "file")
     assert precious.read_text() == "precious"
@@ -81,7 +81,7 @@ def test_a_removed_socket_is_made_again(daemon: Daemon, tmp_path: Path) -> None:
         for _ in range(2):
             path.unlink()
             eventually(lambda: listens(path))
-        eventually(lambda: gate.log.count("the socket was removed; made again") == 2)
+        eventually(lambda: gate.log.count("the socket was removed; recreated") == 2)
         assert stat.S_IMODE(path.stat().st_mode) == 0o666
         assert gate.stop() == 0
     assert not path.exists()
@@ -102,7 +102,7 @@ def test_what_takes_the_place_of_the_socket_is_reported_until_it_is_gone(
         eventually(lambda: f"--uds {path}: " in gate.log)
         assert path.is_socket() == (instead != "a file")
         path.unlink()
-        eventually(lambda: "; made again" in gate.log)
+        eventually(lambda: "; recreated" in gate.log)
         assert listens(path)
         assert gate.stop() == 0
 
@@ -117,7 +117,7 @@ def listens(path: Path) -> bool:
     ("name", "said"),
     [
         ("none/gate.sock", "there is no directory {}/none"),
-        (".", "what is there is not a socket"),
+        (".", "the file there is not a socket"),
         ("x" * 108, "the path is longer than 107 bytes"),
     ],
 )

@@ -248,8 +248,8 @@ def test_no_start_overwrites_another_file_under_the_name_of_one_of_its_own(
     assert (started.returncode, (root / name).read_bytes()) == (Damaged.exit_code, content), started.stderr
     message = started.stderr.decode()
     assert f"{root / name}: offset 0: " in message
-    back = f"mv {root / name} {root / stray}; then start again"
-    assert (back if stray.startswith("segments") else "move it to where it belongs; then start again") in message
+    back = f"mv {root / name} {root / stray}; then restart the daemon"
+    assert (back if stray.startswith("segments") else "move it to where it belongs; then restart the daemon") in message
 
 
 REFUSED = {
@@ -270,7 +270,7 @@ def test_a_start_is_refused_if_the_newest_name_is_that_of_another_segment(
     with pytest.raises(Damaged) as refused:
         Built(root, epoch=2, now_ns=LATER_NS)
     assert str(root / segment(base, suffix)) in refused.value.message
-    assert "start again" in refused.value.hint
+    assert "restart the daemon" in refused.value.hint
     assert {path: path.read_bytes() for path in root.glob("segments/*")} == before
 
     repair(root, accept_loss=False)
