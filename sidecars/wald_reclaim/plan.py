@@ -140,7 +140,9 @@ class Planner:
         claims, _ = self._read_claims()
         decisions = []
         for segment in renamed:
-            passes = segment.base_sequence in self._passed and not self._limits.require_archived
+            base, recorded = segment.base_sequence, self._recorded.get(segment.base_sequence)
+            gives_up = recorded is not None and recorded.lost  # which must be counted again
+            passes = base in self._passed and not gives_up and not self._limits.require_archived
             with suppress(FileNotFoundError):  # deleted in between, and this is a dry run
                 taken = segment.kind.form is Kind.RAW and segment.base_sequence in sealing
                 decisions.append(self._confirm(segment, None if passes else claims, now_ns, sealing=taken))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from contents import errors
+from faults import Died, DyingDisk
 from hypothesis import given
 from hypothesis import strategies as st
 from logs import SECOND_NS, Built
@@ -163,6 +165,36 @@ def test_what_is_lost_is_counted_again_before_it_is_deleted(built: Built) -> Non
     first, kept, again = ledger(built.root.path)
     assert (first["lost"], kept["event"], again["lost"]) == ({"a": 2}, "kept", {"a": 1})
     assert bases(built.root, Kind.RELEASED) == []
+
+
+def test_a_loss_is_counted_again_if_all_of_it_was_read_before_the_deletion(built: Built) -> None:
+    """One process, whose pass during the grace period finds that no group needs the segment any more."""
+    limits = Limits(of_routes={"a": RouteLimits(max_records=6, expire=True)})
+    reclaimer = Reclaimer(built.root, built.disk, limits, 60 * SECOND_NS)
+    reclaimer.look(now_ns=built.now_ns)
+    built.log.set_cursor("a", 2)
+    for seconds in (1, 61):
+        reclaimer.look(now_ns=built.now_ns + seconds * SECOND_NS)
+    reclaimer.ledger.close()
+    first, kept, again = ledger(built.root.path)
+    assert (first["lost"], kept["event"], again.get("lost", {})) == ({"a": 2}, "kept", {})
+    assert bases(built.root, Kind.RELEASED) == []
+
+
+def test_a_loss_is_counted_again_after_a_kill_between_its_line_and_the_release(built: Built) -> None:
+    limits = Limits(of_routes={"a": RouteLimits(max_records=6, expire=True)})
+    for last in range(20):  # until the line is durable; the rename is the next step
+        disk = DyingDisk(last)
+        with suppress(Died):
+            reclaim(built, limits, disk=disk)
+        disk.abandon()
+        if losses(built):
+            break
+    assert (losses(built), bases(built.root)) == ([(1, "each_route", {"a": 2})], [1, 4, 7, 10])
+    built.log.set_cursor("a", 2)
+    reclaim(built, limits)
+    assert ledger(built.root.path)[-1].get("lost", {}) == {}
+    assert bases(built.root) == [4, 7, 10]
 
 
 def test_a_route_that_had_read_it_gets_it_back(built: Built) -> None:
