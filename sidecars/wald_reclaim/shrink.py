@@ -8,7 +8,7 @@
 A process that sets a cursor writes it first and looks at the segments afterwards. So either the cursor is read here
 after the name has changed, or that process sees what was dropped. At each step the segment's name is that of one form
 with all that the groups need, and the old form is not removed before the new one has been read back and its name is
-durable. A line about a shrink that was not carried out gives a digest that no file has.
+durable. A line about a shrink that did not happen gives a digest that no file has.
 """
 
 from __future__ import annotations

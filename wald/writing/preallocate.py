@@ -41,7 +41,7 @@ class Preallocator:
             raise OSError(errno.ESTALE, "the directory was unmounted or replaced", os.fspath(self._directory))
 
     def prepare(self, length: int) -> bool:
-        """Create the spare file if there is none (background thread); return False if there is no room."""
+        """Create the spare file if it is missing (background thread); return False without room."""
         with self._mutex:
             if self._spare is None and self._lets_allocate(length):
                 with contextlib.suppress(OSError):  # the cut will report the full disk

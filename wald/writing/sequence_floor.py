@@ -56,7 +56,7 @@ class Floor:
 
 
 def find_floor(root: Root, *, log_id: bytes, next_sequence: int) -> Floor:
-    """Read every cursor and journal, also of retired routes, and the ledgers of deletions and archives.
+    """Read every cursor and journal, including those of retired routes, and the ledgers of deletions and archives.
 
     A sealed sequence that is missing is damage: see :func:`last_sealed`.
     """
