@@ -55,9 +55,9 @@ class Peer:
         connection, arena = self.connection, self.arena
         received = connection.unread + data
         arena.view[: len(received) + 5] = received + b"PING\n"  # of another connection, in an earlier round
-        arena.reset()
-        commit_round = CommitRound(Producers())
-        connection.receive(arena, len(received), commit_round, backpressure)
+        arena.used = 0
+        commit_round = CommitRound(Producers(), arena)
+        connection.receive(len(received), commit_round, backpressure)
         assert connection.unread == received[arena.used :]
         self.outcomes += self.answers()
         connection.reply(lambda command, _: b"OK\n")
@@ -165,8 +165,8 @@ def test_many_requests_of_one_read(root: Root) -> None:
     peer = Peer(root)
     stream = b"PUB web 2\nx\nPING\nPUB b 3\nyz\n"
     peer.arena.view[: len(stream)] = stream
-    commit_round = CommitRound(Producers())
-    peer.connection.receive(peer.arena, len(stream), commit_round, OPEN)
+    commit_round = CommitRound(Producers(), peer.arena)
+    peer.connection.receive(len(stream), commit_round, OPEN)
 
     assert list(peer.answers()) == [
         ("record", ("web", b"x\n")),

@@ -40,9 +40,9 @@ def reading(path: Path, fifos: int) -> Iterator[tuple[Root, Intake, select.epoll
 
 def one_round(intake: Intake) -> int:
     """What the loop asks of the pipes; how many drafts came of it."""
-    collected = CommitRound(LogState(1).producers)
+    collected = CommitRound(LogState(1).producers, Arena())
     intake.check_lines(0.0)
-    intake.collect(collected, Arena())
+    intake.collect(collected)
     state = intake.ready, intake.has_input, intake.busy, intake.stdin_ended, intake.due()
     assert state[2:4] == (frozenset(), False)
     return len(collected.drafts)
@@ -70,8 +70,8 @@ def test_an_empty_pipe_needs_no_further_round(tmp_path: Path) -> None:
             os.write(descriptor, b"line\n")
             for ready, events in poller.poll(0):
                 intake.notice(ready, events, 0.0)
-            collected = CommitRound(LogState(1).producers)
-            intake.collect(collected, Arena())
+            collected = CommitRound(LogState(1).producers, Arena())
+            intake.collect(collected)
             os.write(descriptor, rest)
             intake.before_write(collected.drafts, 1)
             assert intake.after_sync(collected.drafts) == []

@@ -66,16 +66,12 @@ class Arena:
     def free(self) -> int:
         return len(self.buffer) - self.used
 
-    def reset(self) -> None:
-        self.used = 0
-
 
 class Spooling:
     """Payload of a request, spilled to a file."""
 
     def __init__(self, request: Publish, route: Route, directory: Path) -> None:
         self.request = request
-        self.route = route
         self.missing_bytes = request.payload_bytes
         self.newlines = 0
         self.ends_in_newline = False
@@ -120,19 +116,16 @@ class Ticket(NamedTuple):
     offset: int
     records: int
 
-    def sequences(self) -> tuple[int, int]:
-        first = self.draft.base_sequence + self.offset
-        return first, first + self.records - 1
-
 
 @dataclass(slots=True)
 class CommitRound:
-    """Drafts of one round; the first ``committed`` are durable.
+    """Drafts of one round, whose payloads are in ``arena``; the first ``committed`` are durable.
 
     Records of one route and peer share a batch; one with a producer id stays separate, for deduplication.
     """
 
     producers: Producers
+    arena: Arena
     drafts: list[Draft] = field(default_factory=list)
     committed: int = 0
     payload_bytes: int = 0
@@ -248,8 +241,7 @@ class Committer:
         journal: FilteringBoundLogger,
     ) -> None:
         self.writer = writer
-        self.degraded = False  # input waits for a full disk, or did a moment ago
-        self.left_bytes = self._free_bytes = self._needed_bytes = 0  # when the free space was last read
+        self.left_bytes = 0  # when the free space was last read
         self._config = config
         self._root = root
         self._disk = disk
@@ -264,7 +256,6 @@ class Committer:
         self._cut_again_at = self._full_until = self._cause_again_at = self._name_again_at = 0.0
         self._unnamed_at: float | None = None  # when the active segment was first found unnamed
         self._refused = False  # the disk refused the last round
-        self._degraded_by: Cause | None = None  # as last reported
         self._request_held = False
         self._synced_at = time.monotonic()
         self._publish()
@@ -337,7 +328,7 @@ class Committer:
             self._synced_at = now
             self._sync()
         # On a full disk no batch cuts a full segment, and only a cut one can be reclaimed.
-        full = (self.degraded or self._request_held) and self.writer.overshoots(1)
+        full = (self._metrics.degraded or self._request_held) and self.writer.overshoots(1)
         if full or self._cut_at() <= now:
             self.cut()
 
@@ -393,13 +384,14 @@ class Committer:
 
     def has_room(self, *, wanted_bytes: int | None) -> bool:
         """Return True if input can be accepted; report changes, and a wait for ``wanted_bytes``."""
-        free = self._free_bytes = self._metrics.free_bytes = self._read_free_bytes()
+        metrics = self._metrics
+        free = metrics.free_bytes = self._read_free_bytes()
         left = self.left_bytes = self._budget.left_bytes(free)
-        self._needed_bytes = self._metrics.needed_bytes = free - left
+        metrics.needed_bytes = free - left
         full = left < 0 or time.monotonic() < self._full_until
         degraded = full or self._refused
         # A request that waited for a full disk is retried before it is reported.
-        retried = not (degraded or self.degraded)
+        retried = not (degraded or metrics.degraded)
         self._report_room(degraded=degraded)
         self._report_held(wanted_bytes if retried else None)
         return not full
@@ -453,16 +445,12 @@ class Committer:
     def _count(self, placed: Sequence[Draft], now: float, seconds: float) -> int:
         """Return the number of drafts without introductions."""
         metrics = self._metrics
-        count = records = payload_bytes = 0
-        for draft in placed:
-            if not draft.introduces:
-                count += 1
-                records += draft.count
-                payload_bytes += draft.payload_bytes
+        drafts = [draft for draft in placed if not draft.introduces]
+        records = sum(draft.count for draft in drafts)
         written_bytes = self.writer.position - placed[0].position
         metrics.turns += 1
         metrics.records += records
-        metrics.payload_bytes += payload_bytes
+        metrics.payload_bytes += sum(draft.payload_bytes for draft in drafts)
         metrics.written_bytes += written_bytes
         metrics.turn_records.observe(records)
         metrics.turn_bytes.observe(written_bytes)
@@ -473,7 +461,7 @@ class Committer:
         if self._filled_at is None and self.writer.advanced:
             # Jitter only shortens: logs started together do not cut together, and no log cuts late.
             self._filled_at, self._age_share = now, 1 - random.random() * self._config.segment_age_jitter  # noqa: S311
-        return count
+        return len(drafts)
 
     def _publish(self) -> None:
         head = self.head
@@ -576,7 +564,7 @@ class Committer:
             return free_bytes(segments)
         except FileNotFoundError:
             if self._root.path.exists():  # keep_name waits for the directory, and reports it
-                return self._free_bytes
+                return self._metrics.free_bytes
             raise root_gone(self._root) from None
         except OSError as error:
             raise DiskFailure(
@@ -584,26 +572,25 @@ class Committer:
                 "nothing acknowledged is lost",
                 case="disk-failed",
                 root=self._root.path,
-                segments=self._root.segments,
+                segments=segments,
                 error=error,
             ) from error
 
     def _report_room(self, *, degraded: bool) -> None:
         metrics, now = self._metrics, time.monotonic()
-        was_degraded = self.degraded
-        self.degraded = metrics.degraded = degraded
-        numbers = {"free": self._free_bytes, "needed": self._needed_bytes}
+        was_degraded, metrics.degraded = metrics.degraded, degraded
+        numbers = {"free": metrics.free_bytes, "needed": metrics.needed_bytes}
         if not degraded:
             if was_degraded:
-                self._degraded_by, metrics.degraded_by = None, ""
+                metrics.degraded_by = ""
                 self._journal.info("disk has room again", **numbers)
             return
         if was_degraded and now < self._cause_again_at:
             return
         self._cause_again_at = now + _CAUSE_SECONDS
-        cause = Cause.REFUSED if self._refused else self._budget.cause(self._free_bytes)
-        if cause != self._degraded_by:
-            self._degraded_by = metrics.degraded_by = cause
+        cause = Cause.REFUSED if self._refused else self._budget.cause(metrics.free_bytes)
+        if cause != metrics.degraded_by:
+            metrics.degraded_by = cause
             self._journal.error(
                 "disk full: input waits", degraded_by=cause, **numbers, hint=cause.hint(self._root.path)
             )
@@ -612,6 +599,7 @@ class Committer:
         reported, self._request_held = self._request_held, wanted_bytes is not None
         if wanted_bytes is None or reported:
             return
-        cause = self._budget.cause(self._free_bytes - wanted_bytes)
-        numbers = {"wanted": wanted_bytes, "free": self._free_bytes, "needed": self._needed_bytes}
+        metrics = self._metrics
+        cause = self._budget.cause(metrics.free_bytes - wanted_bytes)
+        numbers = {"wanted": wanted_bytes, "free": metrics.free_bytes, "needed": metrics.needed_bytes}
         self._journal.warning("request waits for room", because=cause, **numbers, hint=cause.hint(self._root.path))

@@ -15,7 +15,7 @@ from stringzilla import count as count_bytes
 
 from wald.daemon.backpressure import COMMAND, HELD, NEXT_ROUND, OVERDUE, Backpressure, MustWait, Reason, Wait
 from wald.daemon.commands import Routes
-from wald.daemon.committer import Arena, CommitRound, Spooling, Ticket
+from wald.daemon.committer import CommitRound, Spooling, Ticket
 from wald.daemon.listening import process_name
 from wald.errors import DISK_FULL
 from wald.format.log_state import Peer, stored_producer_id
@@ -152,15 +152,15 @@ class Connection:
     def process(self) -> str:
         return self._peer.process if self._peer else ""
 
-    def receive(self, arena: Arena, end: int, commit_round: CommitRound, backpressure: Backpressure) -> None:
+    def receive(self, end: int, commit_round: CommitRound, backpressure: Backpressure) -> None:
         """Process ``unread`` and the bytes received since; move ``arena.used``, their start, behind the payloads."""
+        arena = commit_round.arena
         self._position, self._end = end if self.is_closing else arena.used, end
         unread_before = len(self.unread)
-        is_overdue = self.wait is OVERDUE
         if self._skip_bytes:
             self._skip(self._skip_bytes)
         try:
-            self.wait = self._process(arena, commit_round, backpressure, is_overdue)
+            self.wait = self._process(commit_round, backpressure)
         except MustWait as reason:
             self.wait = reason.wait
         position = arena.used = self._position
@@ -174,7 +174,9 @@ class Connection:
         replies = []
         for answer in self.answers:
             if isinstance(answer, Ticket):
-                replies.append(refusal or _OK % answer.sequences())
+                draft, offset, records = answer
+                first = draft.base_sequence + offset
+                replies.append(refusal or _OK % (first, first + records - 1))
             elif isinstance(answer, bytes):
                 replies.append(answer)
             else:
@@ -208,13 +210,11 @@ class Connection:
         self.unread = b""
         self._discard_spool()
 
-    def _process(
-        self, arena: Arena, commit_round: CommitRound, backpressure: Backpressure, is_overdue: bool
-    ) -> Wait | None:
+    def _process(self, commit_round: CommitRound, backpressure: Backpressure) -> Wait | None:
         """Return, or raise as MustWait, the wait of the next request; None if it is incomplete."""
-        answers, end = self.answers, self._end
+        arena, answers, end = commit_round.arena, self.answers, self._end
         quick = 0
-        while self._request is None or self._publish(self._request, arena, commit_round, backpressure, is_overdue):
+        while self._request is None or self._publish(self._request, commit_round, backpressure):
             position = self._position
             if position == end:
                 return None
@@ -243,31 +243,24 @@ class Connection:
             quick += 1
         return None
 
-    def _publish(
-        self,
-        request: Publish,
-        arena: Arena,
-        commit_round: CommitRound,
-        backpressure: Backpressure,
-        is_overdue: bool,
-    ) -> bool:
+    def _publish(self, request: Publish, commit_round: CommitRound, backpressure: Backpressure) -> bool:
         """Add or refuse the request; return False if it is incomplete; raise MustWait if it cannot be accepted now."""
         self.receive_bytes = RECEIVE_BYTES
         try:
             if self._spooling is None:
                 route = self._routes.find(request.route, self.user_id)
                 if not backpressure.is_open:
-                    backpressure.admit(route, is_overdue=is_overdue)
+                    backpressure.admit(route, is_overdue=self.wait is OVERDUE)
                 position = self._position
                 end = position + request.payload_bytes
                 if end <= self._end:
                     self._position, self.payload_missing, self._request = end, 0, None
-                    self.answers.append(self._add(commit_round, request, route, arena.view[position:end]))
+                    self.answers.append(self._add(request, commit_round, route, commit_round.arena.view[position:end]))
                     return True
                 if self._unfinished.fits_in_memory(request.payload_bytes):
                     return False
                 self._spooling = self._unfinished.open_spool(request, route, backpressure)
-            return self._spool(self._spooling, arena, commit_round, backpressure, is_overdue)
+            return self._spool(self._spooling, commit_round, backpressure)
         except ProtocolError as error:
             self.answers.append(encode_err(error.code, error.message))
             self._skip(self.payload_missing)
@@ -275,34 +268,28 @@ class Connection:
             self._discard_spool()
             return True
 
-    def _spool(
-        self,
-        spooling: Spooling,
-        arena: Arena,
-        commit_round: CommitRound,
-        backpressure: Backpressure,
-        is_overdue: bool,
-    ) -> bool:
+    def _spool(self, spooling: Spooling, commit_round: CommitRound, backpressure: Backpressure) -> bool:
         """Do the same as :meth:`_publish` with a payload in a file."""
+        request = spooling.request
         if self.payload_missing:
             backpressure.require_room()  # others may have used up the room
             position = self._position
             self._position = min(self._end, position + self.payload_missing)
             self.payload_missing -= self._position - position
-            self._unfinished.write(spooling, arena.view[position : self._position])
+            self._unfinished.write(spooling, commit_round.arena.view[position : self._position])
         if self.payload_missing:
             return False
-        request = spooling.request
-        backpressure.admit(self._routes.find(request.route, self.user_id), is_overdue=is_overdue)
-        self.answers.append(self._add(commit_round, request, spooling.route, None, spooling))
+        route = self._routes.find(request.route, self.user_id)
+        backpressure.admit(route, is_overdue=self.wait is OVERDUE)
+        self.answers.append(self._add(request, commit_round, route, None, spooling))
         self._request = self._spooling = None
         self._unfinished.complete(spooling)
         return True
 
     def _add(
         self,
-        commit_round: CommitRound,
         request: Publish,
+        commit_round: CommitRound,
         route: Route,
         payload: memoryview | None,
         spooling: Spooling | None = None,

@@ -22,7 +22,7 @@ from itertools import chain, zip_longest
 
 from wald.daemon.backpressure import COMMAND, HELD, NEXT_ROUND, OVERDUE, Backpressure, Reason, Wait
 from wald.daemon.commands import Routes
-from wald.daemon.committer import Arena, CommitRound
+from wald.daemon.committer import CommitRound
 from wald.daemon.connection import RECEIVE_BYTES, Connection, UnfinishedRequests
 from wald.daemon.listening import ConnectionLimits, peer_of
 from wald.format.protocol import Code, Command, encode_err
@@ -255,9 +255,8 @@ class Connections:
 
     # Requests.
 
-    def collect(
-        self, readable: list[int], commit_round: CommitRound, arena: Arena, backpressure: Backpressure, now: float
-    ) -> None:
+    def collect(self, readable: list[int], commit_round: CommitRound, backpressure: Backpressure, now: float) -> None:
+        arena = commit_round.arena
         self._round += 1
         # By descriptor: a waiting connection whose client is gone is handled once.
         ready = {descriptor: self._open[descriptor] for descriptor in readable if descriptor in self._open}
@@ -274,21 +273,18 @@ class Connections:
                 return
             wait = client.connection.wait
             if wait is None or wait in ended:
-                self._receive(client, commit_round, arena, backpressure, now)
+                self._receive(client, commit_round, backpressure, now)
             elif wait is not COMMAND:
                 self._close(client)  # no input was asked for: the client is gone
 
-    def _receive(
-        self, client: Client, commit_round: CommitRound, arena: Arena, backpressure: Backpressure, now: float
-    ) -> None:
-        connection = client.connection
-        start = arena.used
+    def _receive(self, client: Client, commit_round: CommitRound, backpressure: Backpressure, now: float) -> None:
+        connection, arena = client.connection, commit_round.arena
+        start, length = arena.used, 0
         if connection.unread:
             start += len(connection.unread)
             if arena.free < RECEIVE_BYTES + len(connection.unread):
                 return  # the next round is empty
             arena.view[arena.used : start] = connection.unread
-        length = 0
         if connection.wait is not None:
             client.active_at = now  # the rest of an incomplete request could not arrive before
         else:
@@ -305,14 +301,13 @@ class Connections:
                 return
         was_inside_request = connection.is_inside_request
         client.served = self._round
-        connection.receive(arena, start + length, commit_round, backpressure)
+        connection.receive(start + length, commit_round, backpressure)
         self.received[client.user_id] += length
         client.received_bytes += length
         client.slow_bytes += length
         if connection.answers or connection.command or client.slow_bytes >= RECEIVE_BYTES:
-            client.is_proven = True
-            client.active_at, client.slow_bytes = now, 0
-        elif not was_inside_request:
+            client.is_proven, was_inside_request = True, False
+        if not was_inside_request:
             client.active_at, client.slow_bytes = now, 0
         if connection.wait is not None or client.filed is not None:
             self._update(client)
@@ -355,12 +350,14 @@ class Connections:
         client.active_at = now
         self._send(client, b"")
 
-    def reply(self, commit_round: CommitRound) -> None:
-        self._has_recorded = self._has_recorded or bool(commit_round.drafts)
-        self._answer()
-
-    def refuse(self, code: Code, message: str) -> None:
-        self._answer(encode_err(code, message))
+    def reply(self, commit_round: CommitRound, refusal: bytes = b"") -> None:
+        """Answer the round's requests; ``refusal`` replaces the replies to records."""
+        self._has_recorded = self._has_recorded or commit_round.committed > 0
+        answering = [*self._aside.values(), *self._answering]
+        self._aside, self._answering = {}, []
+        for client in answering:
+            self._send(client, client.connection.reply(self._execute, refusal))
+        self._unfinished.close_complete()
 
     def set_aside(self) -> None:
         """Stop reading from connections with records in the refused round; answer the others."""
@@ -375,13 +372,6 @@ class Connections:
         for client in answering:
             if client.socket.fileno() >= 0 and client.connection.wait is not HELD:
                 self._send(client, client.connection.reply(self._execute))
-
-    def _answer(self, refusal: bytes = b"") -> None:
-        answering = [*self._aside.values(), *self._answering]
-        self._aside, self._answering = {}, []
-        for client in answering:
-            self._send(client, client.connection.reply(self._execute, refusal))
-        self._unfinished.close_complete()
 
     def _send(self, client: Client, data: bytes | memoryview) -> None:
         """Send replies, after unsent ones, and apply the connection's state."""

@@ -13,7 +13,7 @@ import os
 import select
 from collections.abc import Container, Iterator, Sequence
 
-from wald.daemon.committer import Arena, CommitRound
+from wald.daemon.committer import CommitRound
 from wald.daemon.fifos import Fifos, OpenPipe, reject_stdin_route
 from wald.daemon.pipes import (
     PAUSE_MAX_SECONDS,
@@ -183,8 +183,9 @@ class Intake:
         self._awake[pipe] = None
         pipe.hung_up = pipe.hung_up or bool(events & select.EPOLLHUP)
 
-    def collect(self, commit_round: CommitRound, arena: Arena) -> None:
+    def collect(self, commit_round: CommitRound) -> None:
         """Collect from ready pipes; one without room comes first in the next round."""
+        arena = commit_round.arena
         self._close_pipes(commit_round)
         for pipe in list(self._awake):
             if arena.free < pipe.chunk_bytes + SOCKETS_BYTES:

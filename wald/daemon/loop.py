@@ -17,7 +17,7 @@ from wald.daemon.backpressure import Backpressure
 from wald.daemon.committer import FULL_SECONDS, NAME_PATIENCE_SECONDS, Arena, CommitRound, Full
 from wald.daemon.startup import Parts, effective_sizes, open_journal, wanted_routes, wants_fifo, writers_of
 from wald.errors import DiskFailure, NotPermitted, WaldError, wrong_type
-from wald.format.protocol import Code
+from wald.format.protocol import Code, encode_err
 from wald.settings import Config
 
 _SWEEP_SECONDS = 1.0  # between checks for half-sent requests
@@ -97,9 +97,8 @@ class MainLoop:
         failure: WaldError | None = None
         try:
             while self._intake.drain_at_shutdown():
-                self._arena.reset()
-                commit_round = CommitRound(self._writer.state.producers)
-                self._intake.collect(commit_round, self._arena)
+                commit_round = self._begin_round()
+                self._intake.collect(commit_round)
                 self._committer.commit(commit_round)
         except WaldError as error:
             failure = error
@@ -131,9 +130,13 @@ class MainLoop:
             return
         has_room = self._committer.has_room(wanted_bytes=self._connections.wanted_bytes)
         self._quotas.update(now, self._metrics.head_sequence)
-        self._arena.reset()
         readable = self._dispatch(events, now)
-        commit_round = self._collect(readable, now, has_room=has_room)
+        commit_round = self._begin_round()
+        self._intake.check_lines(now)
+        if has_room:
+            self._intake.collect(commit_round)
+        # After the pipes: a line begun in this round keeps requests off its route too.
+        self._collect_requests(readable, commit_round, commit_round.open_routes, now, has_room=has_room)
         held = self._metrics.held_requests = self._connections.held_requests
         waits = held > 0 or (not has_room and self._intake.has_input)
         self._metrics.waiting_since = (self._metrics.waiting_since or now) if waits else 0.0
@@ -150,18 +153,16 @@ class MainLoop:
             self._can_accept = False
             self._connections.accept(now)
 
-    def _collect(self, readable: list[int], now: float, *, has_room: bool) -> CommitRound:
-        commit_round = CommitRound(self._writer.state.producers)
-        self._intake.check_lines(now)
-        if has_room:
-            self._intake.collect(commit_round, self._arena)
-        # After the pipes: a line begun in this round keeps requests off its route too.
-        busy = self._intake.busy | commit_round.open_routes
-        backpressure = Backpressure(
-            not has_room, self._config.on_full == "reject", busy, self._committer.left_bytes, self._quotas.over
-        )
-        self._connections.collect(readable, commit_round, self._arena, backpressure, now)
-        return commit_round
+    def _begin_round(self) -> CommitRound:
+        self._arena.used = 0
+        return CommitRound(self._writer.state.producers, self._arena)
+
+    def _collect_requests(
+        self, readable: list[int], commit_round: CommitRound, open_routes: frozenset[str], now: float, *, has_room: bool
+    ) -> None:
+        rejects, busy = self._config.on_full == "reject", self._intake.busy | open_routes
+        backpressure = Backpressure(not has_room, rejects, busy, self._committer.left_bytes, self._quotas.over)
+        self._connections.collect(readable, commit_round, backpressure, now)
 
     def _dispatch(self, events: list[tuple[int, int]], now: float) -> list[int]:
         """Return the readable connections."""
@@ -187,12 +188,12 @@ class MainLoop:
         except Full:
             if self._config.on_full == "reject" and not commit_round.committed:
                 self._held_round = None
-                self._connections.refuse(Code.FULL, "the disk is full")
+                self._connections.reply(commit_round, encode_err(Code.FULL, "the disk is full"))
             else:
                 self._hold(commit_round)
             return
         except WaldError:
-            self._connections.refuse(Code.FAILED, "the daemon stops")
+            self._connections.reply(commit_round, encode_err(Code.FAILED, "the daemon stops"))
             raise
         self._held_round = None
         self._quotas.count(commit_round.drafts, self._writer.base_sequence)
@@ -201,15 +202,12 @@ class MainLoop:
     def _serve_without_disk(self, held: CommitRound, events: list[tuple[int, int]], now: float) -> None:
         """Answer requests that need no disk, and retry the held round."""
         readable = self._dispatch(events, now)
-        self._arena.reset()
-        rejects, busy = self._config.on_full == "reject", self._intake.busy | held.open_routes
-        backpressure = Backpressure(True, rejects, busy, 0, self._quotas.over)
-        self._connections.collect(readable, CommitRound(self._writer.state.producers), self._arena, backpressure, now)
+        self._collect_requests(readable, self._begin_round(), held.open_routes, now, has_room=False)
         self._connections.answer_others()
         self._accept(now)
         self._connections.run_command(now, is_held=True)
         self._metrics.held_requests = self._connections.held_requests
-        self._check_reload(held=True)
+        self._check_reload()
         self._sweep(now)
         if now >= self._retry_at:
             self._committer.has_room(wanted_bytes=None)  # updates the numbers that STAT reports
@@ -240,23 +238,22 @@ class MainLoop:
 
     def _timeout(self) -> float:
         now = time.monotonic()
-        connections_due = self._connections.due()
+        times = [self._connections.due()]
         if self._held_round is not None:
-            due = self._retry_at if connections_due is None else min(connections_due, self._retry_at)
-            return max(0.0, due - now)
-        if self._committer.degraded:
-            return FULL_SECONDS if connections_due is None else min(FULL_SECONDS, max(0.0, connections_due - now))
-        if self._intake.ready:
-            return 0
-        times = [at for at in (connections_due, self._intake.due(), self._quotas.due) if at is not None]
-        times.append(self._committer.due())
-        if self._connections.wants_room:
+            times.append(self._retry_at)
+        elif self._metrics.degraded:
             times.append(now + FULL_SECONDS)
-        if self._connections.needs_sweep:
-            times.append(now + _SWEEP_SECONDS)
-        if self._systemd.watchdog_seconds:
-            times.append(self._alive_at + self._systemd.watchdog_seconds)
-        return max(0.0, min(times) - now)
+        elif self._intake.ready:
+            return 0
+        else:
+            times += self._intake.due(), self._quotas.due, self._committer.due()
+            if self._connections.wants_room:
+                times.append(now + FULL_SECONDS)
+            if self._connections.needs_sweep:
+                times.append(now + _SWEEP_SECONDS)
+            if self._systemd.watchdog_seconds:
+                times.append(self._alive_at + self._systemd.watchdog_seconds)
+        return max(0.0, min(at for at in times if at is not None) - now)
 
     def _tend(self, now: float) -> None:
         self._committer.tend(now)
@@ -303,20 +300,16 @@ class MainLoop:
     def _makes_progress(self) -> bool:
         """Return False if the head stays although input waits, not for disk space."""
         before, self._alive_rounds = self._alive_rounds, self._metrics.turns
-        lacks_room = self._held_round is not None or self._committer.degraded or bool(self._metrics.waiting_since)
+        lacks_room = self._held_round is not None or self._metrics.degraded or bool(self._metrics.waiting_since)
         return before != self._alive_rounds or lacks_room or not self._intake.is_stalled
 
-    def _check_reload(self, *, held: bool = False) -> None:
+    def _check_reload(self) -> None:
         """Reload after SIGHUP; while a round is held, new routes and quotas wait."""
-        if self._signals.reload:
-            self._signals.reload = False
-            self._reload_settings(held=held)
-        elif self._reload_waits and not held:
-            self._reload_settings()
-
-    def _reload_settings(self, *, held: bool = False) -> None:
+        held = self._held_round is not None
+        if not self._signals.reload and (held or not self._reload_waits):
+            return
+        self._signals.reload = self._reload_waits = False
         self._systemd.reloading()
-        self._reload_waits = False
         try:
             fresh = self._reload() if self._reload is not None else self._config
             if held and (fresh.routes != self._config.routes or self._quotas.changes(fresh)):

@@ -26,7 +26,7 @@ from structlog.typing import FilteringBoundLogger
 import wald
 from wald.daemon.background import Background, Failure
 from wald.daemon.commands import Commands, Routes
-from wald.daemon.committer import CommitRound, Committer
+from wald.daemon.committer import Arena, CommitRound, Committer
 from wald.daemon.connection import UnfinishedRequests
 from wald.daemon.connections import Connections
 from wald.daemon.fifos import OpenPipe, adopt_stdin
@@ -231,7 +231,7 @@ class Parts:
         self._closers.callback(self.committer.close)
         for message in finished:
             self.journal.info("pipe", what=message)
-        closing_round = CommitRound(self.writer.state.producers)
+        closing_round = CommitRound(self.writer.state.producers, Arena(0))
         for draft in closing:
             closing_round.add(draft)
         self.committer.commit(closing_round)
