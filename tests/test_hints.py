@@ -15,7 +15,7 @@ from running import Daemon, output_of, refused, run, sidecar, wald
 from running import command as line_of
 
 from wald.cli.completion import ARGUMENTS
-from wald.hints import PROGRAMS, TEMPLATES
+from wald.hints import PROGRAMS, TEMPLATES, hint_for
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(path for package in ("wald", "sidecars") for path in (ROOT / package).rglob("*.py"))
@@ -96,6 +96,17 @@ def test_the_core_raises_errors_with_facts_and_leaves_the_hints_to_their_module(
         if isinstance(node, ast.keyword) and node.arg == "hint"
         if not re.fullmatch(r"[\w.]+\.hint(\(.*\))?|hint_for\(.*\)", ast.unparse(node.value))
     ] == []
+
+
+def test_a_path_in_a_hint_is_quoted() -> None:
+    assert hint_for("log-gone", root=Path("/srv/my log")).startswith("findmnt -T '/srv/my log'; ls -la '/srv/my log'; ")
+    assert hint_for("file-of-other-user", path=Path("/a b")) == "rm '/a b', which another user has left; ls -l '/a b'"
+
+
+def test_a_hint_for_lost_routes_names_one_alternative() -> None:
+    assert hint_for("lost-routes-unknown", root=Path("/log")).endswith(
+        "or, without a daemon, wald --root /log repair --accept-loss gives up its lost records"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Hints: the command to type, or the thing to do, for each case in which the core reports an error.
 
 An error has a message, a case and facts: ``Refused("…: beyond the head", case="cursor-beyond-head", root=root)``. A
-case has a template: a text, or a function of the facts. In a text, ``{name}`` is a fact; with the fact ``root``,
+case has a template: a text, or a function of the facts. In a text, ``{name}`` is a fact, a path quoted; with ``root``,
 ``{wald}`` is ``wald --root ROOT``, and ``{wald_reclaim}`` and ``{wald_drain}`` are those programs.
 """
 
@@ -21,11 +21,14 @@ def hint_for(case: str, /, **facts: object) -> str:
     template = TEMPLATES[case]
     if not isinstance(template, str):
         return template(**facts)
+    import shlex
+
+    quoted = {name: shlex.quote(str(fact)) if isinstance(fact, Path) else fact for name, fact in facts.items()}
     root = facts.get("root")
     if not isinstance(root, str | os.PathLike):
-        return template.format_map(facts)
+        return template.format_map(quoted)
     programs = {name: command_line(root, program=program) for name, program in PROGRAMS.items()}
-    return template.format_map(facts | programs)
+    return template.format_map(quoted | programs)
 
 
 def command_line(root: str | os.PathLike[str], arguments: str = "", *, program: str = "wald") -> str:
@@ -382,7 +385,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "unsealed-segment-damaged": "wald inspect --content {path} shows its readable part; "
     "RECLAIM judges it once it is sealed",
     "lost-routes-unknown": "put a whole copy in its place; or, without a daemon, "
-    "or {wald} repair --accept-loss gives up its lost records",
+    "{wald} repair --accept-loss gives up its lost records",
     # inspect, repair and restore
     "file-unreadable": "ls -l {path}",
     "no-such-file": "ls {directory}",
