@@ -13,6 +13,7 @@ _BINARY_UNITS = {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": KIB}
 _SIZE_UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, **_BINARY_UNITS}
 _DURATION_UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001, "": 1.0}
 _OS_GROUPS_END = (1 << 32) - 1
+_quoted = '"{}"'.format
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,38 +21,44 @@ class SettingType:
     """One kind of value."""
 
     bounds: str  # as text
-    parse: Callable[[object], Any]  # or ValueError with a message that completes "SETTING must be …"
-    show: Callable[[Any], str]  # as TOML
+    read: Callable[[object], Any]  # the value, None for another form, or ValueError out of bounds
+    show: Callable[[Any], str] = _quoted  # as TOML
     unit: str = ""  # of a bare number
+    example: str = ""  # of the form; without one, the bounds
+
+    def parse(self, value: object) -> Any:
+        """Return the value, or raise ValueError with a message that completes "SETTING must be …"."""
+        if (parsed := self.read(value)) is None:
+            raise ValueError(f"{self.example or self.bounds}, not {value!r}")
+        return parsed
 
 
 def size(minimum: int, maximum: int, *, zero: bool = False) -> SettingType:
     """Bytes; with ``zero`` also 0, which means "off"."""
-    read = _reader(r"(\d{1,20}) ?([kMGT]?B|[KMGT]iB|)", int, _SIZE_UNITS)
-    return _number('a size such as 65536, "64KiB" or "1GiB"', read, _show_size, "bytes", minimum, maximum, zero=zero)
+    example, pattern = 'a size such as 65536, "64KiB" or "1GiB"', r"(\d{1,20}) ?([kMGT]?B|[KMGT]iB|)"
+    return _number(example, pattern, _SIZE_UNITS, _show_size, "bytes", minimum, maximum, zero=zero)
 
 
 def duration(minimum: float, maximum: float, *, zero: bool = False) -> SettingType:
     """Seconds; with ``zero`` also 0, which means "off"."""
-    read = _reader(r"(\d{1,12}(?:\.\d{1,9})?) ?(ms|s|m|h|d|)", float, _DURATION_UNITS)
-    example = 'a duration such as 30, "10s", "5m" or "1h"'
-    return _number(example, read, _show_duration, "seconds", minimum, maximum, zero=zero)
+    example, pattern = 'a duration such as 30, "10s", "5m" or "1h"', r"(\d{1,12}(?:\.\d{1,9})?) ?(ms|s|m|h|d|)"
+    return _number(example, pattern, _DURATION_UNITS, _show_duration, "seconds", minimum, maximum, zero=zero)
 
 
 def count(minimum: int, maximum: int) -> SettingType:
-    return _number("a whole number", _reader(r"(-?\d{1,18})()", int, {"": 1}), str, "", minimum, maximum)
+    return _number("a whole number", r"(-?\d{1,18})()", {"": 1}, str, "", minimum, maximum)
 
 
 def fraction(maximum: float) -> SettingType:
     """A number from 0 to ``maximum``, which is at most 1."""
-    read = _reader(r"(\d(?:\.\d{1,9})?)()", float, {"": 1})
-    return _number("a fraction such as 0.1", read, "{:g}".format, "fraction", 0, maximum)
+    pattern = r"(\d(?:\.\d{1,9})?)()"
+    return _number("a fraction such as 0.1", pattern, {"": 1.0}, "{:g}".format, "fraction", 0, maximum)
 
 
 def choice(*choices: str) -> SettingType:
     *others, last = map(_quoted, choices)
     bounds = f"{', '.join(others)} or {last}"
-    return _type(bounds, lambda value: value if isinstance(value, str) and value in choices else None)
+    return SettingType(bounds, lambda value: value if isinstance(value, str) and value in choices else None)
 
 
 def text(form: str, pattern: str = r"[^\0]+") -> SettingType:
@@ -60,7 +67,7 @@ def text(form: str, pattern: str = r"[^\0]+") -> SettingType:
     def read(value: object) -> str | None:
         return value if isinstance(value, str) and (not value or re.fullmatch(pattern, value)) else None
 
-    return _type(f'{form} or ""', read)
+    return SettingType(f'{form} or ""', read)
 
 
 def names(form: str, accepts: Callable[[str], object]) -> SettingType:
@@ -71,7 +78,7 @@ def names(form: str, accepts: Callable[[str], object]) -> SettingType:
             return None
         return tuple(value) if all(isinstance(each, str) and accepts(each) for each in value) else None
 
-    return _type(f"a list of {form}", read, show=lambda value: f"[{', '.join(map(_quoted, value))}]")
+    return SettingType(f"a list of {form}", read, lambda value: f"[{', '.join(map(_quoted, value))}]")
 
 
 def format_bytes(count: float) -> str:
@@ -102,27 +109,10 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def _type(
-    bounds: str,
-    read: Callable[[object], Any],
-    *,
-    show: Callable[[Any], str] | None = None,
-    unit: str = "",
-    example: str = "",
-) -> SettingType:
-    """Return a type whose ``read`` returns None for an invalid value."""
-
-    def parse(value: object) -> Any:
-        if (parsed := read(value)) is None:
-            raise ValueError(f"{example or bounds}, not {value!r}")
-        return parsed
-
-    return SettingType(bounds, parse, show or _quoted, unit)
-
-
 def _number(
     example: str,
-    read: Callable[[object], Any],
+    pattern: str,
+    units: Mapping[str, float],
     show: Callable[[Any], str],
     unit: str,
     minimum: float,
@@ -130,29 +120,21 @@ def _number(
     *,
     zero: bool = False,
 ) -> SettingType:
+    """Return the type of a number with one of ``units``, whose factors are int or float as the number is."""
     bounds = f"{'0 or ' if zero else ''}{show(minimum)} to {show(maximum)}"
 
-    def checked(value: object) -> Any:
-        number = read(value)
-        if number is not None and not (minimum <= number <= maximum or (zero and number == 0)):
+    def read(value: object) -> float | None:
+        is_number = isinstance(value, int | float | str) and not isinstance(value, bool)
+        match = re.fullmatch(pattern, str(value).strip()) if is_number else None
+        if match is None:
+            return None
+        factor = units[match[2]]
+        number = type(factor)(match[1]) * factor
+        if not (minimum <= number <= maximum or (zero and number == 0)):
             raise ValueError(f"{bounds}, not {value!r}")
         return number
 
-    return _type(bounds, checked, show=show, unit=unit, example=example)
-
-
-def _reader(
-    pattern: str, convert: Callable[[str], float], units: Mapping[str, float]
-) -> Callable[[object], float | None]:
-    """Return a reader of numbers with a unit; None for another form."""
-
-    def read(value: object) -> float | None:
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
-            return None
-        match = re.fullmatch(pattern, str(value).strip())
-        return convert(match[1]) * units[match[2]] if match else None
-
-    return read
+    return SettingType(bounds, read, show, unit, example)
 
 
 def _read_mode(value: object) -> int | None:
@@ -204,19 +186,11 @@ def _show_duration(seconds: float) -> str:
     return f"{seconds:.6f}".rstrip("0").rstrip(".")
 
 
-def _quoted(value: str) -> str:
-    return f'"{value}"'
-
-
-FLAG = _type(
-    "true or false", lambda value: value if isinstance(value, bool) else None, show=lambda value: str(value).lower()
+FLAG = SettingType(
+    "true or false", lambda value: value if isinstance(value, bool) else None, lambda value: str(value).lower()
 )
-MODE = _type(
-    "0o0 to 0o777", _read_mode, show="0o{:o}".format, unit="octal", example='permission bits such as 0o620 or "0620"'
+MODE = SettingType("0o0 to 0o777", _read_mode, "0o{:o}".format, "octal", 'permission bits such as 0o620 or "0620"')
+OS_GROUP = SettingType(
+    'an OS group by name or number, "group" for the OS group of the root, or "" for none', _read_os_group
 )
-OS_GROUP = _type('an OS group by name or number, "group" for the OS group of the root, or "" for none', _read_os_group)
-USERS = _type(
-    "a list of existing users by name or number",
-    _read_users,
-    show=lambda users: str(sorted(users)),
-)
+USERS = SettingType("a list of existing users by name or number", _read_users, lambda users: str(sorted(users)))

@@ -43,7 +43,7 @@ from wald.setting_types import (
     text,
 )
 
-ENVIRONMENT_PREFIX = "WALD_"
+_PREFIX = "WALD_"
 DEFAULT = "default"
 _HELP = "wald run --help"
 _SIMILARITY_MIN = 0.8  # of a misspelt variable and a setting; lower values would reject WALD_PORT, set by Kubernetes
@@ -56,7 +56,7 @@ _GUARDED_MODE = 0o600  # of the FIFO of a route with writers
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A row of the reference; default and bounds are TOML, ``unit`` is that of a bare number."""
+    """A row of the reference; default and bounds are TOML."""
 
     name: str
     unit: str
@@ -241,22 +241,13 @@ class Config:
         return replace(self, **values, origins=MappingProxyType(origins)), changed - waiting, waiting
 
     def limits(self, route: str) -> RouteLimits:
-        """Return the effective limits of a route; None is unlimited."""
-        return effective_limits(self.routes.get(route, RouteLimits()), self.retention)
-
-
-def effective_limits(own: RouteLimits, defaults: RouteLimits) -> RouteLimits:
-    """Return the limits of a route that sets ``own``; None is unlimited.
-
-    >>> effective_limits(RouteLimits(max_bytes=5, max_age=0), RouteLimits(max_bytes=9, max_age=7.0, max_records=8))
-    RouteLimits(max_age=None, max_bytes=5, max_records=8, unread='keep', pinned_max_bytes=None, on_pinned='block')
-    """
-    values: dict[str, Any] = {}
-    for each in fields(RouteLimits):
-        found = (getattr(table, each.name) for table in (own, defaults))
-        value = next((value for value in found if value not in (None, "")), each.metadata["default"])
-        values[each.name] = value or None
-    return RouteLimits(**values)
+        """Return the effective limits of a route, its own or those of [retention]; None is unlimited."""
+        values: dict[str, Any] = {}
+        for each in fields(RouteLimits):
+            found = (getattr(table, each.name) for table in (self.routes.get(route, RouteLimits()), self.retention))
+            value = next((value for value in found if value not in (None, "")), each.metadata["default"])
+            values[each.name] = value or None
+        return RouteLimits(**values)
 
 
 def setting_types(table: type[Any]) -> dict[str, SettingType]:
@@ -276,25 +267,38 @@ _HOMES = {
 
 def reference(table: type[Any] = Config) -> list[Setting]:
     """Return the rows of a table, without the limits that it inherits."""
-    has_limits = issubclass(table, RouteLimits) and table is not RouteLimits
-    inherited = {each.name for each in fields(RouteLimits)} if has_limits else set()
     rows = []
     for each in fields(table):
         meta, type_ = each.metadata, each.metadata.get("type")
-        if not meta or each.name in inherited:
-            continue
-        default = type_.show(meta.get("default", each.default)) if type_ else ""
-        bounds, unit = (type_.bounds, type_.unit) if type_ else (meta["bounds"], "")
-        is_reloadable = each.name in getattr(table, "reloadable", {each.name})  # only Config lists some
-        rows.append(Setting(each.name, unit, default, bounds, meta["meaning"], is_reloadable))
+        if meta and each.name in table.__annotations__:
+            default = type_.show(meta.get("default", each.default)) if type_ else ""
+            bounds, unit = (type_.bounds, type_.unit) if type_ else (meta["bounds"], "")
+            is_reloadable = each.name in getattr(table, "reloadable", {each.name})  # only Config lists some
+            rows.append(Setting(each.name, unit, default, bounds, meta["meaning"], is_reloadable))
     return rows
 
 
 def load(path: Path | None, environ: Mapping[str, str]) -> Config:
     """Return the settings from variables and a file; InvalidInput names file and line."""
+    values: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    values: dict[str, Any] = {} if path is None else _from_file(path, origins)
-    values |= _from_environment(environ, origins)
+    if path is not None:
+        file = SettingFile.read(path, help_command=_HELP, homes=_HOMES)
+        tables = {name: file.tables.pop(name) for name in ("retention", "routes") if name in file.tables}
+        values, origins = file.parse_table(file.tables, _TYPES), file.origins
+        if "retention" in tables:
+            values["retention"] = Retention(**file.parse_table(tables["retention"], _RETENTION_TYPES, "retention"))
+        if "routes" in tables:
+            values["routes"] = MappingProxyType(_routes(tables["routes"], file))
+    for variable, value in environ.items():
+        name = variable.removeprefix(_PREFIX).lower()
+        if not variable.startswith(_PREFIX):
+            continue
+        if name in _TYPES:
+            values[name] = parse_setting(name, value, _TYPES[name], variable, help_command=_HELP)
+            origins[name] = variable
+        elif difflib.get_close_matches(name, _TYPES, cutoff=_SIMILARITY_MIN):
+            raise _unknown_setting(name, _TYPES, variable, help_command=_HELP)
     return Config(**values, origins=MappingProxyType(origins))
 
 
@@ -323,12 +327,13 @@ class SettingFile:
     tables: dict[str, Any]
     help_command: str  # lists all settings
     homes: Mapping[str, str]  # of each key, as in "to [retention]", for keys in the wrong table
+    origins: dict[str, str] = field(default_factory=dict)  # path:line of each parsed setting, as in "retention.grace"
 
     @classmethod
     def read(cls, path: Path, *, help_command: str, homes: Mapping[str, str]) -> SettingFile:
         try:
-            # An editor may have added a byte order mark. The codec that strips it is in a module that another user than
-            # the one that started Python may be unable to import.
+            # An editor may have added a byte order mark. Another user than the one that started Python may be unable to
+            # import the codec that strips it.
             content = path.read_bytes().removeprefix(BOM_UTF8).decode()
             return cls(path, content, tomllib.loads(content), help_command, homes)
         except OSError as error:
@@ -368,13 +373,13 @@ class SettingFile:
             if key in types:
                 name = f"{table}.{key}" if table else key
                 values[key] = parse_setting(name, value, types[key], place, help_command=self.help_command)
-            elif key in self.homes and table:
-                raise InvalidInput(
-                    f"{place}: {key!r} is inside [{table}]", case="setting-misplaced", key=key, home=self.homes[key]
-                )
+                self.origins[name] = place
             elif key in self.homes:
                 raise InvalidInput(
-                    f"{place}: {key!r} is above all tables", case="setting-misplaced", key=key, home=self.homes[key]
+                    f"{place}: {key!r} is {f'inside [{table}]' if table else 'above all tables'}",
+                    case="setting-misplaced",
+                    key=key,
+                    home=self.homes[key],
                 )
             else:
                 suffix = f" in [{table}]" if table else ""
@@ -387,41 +392,22 @@ def parse_setting(name: str, value: object, type_: SettingType, place: str, *, h
     try:
         return type_.parse(value)
     except ValueError as error:
-        if type_ is USERS:
-            raise InvalidInput(
-                f"{place}: {name} must be {error}",
-                case="setting-is-not-a-list-of-users",
-            ) from None
         raise InvalidInput(
-            f"{place}: {name} must be {error}", case="setting-is-not-valid", help_command=help_command
+            f"{place}: {name} must be {error}",
+            case="setting-is-not-a-list-of-users" if type_ is USERS else "setting-is-not-valid",
+            help_command=help_command,
         ) from None
 
 
 def _unknown_setting(
-    name: str, known: Iterable[str], place: str, *, table: str = "", help_command: str = _HELP
+    name: str, known: Iterable[str], place: str, *, table: str = "", help_command: str
 ) -> InvalidInput:
-    nearest = difflib.get_close_matches(name, known, n=1)
     return InvalidInput(
         f"{place}: there is no setting {name!r}{table}",
         case="no-such-setting",
-        nearest=nearest,
+        nearest=difflib.get_close_matches(name, known, n=1),
         help_command=help_command,
     )
-
-
-def _from_file(path: Path, origins: dict[str, str]) -> dict[str, Any]:
-    file = SettingFile.read(path, help_command=_HELP, homes=_HOMES)
-    tables = {name: file.tables.pop(name) for name in ("retention", "routes") if name in file.tables}
-    values = file.parse_table(file.tables, _TYPES)
-    if "retention" in tables:
-        values["retention"] = Retention(**file.parse_table(tables["retention"], _RETENTION_TYPES, "retention"))
-    if "routes" in tables:
-        values["routes"] = MappingProxyType(_routes(tables["routes"], file))
-    origins |= {name: file.place(name) for name in values if name not in tables}
-    origins |= {f"retention.{key}": file.place(key, after="retention") for key in tables.get("retention", ())}
-    for route, keys in tables.get("routes", {}).items():
-        origins |= {f"routes.{route}.{key}": file.place(key, after=route) for key in keys}
-    return values
 
 
 def _routes(tables: object, file: SettingFile) -> dict[str, RouteConfig]:
@@ -440,17 +426,3 @@ def _routes(tables: object, file: SettingFile) -> dict[str, RouteConfig]:
             raise InvalidInput(message, case="fifo-mode-too-open", mode=_GUARDED_MODE)
         routes[route] = RouteConfig(**values)
     return routes
-
-
-def _from_environment(environ: Mapping[str, str], origins: dict[str, str]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for variable, value in environ.items():
-        if not variable.startswith(ENVIRONMENT_PREFIX):
-            continue
-        name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
-        if name in _TYPES:
-            values[name] = parse_setting(name, value, _TYPES[name], variable, help_command=_HELP)
-            origins[name] = variable
-        elif difflib.get_close_matches(name, _TYPES, cutoff=_SIMILARITY_MIN):
-            raise _unknown_setting(name, _TYPES, variable)
-    return values
