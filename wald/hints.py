@@ -1,18 +1,21 @@
 """Hints: the command to type, or the thing to do, for each case in which the core reports an error.
 
 An error has a message, a case and facts: ``Refused("…: beyond the head", case="cursor-beyond-head", root=root)``. A
-case has a template: a text, or a function of the facts. In a text, ``{name}`` is a fact, a path quoted; with ``root``,
-``{wald}`` is ``wald --root ROOT``, and ``{wald_reclaim}`` and ``{wald_drain}`` are those programs.
+case has a template: a text, or a function of the facts. In a text, ``{name}`` is a fact, quoted if it is a path, and
+``{wald}``, ``{wald_reclaim}`` and ``{wald_drain}`` are programs, with ``--root`` if there is the fact ``root``.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable, Iterable
+import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
-def hint_for(case: str, /, **facts: object) -> str:
+def hint_for(case: str, /, **facts: Any) -> str:
     """Return the hint for a case; "" for an empty case.
 
     >>> hint_for("no-log", root="/srv/my log")
@@ -21,25 +24,26 @@ def hint_for(case: str, /, **facts: object) -> str:
     template = TEMPLATES[case]
     if not isinstance(template, str):
         return template(**facts)
-    import shlex
-
-    quoted = {name: shlex.quote(str(fact)) if isinstance(fact, Path) else fact for name, fact in facts.items()}
-    root = facts.get("root")
-    if not isinstance(root, str | os.PathLike):
-        return template.format_map(quoted)
-    programs = {name: command_line(root, program=program) for name, program in PROGRAMS.items()}
+    programs = {name: command_line(facts.get("root"), program=program) for name, program in PROGRAMS.items()}
+    quoted = {name: quote(fact) if isinstance(fact, os.PathLike) else fact for name, fact in facts.items()}
     return template.format_map(quoted | programs)
 
 
-def command_line(root: str | os.PathLike[str], arguments: str = "", *, program: str = "wald") -> str:
-    """Return a command to type, quoted for any root.
+def command_line(root: str | os.PathLike[str] | None, arguments: str = "", *, program: str = "wald") -> str:
+    """Return a command to type, quoted for any root; None if that is unknown.
 
     >>> command_line("/srv/my log", "routes")
     "wald --root '/srv/my log' routes"
     """
+    option = "" if root is None else f" --root {quote(root)}"
+    return f"{program}{option} {arguments}".rstrip()
+
+
+def quote(path: str | os.PathLike[str]) -> str:
+    """Return a path or a text quoted for the shell."""
     import shlex
 
-    return f"{program} --root {shlex.quote(os.fspath(root))} {arguments}".rstrip()
+    return shlex.quote(os.fspath(path))
 
 
 def room_commands(*paths: str | os.PathLike[str], error: OSError | None = None) -> str:
@@ -48,12 +52,9 @@ def room_commands(*paths: str | os.PathLike[str], error: OSError | None = None) 
     >>> room_commands("/srv/my log")
     "df -h '/srv/my log'; df -i '/srv/my log'"
     """
-    import errno
-    import shlex
-
     if error is not None and error.errno == errno.EFBIG:
         return "ulimit -f unlimited, or LimitFSIZE=infinity in a unit"
-    at = "".join(f" {shlex.quote(os.fspath(path))}" for path in paths)
+    at = "".join(f" {quote(path)}" for path in paths)
     return f"df -h{at}; df -i{at}"
 
 
@@ -78,77 +79,22 @@ def group_name(group_id: int) -> str:
 
 
 def _permission_denied(path: Path) -> str:
-    try:
-        return f"{_how_to_permit(path)}; ls -ld {path}"
-    except OSError:  # it was removed in the meantime
-        return f"ls -ld {path}"
-
-
-def _how_to_permit(path: Path) -> str:
     """Return the command that permits it, or the permitted user; a group only for a non-member."""
-    import stat
-
-    status = path.stat()
-    if os.geteuid() == 0:
-        return f"lsattr -d {path}"  # no mode keeps root out
-    if os.geteuid() == status.st_uid:
-        return f"chmod u+rwX {path}"
+    at, me = quote(path), os.geteuid()
+    try:
+        status, directory = path.stat(), path.parent.stat()
+    except OSError:  # it was removed in the meantime
+        return f"ls -ld {at}"
+    if me == 0:
+        return f"lsattr -d {at}; ls -ld {at}"  # no mode keeps root out
+    if me == status.st_uid:
+        return f"chmod u+rwX {at}; ls -ld {at}"
+    if status.st_uid == 0 and directory.st_uid == me:  # root ran a program on this user's log
+        return f"chown {user_name(me)} {at}, as root; ls -ld {at}"
     user = user_name(status.st_uid)
-    if status.st_uid == 0 and path.parent.stat().st_uid == os.geteuid():  # root ran a program on this user's log
-        return f"chown {user_name(os.geteuid())} {path}, as root"
     if not status.st_mode & stat.S_IRWXG or status.st_gid in {os.getegid(), *os.getgroups()}:
-        return f"run it as user {user}"
-    return f"run it as user {user}, or in group {group_name(status.st_gid)}"
-
-
-def _left_by_other_user(path: Path, user: int | None) -> str:
-    """``user`` is None if invisible to this process."""
-    creator = "the user" if user is None else f"user {user_name(user)},"
-    return f"run it as {creator} who created it; ls -l {path}"
-
-
-def _cursor_owner_needed(root: Path, route: str, owner: int) -> str:
-    user, opening = user_name(owner), command_line(root, f"route add {route} --consumers GROUP")
-    return f"run it as user {user}; or, as {user}, allow your group to keep cursors here: {opening}"
-
-
-def _identity_unreadable(root: Path) -> str:
-    return f"stop the daemon and wald-reclaim; then {command_line(root, 'repair')} restores it from the segments"
-
-
-def _identity_missing(root: Path) -> str:
-    return f"log.json is missing: {_identity_unreadable(root)}"
-
-
-def _moved_mark(root: Path, route: str, group: str, to: str) -> str:
-    appending, retiring = command_line(root, f"append {to} --jsonl"), command_line(root, f"route retire {route}")
-    feeding = f"feed {route}{group and f' --group {group}'} --exit-at-end --format json -- {appending}"
-    return f"{command_line(root, feeding, program='wald-drain')}; then {retiring}"
-
-
-def _older_copy(instead: str) -> str:
-    """``instead``: hint of a program that keeps its positions elsewhere."""
-    return instead or "restart this program: it then reads its positions from disk"
-
-
-def _foreign_file_in_place(path: Path, target: Path | None) -> str:
-    moving = f"mv {path} {target}" if target else "move it to where it belongs"
-    return f"{moving}; then restart the daemon"
-
-
-_NOTHING_LOST = "nothing was acknowledged after that, and nothing acknowledged is lost"
-
-
-def _other_files_fill_disk(disk: Path) -> str:
-    return f"{room_commands(disk)}; du -xhd1 around it shows what fills the disk; quota -v shows the limits"
-
-
-def _not_a_time(option: str, examples: Iterable[str]) -> str:
-    return ", ".join(f"{option} {example}" for example in examples)
-
-
-def _neither_sequence_nor_time(option: str, examples: Iterable[str]) -> str:
-    return _not_a_time(option, ["250", *examples])
+        return f"run it as user {user}; ls -ld {at}"
+    return f"run it as user {user}, or in group {group_name(status.st_gid)}; ls -ld {at}"
 
 
 def _records_missing(
@@ -168,87 +114,39 @@ def _records_missing(
 
     ``stop`` is the reader's last sequence or time, or None; ``command`` its words before and after the range.
     """
-    import shlex
-
     ways = []
     if archive is not None:
-        ways.append(f"wald-archive restore {shlex.quote(archive)} {route} --from {first} --to {archived}{form}")
+        ways.append(f"wald-archive restore {quote(archive)} {route} --from {first} --to {archived}{form}")
     if group is not None:
         ways.append(f"{command_line(root, f'cursor set {route} {last} --group {group}')} skips them")
     elif stop is None or not stop.isdecimal() or int(stop) > last:
         before, after = command
-        span = f" --from {last + 1}" + (f" --to {shlex.quote(stop)}" if stop else "")
+        span = f" --from {last + 1}" + (f" --to {quote(stop)}" if stop else "")
         ways.append(f"{command_line(root, before + span + after)} reads the rest")
     return "; ".join(ways) or f"{command_line(root, f'where {first}')} shows when and why"
 
 
-def _restore_unfinished(path: Path) -> str:
-    import shlex
-
-    return f"rm -r {shlex.quote(str(path))}; then run the same command again"
-
-
-def _route_missing_at_daemon(root: Path | None, route: str, socket: Path, *, is_retired: bool) -> str:
-    adding = _command(root, f"route add {route}")
-    if not is_retired:
-        return f"{adding} creates it; {_command(root, 'routes')} lists them"
+def _route_retired_at_daemon(root: Path | None, route: str, socket: Path) -> str:
+    adding = command_line(root, f"route add {route}")
     if _is_owner(socket):
         return f"{adding} reactivates it"
     return f"{adding} reactivates it; only {_owner(socket)} and the writers in [routes.{route}] may do that"
 
 
 def _request_denied(words: list[str], route: str, socket: Path) -> str:
-    settings = f"writers in [routes.{route}] of the daemon's config"
+    settings, owner, may_all = f"writers in [routes.{route}] of the daemon's config", _owner(socket), _is_owner(socket)
     match words:
         case "PUB", *_:
             return f"add the user to {settings}, and kill -HUP the daemon"
         case "ROUTE", "ADD", _, *options if any(option.startswith("mode=") for option in options):
-            without = f"leave out --mode, or run it as {_owner(socket)}"
-            return "use --mode 0600, or leave it out" if _is_owner(socket) else without
+            return "use --mode 0600, or leave it out" if may_all else f"leave out --mode, or run it as {owner}"
         case "ROUTE", "ADD", _, *options if any(option.startswith("consumers=") for option in options):
-            owner = _owner(socket)
             joining = f"usermod --append --groups GROUP {owner.removeprefix('user ')}, and restart the daemon"
-            return joining if _is_owner(socket) else f"leave out --consumers, or run it as {owner}"
+            return joining if may_all else f"leave out --consumers, or run it as {owner}"
         case "ROUTE", "ADD", _, *options if "fifo" in options:
-            return f"run it as {_owner(socket)}"
+            return f"run it as {owner}"
         case _:
-            return f"run it as {_owner(socket)}, or one of the {settings}"
-
-
-def _producer_out_of_step(root: Path | None, route: str) -> str:
-    return f"use another producer id; {_command(root, f'read {route}')} shows the records that arrived"
-
-
-def _no_daemon(root: Path | None, socket: Path) -> str:
-    return command_line(root, "run") if root is not None else f"ls -l {socket}; start the daemon that listens there"
-
-
-def _daemon_hangs(root: Path | None, socket: Path) -> str:
-    import shlex
-
-    held = shlex.quote(os.fspath(socket if root is None else root / "lock"))
-    return f"ps -o pid,stat,wchan,args -p $(fuser {held} 2>&-)"
-
-
-def _daemon_over_quota(root: Path | None, socket: Path) -> str:
-    return command_line(root, "explain") if root is not None else f"STAT to {socket}"
-
-
-def _daemon_lacks_room(root: Path | None, socket: Path) -> str:
-    return _room_and(root, socket, "explain")
-
-
-def _daemon_not_available(root: Path | None, socket: Path) -> str:
-    return _room_and(root, socket, "head")
-
-
-def _room_and(root: Path | None, socket: Path, command: str) -> str:
-    free = room_commands(socket.parent)
-    return free if root is None else f"{free}; {command_line(root, command)}"
-
-
-def _command(root: Path | None, arguments: str) -> str:
-    return f"wald {arguments}" if root is None else command_line(root, arguments)
+            return f"run it as {owner}, or one of the {settings}"
 
 
 def _owner(socket: Path) -> str:
@@ -265,31 +163,13 @@ def _is_owner(socket: Path) -> bool:
         return False
 
 
-def _no_such_setting(nearest: list[str], help_command: str) -> str:
-    return f"did you mean {nearest[0]!r}?" if nearest else f"{help_command} lists every setting"
+def _room_and(root: Path | None, socket: Path, command: str) -> str:
+    free = room_commands(socket.parent)
+    return free if root is None else f"{free}; {command_line(root, command)}"
 
 
-def _daemon_cannot_start(root: Path, error: OSError) -> str:
-    return (
-        f"{room_commands(root, error=error)}; ls -ld {root}; "
-        f"{command_line(root, program='wald-reclaim')} makes room without it"
-    )
-
-
-def _disk_failed(root: Path, segments: Path, error: OSError) -> str:
-    return f"{room_commands(segments, error=error)}; dmesg; then {command_line(root, 'verify')}, and restart the daemon"
-
-
-def _head_cannot_be_written(root: Path, head: Path, error: OSError) -> str:
-    return f"ls -l {head}; {room_commands(root, error=error)}; then restart the daemon"
-
-
-def _stdin_beside_fifo(fifo: Path) -> str:
-    import shlex
-
-    return f"--stdin with another route, or write to the FIFO: producer > {shlex.quote(str(fifo))}"
-
-
+_IDENTITY_UNREADABLE = "stop the daemon and wald-reclaim; then {wald} repair restores it from the segments"
+_NOTHING_LOST = "nothing was acknowledged after that, and nothing acknowledged is lost"
 PROGRAMS = {"wald": "wald", "wald_reclaim": "wald-reclaim", "wald_drain": "wald-drain"}
 
 TEMPLATES: dict[str, str | Callable[..., str]] = {
@@ -306,8 +186,8 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "not-a-log": "--root takes the directory of a log, which has a log.json; to find one: find {root} -name log.json",
     "not-a-directory": "--root takes the path of a directory, which need not exist",
     "not-empty": "--root takes a new or an empty directory",
-    "identity-missing": _identity_missing,
-    "identity-unreadable": _identity_unreadable,
+    "identity-missing": f"log.json is missing: {_IDENTITY_UNREADABLE}",
+    "identity-unreadable": _IDENTITY_UNREADABLE,
     "root-unreadable": "ls -l {root}",
     "segments-directory-gone": "ls -l {root}; restore it from a backup",
     "clock-step-damaged": "restore {path} from a backup",
@@ -316,12 +196,14 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     # routes, their FIFOs and the users of their cursors
     "no-such-route": "{wald} routes lists them; {wald} route add {route} creates it",
     "fifo-is-link": "chmod {mode:04o} {target}",
-    "cursor-left-by-other-user": _left_by_other_user,
+    "cursor-left-by-other-user": "run it as {user} who created it; ls -l {path}",
     "file-of-other-user": "rm {path}, which another user has left; ls -l {path}",
-    "cursor-owner-needed": _cursor_owner_needed,
+    "cursor-owner-needed": "run it as user {user}; or, as {user}, allow your group to keep cursors here: "
+    "{wald} route add {route} --consumers GROUP",
     "cursor-group-needed": "usermod --append --groups {group} {user}, and log in again; ls -ld {directory}",
     "group-unavailable": "usermod --append --groups {group} {user}, and restart the daemon",
-    "moved-mark": _moved_mark,
+    "moved-mark": "{wald_drain} feed {route}{group} --exit-at-end --format json -- {wald} append {to} --jsonl; "
+    "then {wald} route retire {route}",
     "moved-mark-unreadable": "{wald} route retire {route}, after every group has read it",
     # segments and the head
     "sealed-segment-damaged": "wald inspect --content {path} shows its readable part; "
@@ -340,7 +222,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "no-readable-head": "send a record to the running daemon, or start it: {wald} run",
     "log-gone": "findmnt -T {root}; ls -la {root}; restart this program once the log is back",
     "other-log": "restart this program to use it, or move the right log back",
-    "older-copy": _older_copy,
+    "older-copy": lambda instead: instead or "restart this program: it then reads its positions from disk",
     # a start of the daemon, and its lock
     "daemon-is-running": "stop it first, or send records to it: {wald} append ROUTE",
     "daemon-taken-over": "nothing was acknowledged after that; let the newer one run",
@@ -348,18 +230,20 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "lock-file-replaced": f"{_NOTHING_LOST}; if you restored the log from a backup, restart the daemon",
     "file-system-without-locks": "this file system has no locks: use a local one, or start only one daemon",
     "root-gone": "ls -ld {root}; put it back, or mount it; then restart the daemon",
-    "foreign-file-in-place": _foreign_file_in_place,
+    "foreign-file-in-place": lambda path, target: (
+        f"{f'mv {quote(path)} {quote(target)}' if target else 'move it to where it belongs'}; then restart the daemon"
+    ),
     "newest-segment-misnamed": "{wald} repair moves each file to its place; then restart the daemon",
     "segments-misnamed": "{wald} repair moves each file to its place",
     "newest-segment-refused": "move it out of {directory}, or restore its name; then restart the daemon",
     "append-times-ahead": "date -u; if the clock is wrong, correct it; if it is right, run wald clock step",
     "log-fills-disk": "{wald} explain names the groups that are behind; {wald_reclaim} deletes the rest",
-    "other-files-fill-disk": _other_files_fill_disk,
+    "other-files-fill-disk": "df -h {disk}; df -i {disk}; du -xhd1 around it shows what fills the disk; "
+    "quota -v shows the limits",
     # positions, and records that cannot be read
     "sequence-below-one": "sequences start at 1",
     "limit-below-zero": "--limit takes 0 or more",
-    "not-a-time": _not_a_time,
-    "neither-sequence-nor-time": _neither_sequence_nor_time,
+    "not-a-time": lambda option, examples: ", ".join(f"{option} {example}" for example in examples),
     "start-unknown": "earliest, end, cursor, a sequence or a time",
     "start-appended-after-the-end": "record {first} is the first one there that was appended then or later",
     "stop-appended-before-the-start": "record {last} is the last one that was appended before then",
@@ -395,7 +279,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "identity-uncertain": "move the files of the other log elsewhere; then {wald} repair",
     "copy-differs": "report this as a bug; nothing was changed",
     "directory-for-restore-needed": "--into takes a new or an empty directory",
-    "restore-unfinished": _restore_unfinished,
+    "restore-unfinished": "rm -r {path}; then run the same command again",
     # producers and their records
     "values-are-not-a-list": "send(route, [value])",
     "column-is-not-a-list": "{name} must be a list with one entry per value",
@@ -413,20 +297,27 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "producer-of-the-parent": "create another Producer in the child, with another id",
     "producer-has-ended": "create another Producer; acknowledged() and unanswered report the state of its records",
     # a daemon that refuses a request, or does not answer
-    "route-missing-at-daemon": _route_missing_at_daemon,
+    "route-missing-at-daemon": "{wald} route add {route} creates it; {wald} routes lists them",
+    "route-retired-at-daemon": _route_retired_at_daemon,
     "request-denied": _request_denied,
     "request-too-large": "raise request_max_bytes, or write the record to the route's FIFO",
     "request-refused": "wald append --help",
-    "producer-out-of-step": _producer_out_of_step,
-    "no-daemon": _no_daemon,
-    "daemon-hangs": _daemon_hangs,
-    "daemon-over-quota": _daemon_over_quota,
-    "daemon-lacks-room": _daemon_lacks_room,
-    "daemon-not-available": _daemon_not_available,
+    "producer-out-of-step": "use another producer id; {wald} read {route} shows the records that arrived",
+    "no-daemon": lambda root, socket: (
+        command_line(root, "run") if root else f"ls -l {quote(socket)}; start the daemon that listens there"
+    ),
+    "daemon-hangs": lambda root, socket: (
+        f"ps -o pid,stat,wchan,args -p $(fuser {quote(root / 'lock' if root else socket)} 2>&-)"
+    ),
+    "daemon-over-quota": lambda root, socket: command_line(root, "explain") if root else f"STAT to {socket}",
+    "daemon-lacks-room": lambda root, socket: _room_and(root, socket, "explain"),
+    "daemon-not-available": lambda root, socket: _room_and(root, socket, "head"),
     # settings
     "file-is-not-text": "file {path}",
     "file-is-not-toml": "edit {path}; {reason}",
-    "no-such-setting": _no_such_setting,
+    "no-such-setting": lambda nearest, help_command: (
+        f"did you mean {nearest[0]!r}?" if nearest else f"{help_command} lists every setting"
+    ),
     "setting-is-not-valid": "{help_command} lists every setting",
     "setting-is-not-a-table": "write [{table}]",
     "routes-are-not-tables": "write [routes.NAME]",
@@ -435,16 +326,23 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "fifo-mode-too-open": 'mode = "{mode:04o}", or no writers',
     "address-is-not-free": 'use a free "127.0.0.1:PORT"',
     # a daemon that runs
-    "daemon-cannot-start": _daemon_cannot_start,
-    "disk-failed": _disk_failed,
-    "head-cannot-be-written": _head_cannot_be_written,
+    "daemon-cannot-start": lambda root, error: (
+        f"{room_commands(root, error=error)}; ls -ld {quote(root)}; "
+        f"{command_line(root, program='wald-reclaim')} makes room without it"
+    ),
+    "disk-failed": lambda root, segments, error: (
+        f"{room_commands(segments, error=error)}; dmesg; then {command_line(root, 'verify')}, and restart the daemon"
+    ),
+    "head-cannot-be-written": lambda root, head, error: (
+        f"ls -l {quote(head)}; {room_commands(root, error=error)}; then restart the daemon"
+    ),
     "segments-unmounted": "findmnt -T {segments}; mount it again, or move it back; then restart the daemon",
     "active-segment-gone": "df -h {segments}; make room, or restore the missing files; then {wald} verify",
     "records-of-truncated-segment": "{wald} verify shows which",
     "disk-too-small": "WALD_SEGMENT_MAX_BYTES={segment} WALD_FREE_SPACE_MIN={reserve}",
     "route-retired": "{wald} route add {route} reactivates it",
     "route-over-quota": "{wald} explain",
-    "stdin-beside-fifo": _stdin_beside_fifo,
+    "stdin-beside-fifo": "--stdin with another route, or write to the FIFO: producer > {fifo}",
     "stdin-feeds-route": "use another route",
     "stdin-is-no-pipe": "producer | {wald} run --stdin {route}",
     "fifo-of-two-routes": "{wald} route add {route} --fifo",

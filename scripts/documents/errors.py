@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from string import Formatter
 
+import wald.hints
 from documents.tables import table
 from wald.hints import PROGRAMS, TEMPLATES
 
@@ -58,9 +59,25 @@ def hint_for_any(case: str) -> str:
         programs = {name: f"{program} --root ROOT" for name, program in PROGRAMS.items()}
         fields = (field for _, field, _, _ in Formatter().parse(template) if field)
         return re.sub(r":04o(?=\})", "", template).format_map(dict.fromkeys(fields, "…") | programs)
-    (function,) = ast.parse(inspect.getsource(template)).body
-    returned = [node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value]
-    return shown(returned[-1])
+    return shown(functions_of_cases()[case])
+
+
+@cache
+def functions_of_cases() -> dict[str, ast.expr]:
+    """What the function of a case returns last, for the cases that have one."""
+    tree = ast.parse(inspect.getsource(wald.hints))
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    (cases,) = (
+        node.value for node in tree.body if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict)
+    )
+    found = {}
+    for case, value in zip(cases.keys, cases.values, strict=True):
+        if isinstance(case, ast.Constant) and isinstance(value, ast.Lambda):
+            found[case.value] = value.body
+        elif isinstance(case, ast.Constant) and isinstance(value, ast.Name) and value.id in functions:
+            returned = [node.value for node in ast.walk(functions[value.id]) if isinstance(node, ast.Return)]
+            found[case.value] = returned[-1]
+    return found
 
 
 def shown(node: ast.expr) -> str:

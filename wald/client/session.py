@@ -27,14 +27,9 @@ def refused(error: ProtocolError, request: bytes, *, root: Path | None, socket: 
     match error.code:
         case Code.NO_ROUTE:
             message, _, _ = error.message.partition("; ROUTE ")  # the rest is for clients without a library
-            return NotFound(
-                message,
-                case="route-missing-at-daemon",
-                root=root,
-                route=route,
-                socket=socket,
-                is_retired="retired" in error.message,
-            )
+            if "retired" in error.message:
+                return NotFound(message, case="route-retired-at-daemon", root=root, route=route, socket=socket)
+            return NotFound(message, case="route-missing-at-daemon", root=root, route=route)
         case Code.DENIED:
             return NotPermitted(error.message, case="request-denied", words=words, route=route, socket=socket)
         case Code.GAP | Code.FORGOTTEN | Code.CONFLICT:

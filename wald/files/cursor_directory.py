@@ -149,14 +149,14 @@ def not_permitted(root: Root, route: str, path: Path, error: PermissionError) ->
     if path != directory and owner is not None and (may_write or not group or owner == directory.stat().st_uid):
         if _own_user(directory) == directory.stat().st_uid:
             return NotPermitted(message, case="file-of-other-user", path=path)
-        user = None if owner == UNKNOWN_USER else owner
+        user = "the user" if owner == UNKNOWN_USER else f"user {user_name(owner)},"
         return NotPermitted(message, case="cursor-left-by-other-user", path=path, user=user)
     if group:
         me = user_name(os.geteuid())
         return NotPermitted(message, case="cursor-group-needed", group=group, user=me, directory=directory)
     if os.access(root.route(route), os.X_OK):
-        log_owner = root.path.stat().st_uid
-        return NotPermitted(message, case="cursor-owner-needed", root=root.path, route=route, owner=log_owner)
+        user = user_name(root.path.stat().st_uid)
+        return NotPermitted(message, case="cursor-owner-needed", root=root.path, route=route, user=user)
     return NotPermitted.from_error(error, path)
 
 

@@ -161,7 +161,7 @@ def moved_marks(root: Root) -> Iterator[Mark]:
             yield Mark(path, message, hint_for("moved-mark-unreadable", root=root.path, route=route))
             continue
         groups = root.groups(route)
-        group = "" if DEFAULT_GROUP in groups or not groups else groups[0]
+        group = "" if DEFAULT_GROUP in groups or not groups else f" --group {groups[0]}"
         yield Mark(path, message, hint_for("moved-mark", root=root.path, route=route, group=group, to=to))
 
 

@@ -138,9 +138,9 @@ def parse_position_option(option: str, given: str, now: datetime, names: Collect
     except ValueError:
         raise InvalidInput(
             f"{option} {given}: neither a sequence nor a time",
-            case="neither-sequence-nor-time",
+            case="not-a-time",
             option=option,
-            examples=(*TIME_EXAMPLES, *names),
+            examples=("250", *TIME_EXAMPLES, *names),
         ) from None
 
 
