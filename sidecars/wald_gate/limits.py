@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from wald.client.payloads import FRAME_MAX_BYTES
+from wald.format.protocol import FRAME_MAX_BYTES
 from wald_gate.problems import RETRY_SECONDS, HttpError
 from wald_gate.settings import LimitSettings
 

@@ -18,8 +18,7 @@ from peer import Peer
 from running import TIMEOUT_SECONDS, Daemon, command, eventually, launched, output_of, refusal_of, wald
 
 from wald.cli.append import uninterrupted
-from wald.client.payloads import FRAME_MAX_BYTES
-from wald.format.protocol import Publish
+from wald.format.protocol import FRAME_MAX_BYTES, Publish
 
 AWKWARD = b"crlf\r\n\rlone\r\n\n\nnul\0nul\n\xff\xfe not utf-8\n" + "größe\n".encode()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from running import Daemon, command, eventually, launched, output_of, refusal_of, wald
 
-from wald.client.payloads import FRAME_MAX_BYTES
+from wald.format.protocol import FRAME_MAX_BYTES
 from wald.format.records import NOT_BEFORE, Record, not_before
 from wald.log import Log
 

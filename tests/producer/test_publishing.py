@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -14,12 +15,10 @@ from peer import Answering, ok
 from running import Daemon, eventually
 
 import wald
-from wald.client import payloads as module
-from wald.client.payloads import FRAME_MAX_BYTES
-from wald.client.producer import Durable, Producer
+from wald.client.producer import Durable, Producer, frames
 from wald.client.session import WINDOW
 from wald.errors import InvalidInput, Refused
-from wald.format.protocol import Publish
+from wald.format.protocol import FRAME_MAX_BYTES, Publish
 from wald.format.records import encode_columns
 
 
@@ -48,15 +47,12 @@ def test_a_large_payload_goes_in_frames(daemon: Daemon) -> None:
 @given(st.lists(st.binary(max_size=30).map(lambda line: line.replace(b"\n", b"") + b"\n"), max_size=20))
 def test_frames_are_whole_lines_and_lose_nothing(lines: list[bytes]) -> None:
     """Each is within the limit, or one line alone that is longer."""
-    limit, module.FRAME_MAX_BYTES = module.FRAME_MAX_BYTES, 16
-    try:
-        frames = [bytes(frame) for frame in module.frames(b"".join(lines))]
-    finally:
-        module.FRAME_MAX_BYTES = limit
+    with mock.patch("wald.client.producer.FRAME_MAX_BYTES", 16):
+        found = [bytes(frame) for frame in frames(b"".join(lines))]
 
-    assert b"".join(frames) == b"".join(lines)
-    assert all(frame.endswith(b"\n") for frame in frames if lines)
-    assert all(len(frame) <= 16 or frame.count(b"\n") == 1 for frame in frames)
+    assert b"".join(found) == b"".join(lines)
+    assert all(frame.endswith(b"\n") for frame in found if lines)
+    assert all(len(frame) <= 16 or frame.count(b"\n") == 1 for frame in found)
 
 
 def test_a_repeated_request_is_acknowledged_with_its_first_sequences(daemon: Daemon) -> None:

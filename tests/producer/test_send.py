@@ -14,9 +14,10 @@ from peer import Answering, ok
 from running import Daemon
 
 import wald
-from wald.client.payloads import FRAME_MAX_BYTES, encode_values
+from wald.client.payloads import encode_values
 from wald.client.producer import Durable, Producer
 from wald.errors import InvalidInput, Unavailable
+from wald.format.protocol import FRAME_MAX_BYTES
 from wald.format.records import decode_columns, not_before
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -11,22 +11,21 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from itertools import accumulate, groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 from wald.errors import InvalidInput
-from wald.format.protocol import Publish, parse_request
-from wald.format.records import check_not_before, not_before, with_not_before
+from wald.format.protocol import FRAME_MAX_BYTES
+from wald.format.records import check_not_before, encode_columns, not_before, with_not_before
 from wald.format.times import nanoseconds, require_nanoseconds, timestamp_ns
 
-_FORMS: Mapping[str, Callable[[str], bytes]] = {  # encodings of bytes that are not text
-    "_hex": bytes.fromhex,
-    "_base64": partial(base64.b64decode, validate=True),
+_FORMS: Mapping[str, tuple[str, Callable[[str], bytes]]] = {  # encodings of bytes that are not text
+    "_hex": ("hexadecimal", bytes.fromhex),
+    "_base64": ("base64", partial(base64.b64decode, validate=True)),
 }
 _FIELDS = frozenset(
     [f"{name}{form}" for name in ("value", "key") for form in ("", *_FORMS)]
     + ["time", "event_time_ns", "not_before", "headers"]
 )
-_NOTATIONS = {"_hex": "hexadecimal", "_base64": "base64"}
 _ASSIGNED = frozenset(
     {"sequence", "route", "append_time_ns", "append_time", "event_time", "sender", "terminated"}
 )  # assigned by the log; ignored, so that the output of wald read is valid input
@@ -47,13 +46,11 @@ def _no_json(constant: str) -> None:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_no_json)
+_dumps = partial(json.dumps, ensure_ascii=False, separators=(",", ":"))
 
 
-class _Fields(NamedTuple):
-    value: bytes
-    key: bytes | None
-    time_ns: int | None
-    headers: bytes | None
+_Record = tuple[bytes, bytes | None, int | None, bytes | None]
+"""Value, key, event time and headers."""
 
 
 def json_payloads(lines: bytes, name: str, number: int, due_ns: int | None, *, bare: bool = False) -> Iterator[bytes]:
@@ -68,7 +65,7 @@ def json_payloads(lines: bytes, name: str, number: int, due_ns: int | None, *, b
     Raises:
         InvalidInput: a line is invalid; the message gives its number. Earlier lines have been yielded.
     """
-    parsed = []
+    parsed: list[_Record] = []
     wrong = ""
     for position, line in enumerate(lines.split(b"\n")[:-1], start=number):
         if not line or line.isspace():
@@ -78,8 +75,7 @@ def json_payloads(lines: bytes, name: str, number: int, due_ns: int | None, *, b
         except ValueError as error:
             wrong = f"{name}:{position}: {error}"
             break
-    # In one payload, either all records have a time or none does.
-    for timed, records in groupby(parsed, lambda record: record.time_ns is not None):
+    for timed, records in groupby(parsed, lambda record: record[2] is not None):
         values, keys, times, headers = zip(*records, strict=True)
         yield from column_payloads(
             values,
@@ -101,13 +97,13 @@ def _decoded(line: bytes) -> tuple[str, Any]:
         raise ValueError(f"not JSON ({error})") from None
 
 
-def _bare(line: bytes, due_ns: int | None) -> _Fields:
+def _bare(line: bytes, due_ns: int | None) -> _Record:
     text, found = _decoded(line)
     value = found if isinstance(found, str) else text.strip()
-    return _Fields(_bytes({"value": value}, "value") or b"", None, None, _headers(None, None, due_ns))
+    return _bytes({"value": value}, "value") or b"", None, None, _headers(None, None, due_ns)
 
 
-def _fields(line: bytes, due_ns: int | None) -> _Fields:
+def _fields(line: bytes, due_ns: int | None) -> _Record:
     text, fields = _decoded(line)
     if not isinstance(fields, dict):
         raise ValueError("not a JSON object")
@@ -117,75 +113,61 @@ def _fields(line: bytes, due_ns: int | None) -> _Fields:
     if unknown:
         raise ValueError(f"unknown field {min(unknown)!r}; there are {', '.join(sorted(_FIELDS))}")
     if not isinstance(fields.get("value", ""), str):
-        fields["value"] = _as_sent(text, "value")
+        fields["value"] = _value_as_sent(text)
     if not isinstance(fields.get("key"), str | None):
         raise ValueError("key is not a string")
     key = _bytes(fields, "key")
     if "time" in fields and "event_time_ns" in fields:
         raise ValueError("time and event_time_ns exclude each other")
-    time_ns = _event_time(fields)
-    headers = _headers(fields.get("headers"), _due(fields.get("not_before")), due_ns)
-    return _Fields(_bytes(fields, "value") or b"", key, time_ns, headers)
+    if "event_time_ns" in fields:  # of wald read, always in nanoseconds
+        time_ns = _time("event_time_ns", fields["event_time_ns"])
+    else:
+        time_ns = _time("time", fields.get("time"), require_nanoseconds)
+    headers = _headers(fields.get("headers"), _time("not_before", fields.get("not_before"), check_not_before), due_ns)
+    return _bytes(fields, "value") or b"", key, time_ns, headers
 
 
-def _as_sent(line: str, name: str) -> str:
-    """Return the source text of a field's value in a JSON object."""
+def _value_as_sent(line: str) -> str:
+    """Return the source text of the field "value" in a JSON object."""
     rest = line[line.index("{") + 1 :]
     while True:
         found, end = _DECODER.raw_decode(rest.lstrip())
         rest = rest.lstrip()[end:].lstrip().removeprefix(":").lstrip()
         _, end = _DECODER.raw_decode(rest)
-        if found == name:
+        if found == "value":
             return rest[:end]
         rest = rest[end:].lstrip().removeprefix(",")
 
 
 def _bytes(fields: dict[str, Any], name: str) -> bytes | None:
-    given_forms = [form for form in ("", *_FORMS) if f"{name}{form}" in fields]
-    if len(given_forms) > 1:
-        raise ValueError(f"{' and '.join(name + form for form in given_forms)} exclude each other")
-    if given_forms and (form := given_forms[0]):
-        try:
-            return _FORMS[form](fields[f"{name}{form}"])
-        except (ValueError, TypeError):
-            raise ValueError(f"{name}{form} is not {_NOTATIONS[form]}") from None
-    given: str | None = fields.get(name)
+    forms = [form for form in ("", *_FORMS) if name + form in fields]
+    if len(forms) > 1:
+        raise ValueError(f"{' and '.join(name + form for form in forms)} exclude each other")
+    form = forms[0] if forms else ""
+    given: Any = fields.get(name + form)
     try:
+        if form:
+            return _FORMS[form][1](given)
         return None if given is None else given.encode()
     except UnicodeEncodeError:
         raise ValueError(f"{name} has half of a surrogate pair") from None
+    except (ValueError, TypeError):
+        raise ValueError(f"{name}{form} is not {_FORMS[form][0]}") from None
 
 
-def _event_time(fields: dict[str, Any]) -> int | None:
-    """Return the time of a record; ``event_time_ns`` (of ``wald read``) is always in nanoseconds."""
-    if "event_time_ns" in fields:
-        return _time("event_time_ns", fields["event_time_ns"])
-    given = fields.get("time")
-    time_ns = _time("time", given)
-    if time_ns is None or isinstance(given, str):
-        return time_ns
-    try:
-        return require_nanoseconds(time_ns)
-    except ValueError as error:
-        raise ValueError(f"time {error}") from None
-
-
-def _time(name: str, given: object) -> int | None:
+def _time(name: str, given: object, check: Callable[[int], int] | None = None) -> int | None:
+    """Return a time in ns; ``check`` refuses numbers that must be in another unit."""
     if given is None:
         return None
+    time_ns = given
     if isinstance(given, str):
         try:
-            given = timestamp_ns(given)
+            time_ns = timestamp_ns(given)
         except ValueError as error:
             raise ValueError(f"{name} {error}") from None
-    if isinstance(given, bool) or not isinstance(given, int) or not -_TIME_LIMIT <= given < _TIME_LIMIT:
-        raise ValueError(f"{name} {given!r} is not a 64-bit integer of ns since 1970")
-    return given
-
-
-def _due(given: object) -> int | None:
-    due_ns = _time("not_before", given)
-    return check_not_before(due_ns) if isinstance(given, int) and due_ns is not None else due_ns
+    if isinstance(time_ns, bool) or not isinstance(time_ns, int) or not -_TIME_LIMIT <= time_ns < _TIME_LIMIT:
+        raise ValueError(f"{name} {time_ns!r} is not a 64-bit integer of ns since 1970")
+    return time_ns if check is None or isinstance(given, str) else check(time_ns)
 
 
 def _headers(given: object, own_due_ns: int | None, due_ns: int | None) -> bytes | None:
@@ -203,12 +185,11 @@ def _headers(given: object, own_due_ns: int | None, due_ns: int | None) -> bytes
 def encoded_headers(headers: Mapping[str, str]) -> bytes:
     """Return the stored form of headers; raise ValueError for half of a surrogate pair."""
     try:
-        return json.dumps(headers, ensure_ascii=False, separators=(",", ":")).encode()
+        return _dumps(headers).encode()
     except UnicodeEncodeError:
         raise ValueError("headers has half of a surrogate pair") from None
 
 
-FRAME_MAX_BYTES = 128 << 10  # of whole records in one request; a unix socket buffers about twice that
 _FIXED_BYTES = 256  # overhead of columns at most, with the gate's additions
 _RECORD_BYTES = 24  # overhead of a record: a time, three offsets, its bits
 
@@ -217,18 +198,6 @@ Value = bytes | str
 
 Time = datetime | int
 """Datetime (local time if it has no zone), or nanoseconds since 1970."""
-
-
-def frames(payload: bytes) -> Iterator[bytes | memoryview]:
-    """Yield whole lines in parts of up to :data:`FRAME_MAX_BYTES` or one line."""
-    if len(payload) <= FRAME_MAX_BYTES:
-        yield payload
-        return
-    view, start = memoryview(payload), 0
-    while start < len(payload):
-        end = payload.rfind(b"\n", start, start + FRAME_MAX_BYTES) + 1 or payload.find(b"\n", start) + 1
-        yield view[start:end]
-        start = end
 
 
 def encode_values(
@@ -250,15 +219,16 @@ def encode_values(
             raise InvalidInput(
                 f"{len(values)} values but {len(column)} {name}", case="column-of-another-length", name=name
             )
-    nothing = [None] * len(values)
     encoded = None
     if headers is not None or not_before is not None:
-        dues = nothing if not_before is None else not_before
-        encoded = list(map(_as_json, nothing if headers is None else headers, dues))
+        nothing = [None] * len(values)
+        encoded = list(
+            map(_as_json, nothing if headers is None else headers, nothing if not_before is None else not_before)
+        )
     return column_payloads(
         list(map(_as_bytes, values)),
         keys=None if keys is None else [None if key is None else _as_bytes(key) for key in keys],
-        times_ns=None if times is None else list(map(_event_time_ns, times)),
+        times_ns=None if times is None else [None if time is None else _time_ns(time) for time in times],
         headers=encoded,
     )
 
@@ -271,49 +241,25 @@ def column_payloads(
     headers: Sequence[bytes | None] | None = None,
 ) -> Iterator[bytes]:
     """Yield payloads of up to :data:`FRAME_MAX_BYTES` or one record, in which all records have a time or none does."""
-    from wald.format.records import encode_columns
-
-    for part in _parts(values, times_ns, keys, headers):
-        times = None if times_ns is None else [time_ns for time_ns in times_ns[part] if time_ns is not None]
-        yield encode_columns(
-            values[part],
-            keys=None if keys is None else keys[part],
-            times_ns=times or None,
-            headers=None if headers is None else headers[part],
-        )
-
-
-def records_in(line: bytes, payload: bytes | memoryview) -> int:
-    from wald.format.records import decode_columns
-
-    request = parse_request(line)
-    if not isinstance(request, Publish):
-        return 0
-    return decode_columns(memoryview(payload)).count if request.columns else bytes(payload).count(b"\n")
-
-
-def _parts(
-    values: Sequence[bytes], times_ns: Sequence[int | None] | None, *columns: Sequence[bytes | None] | None
-) -> Iterator[slice]:
-    start = 0
-    untimed = [time_ns is None for time_ns in times_ns] if times_ns is not None else [True] * len(values)
-    for _, run in groupby(untimed):
-        end = start + len(list(run))
-        for part in _sized_parts(values[start:end], *(column and column[start:end] for column in columns)):
-            yield slice(start + part.start, start + part.stop)
-        start = end
-
-
-def _sized_parts(values: Sequence[bytes], *columns: Sequence[bytes | None] | None) -> Iterator[slice]:
     lengths = [_RECORD_BYTES + len(value) for value in values]
-    for column in columns:
+    for column in (keys, headers):
         if column is not None:
             lengths = [length + len(entry or b"") for length, entry in zip(lengths, column, strict=True)]
     ends = list(accumulate(lengths))
     start = before = 0
     while start < len(ends):
         end = max(start + 1, bisect_right(ends, before + FRAME_MAX_BYTES - _FIXED_BYTES, start))
-        yield slice(start, end)
+        times = None
+        if times_ns is not None:
+            untimed = times_ns[start] is None
+            end = next((at for at in range(start, end) if (times_ns[at] is None) != untimed), end)
+            times = [time_ns for time_ns in times_ns[start:end] if time_ns is not None]
+        yield encode_columns(
+            values[start:end],
+            keys=None if keys is None else keys[start:end],
+            times_ns=times or None,
+            headers=None if headers is None else headers[start:end],
+        )
         start, before = end, ends[end - 1]
 
 
@@ -328,47 +274,27 @@ def _as_bytes(value: object) -> bytes:
         raise InvalidInput(f"text that UTF-8 cannot encode: {error.reason}", case="text-without-utf-8") from None
 
 
-def _time_ns(time: object) -> int:
+def _time_ns(time: object, check: Callable[[int], int] = require_nanoseconds) -> int:
     time_ns: object = time
     if isinstance(time, datetime):
         with suppress(OverflowError, ValueError):  # its year in UTC is outside 1 to 9999
             time_ns = nanoseconds(time)
     if isinstance(time_ns, bool) or not isinstance(time_ns, int) or not -_TIME_LIMIT <= time_ns < _TIME_LIMIT:
         raise InvalidInput(f"time {time!r} is not a datetime or nanoseconds within 64 bits", case="time-is-not-valid")
-    return time_ns
-
-
-def _event_time_ns(time: object) -> int | None:
-    if time is None:
-        return None
-    time_ns = _time_ns(time)
-    if not isinstance(time, datetime):
-        try:
-            require_nanoseconds(time_ns)
-        except ValueError as error:
-            raise InvalidInput(f"time {error}", case="event-time-is-not-valid") from None
-    return time_ns
-
-
-def _due_ns(due: Time) -> int:
-    from wald.format.records import check_not_before
-
-    due_ns = _time_ns(due)
-    if isinstance(due, datetime):
-        return due_ns
     try:
-        return check_not_before(due_ns)
+        return time_ns if isinstance(time, datetime) else check(time_ns)
     except ValueError as error:
-        raise InvalidInput(str(error), case="due-time-is-not-valid") from None
+        raise InvalidInput(
+            str(error),
+            case="due-time-is-not-valid" if check is check_not_before else "event-time-is-not-valid",
+        ) from None
 
 
 def _as_json(headers: object, due: Time | None) -> bytes | None:
-    from wald.format.records import with_not_before
-
     if headers is None and due is None:
         return None
     given = {} if headers is None else headers
     if not isinstance(given, Mapping) or not all(isinstance(part, str) for pair in given.items() for part in pair):
         raise InvalidInput(f"headers {headers!r} are not a mapping of str to str", case="headers-are-not-a-mapping")
-    every = dict(given) if due is None else with_not_before(given, _due_ns(due))
-    return _as_bytes(json.dumps(every, ensure_ascii=False, separators=(",", ":")))
+    every = dict(given) if due is None else with_not_before(given, _time_ns(due, check_not_before))
+    return _as_bytes(_dumps(every))

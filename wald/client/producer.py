@@ -1,7 +1,7 @@
 """Producer: sends records over the daemon's socket, each stored exactly once, and reports their sequences.
 
-Every request carries the producer's id and a number. After a lost connection, unacknowledged requests are resent and
-the daemon deduplicates them. Up to 8 requests are in flight; their payloads stay in memory until they are acknowledged.
+Every request carries the producer's id and a number: after a lost connection, requests are resent and the daemon
+deduplicates them. Up to 8 requests are in flight; their payloads stay in memory.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Self
 from wald.client.session import SOCKET_NAME, Durable, Session
 from wald.errors import InvalidInput, NotFound, Refused
 from wald.format.names import check_route
+from wald.format.protocol import FRAME_MAX_BYTES
 
 if TYPE_CHECKING:
     from wald.client.payloads import Time, Value
@@ -32,14 +33,14 @@ class Producer:
 
     A ``with`` block flushes and closes the producer at its end; if the block raises, it only closes.
 
-    A permanent error, or a daemon that stays unreachable, ends the producer: each later call that needs the daemon
-    raises Refused, and :meth:`acknowledged` and :attr:`unanswered` report the state of the records. An error that is
-    detected before sending, such as a missing newline, does not end it.
+    A permanent error, or a daemon that stays unreachable, ends the producer: later calls that need the daemon raise
+    Refused, and :meth:`acknowledged` and :attr:`unanswered` report the state of the records. An error that is detected
+    before sending does not end it.
 
     Sequences of durable records accumulate until :meth:`flush` or :meth:`acknowledged` reads them.
 
-    Threads may share a producer; their calls run one at a time. After a fork the child's copy is a new producer with
-    another connection and id, and without requests in flight.
+    Threads may share a producer; their calls run one at a time. After a fork the child's copy is a new producer without
+    requests in flight.
 
     Args:
         at: the root of the log, or the socket. A path that does not exist yet is a socket, and is waited for.
@@ -89,7 +90,7 @@ class Producer:
         try:
             if kind is None:
                 with self._lock:  # the answers remain for acknowledged()
-                    if not self._session.has_ended:
+                    if not self._session.ended:
                         self._session.receive_all()
         finally:
             self.close()
@@ -143,8 +144,7 @@ class Producer:
     def publish(self, route: str, payload: bytes, *, columns: bool = False) -> None:
         """Send an encoded payload: lines that each end in a newline, or columns.
 
-        Lines are split into requests of at most 128 KiB, or of one longer line. Returns without waiting for the
-        answers, like :meth:`send`.
+        Lines are split into requests of at most 128 KiB, or of one longer line. Returns without waiting.
 
         Args:
             route: destination of the records.
@@ -158,8 +158,6 @@ class Producer:
             DiskFailure: the daemon lacked space for ``retry_for`` seconds.
             Unavailable: no daemon answered in that time, or the route is over its quota.
         """
-        from wald.client.payloads import frames
-
         check_route(route)
         if not columns and payload[-1:] != b"\n":
             raise InvalidInput(
@@ -189,7 +187,7 @@ class Producer:
 
     @property
     def unanswered(self) -> int:
-        """Return the number of records in flight, without waiting; after a failure they may be in the log or not."""
+        """Number of records in flight; after a failure they may be in the log or not."""
         return self._session.unanswered
 
     def close(self) -> None:
@@ -218,7 +216,7 @@ class Producer:
             return self._session.command(*arguments)
 
     def begin_in_child(self) -> None:
-        """Drop the parent's connection and requests, in the child after a fork."""
+        """Drop the parent's connection and requests."""
         self._session.disconnect()  # the parent's descriptor stays open
         self._begin()
         self._is_inherited = True
@@ -246,6 +244,18 @@ class Producer:
         with self._exclusively():
             for payload in payloads:
                 self._session.publish(route, payload, columns)
+
+
+def frames(payload: bytes) -> Iterator[bytes | memoryview]:
+    """Yield whole lines in parts of up to :data:`FRAME_MAX_BYTES` or one line."""
+    if len(payload) <= FRAME_MAX_BYTES:
+        yield payload
+        return
+    view, start = memoryview(payload), 0
+    while start < len(payload):
+        end = payload.rfind(b"\n", start, start + FRAME_MAX_BYTES) + 1 or payload.find(b"\n", start) + 1
+        yield view[start:end]
+        start = end
 
 
 def socket_at(path: Path) -> Path:

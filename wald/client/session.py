@@ -8,16 +8,25 @@ from __future__ import annotations
 import os
 import re
 import select
+import socket
 import time
 from collections import deque
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from wald.client.connection import Connection, seconds_until, status
-from wald.client.payloads import records_in
+from wald.client.connection import connect, status
 from wald.errors import DiskFailure, InvalidInput, NotFound, NotPermitted, Refused, Unavailable, WaldError
-from wald.format.protocol import REQUEST_MAX_BYTES, Code, ProtocolError, Publish, encode_publish, parse_reply
+from wald.format.protocol import (
+    REQUEST_MAX_BYTES,
+    Code,
+    ProtocolError,
+    Publish,
+    encode_publish,
+    parse_reply,
+    parse_request,
+)
 
 
 def refused(error: ProtocolError, request: bytes, *, root: Path | None, socket: Path) -> WaldError:
@@ -96,6 +105,8 @@ def _silent(root: Path | None, socket: Path) -> WaldError:
 WINDOW = 8  # requests in flight; the daemon deduplicates the last 16 of a producer, so all can be resent
 SOCKET_NAME = "wald.sock"
 _PAUSE_SECONDS, _PAUSE_MAX_SECONDS = 0.02, 1.0  # between attempts to connect, doubled each time
+_RECEIVE_BYTES = 64 << 10
+_LEAST_SECONDS = 0.001  # so that a received answer is read even after the deadline
 _ACKNOWLEDGED = re.compile(rb"OK .*\n")
 _TRY_AGAIN = frozenset({Code.FULL, Code.BUSY, Code.TIMEOUT, Code.FAILED})
 
@@ -121,24 +132,28 @@ class Session:
         self._root = path.parent if path.name == SOCKET_NAME else None  # unknown for a socket elsewhere
         self._id = producer_id or int.from_bytes(os.urandom(8)) >> 1 or 1
         self._retry_for = retry_for
-        self._connection = Connection(path)
+        self._socket: socket.socket | None = None
+        self._received = b""  # not yet parsed; survives the connection
         self._number = number
         self._is_established = False
         self._durable: list[Durable] = []
         self._in_flight: deque[tuple[bytes, bytes | memoryview]] = deque()
         self._deadline: float | None = None  # of the current failure, which an answer ends, not a connection
         self._last_error: ProtocolError | None = None  # error that the daemon has sent in the current failure
-        self._ended = ""  # message of the error that ended the session
+        self.ended = ""  # message of the error that ended the session
         self._pause = _PAUSE_SECONDS
-
-    @property
-    def has_ended(self) -> bool:
-        return bool(self._ended)
 
     @property
     def unanswered(self) -> int:
         """Return the number of records in flight; thread-safe, as it counts a copy."""
-        return sum(records_in(line, payload) for line, payload in tuple(self._in_flight))
+        from wald.format.records import decode_columns
+
+        requests = ((parse_request(line), payload) for line, payload in tuple(self._in_flight))
+        return sum(
+            decode_columns(payload).count if request.columns else bytes(payload).count(b"\n")
+            for request, payload in requests
+            if isinstance(request, Publish)
+        )
 
     def connect(self, within: float) -> None:
         """Connect; raise WaldError if no daemon was reachable for ``within`` seconds."""
@@ -147,13 +162,15 @@ class Session:
 
     def disconnect(self) -> None:
         """Close the connection, without reading from it."""
-        self._connection.close()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
     def close(self) -> None:
-        self._connection.read_available()
+        self._read_available()
         self.disconnect()
         self._process_answers()
-        self._ended = self._ended or f"{self._path}: it was closed"
+        self.ended = self.ended or f"{self._path}: it was closed"
 
     def publish(self, route: str, payload: bytes | memoryview, columns: bool) -> None:
         if len(payload) > REQUEST_MAX_BYTES:
@@ -173,9 +190,51 @@ class Session:
         deadline = self._give_up_at()
         self._in_flight.append((line, payload))
         try:
-            self._connection.send(line, payload, deadline)
+            self._transmit(line, payload, deadline)
         except OSError as error:
             self._recover(error, deadline)
+
+    def _transmit(self, line: bytes, payload: bytes | memoryview, deadline: float) -> None:
+        """Send one request; raise OSError if the connection is closed or broken, or the deadline has passed."""
+        connection = self._require_socket(deadline)
+        try:
+            sent = connection.sendmsg([line, payload])
+            if sent < len(line):
+                connection.sendall(line[sent:])
+                sent = len(line)
+            if sent < len(line) + len(payload):
+                connection.sendall(memoryview(payload)[sent - len(line) :])
+        except OSError:
+            raise
+        except BaseException:  # from a signal handler: the daemon would read the next request as part of this one
+            self._read_available()
+            self.disconnect()
+            raise
+
+    def _read_line(self, deadline: float) -> bytes:
+        """Wait for the next line of an answer; raise OSError as :meth:`_transmit`."""
+        while b"\n" not in self._received:
+            part = self._require_socket(deadline).recv(_RECEIVE_BYTES)
+            if not part:
+                raise ConnectionResetError("the daemon hung up")
+            self._received += part
+        line, _, self._received = self._received.partition(b"\n")
+        return line
+
+    def _read_available(self) -> None:
+        """Read received bytes without waiting for more."""
+        if self._socket is None:
+            return
+        self._socket.setblocking(False)  # with a timeout, recv would wait despite MSG_DONTWAIT
+        with suppress(OSError):
+            while part := self._socket.recv(_RECEIVE_BYTES):
+                self._received += part
+
+    def _require_socket(self, deadline: float) -> socket.socket:
+        if self._socket is None:
+            raise ConnectionResetError("the connection was closed")
+        self._socket.settimeout(_seconds_until(deadline))
+        return self._socket
 
     def _receive(self) -> None:
         first, last = self._answer().split()
@@ -199,7 +258,7 @@ class Session:
         return durable
 
     def read_answers(self) -> None:
-        self._connection.read_available()
+        self._read_available()
         self._process_answers()
 
     def wait_for(self, descriptor: int) -> None:
@@ -210,21 +269,21 @@ class Session:
     def _process_answers(self) -> None:
         """Process buffered acknowledgements; the next call that waits raises an error among them."""
         while self._in_flight and self._in_flight[0][0].startswith(b"PUB "):
-            if not _ACKNOWLEDGED.match(self._connection.received):
+            if not _ACKNOWLEDGED.match(self._received):
                 return
             self._receive()
 
     def _is_readable(self, descriptor: int) -> bool:
         """Wait until ``descriptor`` is readable (True) or an answer has arrived (False)."""
-        while b"\n" not in self._connection.received:
+        while b"\n" not in self._received:
             deadline = self._give_up_at()
-            if self._in_flight and not self._connection.is_open:
+            if self._in_flight and self._socket is None:
                 self._recover(None, deadline)
             poller = select.poll()
             poller.register(descriptor, select.POLLIN)
-            if self._in_flight and self._connection.is_open:
-                poller.register(self._connection, select.POLLIN)
-            readable = dict(poller.poll(seconds_until(deadline) * 1000 if self._in_flight else None))
+            if self._in_flight and self._socket is not None:
+                poller.register(self._socket, select.POLLIN)
+            readable = dict(poller.poll(_seconds_until(deadline) * 1000 if self._in_flight else None))
             if readable:
                 return descriptor in readable
             self._recover(TimeoutError(), deadline)
@@ -235,16 +294,16 @@ class Session:
         deadline = self._give_up_at()
         while True:
             try:
-                text = parse_reply(self._connection.read_line(deadline))
+                text = parse_reply(self._read_line(deadline))
             except OSError as error:
                 self._recover(error, deadline)
             except ProtocolError as error:
-                self._connection.close()
+                self.disconnect()
                 if error.code not in _TRY_AGAIN:
                     request, _ = self._in_flight[0]
                     self._in_flight.clear()
                     raise self._end(refused(error, request, root=self._root, socket=self._path)) from None
-                self._connection.received = b""  # answers to later requests are errors as well
+                self._received = b""  # answers to later requests are errors as well
                 self._recover(error, deadline)
             else:
                 self._clear_failure()
@@ -254,13 +313,13 @@ class Session:
         self._deadline, self._pause, self._last_error = None, _PAUSE_SECONDS, None
 
     def _end(self, error: WaldError) -> WaldError:
-        self._ended = error.message
+        self.ended = error.message
         return error
 
     def _give_up_at(self) -> float:
         """Return the monotonic time at which a call that starts now gives up, unless the producer has ended."""
-        if self._ended:
-            raise Refused(f"the producer has ended: {self._ended}", case="producer-has-ended")
+        if self.ended:
+            raise Refused(f"the producer has ended: {self.ended}", case="producer-has-ended")
         return time.monotonic() + self._retry_for if self._deadline is None else self._deadline
 
     def _recover(self, reason: OSError | ProtocolError | None, deadline: float) -> None:
@@ -268,8 +327,8 @@ class Session:
         self._deadline = deadline
         while True:
             reason = self._keep_answers() or reason
-            self._connection.close()
-            if self._in_flight and self._connection.received.count(b"\n") == len(self._in_flight):
+            self.disconnect()
+            if self._in_flight and self._received.count(b"\n") == len(self._in_flight):
                 return
             if isinstance(reason, ProtocolError):
                 self._last_error = reason
@@ -279,9 +338,9 @@ class Session:
                 time.sleep(min(self._pause, max(0.0, deadline - time.monotonic())))
                 self._pause = min(2 * self._pause, _PAUSE_MAX_SECONDS)
             try:
-                self._connection.open()
-                for line, payload in islice(self._in_flight, self._connection.received.count(b"\n"), None):
-                    self._connection.send(line, payload, deadline)
+                self._socket = connect(self._path)
+                for line, payload in islice(self._in_flight, self._received.count(b"\n"), None):
+                    self._transmit(line, payload, deadline)
             except OSError as failure:
                 reason = failure
             else:
@@ -289,15 +348,15 @@ class Session:
 
     def _keep_answers(self) -> ProtocolError | None:
         """Keep answers from before the connection broke; return the temporary error after them, if any."""
-        if not self._connection.is_open:
+        if self._socket is None:
             return None
-        self._connection.read_available()
-        lines, self._connection.received = self._connection.received.splitlines(keepends=True), b""
+        self._read_available()
+        lines, self._received = self._received.splitlines(keepends=True), b""
         for line in lines:
             try:
                 if line.endswith(b"\n"):
                     parse_reply(line)
-                    self._connection.received += line
+                    self._received += line
             except ProtocolError as error:
                 return error if error.code in _TRY_AGAIN else None
         return None
@@ -308,3 +367,7 @@ class Session:
         error = unreachable(reason, root=self._root, socket=self._path)
         self._process_answers()  # these records are durable
         return self._end(error)
+
+
+def _seconds_until(deadline: float) -> float:
+    return max(_LEAST_SECONDS, deadline - time.monotonic())

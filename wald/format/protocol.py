@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 LINE_MAX_BYTES = 1024  # of a request line
 REQUEST_MAX_BYTES = 1 << 29  # of a payload; producers split larger ones
+FRAME_MAX_BYTES = 128 << 10  # of whole records that a client sends in one request; a socket buffers about twice that
 _HEX = re.compile(rb"[0-9A-Fa-f]{1,16}")
 _DECIMAL = re.compile(rb"[0-9]{1,20}")
 

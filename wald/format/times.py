@@ -75,11 +75,11 @@ def require_nanoseconds(number: int) -> int:
     >>> require_nanoseconds(1_700_000_000)
     Traceback (most recent call last):
     ...
-    ValueError: 1700000000 ns is before March 1973; if the unit is not ns, write it like 2026-11-21T10:00:00Z
+    ValueError: time 1700000000 ns is before March 1973; if the unit is not ns, write it like 2026-11-21T10:00:00Z
     """
     if 0 < number <= _OTHER_UNITS_MAX:
         example = "write it like 2026-11-21T10:00:00Z"
-        raise ValueError(f"{number} ns is before March 1973; if the unit is not ns, {example}")
+        raise ValueError(f"time {number} ns is before March 1973; if the unit is not ns, {example}")
     return number
 
 

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
 
-from wald.client.payloads import FRAME_MAX_BYTES
 from wald.client.producer import Durable, Producer, socket_at
 from wald.client.session import Session
 from wald.errors import InvalidInput
@@ -33,7 +32,7 @@ from wald.files.cursor_directory import UNKNOWN_USER
 from wald.files.layout import Root
 from wald.format.log_state import PRODUCER_WINDOW, stored_producer_id
 from wald.format.names import is_route
-from wald.format.protocol import REQUEST_MAX_BYTES
+from wald.format.protocol import FRAME_MAX_BYTES, REQUEST_MAX_BYTES
 from wald.format.records import Record, encode_columns
 from wald.hints import command_line
 from wald.log import Log

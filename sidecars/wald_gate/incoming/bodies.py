@@ -20,8 +20,9 @@ from typing import NamedTuple
 import msgspec
 import zstandard
 
-from wald.client.payloads import FRAME_MAX_BYTES, column_payloads, json_payloads
+from wald.client.payloads import column_payloads, json_payloads
 from wald.errors import InvalidInput
+from wald.format.protocol import FRAME_MAX_BYTES
 from wald_gate.problems import HttpError
 
 _BLANK = b" \t\r\n"
