@@ -5,32 +5,18 @@
 
 A package imports only those to its left. ``format`` is bytes, ``daemon`` is the process, ``cli`` is the commands, and
 ``client`` sends records over the daemon's socket. A program imports the names below; each is loaded on first use, so
-that short commands start fast. ::
+that short commands start fast.
 
-    import wald
+Producer   sends records, and reports which are durable
+Consumer   reads the records of a route for a group, and moves its cursor
+WorkGroup  leases each record to one of many workers
+open       opens the log, to read from any position
 
-    with wald.Producer("/var/spool/wald") as producer:            # writes, and reports what is durable
-        producer.send("orders", ["4 apples", "1 pear"])
-
-    with wald.Consumer("/var/spool/wald", "orders") as consumer:  # reads for a group, and moves its cursor
-        for record in consumer:
-            print(record.sequence, record.value)
-
-    with wald.WorkGroup("/var/spool/wald", "orders") as work:     # leases each record to one of many workers
-        for record, tries in work.lease("worker-1", wait=10):
-            work.ack("worker-1", [record.sequence])
-
-    log = wald.open("/var/spool/wald")                            # reads from any place
-    for batch in log.batches("orders", start="earliest"):
-        print(batch.first_sequence, batch.last_sequence)
-
-:mod:`wald.aio` has Producer, Consumer and WorkGroup for asyncio, :mod:`wald.logging` a handler for the standard
-library's logging.
+:mod:`wald.aio` has the first three for asyncio, :mod:`wald.logging` a handler for the standard library's logging.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -69,10 +55,7 @@ def open(root: str | PathLike[str]) -> Log:  # noqa: A001 - a program calls it w
         the log; it holds no file open, so there is nothing to close.
 
     Raises:
-        NotFound: there is no log.
-        NotPermitted: this user may not read it.
-        UnsupportedFormat: it was written by a newer wald.
-        Damaged: its identity cannot be read.
+        WaldError: see :class:`wald.Log`.
 
     Example::
 
@@ -88,10 +71,12 @@ def open(root: str | PathLike[str]) -> Log:  # noqa: A001 - a program calls it w
 if not TYPE_CHECKING:  # a type checker sees the imports above, and reports a name that is not there
 
     def __getattr__(name: str) -> object:
+        from importlib import import_module
+
         if name == "errors":
-            return importlib.import_module("wald.errors")
+            return import_module("wald.errors")
         if name in _HOMES:
-            return getattr(importlib.import_module(_HOMES[name]), name)
+            return getattr(import_module(_HOMES[name]), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,7 +1,7 @@
 """The errors that wald raises on purpose, with hints and a documented exit code.
 
-A message is one line and names the file, and the offset if it is known. ``wald.hints`` makes the hint from the error's
-case and facts; a traceback shows it below the message. Exit code 0 is success, 2 also a usage error.
+A message is one line and names the file, and the offset if it is known. ``wald.hints`` makes the hint from the case and
+facts; a traceback shows it below the message. Exit code 2 is also a usage error.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def wrong_type(error: OSError) -> Damaged | None:
 
 
 class Locked(WaldError):
-    """Another process already does this work: a daemon on this root, or another reclaim or archive run."""
+    """Another process already does this work, such as a daemon on this root."""
 
     exit_code = 5
 
@@ -137,7 +137,13 @@ class NotPermitted(WaldError):
     def from_error(cls, error: PermissionError, path: str | os.PathLike[str] = "") -> Self:
         """Return the error for a refusal by the system; ``path`` is the file if ``error`` does not name it."""
         wanted = Path(path or error.filename or ".").absolute()
-        barrier = _barrier(wanted)
+        barrier = Path("/")
+        for each in (*reversed(wanted.parents), wanted):
+            try:
+                os.stat(each)
+            except OSError:
+                break
+            barrier = each
         message = f"{wanted}: permission denied" + (f" by {barrier}" if barrier != wanted else "")
         return cls(message, case="permission-denied", path=barrier)
 
@@ -172,15 +178,3 @@ class Interrupted(WaldError):
     """Ctrl-C, while there is something to report."""
 
     exit_code = 130
-
-
-def _barrier(wanted: Path) -> Path:
-    """Return the path that denies access: ``wanted``, or a directory above."""
-    seen = Path("/")
-    for each in (*reversed(wanted.parents), wanted):
-        try:
-            os.stat(each)
-        except OSError:
-            break
-        seen = each
-    return seen

@@ -90,9 +90,7 @@ def render(metrics: Iterable[Metric]) -> bytes:
     """Return the text of the metrics that have samples."""
     import prometheus_client
 
-    registry = prometheus_client.CollectorRegistry(auto_describe=False)
-    registry.register(_Collector([_family(each) for each in metrics if each.samples]))
-    return prometheus_client.generate_latest(registry)
+    return prometheus_client.generate_latest(_Collector([_family(each) for each in metrics if each.samples]))
 
 
 class _Collector:
@@ -108,20 +106,15 @@ def _family(metric: Metric) -> prometheus_client.Metric:
         # A group's name may contain any bytes that a file name may.
         texts = (text.encode(errors="backslashreplace").decode() for text in values)
         labels = dict(zip(metric.labels, texts, strict=True))
-        if isinstance(value, Histogram):
-            _add_ranges(family, metric.name, labels, value)
-        else:
+        if not isinstance(value, Histogram):
             family.add_sample(metric.name, labels, value)
+            continue
+        totals = list(accumulate(value.counts))  # once: another thread may observe at the same time
+        for bound, total in zip((*(f"{bound:g}" for bound in value.bounds), "+Inf"), totals, strict=True):
+            family.add_sample(f"{metric.name}_bucket", labels | {"le": bound}, total)
+        family.add_sample(f"{metric.name}_sum", labels, value.sum)
+        family.add_sample(f"{metric.name}_count", labels, totals[-1])
     return family
-
-
-def _add_ranges(family: prometheus_client.Metric, name: str, labels: dict[str, str], value: Histogram) -> None:
-    totals = list(accumulate(value.counts))  # once: another thread may observe at the same time
-    for bound, total in zip((*value.bounds, float("inf")), totals, strict=True):
-        text = "+Inf" if bound == float("inf") else f"{bound:g}"
-        family.add_sample(f"{name}_bucket", labels | {"le": text}, total)
-    family.add_sample(f"{name}_sum", labels, value.sum)
-    family.add_sample(f"{name}_count", labels, totals[-1])
 
 
 class Response(NamedTuple):
@@ -136,28 +129,6 @@ Pages = Mapping[str, Callable[[], Response]]
 """Functions that make the response, by path."""
 
 
-class Endpoint:
-    """HTTP server in its own threads; listens at once (or InvalidInput), responds after :meth:`start`."""
-
-    def __init__(self, address: str, pages: Pages, *, setting: str) -> None:
-        host, _, port = address.rpartition(":")
-        try:
-            if not host or not port.isdecimal():
-                raise ValueError("not an address such as 127.0.0.1:9464")
-            self._server = _Server(host.strip("[]"), int(port), pages)
-        except (OSError, ValueError, OverflowError) as error:
-            raise InvalidInput(f"{setting} {address!r}: {error}", case="address-is-not-free") from error
-        self._thread = threading.Thread(target=self._server.serve_forever, name="endpoint", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        if self._thread.is_alive():
-            self._server.shutdown()
-        self._server.server_close()
-
-
 @contextlib.contextmanager
 def serving(address: str | None, collect: Callable[[], Iterable[Metric]]) -> Iterator[None]:
     """Serve ``/metrics`` from ``collect`` while the block runs; nothing without an address."""
@@ -165,24 +136,38 @@ def serving(address: str | None, collect: Callable[[], Iterable[Metric]]) -> Ite
         yield
         return
     pages = {"/metrics": lambda: Response(render(collect()), content_type=TEXT_FORMAT)}
-    endpoint = Endpoint(address, pages, setting="--metrics")
-    endpoint.start()
-    try:
+    with contextlib.closing(Endpoint(address, pages, setting="--metrics")) as endpoint:
+        endpoint.start()
         yield
-    finally:
-        endpoint.close()
 
 
-class _Server(ThreadingTCPServer):
+class Endpoint(ThreadingTCPServer):
+    """HTTP server in its own threads; listens at once (or InvalidInput), responds after :meth:`start`."""
+
     allow_reuse_address = True
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, pages: Pages) -> None:
+    def __init__(self, address: str, pages: Pages, *, setting: str) -> None:
+        host, _, port = address.rpartition(":")
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.pages = pages
         self._slots = threading.BoundedSemaphore(_CONNECTIONS_MAX)
         self._since: dict[socket.socket, float] = {}  # oldest first
-        super().__init__((host, port), _Handler)
+        self._thread = threading.Thread(target=self.serve_forever, name="endpoint", daemon=True)
+        try:
+            if not host or not port.isdecimal():
+                raise ValueError("not an address such as 127.0.0.1:9464")
+            super().__init__((host.strip("[]"), int(port)), _Handler)
+        except (OSError, ValueError, OverflowError) as error:
+            raise InvalidInput(f"{setting} {address!r}: {error}", case="address-is-not-free") from error
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self.shutdown()
+        self.server_close()
 
     def get_request(self) -> tuple[socket.socket, object]:
         try:
@@ -227,7 +212,7 @@ class _Server(ThreadingTCPServer):
 class _Handler(StreamRequestHandler):
     """Answers one HTTP/1.0 request; request bodies are not read."""
 
-    server: _Server
+    server: Endpoint
 
     def handle(self) -> None:
         words = self.rfile.readline(_LINE_MAX).decode("latin-1").split()

@@ -82,11 +82,10 @@ class Log:
     def require_continuity(self) -> None:
         """Check that the log at the path is the one that was opened, and still has the records that were read.
 
-        Methods that read, or that move a cursor, include this check. Call it before acting on positions that were kept
-        in memory for a long time.
+        Methods that read, or move a cursor, include this check. Call it before using positions kept in memory for long.
 
         Raises:
-            Replaced: another log or an older copy of this one is at the path, or none. Open the log again, and read
+            Replaced: another log, an older copy of this one, or none is at the path. Open the log again, and read
                 positions from cursors.
         """
         self._continuity.require()
@@ -163,20 +162,19 @@ class Log:
         """Iterate over batches of durable, whole records: each record once, in the order of the log.
 
         Args:
-            route: the route; None for all routes, with each record in several pieces where it ends.
+            route: the route; None for all, with a record of several pieces where it ends.
             start: "earliest", "end", "cursor" (after the records that ``group`` has processed), a sequence, or a
                 datetime: the first record appended at that time or later.
             stop: the last sequence, inclusive, or a datetime, exclusive: only records appended before it.
             group: consumer group for ``start="cursor"``.
             limit: maximum number of records.
             follow: at the end, wait for more records until ``cancel`` is set or the time ``stop`` is 2 s in the past.
-            cancel: event that ends the wait; a thread or a signal handler may set it.
-            on_damage: called with the error for each unreadable range, which is then skipped. By default the error is
-                raised.
+            cancel: event that ends the wait.
+            on_damage: called with the error for each unreadable range, which is then skipped, instead of raising it.
             on_missing: policy for requested records that were reclaimed: "error", "skip", or a function that is called
-                with each :class:`Missing` and may raise. By default they are an error if ``start`` asks for them: a
-                sequence, a time, or a cursor before them.
-            on_wait: called repeatedly while waiting for more records, at intervals of up to 50 ms.
+                with each :class:`Missing` and may raise. By default they are an error if ``start`` is a sequence, a
+                time, or a cursor before them.
+            on_wait: called at least every 50 ms while waiting for more records.
 
         Yields:
             consecutive records of one route.
@@ -244,9 +242,6 @@ class Log:
     def where(self, sequence: int) -> Whereabouts:
         """Return the place of a record, or what happened to it: reclaimed, archived, lost or not yet written.
 
-        Args:
-            sequence: sequence of the record, at least 1.
-
         Raises:
             InvalidInput: ``sequence`` is below 1.
             Damaged: no segment has the record, and the ledger that should report it is damaged.
@@ -256,10 +251,7 @@ class Log:
         return where(self.view(), sequence)
 
     def sender(self, batch: Batch) -> Sender:
-        """Return the sender of a batch: its source, and for the socket the user and the process.
-
-        Args:
-            batch: a batch that :meth:`batches` has yielded.
+        """Return the sender of a batch of :meth:`batches`: its source, and for the socket the user and the process.
 
         Example::
 
@@ -277,11 +269,11 @@ class Log:
         Args:
             route: the route.
             group: the consumer group.
-            any_user: return another user's cursor even to the log's owner or root, to display it. Do not start reading
-                there: that user can make the program skip records.
+            any_user: return another user's cursor even to the log's owner or root, only to display it: that user can
+                make a program that starts there skip records.
 
         Returns:
-            the cursor, with a state that tells if it exists and can be trusted.
+            the cursor; its state tells if it exists and can be trusted.
 
         Raises:
             InvalidInput: an invalid name.
@@ -292,22 +284,14 @@ class Log:
         from wald.retention.cursors import read_cursor
 
         self.require_continuity()
-        return read_cursor(
-            self.root,
-            route,
-            group,
-            log_id=self.identity.log_id,
-            head_sequence=self._last_sequence(),
-            any_user=any_user,
-        )
+        log_id, head = self.identity.log_id, readable_head(self.root)
+        if head is None:
+            from wald.segments.seek import end_sequence
 
-    def _last_sequence(self) -> int:
-        head = readable_head(self.root)
-        if head is not None:
-            return head.sequence
-        from wald.segments.seek import end_sequence
-
-        return end_sequence(self.root, self.identity.log_id) - 1
+            last = end_sequence(self.root, log_id) - 1
+        else:
+            last = head.sequence
+        return read_cursor(self.root, route, group, log_id=log_id, head_sequence=last, any_user=any_user)
 
     def set_cursor(
         self,

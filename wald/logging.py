@@ -30,16 +30,16 @@ class _Entry(NamedTuple):
 class WaldHandler(logging.Handler):
     """Handler that sends each log record to a route: formatted text and time, with level and logger as headers.
 
-    A logging call only queues its record. A thread sends the queue to the daemon, each record once. The queue fills
-    while the daemon is down; once it is full, a logging call waits up to ``block_for`` seconds for room.
+    A logging call only queues its record; a thread sends the queue to the daemon, each record once. While the daemon is
+    down the queue fills; once it is full, a logging call waits up to ``block_for`` seconds for room.
 
-    No record is lost silently. A record that finds no room, or that the daemon refuses, is written to stderr with the
-    reason and counted in :attr:`lost`. The next record that reaches the route is preceded by a notice of the loss.
+    No record is lost silently: one that finds no room, or that the daemon refuses, is written to stderr with the reason
+    and counted in :attr:`lost`. A notice of the loss precedes the next record that reaches the route.
 
     Threads may share a handler. ``logging.shutdown``, which Python calls at exit, waits up to ``close_for`` seconds for
-    queued records (twice if the daemon is down) and writes the rest to stderr. A process that skips its exit handlers
+    the queue (twice if the daemon is down) and writes the rest to stderr. A process that skips exit handlers
     (``os._exit``, a child process of multiprocessing, SIGKILL) loses its queue: call ``logging.shutdown`` first. After
-    a fork, the child starts with an empty queue and the parent sends its own.
+    a fork, the child's queue is empty.
 
     Args:
         at: the root of the log, or the socket. The daemon may start later.
@@ -73,14 +73,13 @@ class WaldHandler(logging.Handler):
         close_for: float = 5.0,
     ) -> None:
         super().__init__(level)
-        self.lost = 0
         self._at = at
         self._route = check_route(route)
         self._capacity = capacity
         self._block_for = block_for
         self._close_for = close_for
         self._in_flight: Sequence[_Entry]  # removed from the queue and not yet durable
-        self._begin()
+        self.begin()
         _HANDLERS.add(self)
 
     def handle(self, record: logging.LogRecord) -> bool:
@@ -104,14 +103,14 @@ class WaldHandler(logging.Handler):
     def flush(self) -> None:
         """Wait until everything queued so far is durable or reported as lost, at most ``close_for`` seconds."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._waiting(), self._close_for)
+            self._changed.wait_for(self._is_empty, self._close_for)
 
     def close(self) -> None:
         """Send queued records within ``close_for`` seconds, write the rest to stderr, and stop."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._waiting(), self._close_for)
+            self._changed.wait_for(self._is_empty, self._close_for)
             left = [*self._in_flight, *self._queue]
             self._queue.clear()
             self._in_flight = ()
@@ -119,12 +118,9 @@ class WaldHandler(logging.Handler):
             self._report_lost(left, f"the daemon did not answer within {self._close_for} s; some may be in the log")
         super().close()
 
-    def begin_in_child(self) -> None:
-        """Start with an empty queue; called in the child after a fork, whose parent keeps its own."""
+    def begin(self) -> None:
+        """Start with an empty queue, again in the child after a fork, whose parent keeps its own."""
         self.lost = 0
-        self._begin()
-
-    def _begin(self) -> None:
         self._changed = threading.Condition()
         self._queue: deque[_Entry] = deque()
         self._in_flight = ()
@@ -133,13 +129,15 @@ class WaldHandler(logging.Handler):
         self._unreported = 0  # lost records not yet reported on the route
         self._is_closed = False
 
-    def _waiting(self) -> bool:
-        return bool(self._queue or self._in_flight)
+    def _is_empty(self) -> bool:
+        return not self._queue and not self._in_flight
 
     def _enqueue(self, entry: _Entry) -> str:
         """Queue an entry; return the reason if that fails, or ""."""
         with self._changed:
-            if not self._changed.wait_for(self._has_room, self._block_for):
+            if not self._changed.wait_for(
+                lambda: self._is_closed or len(self._queue) < self._capacity, self._block_for
+            ):
                 return f"the queue is full ({self._capacity} records)"
             if self._is_closed:
                 return "the handler is closed"
@@ -153,9 +151,6 @@ class WaldHandler(logging.Handler):
             self._queue.append(entry)
             self._changed.notify_all()
             return ""
-
-    def _has_room(self) -> bool:
-        return self._is_closed or len(self._queue) < self._capacity
 
     def _run(self) -> None:
         while entries := self._next_batch():
@@ -203,20 +198,16 @@ class WaldHandler(logging.Handler):
             self._producer.flush()
             durable = len(entries)
         except (WaldError, OSError) as caught:
-            durable, error = self._end_producer(), caught
+            durable, error = 0, caught
+            if self._producer is not None:
+                self._producer.close()
+                durable = sum(last - first + 1 for first, last in self._producer.acknowledged())
+                self._producer = None
         if lost and durable:
             durable -= 1
             with self._changed:
                 self._unreported -= lost
         return durable, error
-
-    def _end_producer(self) -> int:
-        """Close the producer; return the number of durable records of its last call."""
-        producer, self._producer = self._producer, None
-        if producer is None:
-            return 0
-        producer.close()
-        return sum(last - first + 1 for first, last in producer.acknowledged())
 
     def _report_lost(self, entries: Sequence[_Entry], reason: str) -> None:
         with self._changed:
@@ -235,7 +226,7 @@ def _as_utf8(text: str) -> str:
 
 def _begin_in_child() -> None:
     for handler in list(_HANDLERS):
-        handler.begin_in_child()
+        handler.begin()
 
 
 _NOTICE_HEADERS = {"level": "ERROR", "logger": __name__}
