@@ -19,22 +19,22 @@ from running import TIMEOUT_SECONDS, Client, Daemon, eventually
 from wald.daemon.background import Background, Failure
 from wald.daemon.metrics import Metrics
 from wald.files.disk import Disk
+from wald.segments.sealed_file import Compressed
 from wald.writing.disk_budget import DiskBudget, Sizes
-from wald.writing.sealing import Sealed
 
 Start = Callable[..., Daemon]
 
 
-class Reported(list[Sealed | Failure]):
+class Reported(list[Compressed | Failure]):
     """What the thread reported; its first report fails, too."""
 
-    def __call__(self, event: Sealed | Failure) -> None:
+    def __call__(self, event: Compressed | Failure) -> None:
         self.append(event)
         if len(self) == 1:
             raise BrokenPipeError("the journal is closed")
 
 
-def sealing(built: Built, counted: Metrics, report: Callable[[Sealed | Failure], None]) -> Background:
+def sealing(built: Built, counted: Metrics, report: Callable[[Compressed | Failure], None]) -> Background:
     room = DiskBudget(built.root.segments, Sizes(segment_bytes=1 << 20, reserve_bytes=0, payload_bytes=1 << 20))
     return Background(built.root, built.disk, built.ledger, built.writer, room, counted, report, level=3)
 
@@ -81,7 +81,7 @@ def test_no_error_ends_the_thread(tmp_path: Path) -> None:
         assert len(reported) == 1  # once, however often it is tried
         away.rename(built.root.segments)
         background.wake()
-        eventually(lambda: any(isinstance(event, Sealed) for event in reported))
+        eventually(lambda: any(isinstance(event, Compressed) for event in reported))
         eventually(lambda: counted.seal_waits_since == 0)
     finally:
         background.stop()
@@ -96,7 +96,7 @@ def test_a_segment_that_cannot_be_sealed_holds_up_no_other(tmp_path: Path) -> No
         built.cut()
     first = min(built.root.segments.glob("*.wal"))
     first.write_bytes(b"\0" * 64 + first.read_bytes()[64:])
-    reported: list[Sealed | Failure] = []
+    reported: list[Compressed | Failure] = []
     counted = Metrics()
     background = sealing(built, counted, reported.append)
     try:
@@ -106,7 +106,7 @@ def test_a_segment_that_cannot_be_sealed_holds_up_no_other(tmp_path: Path) -> No
         eventually(lambda: counted.seal_failures == 2)
     finally:
         background.stop()
-    assert [type(event) for event in reported] == [Failure, Sealed, Sealed]
+    assert [type(event) for event in reported] == [Failure, Compressed, Compressed]
     assert counted.seal_waits_since > 0
 
 

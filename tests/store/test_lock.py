@@ -14,7 +14,8 @@ from wald.files.disk import Disk
 from wald.files.identity import create_root
 from wald.files.layout import Root
 from wald.files.listing import list_segments
-from wald.writing.daemon_lock import Lock, holder, is_held
+from wald.files.locks import is_held
+from wald.writing.daemon_lock import Lock, in_words, signature
 
 NOW = "2026-11-21T10:00:00Z"
 
@@ -50,17 +51,17 @@ def test_a_second_writer_changes_nothing(root: Root) -> None:
 
 
 def test_it_ends_with_its_holder(root: Root) -> None:
-    assert not is_held(root, Disk())
+    assert not is_held(root.lock, Disk())
     lock = take(root)
-    assert is_held(root, Disk())
+    assert is_held(root.lock, Disk())
     lock.release()
-    assert not is_held(root, Disk())
+    assert not is_held(root.lock, Disk())
     take(root).release()
 
 
 def test_asking_does_not_take_it(root: Root) -> None:
     take(root).release()
-    assert not is_held(root, Disk())
+    assert not is_held(root.lock, Disk())
     lock = take(root)
     lock.release()
 
@@ -69,7 +70,7 @@ def test_each_life_has_a_larger_epoch(root: Root) -> None:
     for epoch in range(1, 5):
         lock = take(root)
         assert lock.epoch == epoch
-        assert f"epoch {epoch}" in holder(root)
+        assert f"epoch {epoch}" in in_words(signature(root))
         lock.release()
 
 
@@ -94,7 +95,7 @@ def test_the_epoch_grows_though_the_lock_file_is_lost(root: Root, content: bytes
 def test_who_holds_it_is_not_said_by_a_file_that_does_not_say(root: Root) -> None:
     for reported in (b"", b"nonsense", b"[]"):
         root.lock.write_bytes(reported)
-        assert holder(root) == "the lock file does not name it"
+        assert in_words(signature(root)) == "the lock file does not name it"
 
 
 class TestLost:

@@ -25,8 +25,8 @@ from wald.format.batch import Buffer
 from wald.format.names import Kind
 from wald.format.segment import SegmentHeader
 from wald.segments.index_builder import SparseIndexWriter
-from wald.segments.sealed_file import SealedFile
-from wald.writing.sealing import Sealed, pending, remove_temporaries, seal
+from wald.segments.sealed_file import Compressed, SealedFile
+from wald.writing.sealing import pending, remove_temporaries, seal
 
 LINE = b"2024-05-01T12:00:00Z web-3 GET /index.html 200\n"
 NOW_NS = TIME_NS + 10**9
@@ -56,7 +56,7 @@ def damaged_segment() -> bytes:
     return bytes(data)
 
 
-def seal_with(root: Root, found: Segment, disk: Disk) -> Sealed:
+def seal_with(root: Root, found: Segment, disk: Disk) -> Compressed:
     ledger = Ledger(root.ledger / "segments.jsonl", disk)
     try:
         return seal(root, found, disk, ledger, now=lambda: NOW_NS, moment=lambda: Moment("a boot", 7))
@@ -64,7 +64,7 @@ def seal_with(root: Root, found: Segment, disk: Disk) -> Sealed:
         ledger.close()
 
 
-def seal_all(root: Root) -> list[Sealed]:
+def seal_all(root: Root) -> list[Compressed]:
     """What a start of the daemon does."""
     remove_temporaries(root, Disk())
     return [seal_with(root, found, Disk()) for found in pending(root, 1 << 40)]
@@ -97,8 +97,9 @@ def test_a_cut_segment_becomes_a_sealed_one(root: Root) -> None:
     assert names(root) == [path.name]
     assert raw_bytes(path) == raw
     assert subprocess.run(["zstd", "-dcq", path], check=True, capture_output=True).stdout == raw
-    digest = hashlib.sha256(raw).hexdigest()
-    assert sealed == Sealed(1, 50, len(raw), path.stat().st_size, digest, ())
+    index = sealed.index
+    assert (index.base_sequence, index.next_sequence, index.raw_bytes) == (1, 51, len(raw))
+    assert (sealed.stored_bytes, sealed.gaps) == (path.stat().st_size, [])
 
 
 def test_the_ledger_tells_of_the_cut_and_the_sealing(root: Root) -> None:
@@ -246,7 +247,7 @@ def test_a_sealed_file_that_is_not_whole_is_made_again_from_the_raw_one(root: Ro
     seal_with(root, put(root, raw), Disk())
     path.write_bytes(path.read_bytes()[:-100])
     put(root, raw)
-    assert [sealed.base_sequence for sealed in seal_all(root)] == [1]
+    assert [sealed.index.base_sequence for sealed in seal_all(root)] == [1]
     assert names(root) == [path.name]
     assert raw_bytes(path) == raw
     assert [entry["event"] for entry in reported(root)] == ["cut", "sealed"]

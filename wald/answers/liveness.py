@@ -17,10 +17,11 @@ from wald.client.connection import ask_status
 from wald.files.disk import Disk
 from wald.files.identity import Identity
 from wald.files.layout import Root
-from wald.files.locks import is_stopped
+from wald.files.locks import holders, is_held, is_stopped
+from wald.files.safe_open import read_object
 from wald.hints import command_line
-from wald.writing.daemon_lock import holding_processes, is_held, is_hidden
-from wald.writing.run_reports import last_end, last_has_ended, read_run, signed
+from wald.writing.daemon_lock import is_hidden
+from wald.writing.run_reports import last_end, last_has_ended, signed
 
 
 class Life(Enum):
@@ -72,19 +73,19 @@ def liveness(root: Root, identity: Identity, socket: Path, *, seconds: float) ->
         seconds: how long it may take to answer.
     """
     wrote = signed(root)
-    if not is_held(root, Disk()):
+    if not is_held(root.lock, Disk()):
         if is_hidden(root) and not last_has_ended(root):
             return _unlisted(root, identity, socket, seconds, wrote)
         return _without_lock(root, wrote)
     if (stopped := frozen(root)) is not None:
         return stopped
-    pid = next(iter(holding_processes(root)), None)
+    pid = next(iter(holders(root.lock)), None)
     return _asked(identity, socket, seconds, pid, wrote)
 
 
 def frozen(root: Root) -> Liveness | None:
     """The daemon that has the lock, if its process is stopped."""
-    pid, wrote = next(iter(holding_processes(root)), None), signed(root)
+    pid, wrote = next(iter(holders(root.lock)), None), signed(root)
     if pid is None or not is_stopped(pid):
         return None
     message = f"{_who(pid, wrote)} is frozen: a signal or a debugger has stopped its process, and it accepts nothing"
@@ -94,7 +95,7 @@ def frozen(root: Root) -> Liveness | None:
 def socket_of(root: Root) -> Path:
     """Where the last life of the daemon listened, by its settings."""
     epoch = signed(root).get("epoch")
-    report = (read_run(root, epoch) if isinstance(epoch, int) else None) or {}
+    report = (read_object(root.report(epoch)) if isinstance(epoch, int) else None) or {}
     match report.get("settings"):
         case {"socket": {"value": str(value)}} if named := value.strip('"'):
             return Path(named)

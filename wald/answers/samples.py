@@ -19,6 +19,7 @@ from wald.answers.snapshot import Amount, HeadSample, LogSample, SegmentSeen
 from wald.errors import Damaged, WaldError
 from wald.files.disk import Disk
 from wald.files.listing import Segment
+from wald.files.locks import is_held
 from wald.files.routes import fifo_problems
 from wald.format.names import Kind
 from wald.log import Log
@@ -26,7 +27,7 @@ from wald.retention.backlog import Backlog, Condition, SegmentStatus, condition_
 from wald.retention.blockers import sealed_index
 from wald.retention.progress import last_sequences
 from wald.segments.view import SegmentGone, View
-from wald.writing.daemon_lock import in_words, is_held
+from wald.writing.daemon_lock import in_words
 from wald.writing.run_reports import signed
 
 T = TypeVar("T")
@@ -147,7 +148,7 @@ class HeadSource:
         except FileNotFoundError:
             return ""
         if changed_ns != self._idle_since_ns:
-            self._idle_since_ns = None if is_held(root, Disk()) else changed_ns
+            self._idle_since_ns = None if is_held(root.lock, Disk()) else changed_ns
         return in_words(signed(root)) if self._idle_since_ns is None else ""
 
 

@@ -14,6 +14,7 @@ from wald.errors import Damaged
 from wald.files.disk import free_bytes
 from wald.files.layout import Root
 from wald.files.routes import fifo_problems
+from wald.files.safe_open import read_object
 from wald.files.uptime import ClockStep, read_steps
 from wald.format.head import Head
 from wald.format.names import CURSOR_SUFFIX
@@ -28,7 +29,7 @@ from wald.segments.durable_end import seconds_ahead
 from wald.segments.view import durable_head, no_segment
 from wald.setting_types import format_bytes, format_seconds
 from wald.work.checking import check_journals
-from wald.writing.run_reports import CrashReport, last_crash, read_run
+from wald.writing.run_reports import CrashReport, crashes
 
 _FULL_SOON_SECONDS = 86400.0
 _SEAL_STALLED_SECONDS = 900.0  # as in the rules for alerts
@@ -148,8 +149,8 @@ def facts_of_daemon(root: Root, daemon: Liveness, before: Facts | None = None) -
     """
     running = daemon.epoch if daemon.life not in (Life.DEAD, Life.NEVER) else None
     head, head_damage = _head(root)
-    crash = last_crash(root, running=running)
-    report = (read_run(root, daemon.epoch) if daemon.epoch is not None else None) or {}
+    crash = next(crashes(root, running=running), None)
+    report = (read_object(root.report(daemon.epoch)) if daemon.epoch is not None else None) or {}
     free = free_bytes(root.segments if root.segments.is_dir() else root.path)
     if before is None:
         return Facts(root.path, daemon, crash, report, head, head_damage, (), (), (), free, None, (), ())

@@ -20,6 +20,7 @@ from wald.cli.output import aligned, json_line
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.files.identity import read_identity
 from wald.files.layout import Root
+from wald.files.safe_open import read_object
 
 if TYPE_CHECKING:
     from wald.checking.dump import Item
@@ -169,9 +170,7 @@ def _writer(root: Root, path: Path) -> str:
 
 
 def _life(root: Root, epoch: int) -> str:
-    from wald.writing.run_reports import read_run
-
-    software = (read_run(root, epoch) or {}).get("software")
+    software = (read_object(root.report(epoch)) or {}).get("software")
     return f"the daemon, epoch {epoch}, {software or 'a version that no report in recovery/ has any more'}"
 
 

@@ -20,8 +20,9 @@ from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.files.ledger_write import Ledger
 from wald.files.listing import Segment
+from wald.segments.sealed_file import Compressed
 from wald.writing.disk_budget import DiskBudget
-from wald.writing.sealing import Sealed, pending, seal
+from wald.writing.sealing import pending, seal
 from wald.writing.writer import Writer
 
 _NICENESS = 19  # gives commit rounds 5 to 15 % more than 10 or 0 (two cores, one producer)
@@ -50,7 +51,7 @@ class Background:
         writer: Writer,
         budget: DiskBudget,
         metrics: Metrics,
-        report: Callable[[Sealed | Failure], None],
+        report: Callable[[Compressed | Failure], None],
         *,
         level: int,
     ) -> None:
@@ -122,7 +123,7 @@ class Background:
                 waiting += sealed is None
                 if sealed is not None:
                     self._metrics.sealed += 1
-                    self._metrics.sealed_bytes += sealed.sealed_bytes
+                    self._metrics.sealed_bytes += sealed.stored_bytes
                     self._metrics.seal_waits_since = time.monotonic()
                     self._ledger.cut()
                     self._report_safely(sealed)
@@ -131,7 +132,7 @@ class Background:
         self.waiting = waiting
         return succeeded
 
-    def _seal(self, segment: Segment) -> Sealed | None:
+    def _seal(self, segment: Segment) -> Compressed | None:
         """Return None if the segment waits for room or was reclaimed."""
         try:
             raw_bytes = segment.path.stat().st_size
@@ -155,6 +156,6 @@ class Background:
             self._report_safely(Failure(name, reason))
         return False
 
-    def _report_safely(self, event: Sealed | Failure) -> None:
+    def _report_safely(self, event: Compressed | Failure) -> None:
         with contextlib.suppress(Exception):  # sealing continues without a journal
             self._report(event)

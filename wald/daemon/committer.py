@@ -263,7 +263,7 @@ class Committer:
 
     def apply_settings(self, config: Config, sizes: Sizes) -> None:
         self._config = config
-        self._budget.resize(sizes)
+        self._budget.sizes = sizes
         self.writer.segment_max_bytes = sizes.segment_bytes
 
     @property

@@ -44,13 +44,14 @@ from wald.format.segment import pack_version
 from wald.format.times import utc
 from wald.hints import hint_for
 from wald.segments.durable_end import seconds_ahead
+from wald.segments.sealed_file import Compressed
 from wald.settings import Config, RouteConfig, effective_settings
 from wald.systemd import Systemd
 from wald.writing.daemon_lock import Lock, require_free
 from wald.writing.disk_budget import DiskBudget, Sizes, sizes_for
 from wald.writing.recovery import Report, recover
-from wald.writing.run_reports import STOPPED, add_to_run, end_run
-from wald.writing.sealing import Sealed, remove_temporaries
+from wald.writing.run_reports import STOPPED, add_to_run
+from wald.writing.sealing import remove_temporaries
 from wald.writing.writer import Writer
 
 
@@ -213,7 +214,7 @@ class Parts:
         """Record how this run ended, even during its start."""
         how = STOPPED if error is None else str(error) or type(error).__name__
         with contextlib.suppress(OSError):  # on a full disk the run counts as killed
-            end_run(self.root, self._disk, self.lock.epoch, how, now_ns=time.time_ns())
+            add_to_run(self.root, self._disk, self.lock.epoch, {"ended": how, "ended_at_ns": time.time_ns()})
 
     def _open_pipes(self, stdin: OpenPipe | None) -> None:
         """Let the intake read unfinished transfers before anything is written or the head moves.
@@ -254,11 +255,12 @@ class Parts:
         self._closers.callback(self.background.stop)
         self.background.wake()
 
-    def _report_sealing(self, event: Sealed | Failure) -> None:
+    def _report_sealing(self, event: Compressed | Failure) -> None:
         if isinstance(event, Failure):
             self.journal.error("not sealed", segment=event.name, reason=event.reason, next="retried later")
         else:
-            self.journal.debug("sealed", segment=event.base_sequence, raw=event.raw_bytes, bytes=event.sealed_bytes)
+            index = event.index
+            self.journal.debug("sealed", segment=index.base_sequence, raw=index.raw_bytes, bytes=event.stored_bytes)
 
     def _open_socket(self) -> None:
         config = self.config

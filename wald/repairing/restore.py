@@ -1,9 +1,7 @@
 """New log written from batches with given sequences and append times, in order.
 
-The identity is renamed to its name last, so that no program takes the remains of a killed restore for a log.
-
-Each hole in the sequences has a ledger line. A small one becomes a batch with the flag DROPPED, like those that
-shrinking leaves; before a large one the segment ends.
+The identity is renamed to its name last: the remains of a killed restore are not a log. Each hole in the sequences has
+a ledger line. A small one becomes a batch with the flag DROPPED, as if shrunk; before a large one the segment ends.
 """
 
 from __future__ import annotations
@@ -26,8 +24,9 @@ from wald.format.batch import Buffer, Encoding, Flag
 from wald.format.head import Head, encode_head
 from wald.format.ledger_lines import Entry
 from wald.format.log_state import LogState
+from wald.segments.sealed_file import Compressed
 from wald.writing.daemon_lock import Lock, require_free
-from wald.writing.sealing import Sealed, pending, seal
+from wald.writing.sealing import pending, seal
 from wald.writing.writer import Draft, Route, Writer
 
 SEGMENT_BYTES = 64 << 20
@@ -83,7 +82,7 @@ class NewLog:
         self._lines: list[Entry] = []
         self._routes: dict[str, Route] = {}
         self._writer: Writer | None = None
-        self._sealed: Sealed | None = None
+        self._sealed: Compressed | None = None
         make_directories(root, disk)
         self._lock = Lock(root, disk, now=moment)
         if root.identity.exists():  # finished by another process in the meantime
@@ -131,7 +130,8 @@ class NewLog:
         for name in self._routes:
             add_route(root, disk, name)
         assert self._sealed is not None
-        head = Head(self._sealed.last_sequence, base, self._sealed.raw_bytes, epoch, at_ns)
+        index = self._sealed.index
+        head = Head(index.next_sequence - 1, base, index.raw_bytes, epoch, at_ns)
         disk.replace(root.head, encode_head(head))
         disk.unlink(root.lock)  # no daemon has run; none can start before the next step
         disk.sync_directory(root.path)

@@ -1,8 +1,7 @@
 """Lock of the single writer, and its epoch, which grows by one at every start of a daemon.
 
 The lock file is one line of JSON: epoch, pid, host, started, nonce. Some network and FUSE file systems grant the lock
-twice, so a daemon reads its nonce back: of two that start together, the last writer continues. Before each
-acknowledgement, a daemon checks that the file is still its own.
+twice, so a daemon reads its nonce back: of two that start together, the last writer continues.
 """
 
 from __future__ import annotations
@@ -15,23 +14,21 @@ import shlex
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from wald.errors import Damaged, Locked, NotFound, WaldError
 from wald.files import locks
 from wald.files.disk import Disk
 from wald.files.layout import Root
-from wald.files.listing import Segment, list_segments
-from wald.files.safe_open import open_file, read_regular, read_start
+from wald.files.listing import list_segments
+from wald.files.safe_open import open_file, read_object, read_regular, read_start
 from wald.format.head import decode_head
 from wald.format.names import Kind
 from wald.format.segment import SEGMENT_HEADER, SEGMENT_MAGIC, SPARSE_MAGIC, BadHeader, decode_segment_header
 
 _SETTLE_SECONDS = 0.02  # more than a clock tick of file times
 _SETTLE_UNLOCKED_SECONDS = 1.0  # without flock(2), another daemon may take this long to write its nonce
-_START_BYTES = 32
-_ZSTD = b"\x28\xb5\x2f\xfd"
-_CURSOR = re.compile(rb"[0-9]{1,20}\n")
 _BEGINNINGS = {
     b"seq=": "head",
     b'{"epoch"': "lock",
@@ -40,18 +37,13 @@ _BEGINNINGS = {
     b'{"work"': "the journal of a work group",
     SEGMENT_MAGIC: "a segment",
     SPARSE_MAGIC: "the index of a segment",
-    _ZSTD: "a sealed segment or a part of a ledger",
+    b"\x28\xb5\x2f\xfd": "a sealed segment or a part of a ledger",
 }
 _ASKED_SECONDS = 0.1  # another process may hold the lock briefly to test it
 
 
 class Lock:
-    """Exclusive right to write to ``root``, with the epoch of this run.
-
-    Raises:
-        Locked: another daemon holds it.
-        Damaged: see :func:`require_own_files`.
-    """
+    """Exclusive right to write to ``root``, with the epoch of this run; Locked if another daemon has it."""
 
     def __init__(self, root: Root, disk: Disk, *, now: str) -> None:
         self._path = os.fspath(root.lock)
@@ -62,7 +54,7 @@ class Lock:
             require_own_files(root)
             self.epoch = _last_epoch(root) + 1
             self.signature = {"epoch": self.epoch, "pid": os.getpid(), "host": socket.gethostname(), "started": now}
-            self._sign(root, self.signature)
+            self._sign(root)
         except BaseException:
             disk.close(self._descriptor)
             raise
@@ -93,17 +85,17 @@ class Lock:
     def release(self) -> None:
         self._disk.close(self._descriptor)
 
-    def _sign(self, root: Root, fields: dict[str, object]) -> None:
+    def _sign(self, root: Root) -> None:
         nonce = secrets.token_hex(16)
         self._disk.truncate(self._descriptor, 0)
-        self._disk.write(self._descriptor, [json.dumps(fields | {"nonce": nonce}).encode() + b"\n"], 0)
+        self._disk.write(self._descriptor, [json.dumps(self.signature | {"nonce": nonce}).encode() + b"\n"], 0)
         self._disk.sync(self._descriptor)
         self._disk.sync_directory(root.path)
         self._seen = self._stat()
         time.sleep(_SETTLE_SECONDS if self._excludes(root) else _SETTLE_UNLOCKED_SECONDS)
-        if _content(root.lock).get("nonce") != nonce or not self.is_ours():
+        if (found := signature(root)).get("nonce") != nonce or not self.is_ours():
             raise Locked(
-                f"{root.lock}: two daemons were started together, and the other continues ({holder(root)})",
+                f"{root.lock}: two daemons were started together, and the other continues ({in_words(found)})",
                 case="file-system-without-locks",
             )
 
@@ -136,11 +128,11 @@ def require_own_files(root: Root) -> None:
     """Raise Damaged if a file that a start overwrites is another file of the log under a wrong name."""
     for path in (root.lock, root.head, root.transfers):
         try:
-            start = read_start(path, _START_BYTES)
+            start = read_start(path, 32)
         except (FileNotFoundError, Damaged):  # opening it fails later if it is not a regular file
             continue
         other = next((what for begins, what in _BEGINNINGS.items() if start.startswith(begins)), "")
-        if _CURSOR.match(start):
+        if re.match(rb"[0-9]{1,20}\n", start):
             other = "a cursor"
         if other and other != path.name:
             raise Damaged(
@@ -159,10 +151,6 @@ def _own_name(root: Root, path: Path) -> Path | None:
     return None if target is None or os.path.lexists(target) else target
 
 
-def holder(root: Root) -> str:
-    return in_words(signature(root))
-
-
 def in_words(found: Mapping[str, object]) -> str:
     if not found:
         return "the lock file does not name it"
@@ -173,34 +161,24 @@ def in_words(found: Mapping[str, object]) -> str:
 
 def signature(root: Root) -> dict[str, object]:
     """Return the lock file's epoch, pid, host and started; empty if they are lost."""
-    return _content(root.lock)
+    return read_object(root.lock) or {}
 
 
 def is_hidden(root: Root) -> bool:
     return os.path.lexists(root.lock) and not os.access(root.lock, os.R_OK, effective_ids=True)
 
 
-def holding_processes(root: Root) -> list[int]:
-    """List the processes that hold the lock, in this PID namespace."""
-    return locks.holders(root.lock)
-
-
 def how_to_stop(root: Root) -> str:
-    processes = " ".join(map(str, holding_processes(root)))
+    processes = " ".join(map(str, locks.holders(root.lock)))
     other = f"kill {processes}" if processes else f"fuser -v {shlex.quote(os.fspath(root.lock))} names it"
     return f"stop it: systemctl stop wald.socket wald, if it is the service; else {other}"
-
-
-def is_held(root: Root, disk: Disk) -> bool:
-    """Return True if a daemon runs on ``root``."""
-    return locks.is_held(root.lock, disk)
 
 
 def require_free(root: Root, disk: Disk) -> None:
     """Raise Locked or PermissionError if this user could not start a daemon on ``root``; write nothing."""
     if os.path.lexists(root.lock):
         disk.close(disk.open_lock(root.lock))  # fails without permission to run a daemon
-        _await(lambda: not is_held(root, disk), root)
+        _await(lambda: not locks.is_held(root.lock, disk), root)
 
 
 def _await(is_free: Callable[[], bool], root: Root) -> None:
@@ -208,42 +186,28 @@ def _await(is_free: Callable[[], bool], root: Root) -> None:
     while not is_free():
         if time.monotonic() > until:
             raise Locked(
-                f"{root.lock}: another daemon writes to this root ({holder(root)})",
+                f"{root.lock}: another daemon writes to this root ({in_words(signature(root))})",
                 case="daemon-is-running",
                 root=root.path,
             )
         time.sleep(_ASKED_SECONDS / 10)
 
 
-def _content(path: Path) -> dict[str, object]:
-    try:
-        found = json.loads(read_regular(path))
-    except (OSError, ValueError, Damaged):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _last_epoch(root: Root) -> int:
     """Return the largest epoch in the root; any file with one may be lost."""
-    epoch = _content(root.lock).get("epoch", 0)
-    found = [epoch if isinstance(epoch, int) else 0]
-    try:
-        head = decode_head(read_regular(root.head))
-        found.append(head.epoch if head else 0)
-    except (FileNotFoundError, Damaged):
-        pass
-    found += [_epoch_of(segment) for segment in list_segments(root).segments[-1:]]
-    return max(found)
-
-
-def _epoch_of(segment: Segment) -> int:
     from wald.segments.sealed_file import SealedFile
 
-    try:
-        if segment.kind is Kind.SEALED:
-            with SealedFile(segment.path) as sealed:
-                return sealed.index.epoch
-        with open_file(segment.path) as file:
-            return decode_segment_header(file.read(SEGMENT_HEADER.size)).epoch
-    except (BadHeader, Damaged):
-        return 0
+    epoch = signature(root).get("epoch")
+    found = [epoch if isinstance(epoch, int) else 0]
+    with suppress(FileNotFoundError, Damaged):
+        head = decode_head(read_regular(root.head))
+        found.append(head.epoch if head else 0)
+    for segment in list_segments(root).segments[-1:]:
+        with suppress(BadHeader, Damaged):
+            if segment.kind is Kind.SEALED:
+                with SealedFile(segment.path) as sealed:
+                    found.append(sealed.index.epoch)
+            else:
+                with open_file(segment.path) as file:
+                    found.append(decode_segment_header(file.read(SEGMENT_HEADER.size)).epoch)
+    return max(found)

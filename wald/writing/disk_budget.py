@@ -1,11 +1,11 @@
 """Limits on the disk space that a daemon uses.
 
-Sealing a segment needs room for the sealed form next to the raw one, and input never uses that room. Input needs
+Sealing needs room for the sealed form next to the raw one, and input never uses that room. Input needs
 
     free bytes + bytes allocated for the next segment  ≥  reserve + one sealed form + the next segment
 
-The reserve (``free_space_min``) belongs to other programs. A disk must hold the reserve, the active segment, the next,
-and one more in both forms; on a smaller disk, segments and then the reserve shrink.
+The reserve (``free_space_min``) belongs to other programs. A disk must hold it, the active segment, the next, and one
+more in both forms; on a smaller disk, segments and then the reserve shrink.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes that fit a disk; ``payload_bytes`` is the largest record or request that it can hold."""
+    """Sizes that fit a disk."""
 
     segment_bytes: int
     reserve_bytes: int
-    payload_bytes: int
+    payload_bytes: int  # of the largest record or request
 
     @property
     def kept_bytes(self) -> int:
@@ -89,20 +89,14 @@ def _largest_segment(usable_bytes: int) -> int:
 
 
 class DiskBudget:
-    """Space on the disk of one daemon.
-
-    Attributes:
-        spare_bytes: allocated for the next segment. Set after the allocation and reset before the use, or input would
-            spend the room of sealing.
-    """
+    """Space on the disk of one daemon."""
 
     def __init__(self, path: Path, sizes: Sizes) -> None:
         self._path = path
         self.sizes = sizes
+        # Allocated for the next segment. Set after the allocation and reset before the use, or input would spend the
+        # room of sealing.
         self.spare_bytes = 0
-
-    def resize(self, sizes: Sizes) -> None:
-        self.sizes = sizes
 
     def left_bytes(self, free_bytes: int) -> int:
         return free_bytes + self.spare_bytes - self.sizes.needed_bytes

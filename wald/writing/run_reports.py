@@ -1,7 +1,7 @@
 """Reports about runs of the daemon, and how they ended.
 
-Each run writes a report to ``recovery/`` at its start and adds its end, unless it was killed or its machine went down;
-the kernel's boot id tells these two apart.
+Each run writes a report to ``recovery/`` at its start and adds its end, unless it is killed or its machine goes down;
+the kernel's boot id distinguishes these.
 """
 
 from __future__ import annotations
@@ -20,24 +20,14 @@ from wald.format.times import utc
 if TYPE_CHECKING:
     from wald.files.disk import Disk
 
-STOPPED = "stopped"
-_SIGNED = ("epoch", "pid", "host", "started")
-
-
-def end_run(root: Root, disk: Disk, epoch: int, how: str, *, now_ns: int) -> None:
-    """Record the end of a run (STOPPED, or the failure); without it, the run counts as killed."""
-    add_to_run(root, disk, epoch, {"ended": how, "ended_at_ns": now_ns})
+STOPPED = "stopped"  # "ended" in a report, else the failure
 
 
 def add_to_run(root: Root, disk: Disk, epoch: int, fields: Mapping[str, Any]) -> None:
     """Add JSON fields to the report of a run, if it has one."""
-    report = read_run(root, epoch)
+    report = read_object(root.report(epoch))
     if report is not None:
         disk.replace(root.report(epoch), json.dumps(report | dict(fields), indent=2).encode() + b"\n")
-
-
-def read_run(root: Root, epoch: int) -> dict[str, Any] | None:
-    return read_object(root.report(epoch))
 
 
 def run_reports(root: Root) -> Iterator[dict[str, Any]]:
@@ -56,12 +46,12 @@ def signed(root: Root) -> dict[str, object]:
 
     if not is_hidden(root):
         return signature(root)
-    taken_ns = os.stat(root.lock).st_mtime_ns
+    locked_ns = os.stat(root.lock).st_mtime_ns
+    found: dict[str, object] = {"started": utc(locked_ns, 3)}
     report = next(run_reports(root), {})
-    at_ns = report.get("at_ns")
-    if not isinstance(at_ns, int) or at_ns < taken_ns:
-        report = {}
-    return {"started": utc(taken_ns, 3)} | {name: report[name] for name in _SIGNED if report.get(name)}
+    if isinstance(at_ns := report.get("at_ns"), int) and at_ns >= locked_ns:
+        found |= {name: report[name] for name in ("epoch", "pid", "host", "started") if report.get(name)}
+    return found
 
 
 def last_has_ended(root: Root) -> bool:
@@ -70,50 +60,42 @@ def last_has_ended(root: Root) -> bool:
 
 def last_end(root: Root) -> str:
     """Describe how the last run with a report ended; "" without one."""
+    from wald.files.uptime import boot_id
+
     report = next(run_reports(root), None)
-    return "" if report is None else _ending(report)
+    if report is None:
+        return ""
+    run = f"the last one (epoch {report.get('epoch')})"
+    how, at_ns = report.get("ended"), report.get("ended_at_ns")
+    if how and isinstance(at_ns, int):
+        return f"{run} was stopped at {utc(at_ns)}" if how == STOPPED else f"{run} failed at {utc(at_ns)}: {how}"
+    if report.get("boot") != boot_id():
+        return f"{run} was not stopped: its machine went down under it, or it was killed before that"
+    return f"{run} was not stopped: it was killed, or crashed"
 
 
 @dataclass(frozen=True, slots=True)
 class CrashReport:
-    """Run that did not end with a stop.
-
-    Attributes:
-        found_ns: when the next start found it; None before that, while the loss is unknown.
-        lost: missing durable data; only a failing disk or machine can cause this.
-        cut_bytes: of an unfinished write.
-    """
+    """Run that did not end with a stop."""
 
     epoch: int
     how: str
-    found_ns: int | None = None
-    lost: tuple[str, ...] = ()
-    cut_bytes: int = 0
+    found_ns: int | None  # when the next start found it; None before that, while the loss is unknown
+    lost: tuple[str, ...]  # durable data, which only a failing disk or machine can lose
+    cut_bytes: int  # of an unfinished write
 
 
-def last_crash(root: Root, *, running: int | None) -> CrashReport | None:
+def crashes(root: Root, *, running: int | None = None) -> Iterator[CrashReport]:
+    """Yield the runs that did not end with a stop, newest first, except ``running``."""
     after: dict[str, Any] = {}
     for report in run_reports(root):
-        if report.get("epoch") != running and report.get("ended") != STOPPED:
-            return _crash(report, after)
+        epoch, ended = report.get("epoch"), report.get("ended")
+        if epoch != running and ended != STOPPED:
+            how = f"failed: {ended}" if ended else "was killed or crashed, or its machine went down"
+            errors, cut = after.get("errors"), after.get("trimmed_bytes")
+            lost = tuple(map(str, errors)) if isinstance(errors, list) else ()
+            yield CrashReport(int(epoch or 0), how, after.get("at_ns"), lost, cut if isinstance(cut, int) else 0)
         after = report
-    return None
-
-
-def crashes(root: Root) -> Iterator[CrashReport]:
-    """Yield the crashes that a later start has found, newest first."""
-    after: dict[str, Any] = {}
-    for report in run_reports(root):
-        if after and report.get("ended") != STOPPED:
-            yield _crash(report, after)
-        after = report
-
-
-def _crash(report: Mapping[str, Any], after: Mapping[str, Any]) -> CrashReport:
-    how = f"failed: {report['ended']}" if report.get("ended") else "was killed or crashed, or its machine went down"
-    errors, found_ns, cut = after.get("errors"), after.get("at_ns"), after.get("trimmed_bytes")
-    lost = tuple(map(str, errors)) if isinstance(errors, list) else ()
-    return CrashReport(int(report.get("epoch") or 0), how, found_ns, lost, cut if isinstance(cut, int) else 0)
 
 
 def no_daemon(root: Root, disk: Disk) -> str:
@@ -123,16 +105,3 @@ def no_daemon(root: Root, disk: Disk) -> str:
     if is_held(root.lock, disk):
         return ""
     return f"no daemon runs: {last_end(root) or 'the last one ended before it had recovered the log'}"
-
-
-def _ending(report: dict[str, Any]) -> str:
-    from wald.files.uptime import boot_id
-
-    who = f"the last one (epoch {report.get('epoch')})"
-    how, at_ns = report.get("ended"), report.get("ended_at_ns")
-    if how and isinstance(at_ns, int):
-        what = "was stopped" if how == STOPPED else "failed"
-        return f"{who} {what} at {utc(at_ns)}" + ("" if how == STOPPED else f": {how}")
-    if report.get("boot") != boot_id():
-        return f"{who} was not stopped: its machine went down under it, or it was killed before that"
-    return f"{who} was not stopped: it was killed, or crashed"

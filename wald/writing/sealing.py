@@ -10,11 +10,11 @@ The ledger is read only if a crash left both forms. Both hold the same bytes, an
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,24 +31,11 @@ from wald.format.names import Kind, parse_segment_name, segment_name
 from wald.format.sealed_index import SealedIndex
 from wald.format.segment import BadHeader, NewerVersion
 from wald.segments.index_builder import remove_index
-from wald.segments.raw_scan import DamagedBytes
 from wald.segments.sealed_file import LEVEL, Compressed, SealedFile, compress_segment
 from wald.segments.view import recorded_end, truncated, view_after
 from wald.writing.disk_budget import sealed_bytes_max
 
 _OURS = f".{secrets.token_hex(8)}{TEMPORARY}"  # unique: a superseded daemon may still be sealing
-
-
-@dataclass(frozen=True, slots=True)
-class Sealed:
-    """Result of sealing; ``gaps`` are damaged bytes, which are kept."""
-
-    base_sequence: int
-    last_sequence: int
-    raw_bytes: int
-    sealed_bytes: int
-    sha256: str
-    gaps: tuple[DamagedBytes, ...]
 
 
 def pending(root: Root, active_base: int) -> list[Segment]:
@@ -70,38 +57,30 @@ def seal(
     reserve: bool = True,
     now: Callable[[], int],
     moment: Callable[[], Moment] = uptime.now,
-) -> Sealed:
+) -> Compressed:
     """Replace a raw segment by its sealed form. Repeatable after a failure or crash, which keeps the raw file.
 
-    Args:
-        reserve: allocate the largest possible sealed form first, to keep the room. On a tmpfs this takes as long as
-            writing it.
-
-    Raises:
-        Damaged: the raw file has no valid header or was truncated, or the sealed one reads back differently.
-        UnsupportedFormat: a newer wald wrote it.
-        FileNotFoundError: the segment was reclaimed.
+    ``reserve`` allocates the largest possible sealed form first; on a tmpfs, this takes as long as writing it. Damaged:
+    the raw file has no valid header or was truncated, or the sealed one reads back differently.
     """
-    target = root.segment(segment.base_sequence, Kind.SEALED)
+    base = segment.base_sequence
+    target = root.segment(base, Kind.SEALED)
     cut_ns = segment.path.stat().st_mtime_ns  # the cut was the file's last change
     both = target.exists()
     compressed = _publish(root, segment, target, disk, level, reserve=reserve, both=both)
     disk.sync_directory(root.segments)  # before the unlink: otherwise a power cut could leave neither name
-    sealed_bytes = target.stat().st_size
+    sealed = replace(compressed, stored_bytes=target.stat().st_size)
     known: list[dict[str, Any]] = []
     if both:
         ledger.settle()
-        with contextlib.suppress(Damaged):  # at worst a line is written twice
-            base = segment.base_sequence
+        with suppress(Damaged):  # at worst a line is written twice
             known = [line.entry for line in Lines(ledger.path).about(base, base)]
-    for entry in _entries(compressed, sealed_bytes, moment(), cut_ns=cut_ns, now_ns=now()):
+    for entry in _entries(sealed, moment(), cut_ns=cut_ns, now_ns=now()):
         if not any(all(line.get(key) == entry.get(key) for key in ("event", "base", "position")) for line in known):
             ledger.append(entry)
-    remove_index(root.segment(segment.base_sequence, Kind.INDEX), disk)
+    remove_index(root.segment(base, Kind.INDEX), disk)
     disk.unlink(segment.path)
-    index, last = compressed.index, compressed.index.next_sequence - 1
-    digest, gaps = index.sha256.hex(), tuple(compressed.gaps)
-    return Sealed(index.base_sequence, last, index.raw_bytes, sealed_bytes, digest, gaps)
+    return sealed
 
 
 def _publish(
@@ -117,12 +96,18 @@ def _publish(
             raise truncated(segment.path, index.raw_bytes, end)
         if _digest(temporary) != digest:
             raise _damaged(temporary, f"does not read back as {segment.path.name}")
-        if both and _holds(target, digest):
-            disk.unlink(temporary)
-        else:
+        found = None
+        if both:
+            with suppress(Damaged):
+                found = _digest(target)
+        if found is None:
             disk.rename(temporary, target)
+        elif found == digest:
+            disk.unlink(temporary)
+        else:  # either may be right
+            raise _damaged(target, f"its raw bytes have sha256 {found.hex()}, those of the raw file {digest.hex()}")
     except Exception:
-        with contextlib.suppress(OSError):  # it only uses space
+        with suppress(OSError):  # it only uses space
             temporary.unlink(missing_ok=True)
         raise
     return compressed
@@ -131,21 +116,14 @@ def _publish(
 def remove_temporaries(root: Root, disk: Disk) -> list[str]:
     """Remove files of killed programs, not of a running ``wald-reclaim``; return the names in ``segments/``."""
     names = sorted(entry.name for entry in os.scandir(root.segments) if entry.name.endswith(TEMPORARY))
-    shrunk = [name for name in names if name.endswith(SHRUNK_SUFFIX)]
-    for name in names:
-        if name not in shrunk:
-            disk.unlink(root.segments / name)
-    if shrunk:
-        try:
-            lock = lock_ledger(root.ledger / "reclaim.jsonl", disk, "wald-reclaim")
-        except (Locked, OSError):
-            names = [name for name in names if name not in shrunk]
-        else:
+    with ExitStack() as stack:
+        if any(name.endswith(SHRUNK_SUFFIX) for name in names):
             try:
-                for name in shrunk:
-                    disk.unlink(root.segments / name)
-            finally:
-                disk.close(lock)
+                stack.callback(disk.close, lock_ledger(root.ledger / "reclaim.jsonl", disk, "wald-reclaim"))
+            except (Locked, OSError):
+                names = [name for name in names if not name.endswith(SHRUNK_SUFFIX)]
+        for name in names:
+            disk.unlink(root.segments / name)
     locks.remove_leftovers(locks.leftovers(root, disk), disk)
     return names
 
@@ -185,32 +163,13 @@ def _digest(path: Path) -> bytes:
         return sealed.sha256()
 
 
-def _holds(path: Path, digest: bytes) -> bool:
-    """Return False if the sealed file is damaged; raise Damaged if it holds other bytes, as either may be right."""
-    try:
-        found = _digest(path)
-    except Damaged:
-        return False
-    if found != digest:
-        raise _damaged(path, f"its raw bytes have sha256 {found.hex()}, those of the raw file {digest.hex()}")
-    return True
-
-
-def _entries(
-    compressed: Compressed, sealed_bytes: int, moment: Moment, *, cut_ns: int, now_ns: int
-) -> list[dict[str, Any]]:
-    index = compressed.index
-    base = {"base": index.base_sequence}
-    return [
-        {"event": "cut"} | base | {"next": index.next_sequence, "bytes": index.raw_bytes, "at": cut_ns},
-        *(
-            {"event": "damaged"}
-            | base
-            | {"position": gap.offset, "length": gap.length, "reason": gap.reason, "at": now_ns}
-            for gap in compressed.gaps
-        ),
-        {"event": "sealed"} | sealed_entry(index, sealed_bytes, moment, now_ns),
-    ]
+def _entries(sealed: Compressed, moment: Moment, *, cut_ns: int, now_ns: int) -> Iterator[dict[str, Any]]:
+    index, base = sealed.index, sealed.index.base_sequence
+    yield {"event": "cut", "base": base, "next": index.next_sequence, "bytes": index.raw_bytes, "at": cut_ns}
+    for gap in sealed.gaps:
+        place = {"position": gap.offset, "length": gap.length}
+        yield {"event": "damaged", "base": base, **place, "reason": gap.reason, "at": now_ns}
+    yield {"event": "sealed"} | sealed_entry(index, sealed.stored_bytes, moment, now_ns)
 
 
 def sealed_entry(index: SealedIndex, sealed_bytes: int, moment: Moment, now_ns: int) -> dict[str, Any]:

@@ -16,14 +16,12 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from heapq import nlargest
 from pathlib import Path
-from typing import BinaryIO
 
 from wald.errors import Damaged
 from wald.files.layout import Root
 from wald.files.ledger_read import Lines, highest_in_parts
-from wald.files.safe_open import open_file, read_start
+from wald.files.safe_open import open_file, read_regular, read_start
 from wald.format.head import CURSOR_MAX_BYTES, BadCursor, decode_cursor
 from wald.format.ledger_lines import BadLine, decode_entry
 from wald.format.names import WORK_SUFFIX
@@ -34,12 +32,7 @@ _BARE_MAX = 1 << 20  # records beyond the end, for a cursor without a log id
 _OURS_MAX = 1 << 40
 _LAST = re.compile(rb'"last":(\d{1,20})[,}]')
 _SEALED = re.compile(rb'"event":"(?:sealed|lost)","base":\d{1,20},"last":(\d{1,20})[,}]')
-_CHUNK_BYTES = 1 << 20
-_NO_NUMBER = 1 << 80
-_CANDIDATES = 1024  # highest lines of one scan; if all are damaged, the file is scanned again
-_OVERLAP_BYTES = 128  # longer than any match
-_TAKEN_IN = b'"in": ['
-_PAGE = b'{"page": '  # in a snapshot, before the lines about later reads
+_START_MAX_BYTES = 1 << 20  # of a journal's first line
 _TAIL_BYTES = 256 << 10  # of a journal's end, read first
 _DAMAGED_MAX = 1024  # damaged lines, above which a journal is not believed
 _LINE_MAX_BYTES = 16 << 20  # of a journal; half a million ranges fit
@@ -61,7 +54,7 @@ def find_floor(root: Root, *, log_id: bytes, next_sequence: int) -> Floor:
     A sealed sequence that is missing is damage: see :func:`last_sealed`.
     """
     floor = Floor(next_sequence - 1)
-    for path, sequence, trusted in (*_cursors(root, log_id), *_ledgers(root)):
+    for path, sequence, trusted in _sequences(root, log_id):
         if sequence <= floor.last:
             continue
         message = f"{path.relative_to(root.path)} is at {sequence}"
@@ -72,8 +65,8 @@ def find_floor(root: Root, *, log_id: bytes, next_sequence: int) -> Floor:
     return floor
 
 
-def _cursors(root: Root, log_id: bytes) -> Iterator[tuple[Path, int, bool]]:
-    """Yield each cursor and journal, its sequence, and True if it names the log."""
+def _sequences(root: Root, log_id: bytes) -> Iterator[tuple[Path, int, bool]]:
+    """Yield each cursor, journal and ledger, the sequence it names, and False if it does not name its log."""
     for route in root.route_names():
         try:
             groups, _ = root.cursors(route)
@@ -88,13 +81,15 @@ def _cursors(root: Root, log_id: bytes) -> Iterator[tuple[Path, int, bool]]:
                 yield path, lines.sequence, lines.log_id is not None
                 journal = path.with_suffix(WORK_SUFFIX)
                 yield journal, _read_by_workers(journal, log_id), True
+    for path in (root.ledger / "reclaim.jsonl", root.ledger / "archive.jsonl"):
+        yield path, _highest(path, _LAST), True
 
 
 def _read_by_workers(journal: Path, log_id: bytes) -> int:
     """Return the last sequence a work group has read; 0 if the journal is missing, damaged or of another log."""
     try:
         with open_file(journal) as file:
-            start, _ = decode_work(file.readline(_CHUNK_BYTES))
+            start, _ = decode_work(file.readline(_START_MAX_BYTES))
             if not isinstance(start, Start) or start.log_id != log_id:
                 return 0
             begin, end = file.tell(), file.seek(0, os.SEEK_END)
@@ -102,19 +97,19 @@ def _read_by_workers(journal: Path, log_id: bytes) -> int:
             while True:  # the last relevant line is near the end, except after a snapshot
                 file.seek(max(begin, end - length))
                 text = file.read(length)
-                if found := _last_taken_in(text):
+                found = _last_read_in(text)
+                # A page is of a snapshot, before the lines about later reads.
+                if found or length >= min(end - begin, _JOURNAL_MAX_BYTES) or b'{"page": ' in text:
                     return max(last_read(start), found)
-                if length >= min(end - begin, _JOURNAL_MAX_BYTES) or _PAGE in text:
-                    return last_read(start)
                 length = min(4 * length, _JOURNAL_MAX_BYTES)
     except (OSError, Damaged, BadWork):
         return 0
 
 
-def _last_taken_in(text: bytes) -> int:
-    """Return the last sequence recorded as read; raise BadWork if too many lines are damaged."""
+def _last_read_in(text: bytes) -> int:
+    """Return the last sequence recorded as read, or 0; raise BadWork if too many lines are damaged."""
     end, damaged = len(text), 0
-    while (at := text.rfind(_TAKEN_IN, 0, end)) >= 0:  # sequences only grow
+    while (at := text.rfind(b'"in": [', 0, end)) >= 0:  # sequences only grow
         begin = text.rfind(b"\n", 0, at) + 1
         data = text[begin : text.find(b"\n", at, end)]
         with suppress(BadWork):
@@ -129,8 +124,7 @@ def _last_taken_in(text: bytes) -> int:
 
 def last_sealed(root: Root, *, next_sequence: int) -> int:
     """Return the last sealed or lost sequence in the ledger; 0 without one, or if it is not believed."""
-    path = root.ledger / "segments.jsonl"
-    found = max(_highest(path, _SEALED), highest_in_parts(path, "sealed", "lost"))
+    found = _highest(root.ledger / "segments.jsonl", _SEALED, "sealed", "lost")
     return found if found < next_sequence + _OURS_MAX else 0
 
 
@@ -144,42 +138,17 @@ def given_up(root: Root, first: int, last: int) -> bool:
     return lost.covers(first, last)
 
 
-def _ledgers(root: Root) -> Iterator[tuple[Path, int, bool]]:
-    for name in ("reclaim.jsonl", "archive.jsonl"):
-        path = root.ledger / name
-        yield path, max(_highest(path, _LAST), highest_in_parts(path)), True
-
-
-def _highest(path: Path, number: re.Pattern[bytes]) -> int:
-    """Return the highest number in a ledger, decoding only candidate lines."""
-    below = _NO_NUMBER
+def _highest(path: Path, number: re.Pattern[bytes], *events: str) -> int:
+    """Return the highest ``number`` in an intact line of a ledger, and decode few lines to find it."""
+    highest = highest_in_parts(path, *events)
     try:
-        with open_file(path) as file:
-            while candidates := nlargest(_CANDIDATES, _numbers(file, number, below)):
-                for below, offset in candidates:
-                    if _is_whole(file, offset):
-                        return below
+        data = read_regular(path)
     except (OSError, Damaged):
-        return 0
-    return 0
-
-
-def _numbers(file: BinaryIO, number: re.Pattern[bytes], below: int) -> Iterator[tuple[int, int]]:
-    kept = b""
-    begin = file.seek(0)
-    while chunk := file.read(_CHUNK_BYTES):
-        for match in number.finditer(text := kept + chunk):
-            if (found := int(match[1])) < below:
-                yield found, begin - len(kept) + match.start()
-        begin, kept = begin + len(chunk), text[-_OVERLAP_BYTES:]
-
-
-def _is_whole(file: BinaryIO, offset: int) -> bool:
-    begin = file.seek(max(0, offset - _CHUNK_BYTES))
-    text = file.read(2 * _CHUNK_BYTES)
-    at = offset - begin
-    try:
-        decode_entry(text[text.rfind(b"\n", 0, at) + 1 : max(text.find(b"\n", at), 0)])
-    except BadLine:
-        return False
-    return True
+        return highest
+    for found, at in sorted(((int(match[1]), match.start()) for match in number.finditer(data)), reverse=True):
+        if found <= highest:
+            break
+        with suppress(BadLine):
+            decode_entry(data[data.rfind(b"\n", 0, at) + 1 : max(data.find(b"\n", at), 0)])
+            return found
+    return highest
