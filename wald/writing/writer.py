@@ -11,18 +11,21 @@ segments. A segment is named by its first sequence, so it can be cut only after 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from wald.files.disk import Disk
-from wald.files.layout import Root
+from wald.files.layout import TEMPORARY, Root
 from wald.files.safe_open import FileIdentity
 from wald.format.batch import (
     FRAMING_BYTES,
@@ -54,7 +57,6 @@ from wald.format.segment import SegmentHeader, encode_segment_header
 from wald.segments.index_builder import SparseIndexWriter, find_index
 from wald.segments.raw_scan import FIRST_BATCH, RawFile
 from wald.writing.disk_budget import DiskBudget
-from wald.writing.preallocate import Preallocator
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,31 +80,22 @@ Sender = Peer | int
 
 @dataclass(slots=True)
 class Draft:
-    """Batch on its way to disk; :meth:`Writer.place` sets the last three fields.
-
-    Attributes:
-        count: records that begin in it.
-        continues: sequence of the record that the payload continues; 0 if it begins one.
-        body_checksum: computed on first use; required with ``spool``.
-        spool: descriptor of the file of a payload too large for memory.
-        source: the sending pipe or connection.
-        introduces: a control batch that gives ``peer`` its number in the segment.
-    """
+    """Batch on its way to disk; :meth:`Writer.place` sets the last three fields."""
 
     route: Route
     payload: list[Buffer]
     payload_bytes: int
-    count: int
+    count: int  # records that begin in it
     encoding: int = Encoding.LINES
     flags: int = 0
-    continues: int = 0
+    continues: int = 0  # sequence of the record that the payload continues; 0 if it begins one
     producer_id: int = 0
     producer_sequence: int = 0
-    body_checksum: int | None = None
-    spool: int | None = None
-    source: object = None
+    body_checksum: int | None = None  # computed on first use; required with ``spool``
+    spool: int | None = None  # descriptor of a file with a payload too large for memory
+    source: object = None  # the sending pipe or connection
     peer: Sender = UNKNOWN_PEER
-    introduces: bool = False
+    introduces: bool = False  # a control batch that gives ``peer`` its number in the segment
     position: int = 0
     base_sequence: int = 0
     peer_number: int = UNKNOWN_PEER
@@ -156,6 +149,94 @@ def introduction(peer: Peer) -> Draft:
     return Draft(_NO_ROUTE, [payload], len(payload), 0, Encoding.CONTROL, Flag.CONTROL, peer=peer, introduces=True)
 
 
+class Blank(NamedTuple):
+    """Empty file under a temporary name."""
+
+    path: Path
+    descriptor: int
+
+
+class Preallocator:
+    """Factory for new segment files in ``directory``; keeps one spare ready."""
+
+    def __init__(self, directory: Path, disk: Disk, *, epoch: int, room: DiskBudget | None) -> None:
+        self._directory = directory
+        self._disk = disk
+        self._epoch = epoch
+        self._room = room
+        self._place: FileIdentity | None = None
+        self._spare: Blank | None = None
+        self._mutex = threading.Lock()
+
+    def require_directory(self) -> None:
+        """Raise ESTALE if the directory was unmounted or replaced since the first file."""
+        if self._place is not None and not self._place.is_current():
+            raise OSError(errno.ESTALE, "the directory was unmounted or replaced", os.fspath(self._directory))
+
+    def prepare(self, length: int) -> bool:
+        """Create the spare file if it is missing (background thread); return False without room."""
+        with self._mutex:
+            if self._spare is None and self._lets_allocate(length):
+                with contextlib.suppress(OSError):  # the cut will report the full disk
+                    self._spare = self._make("spare", length)
+                self._hold(os.fstat(self._spare.descriptor).st_blocks * 512 if self._spare else 0)
+            return self._spare is not None
+
+    def take(self, length: int) -> Blank:
+        """Return the spare file or a new one; the caller names or discards it."""
+        with self._mutex:
+            spare, self._spare = self._spare, None
+            self._hold(0)
+        if spare is not None and not FileIdentity(*spare).is_current():
+            self._disk.close(spare.descriptor)
+            spare = None
+        return spare or self._make("next", length)
+
+    def name(self, blank: Blank, target: Path) -> None:
+        """Rename the file to ``target``, without a directory sync."""
+        if not FileIdentity(*blank).is_current():
+            raise OSError(errno.ENOENT, "another program removed or replaced the file", os.fspath(blank.path))
+        self._disk.rename(blank.path, target)
+
+    def discard(self, blank: Blank) -> None:
+        self._disk.close(blank.descriptor)
+        with contextlib.suppress(OSError):  # the next start removes it
+            self._disk.unlink(blank.path)
+
+    def close(self) -> None:
+        with self._mutex:
+            if self._spare is not None:
+                self.discard(self._spare)
+                self._spare = None
+                self._hold(0)
+
+    def _lets_allocate(self, length: int) -> bool:
+        return self._room is None or self._room.lets_allocate(length)
+
+    def _hold(self, spare_bytes: int) -> None:
+        if self._room is not None:
+            self._room.spare_bytes = spare_bytes
+
+    def _make(self, purpose: str, length: int) -> Blank:
+        self.require_directory()
+        # The name is unique: another thread or a superseded daemon may create a file at the same time.
+        path = self._directory / f"{purpose}-{self._epoch}-{secrets.token_hex(8)}{TEMPORARY}"
+        blank = Blank(path, self._disk.create(path))
+        try:
+            if self._place is None:  # not earlier: on overlayfs, the first file replaces the directory (copy-up)
+                descriptor = os.open(self._directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:
+                    self._place = FileIdentity(self._directory, descriptor)
+                finally:
+                    os.close(descriptor)
+            if self._lets_allocate(length):  # otherwise the file grows as it is written
+                self._disk.allocate(blank.descriptor, length)
+        except OSError:
+            self.discard(blank)
+            raise
+        return blank
+
+
 _U32 = 0xFFFFFFFF
 _PEERS_MAX = 4096  # senders with numbers; bounds the memory
 _NUMBERED_BYTES = PEER_POSITION_MAX >> 1  # a commit round is far shorter
@@ -163,16 +244,10 @@ _NO_PEERS: dict[Sender, int] = {number: number for number in (UNKNOWN_PEER, FIFO
 
 
 class Writer:
-    """The only appender of a log.
+    """The only appender of a log; it changes ``state``.
 
-    Attributes:
-        failed: a write or sync of the active segment failed. Only :meth:`replace` recovers.
-
-    Args:
-        state: changed by the writer.
-        carry: a raw file without a sequence, and its good length. The first segment begins with a copy of these bytes
-            and replaces the file.
-        version: see :func:`wald.format.segment.pack_version`; 0 to omit it.
+    ``carry`` is a raw file without a sequence, and its good length: the first segment begins with a copy of these bytes
+    and replaces the file.
     """
 
     def __init__(
@@ -188,7 +263,7 @@ class Writer:
         carry: tuple[Path, int] | None = None,
         sync_commits: bool = True,
         room: DiskBudget | None = None,
-        version: int = 0,
+        version: int = 0,  # see :func:`wald.format.segment.pack_version`; 0 to omit it
     ) -> None:
         self.root = root
         self.state = state
@@ -200,7 +275,7 @@ class Writer:
         self.sync_commits = sync_commits
         self.unsynced = False
         self.sync_seconds = 0.0
-        self.failed = False
+        self.failed = False  # a write or sync of the active segment failed; only :meth:`replace` recovers
         self._disk = disk
         self._log_id = log_id
         self._version = version
@@ -345,7 +420,9 @@ class Writer:
         salt = secrets.randbits(32) if carry is None else self._salt_of(carry[0])
         header = SegmentHeader(self._log_id, state.next_sequence, self.epoch, now_ns, salt, writer=self._version)
         blank = self._blanks.take(self.segment_max_bytes)
-        before, state.previous = state.previous, self._previous()
+        before = state.previous
+        if self._descriptor >= 0 and self.advanced:  # otherwise the next segment replaces this one
+            state.previous = None if self._truncated else PreviousEnd(self._salt, self.position)
         try:
             end = self._begin(blank.descriptor, header, carry)
             self._disk.sync(blank.descriptor)
@@ -356,15 +433,22 @@ class Writer:
             state.previous = before
             self._blanks.discard(blank)
             raise
+        # Switch even if the name is not synced: a write to the old segment would reuse its sequences.
+        if self._descriptor >= 0:
+            self._disk.close(self._descriptor)
+        if self._index is not None:
+            self._index.close()
+        self._descriptor, self._salt = blank.descriptor, salt
+        self._peers = dict(_NO_PEERS)
+        self.base_sequence = state.next_sequence
+        self.path = self.root.segment(self.base_sequence, Kind.RAW)
+        self._name = FileIdentity(self.path, self._descriptor)
+        self.position = self._first_position = end
         if carry is None:
             self._control_end = end
-        self._enter(blank.descriptor, header, end)
+        self._index = SparseIndexWriter(self.root.segment(self.base_sequence, Kind.INDEX), header)
+        self.unsynced = self._truncated = False
         self._sync_names()
-
-    def _previous(self) -> PreviousEnd | None:
-        if self._descriptor < 0 or not self.advanced:
-            return self.state.previous  # of the segment that the next one replaces
-        return None if self._truncated else PreviousEnd(self._salt, self.position)
 
     def _begin(self, descriptor: int, header: SegmentHeader, carry: tuple[Path, int] | None) -> int:
         if carry is None:
@@ -410,22 +494,6 @@ class Writer:
             self._disk.sync(self._descriptor)
         except OSError:
             self.failed = True  # its batches are durable, and readers ignore trailing zeros
-
-    def _enter(self, descriptor: int, header: SegmentHeader, end: int) -> None:
-        """Switch to the new segment: a write to the old one would reuse its sequences."""
-        if self._descriptor >= 0:
-            self._disk.close(self._descriptor)
-        if self._index is not None:
-            self._index.close()
-        self._descriptor = descriptor
-        self._salt = header.salt
-        self._peers = dict(_NO_PEERS)
-        self.base_sequence = header.base_sequence
-        self.path = self.root.segment(self.base_sequence, Kind.RAW)
-        self._name = FileIdentity(self.path, descriptor)
-        self.position = self._first_position = end
-        self._index = SparseIndexWriter(self.root.segment(self.base_sequence, Kind.INDEX), header)
-        self.unsynced = self._truncated = False
 
     def _sync_names(self) -> None:
         # A batch must not be acknowledged while a crash could lose its segment's name.
@@ -487,11 +555,8 @@ class Writer:
     def name_again(self) -> Path | None:
         """Continue in a copy of the active segment after its file was removed or replaced.
 
-        Return the new path of the file found in its place, if any.
-
-        Raises:
-            OSError: the copy failed; or its name was not synced, and :attr:`failed` is set. ESTALE: see
-                :meth:`Preallocator.require_directory`.
+        Return the new path of a file found in its place, if any. OSError: the copy failed, or its name was not synced,
+        and :attr:`failed` is set.
         """
         self._blanks.require_directory()  # an unmounted one may have files with the same names
         blank = self._blanks.take(self.segment_max_bytes)
@@ -500,7 +565,12 @@ class Writer:
             # Linux cannot link a file whose last name was removed.
             self._disk.copy(descriptor, self._descriptor, self.position, 0)
             self._disk.sync(descriptor)
-            found = self._quarantine()
+            found = None
+            if os.path.lexists(self.path):
+                target = self.root.quarantine / f"{self.path.name}-{secrets.token_hex(8)}"
+                # move_aside links if it can: after a rename, a crash would leave no file at the path.
+                found = self._disk.move_aside(self.path, target)
+                self._disk.sync_directory(found.parent)
             self._blanks.name(blank, self.path)
         except OSError:
             self._blanks.discard(blank)
@@ -509,16 +579,6 @@ class Writer:
         self._descriptor, self._name = descriptor, FileIdentity(self.path, descriptor)
         self._sync_names()
         return found
-
-    def _quarantine(self) -> Path | None:
-        """Move any file at :attr:`path` to ``quarantine/`` (on another file system: rename it); return its new path."""
-        if not os.path.lexists(self.path):
-            return None
-        target = self.root.quarantine / f"{self.path.name}-{secrets.token_hex(8)}"
-        # move_aside links if it can: after a rename, a crash would leave no file at the path.
-        target = self._disk.move_aside(self.path, target)
-        self._disk.sync_directory(target.parent)
-        return target
 
     def prepare_spare(self) -> bool:
         return self._blanks.prepare(self.segment_max_bytes)
