@@ -15,22 +15,22 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from wald.errors import Damaged
 from wald.files.disk import Disk
 from wald.files.identity import Identity, encode_identity, read_identity
-from wald.files.layout import TEMPORARY, Root
+from wald.files.layout import Root
 from wald.files.ledger_read import parts_of, read_files
 from wald.files.ledger_write import Ledger
-from wald.files.listing import Listing, Segment, list_segments
+from wald.files.listing import Segment, list_segments
 from wald.files.locks import remove_abandoned
 from wald.files.safe_open import open_file, read_regular
 from wald.files.uptime import Moment
@@ -40,96 +40,73 @@ from wald.format.names import LEDGERS, SEQUENCE_MAX, Kind
 from wald.format.sealed_index import RouteEntry, SealedIndex
 from wald.format.spans import Spans
 from wald.repairing.plan import Act, ActionKind, Plan, Planner, records_lost, routes_lost
+from wald.repairing.rescue import intact_batches
 from wald.repairing.rewrite import NewSegment, Rewriter
 from wald.repairing.survey import LogSurvey, SegmentFacts, examine, last_dropped, lost_identity
 from wald.retention.history import History
 from wald.segments.index_builder import remove_index
-from wald.segments.raw_scan import RawFile, SegmentEnd
 from wald.segments.sealed_file import SealedFile
 from wald.writing.daemon_lock import require_own_files
-from wald.writing.recovery import state_after, state_before
+from wald.writing.recovery import copy_durably, state_after, state_before
 from wald.writing.sealing import sealed_entry
 
 _BEGUN = "begun-again"
 
 
-@dataclass(frozen=True, slots=True)
-class RebuiltLedger:
-    """Replacement of a broken ledger."""
-
-    entries: list[Entry] | None  # lines to carry over; None keeps the active file
-    damaged: int
-    prev: str  # of the first line
-    obsolete: tuple[Path, ...]  # sealed parts to remove
-    first_line: int = 0  # number of their first line
-    # Existing segments whose last line reports a deletion. The line that revoked it may be damaged, so each gets a line
-    # "kept": otherwise the deletion would be believed if the segment were lost later.
-    there: tuple[int, ...] = ()
-
-    def lines(self, *, kept: str, sha256: str, now_ns: int) -> bytes:
-        carried = self.entries or []
-        opening = {"event": _BEGUN, "kept": kept, "sha256": sha256, "whole": len(carried), "damaged": self.damaged}
-        origin = {"from": self.first_line} if self.obsolete else {}
-        entries = [opening | origin | {"at": now_ns}]
-        entries += [entry | {"carried": number} for number, entry in enumerate(carried, start=1)]
-        entries += [{"event": "kept", "base": base, "why": "it is there", "at": now_ns} for base in self.there]
-        lines, prev = [], self.prev
-        for entry in entries:
-            lines.append(encode_entry(entry, prev))
-            prev = digest(lines[-1])
-        return b"".join(lines)
-
-
-def _rebuilt(root: Root, path: Path) -> RebuiltLedger:
-    files = list(read_files(path))
-    line_of = {part.path: part.line for part in parts_of(path)}
-    opening = next(iter(files[-1][1].entries), {})
-    if opening.get("event") == _BEGUN and "from" in opening:  # a repair was killed before it removed all parts
-        obsolete = tuple(each for each, line in line_of.items() if line >= opening["from"])
-        if obsolete:
-            return RebuiltLedger(None, 0, "", obsolete)
-    bad = next((number for number, (_, decoded) in enumerate(files) if decoded.broken), len(files) - 1)
-    obsolete = tuple(file for file, _ in files[bad:-1])
-    decoded_lines = [entry for _, decoded in files[bad:] for entry in decoded.entries]
-    last_events = {
-        entry["base"]: entry["event"]
-        for entry in decoded_lines
-        if entry.get("event") in ("reclaimed", "kept") and isinstance(entry.get("base"), int)
-    }
-    reclaimed = {base for base, event in last_events.items() if event == "reclaimed"}
-    return RebuiltLedger(
-        entries=[{key: entry[key] for key in entry if key != "prev"} for entry in decoded_lines],
-        damaged=sum(len(decoded.broken) for _, decoded in files[bad:]),
-        prev=files[bad - 1][1].tip if bad else GENESIS,
-        obsolete=obsolete,
-        first_line=line_of[obsolete[0]] if obsolete else 0,
-        there=tuple(sorted(reclaimed.intersection(each.base_sequence for each in list_segments(root).segments))),
-    )
-
-
 def rebuild_ledger(root: Root, disk: Disk, path: Path, *, now_ns: int) -> None:
     """Replace a ledger by one with an intact chain; repeatable after a kill."""
-    found = _rebuilt(root, path)
-    if found.entries is not None:
-        for part in found.obsolete:
-            _keep(root, disk, part)
-        kept, sha256 = _keep(root, disk, path)
-        disk.replace(path, found.lines(kept=kept, sha256=sha256, now_ns=now_ns))
-    for part in found.obsolete:
+    data, obsolete = _rebuilt(root, path, now_ns)
+    if data is not None:
+        for file in (*obsolete, path):
+            kept, _, old = _kept(root, file)
+            if not kept.exists():
+                disk.replace(kept, old)
+        disk.replace(path, data)
+    for part in obsolete:
         disk.unlink(part)
     disk.sync_directory(root.ledger)
 
 
-def _keep(root: Root, disk: Disk, path: Path) -> tuple[str, str]:
-    old = read_regular(path) if path.exists() else b""
-    sha256 = hashlib.sha256(old).hexdigest()
-    kept = root.quarantine / f"{path.name}.{sha256[:16]}"
-    if not kept.exists():
-        temporary = kept.with_name(f"{kept.name}.{secrets.token_hex(8)}{TEMPORARY}")
-        disk.replace(temporary, old)
-        disk.rename(temporary, kept)
-        disk.sync_directory(root.quarantine)
-    return str(kept.relative_to(root.path)), sha256
+def _rebuilt(root: Root, path: Path, now_ns: int) -> tuple[bytes | None, list[Path]]:
+    """Return the new contents of a broken ledger (None if a killed repair wrote them) and the parts to remove."""
+    files = list(read_files(path))
+    line_of = {part.path: part.line for part in parts_of(path)}
+    opening = next(iter(files[-1][1].entries), {})
+    if opening.get("event") == _BEGUN and "from" in opening:
+        obsolete = [part for part, line in line_of.items() if line >= opening["from"]]
+        if obsolete:
+            return None, obsolete
+    bad = next((number for number, (_, decoded) in enumerate(files) if decoded.broken), len(files) - 1)
+    obsolete = [file for file, _ in files[bad:-1]]
+    carried = [entry for _, decoded in files[bad:] for entry in decoded.entries]
+    damaged = sum(len(decoded.broken) for _, decoded in files[bad:])
+    kept, sha256, _ = _kept(root, path)
+    opening = {"event": _BEGUN, "kept": os.fspath(kept.relative_to(root.path)), "sha256": sha256}
+    opening |= {"whole": len(carried), "damaged": damaged}
+    if obsolete:
+        opening["from"] = line_of[obsolete[0]]
+    entries = [opening | {"at": now_ns}]
+    deleted: dict[int, bool] = {}
+    for number, entry in enumerate(carried, start=1):
+        entries.append({key: entry[key] for key in entry if key != "prev"} | {"carried": number})
+        if entry.get("event") in ("reclaimed", "kept") and isinstance(entry.get("base"), int):
+            deleted[entry["base"]] = entry["event"] == "reclaimed"
+    # The line that revoked a deletion may be damaged. Without a line "kept" about an existing segment, its deletion
+    # would be believed if it were lost later.
+    there = [each.base_sequence for each in list_segments(root).segments if deleted.get(each.base_sequence)]
+    entries += [{"event": "kept", "base": base, "why": "it is there", "at": now_ns} for base in there]
+    lines, prev = [], files[bad - 1][1].tip if bad else GENESIS
+    for entry in entries:
+        lines.append(encode_entry(entry, prev))
+        prev = digest(lines[-1])
+    return b"".join(lines), obsolete
+
+
+def _kept(root: Root, path: Path) -> tuple[Path, str, bytes]:
+    """Return the path in ``quarantine/`` for a file of a ledger, its digest, and its contents."""
+    data = read_regular(path) if path.exists() else b""
+    sha256 = hashlib.sha256(data).hexdigest()
+    return root.quarantine / f"{path.name}.{sha256[:16]}", sha256, data
 
 
 _PREFIX = "wald-repair-"
@@ -229,10 +206,10 @@ def _rehearsed(root: Root, broken: dict[Path, str], identity: Identity, made: Pa
             if path.is_file():
                 shutil.copyfile(path, rehearsed.ledger / path.name)
     for path in broken:
-        found = _rebuilt(root, path)
-        if found.entries is not None:
-            (rehearsed.ledger / path.name).write_bytes(found.lines(kept="", sha256="", now_ns=0))
-        for part in found.obsolete:
+        data, obsolete = _rebuilt(root, path, now_ns=0)
+        if data is not None:
+            (rehearsed.ledger / path.name).write_bytes(data)
+        for part in obsolete:
             (rehearsed.ledger / part.name).unlink()
     return rehearsed
 
@@ -249,77 +226,65 @@ class Repair:
 
     def apply(self, act: Act, facts: LogSurvey) -> None:
         """Raise Damaged if a new file does not read back, OSError if a step fails; the next repair finishes it."""
+        disk, path = self.disk, act.path
         match act.kind:
             case ActionKind.LEDGER:
-                rebuild_ledger(self.root, self.disk, act.path, now_ns=self.now())
+                rebuild_ledger(self.root, disk, path, now_ns=self.now())
             case ActionKind.IDENTITY:
-                self._identify(act)
+                assert act.identity is not None
+                log_id = uuid.UUID(bytes=act.identity.log_id)
+                saved = {"kept": self._keep(path)} if os.path.lexists(path) else {}
+                self._record({"event": "identified", "log": log_id.hex, "why": act.reason} | saved | self._when())
+                disk.replace(path, encode_identity(log_id, now=act.identity.created))
             case ActionKind.REMOVE:
-                self._remove_temporary(act.path)
+                if path.parent in (self.root.segments, self.root.quarantine, self.root.recovery):
+                    disk.unlink(path)  # the locks keep others from making files there
+                else:
+                    with suppress(FileNotFoundError):
+                        remove_abandoned(path, disk)
+                disk.sync_directory(path.parent)
             case ActionKind.RENAME:
                 assert act.target is not None
-                self._rename(act.path, act.target)
+                for each in (path, act.target):  # both sparse indexes belong to other segments
+                    self._remove_sparse_index(each)
+                disk.rename_to_free(path, act.target)
+                disk.sync_directory(path.parent)
             case ActionKind.PUT_BACK:
-                self._put_back(act.path, facts.put_back[act.path])
+                if path.exists():
+                    self._keep(path)
+                disk.rename(facts.put_back[path], path)
+                disk.sync_directory(path.parent)
             case ActionKind.CLEAR:
-                self._keep(act.path)
-                self._remove(act.path)
+                self._keep(path)
+                self._remove(path)
             case ActionKind.SET_ASIDE:
-                assert act.facts is not None
-                kept = self._keep(act.path)
-                self._record(*self._losses(act, kept), self._repaired(act, act.facts, kept))
-                self._remove(act.path)
+                kept = self._keep(path)
+                self._record(*self._losses(act, kept), self._repaired(act, kept))
+                self._remove(path)
             case ActionKind.REMAKE:
-                assert act.facts is not None
-                self._remake(act, act.facts, facts)
+                self._remake(act, facts)
             case ActionKind.GIVE_UP:
                 self._record(*self._losses(act, ""))
             case ActionKind.RECORD:
-                with SealedFile(act.path) as sealed:
-                    entry = self._sealed(sealed.index, act.path)
+                with SealedFile(path) as sealed:
+                    entry = self._sealed(sealed.index, path)
                 self._record(entry)
             case ActionKind.HEAD:
                 self._write_head(facts)
 
-    def _identify(self, act: Act) -> None:
-        assert act.identity is not None
-        log_id = uuid.UUID(bytes=act.identity.log_id)
-        kept = {"kept": self._keep(act.path)} if os.path.lexists(act.path) else {}
-        self._record({"event": "identified", "log": log_id.hex, "why": act.reason} | kept | self._when())
-        self.disk.replace(act.path, encode_identity(log_id, now=act.identity.created))
-
-    def _remove_temporary(self, path: Path) -> None:
-        if path.parent in (self.root.segments, self.root.quarantine, self.root.recovery):
-            self.disk.unlink(path)  # the locks keep others from making files there
-        else:
-            with suppress(FileNotFoundError):
-                remove_abandoned(path, self.disk)
-        self.disk.sync_directory(path.parent)
-
-    def _rename(self, path: Path, target: Path) -> None:
-        """Rename to a free name; the sparse indexes at both names belong to another segment."""
-        self._remove_sparse_index(path)
-        self._remove_sparse_index(target)
-        self.disk.rename_to_free(path, target)
-        self.disk.sync_directory(path.parent)
-
-    def _put_back(self, path: Path, original: Path) -> None:
-        if path.exists():
-            self._keep(path)
-        self.disk.rename(original, path)
-        self.disk.sync_directory(path.parent)
-
-    def _remake(self, act: Act, found: SegmentFacts, facts: LogSurvey) -> None:
+    def _remake(self, act: Act, facts: LogSurvey) -> None:
+        found = act.facts
+        assert found is not None
         kept = self._keep(act.path)
         if found.twin is not None:
             self._keep(found.twin)
-        segments = list_segments(self.root).segments
-        older = Listing(tuple(each for each in segments if each.base_sequence < found.base))
-        before = state_before(self.root, found.segment, older, facts.log_id, [], facts.history.last_dropped)
+        older = [each for each in list_segments(self.root).segments if each.base_sequence < found.base]
+        newest = older[-1] if older else None
+        before = state_before(self.root, found.segment, newest, facts.log_id, [], facts.history.last_dropped)
         made = self._rewriter(act, found, facts).rewrite(before)
         self._record(
             *self._losses(act, kept),
-            self._repaired(act, found, kept),
+            self._repaired(act, kept),
             *(self._sealed(each.index, each.path) for each in made if each.index is not None),
         )
         self._put_in_place(found.segment, made)
@@ -340,14 +305,14 @@ class Repair:
 
         own = Spans(found.spans)
         following = [each.base for each in facts.segments if each.base > found.base and not each.problem]
+        end = min(following, default=1 << 64)
+        batches = partial(intact_batches, found.segment, facts.log_id, durable=found.durable, end=end, cut=found.cut)
         return Rewriter(
             self.root,
             self.disk,
             found.segment,
             facts.log_id,
-            durable=found.durable,
-            end=min(following, default=1 << 64),
-            cut=found.cut,
+            batches,
             is_broken=is_broken,
             dropped=last_dropped(found.segment, history),
             complete=found.rescued is not None
@@ -379,21 +344,9 @@ class Repair:
             try:
                 self.disk.link(path, target)
             except OSError:  # the file system has no links
-                self._copy(path, target)
+                copy_durably(self.disk, path, target, 0, path.stat().st_size)
             self.disk.sync_directory(self.root.quarantine)
         return os.fspath(target.relative_to(self.root.path))
-
-    def _copy(self, path: Path, target: Path) -> None:
-        temporary = target.with_name(target.name + TEMPORARY)
-        temporary.unlink(missing_ok=True)
-        descriptor = self.disk.create(temporary)
-        try:
-            with open_file(path) as file:
-                self.disk.copy(descriptor, file.fileno(), os.fstat(file.fileno()).st_size, 0)
-            self.disk.sync(descriptor)
-        finally:
-            self.disk.close(descriptor)
-        self.disk.rename(temporary, target)
 
     def _record(self, *entries: Entry) -> None:
         with closing(Ledger(self.root.ledger / "segments.jsonl", self.disk)) as ledger:
@@ -422,7 +375,9 @@ class Repair:
                 entry["routes"] = [list(route) for route in routes]
             yield entry | self._when()
 
-    def _repaired(self, act: Act, found: SegmentFacts, kept: str) -> Entry:
+    def _repaired(self, act: Act, kept: str) -> Entry:
+        found = act.facts
+        assert found is not None
         last = max((last for _, last in found.spans), default=found.base - 1)
         entry = {"event": "repaired", "base": found.base, "last": last, "why": act.reason, "deed": act.kind.value}
         return entry | {"kept": kept, "lossless": not act.loses, "epoch": self.epoch} | self._when()
@@ -438,24 +393,20 @@ class Repair:
         segments = list_segments(self.root).segments
         if not segments:
             return  # its sequence is right, and no segment exists
-        newest = segments[-1]
-        state = state_after(Listing((newest,)), facts.log_id, [])
+        newest, errors = segments[-1], list[str]()
+        if newest.kind is Kind.RAW:  # readers see its batches once the head is written
+            descriptor = self.disk.open(newest.path)
+            try:
+                self.disk.sync(descriptor)
+            finally:
+                self.disk.close(descriptor)
+        state = state_after(newest, facts.log_id, errors)
+        if state.previous is None:
+            raise Damaged(errors[0], case="sealed-segment-damaged", path=newest.path)
         last = max(facts.last, state.next_sequence - 1)
         require_own_files(self.root)
-        head = Head(last, newest.base_sequence, self._end(newest), self.epoch, state.append_time_ns)
+        head = Head(last, newest.base_sequence, state.previous.position, self.epoch, state.append_time_ns)
         self.disk.replace(self.root.head, encode_head(head))
-
-    def _end(self, segment: Segment) -> int:
-        """Return the end of the batches; sync intact ones first, since readers now see them."""
-        if segment.kind.form is Kind.SEALED:
-            with SealedFile(segment.path) as sealed:
-                return sealed.index.raw_bytes
-        descriptor = self.disk.open(segment.path)
-        try:
-            self.disk.sync(descriptor)
-            return next(found.offset for found in RawFile(descriptor).scan() if isinstance(found, SegmentEnd))
-        finally:
-            self.disk.close(descriptor)
 
 
 def _digest(path: Path) -> str:

@@ -22,7 +22,7 @@ from wald.errors import Damaged
 from wald.files.identity import Identity
 from wald.files.listing import Segment
 from wald.format.names import segment_name
-from wald.format.sealed_index import BadSealed, RouteEntry
+from wald.format.sealed_index import BadSealed, RouteEntry, SealedIndex
 from wald.format.spans import Span, Spans
 from wald.repairing.survey import LogSurvey, SegmentFacts
 from wald.retention.history import History
@@ -55,18 +55,17 @@ def records_lost(spans: Sequence[Span], found: SegmentFacts | None, history: His
 
 def routes_lost(span: Span, segment: Segment | None, history: History) -> list[RouteEntry] | None:
     """Return None if a record of ``span`` is unknown; ``segment`` had them, if it exists."""
-    found = _by_index(span, segment) if segment is not None else None
+    found = None
+    if segment is not None:
+        with suppress(Damaged, BadSealed, OSError), SealedFile(segment.path) as sealed:
+            found = _by_index(span, sealed.index)
     return found if found is not None else _by_ledger(span, history)
 
 
-def _by_index(span: Span, segment: Segment) -> list[RouteEntry] | None:
+def _by_index(span: Span, index: SealedIndex) -> list[RouteEntry] | None:
     first, last = span
     entries: dict[str, RouteEntry] = {}
-    try:
-        with SealedFile(segment.path) as sealed:
-            table, routes, shrunk = sealed.index.batch_table(), sealed.index.routes, sealed.index.shrunk
-    except (Damaged, BadSealed, OSError):
-        return None
+    table, routes = index.batch_table(), index.routes
     begun = {number: entry.last for number, entry in enumerate(routes) if not entry.count}  # before the segment
     for base, count, number in zip(table.bases, table.counts, table.routes, strict=True):
         begin, end = max(first, base), min(last, base + count - 1)
@@ -76,7 +75,7 @@ def _by_index(span: Span, segment: Segment) -> list[RouteEntry] | None:
             _add(entries, RouteEntry(routes[number].route, 0, begun[number], begun[number]))
         if count:
             begun[number] = base + count - 1
-    dropped = Spans(shrunk.ranges if shrunk is not None else ()).count(first, last)
+    dropped = Spans(index.shrunk.ranges if index.shrunk is not None else ()).count(first, last)
     total = sum(entry.count for entry in entries.values())
     return list(entries.values()) if total + dropped == last - first + 1 else None
 
@@ -192,7 +191,10 @@ class Planner:
         first += [Act(ActionKind.PUT_BACK, path, why) for path in facts.put_back]
         acts = [(each.base, act) for each in self.kept if (act := self._treated(each)) is not None]
         assigned = {span for _, act in acts for span in act.lost}
-        acts += [(span[0], self._given_up(span)) for span in self.lost if span not in assigned]
+        why = "no segment has them"
+        lost = [(span, records_lost((span,), None, facts.history)) for span in self.lost if span not in assigned]
+        path = facts.root.segments
+        acts += [(span[0], Act(ActionKind.GIVE_UP, path, why, (span,), count, loses=True)) for span, count in lost]
         repairs = [act for _, act in sorted(acts, key=itemgetter(0))]
         why = "the ledger has no line about its sealing"
         records = [
@@ -267,7 +269,7 @@ class Planner:
         # A count from the ledger alone does not prove that nothing is lost.
         guessed = bool(lost) and found.dropped is None
         loses = bool(records or guessed or found.changed or (rescued is not None and rescued.broken))
-        if rescued is not None and not (rescued.spans or rescued.pieces):
+        if rescued is not None and rescued.is_empty:
             return Act(ActionKind.SET_ASIDE, path, reason, lost, records, loses, found)
         return Act(ActionKind.REMAKE, path, reason, lost, records, loses, found, self.broken)
 
@@ -277,10 +279,6 @@ class Planner:
             return max(last + 1 for _, last in found.spans)
         following = [each.base for each in self.kept if each.base > found.base]
         return min([next(self._ends(found.base, found.base), 1 << 64), *following])
-
-    def _given_up(self, span: Span) -> Act:
-        records = records_lost((span,), None, self.facts.history)
-        return Act(ActionKind.GIVE_UP, self.facts.root.segments, "no segment has them", (span,), records, loses=True)
 
     def _head(self, acts: list[Act]) -> Iterator[Act]:
         path, head = self.facts.root.head, self.facts.head

@@ -18,7 +18,7 @@ from wald.format.batch import BatchHeader, Flag, StoredBatch, checksum_body, rou
 from wald.format.log_state import BadControl, LogState, decode_state, still_open
 from wald.format.names import Kind
 from wald.format.sealed_index import SealedIndex
-from wald.format.spans import Span
+from wald.format.spans import Span, Spans
 from wald.segments.raw_scan import FIRST_BATCH, SEQUENCES_REPEAT, DamagedBytes
 from wald.segments.reader import RawSegment
 from wald.segments.salvage import SalvagedSegment
@@ -40,13 +40,17 @@ class IntactBatch(NamedTuple):
 class Rescued:
     """Intact contents of a damaged segment."""
 
-    spans: list[Span] = field(default_factory=list)  # sequences that begin in intact batches or were dropped
+    spans: Spans = field(default_factory=Spans)  # sequences that begin in intact batches or were dropped
     broken: dict[int, str] = field(default_factory=dict)  # record → route: lost a piece, wherever it begins
     open_records: dict[str, int] = field(default_factory=dict)  # route → unfinished record at the end
     reason: str = ""  # first damage
     pieces: bool = False  # some batches only continue a record
     count: int = 0  # records that begin in intact batches
     shrunk: bool = False  # a batch replaces dropped ones
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.pieces and not any(self.spans)
 
     def add(self, header: BatchHeader, route: str) -> None:
         begun = self.open_records.pop(route, 0)
@@ -56,7 +60,7 @@ class Rescued:
             self.open_records[route] = header.open_sequence
         self.count += header.count
         self.pieces = self.pieces or not header.count
-        self._cover(header)
+        self.spans.add(header.base_sequence, header.end_sequence - 1)
 
     def drop(self, header: BatchHeader, dropped: Mapping[str, int] | None) -> None:
         """Add a batch in place of dropped ones, which may be pieces of records."""
@@ -64,15 +68,7 @@ class Rescued:
         if dropped is None:
             self.break_open()
         self.open_records = still_open(self.open_records, dropped)
-        self._cover(header)
-
-    def _cover(self, header: BatchHeader) -> None:
-        if not header.count:
-            return
-        if self.spans and self.spans[-1][1] + 1 == header.base_sequence:
-            self.spans[-1] = self.spans[-1][0], header.end_sequence - 1
-        else:
-            self.spans.append((header.base_sequence, header.end_sequence - 1))
+        self.spans.add(header.base_sequence, header.end_sequence - 1)
 
     def break_open(self) -> None:
         self.broken |= {sequence: route for route, sequence in self.open_records.items()}
@@ -100,8 +96,8 @@ def rescue(
             found.drop(batch.header, dropped)
         elif batch.header.is_state:
             # A record open in the previous segment may have ended in a deleted one.
-            state = state_of(batch)
-            found.open_records = dict(found.open_records if state is None else state.open_records)
+            if (state := state_of(batch)) is not None:
+                found.open_records = state.open_records
         elif not batch.header.is_control:
             found.add(batch.header, batch.route)
     return found
@@ -177,9 +173,16 @@ def _stored(
     segment: Segment, log_id: bytes, durable: int | None, damage: Sequence[Span]
 ) -> Iterator[StoredBatch | DamagedBytes]:
     """Yield ranges in ``damage`` (offset, length; from the index) as damaged, even if they look like batches."""
-    with closing(_open(segment, log_id)) as opened:
-        stored = opened.batches if isinstance(opened, RawSegment) else opened.stored
-        for found in stored(FIRST_BATCH, durable):
+    opened: RawSegment | SalvagedSegment
+    if segment.kind.form is Kind.RAW:
+        opened = RawSegment(segment, log_id)
+        stored = opened.batches(FIRST_BATCH, durable)
+    else:  # by frames, even with a readable index: a damaged frame yields its first batches
+        error = Damaged(f"{segment.path}: offset 0: none of its frames can be read")
+        opened = SalvagedSegment(segment, log_id, error)
+        stored = opened.stored(FIRST_BATCH, durable)
+    with closing(opened):
+        for found in stored:
             if isinstance(found, StoredBatch) and any(at <= found.position < at + length for at, length in damage):
                 yield DamagedBytes(found.position, found.end - found.position, "damaged before it was sealed")
             elif isinstance(found, StoredBatch | DamagedBytes):
@@ -194,13 +197,6 @@ def _stored(
                 yield item
 
 
-def _open(segment: Segment, log_id: bytes) -> RawSegment | SalvagedSegment:
-    """Open by frames, even with a readable index: a damaged frame yields its first batches."""
-    if segment.kind.form is Kind.RAW:
-        return RawSegment(segment, log_id)
-    return SalvagedSegment(segment, log_id, Damaged(f"{segment.path}: offset 0: none of its frames can be read"))
-
-
 def _dropped_frames(index: SealedIndex) -> dict[Span, IntactBatch]:
     """Return (offset, length) → batch for frames without kept batches, which readers skip."""
     found = {}
@@ -208,6 +204,5 @@ def _dropped_frames(index: SealedIndex) -> dict[Span, IntactBatch]:
         if not frame.routes and not index.is_damage(frame):
             span = frame.first_sequence, frame.next_sequence
             header, payload = dropped_batch(frame.raw_bytes, *span, frame.latest_ns, index.epoch)
-            batch = IntactBatch(header, "", frame.raw_offset, memoryview(payload))
-            found[frame.raw_offset, frame.raw_bytes] = batch
+            found[frame.raw_offset, frame.raw_bytes] = IntactBatch(header, "", frame.raw_offset, memoryview(payload))
     return found

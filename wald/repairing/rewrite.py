@@ -24,7 +24,7 @@ from wald.format.log_state import FIFO_PEER, STDIN_PEER, UNKNOWN_PEER, LogState,
 from wald.format.names import Kind
 from wald.format.sealed_index import SealedIndex
 from wald.format.segment import BadHeader, SegmentHeader, encode_segment_header
-from wald.repairing.rescue import IntactBatch, intact_batches, state_of, without_broken
+from wald.repairing.rescue import IntactBatch, state_of, without_broken
 from wald.segments.raw_scan import FIRST_BATCH, RawFile
 from wald.segments.salvage import SalvagedSegment
 from wald.segments.sealed_file import compress_segment
@@ -43,15 +43,13 @@ class NewSegment:
 
 @dataclass(frozen=True, slots=True)
 class Rewriter:
-    """Rewriter of one segment; ``durable``, ``end``, ``cut`` as in :func:`intact_batches`."""
+    """Rewriter of one segment; ``batches`` reads its intact batches, see :func:`intact_batches`."""
 
     root: Root
     disk: Disk
     segment: Segment
     log_id: bytes
-    durable: int | None
-    end: int
-    cut: int
+    batches: Callable[[], Iterator[IntactBatch | str]]
     is_broken: Callable[[int], bool]  # leave the record out
     dropped: Mapping[str, int] | None  # as in ``still_open``
     complete: bool  # all batches are intact and stay
@@ -86,24 +84,13 @@ class Rewriter:
             except BadHeader:
                 return None
 
-    def _header(self) -> SegmentHeader:
-        own = self._own_header()
-        if own is not None:
-            return own
-        first = next(batch for batch in self._batches() if isinstance(batch, IntactBatch)).header
-        base_sequence, salt = self.segment.base_sequence, secrets.randbits(32)
-        return SegmentHeader(self.log_id, base_sequence, first.epoch, first.append_time_ns, salt)
-
-    def _batches(self) -> Iterator[IntactBatch | str]:
-        return intact_batches(self.segment, self.log_id, durable=self.durable, end=self.end, cut=self.cut)
-
     def _copied(self) -> Path | None:
         """Return None if the header, with the salt, is lost."""
         header = self._own_header()
         if header is None:
             return None
         with closing(_Output(self.disk, self._temporary(header.base_sequence, Kind.RAW), header)) as output:
-            for batch in self._batches():
+            for batch in self.batches():
                 assert isinstance(batch, IntactBatch), "all batches are intact"
                 if batch.position != output.position:
                     return None  # other bytes are between them
@@ -111,17 +98,24 @@ class Rewriter:
             return output.finish()
 
     def _moved(self, before: LogState) -> Iterator[tuple[Path, int]]:
-        header, output = self._header(), None
+        header, output = self._own_header(), None
         state = replace(before, open_records=self._without_broken(before.open_records))
         peers: dict[int, IntactBatch] = {}
         try:
-            for batch in self._batches():
+            for batch in self.batches():
                 if isinstance(batch, str):
                     state.open_records.clear()
-                elif batch.header.is_control and batch.header.peer:
-                    peers[batch.header.peer] = batch
-                elif batch.header.is_state:
-                    state = self._joined(state_of(batch), state)
+                    continue
+                first = batch.header
+                if header is None:
+                    header = SegmentHeader(self.log_id, 0, first.epoch, first.append_time_ns, 0)
+                if first.is_control and first.peer:
+                    peers[first.peer] = batch
+                elif first.is_state:
+                    if (found := state_of(batch)) is not None:
+                        found.open_records = self._without_broken(found.open_records)
+                        found.append_time_ns = max(found.append_time_ns, state.append_time_ns)
+                        state = found
                 elif (kept := self._kept(batch, state)) is not None:
                     base = kept.header.base_sequence
                     if output is None or base != state.next_sequence:
@@ -142,13 +136,6 @@ class Rewriter:
 
     def _without_broken(self, open_records: dict[str, int]) -> dict[str, int]:
         return {route: sequence for route, sequence in open_records.items() if not self.is_broken(sequence)}
-
-    def _joined(self, found: LogState | None, before: LogState) -> LogState:
-        if found is None:
-            return before
-        found.open_records = self._without_broken(found.open_records)
-        found.append_time_ns = max(found.append_time_ns, before.append_time_ns)
-        return found
 
     def _kept(self, batch: IntactBatch, state: LogState) -> IntactBatch | None:
         kept = without_broken(batch, self.is_broken)

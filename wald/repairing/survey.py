@@ -234,11 +234,17 @@ class _Examination:
             head=self._head,
             history=self._history,
             last=last,
-            leftovers=tuple(_leftovers(self._root)),
+            leftovers=tuple(self._leftovers()),
             findings=findings,
             put_back=self._put_back,
             unneeded=tuple(self._unneeded),
         )
+
+    def _leftovers(self) -> Iterator[Path]:
+        root = Root(self._root.path)  # the ledgers of a dry run are elsewhere
+        for directory in (root.segments, root.quarantine, root.recovery):
+            yield from sorted(directory.glob(f"*{TEMPORARY}"))
+        yield from leftovers(root, Disk())
 
     def _check(self, target: SegmentToCheck) -> Checked:
         found = self._checked[target.segment.path] = check(target)
@@ -319,7 +325,7 @@ class _Examination:
 
     def _damaged(self, found: SegmentFacts, number: int, target: SegmentToCheck) -> SegmentFacts:
         segment = found.segment
-        older = Listing(self._listing.segments[:number])
+        older = self._listing.segments[number - 1] if number else None
         before = state_after(older, self._log_id, [], self._history.last_dropped).open_records
         # An unreadable segment breaks every record that was open before it.
         rescued = Rescued(broken={at: route for route, at in before.items()}, reason=found.problem)
@@ -329,27 +335,22 @@ class _Examination:
             rescued = rescue(
                 segment, self._log_id, before, dropped=lasts, durable=found.durable, end=end, cut=found.cut
             )
-        empty = not (rescued.spans or rescued.pieces)
-        stray = self._head is not None and found.base > self._head.segment and empty
+        stray = self._head is not None and found.base > self._head.segment and rescued.is_empty
         if stray:
             rescued.broken.clear()
         changed = False
         if target.sha256 is not None and not rescued.reason:
             digest = index_salvaged(segment, self._log_id, Damaged(str(segment.path))).sha256.hex()
             changed = digest not in {target.sha256, *target.shrunk}
-        dropped: tuple[Span, ...] | None = None
+        found = replace(found, spans=tuple(rescued.spans), rescued=rescued, changed=changed, stray=stray)
         with suppress(OSError):
             if (index := readable_index(segment)) is not None:
-                dropped = () if index.shrunk is None else tuple(index.shrunk.ranges)
-        return replace(
-            found,
-            spans=tuple(rescued.spans),
-            rescued=rescued,
-            changed=changed,
-            twin_spans=self._twin_spans(found),
-            dropped=dropped,
-            stray=stray,
-        )
+                found = replace(found, dropped=() if index.shrunk is None else tuple(index.shrunk.ranges))
+        if found.twin is not None:
+            checked = check(SegmentToCheck(Segment(found.base, Kind.RAW, found.twin), self._log_id))
+            if not checked.errors:
+                found = replace(found, twin_spans=((found.base, checked.after.next_sequence - 1),))
+        return found
 
     def _end(self, number: int) -> int:
         """Return the base of the next intact segment: after a killed repair, perhaps a part of this one."""
@@ -358,12 +359,6 @@ class _Examination:
             if checked is not None and not checked.errors:
                 return following.base_sequence
         return 1 << 64
-
-    def _twin_spans(self, found: SegmentFacts) -> tuple[Span, ...] | None:
-        if found.twin is None:
-            return None
-        checked = check(SegmentToCheck(Segment(found.base, Kind.RAW, found.twin), self._log_id))
-        return None if checked.errors else ((found.base, checked.after.next_sequence - 1),)
 
     def _before_a_hole(self, found: SegmentFacts, newer: list[SegmentFacts], last: int) -> SegmentFacts:
         """Add the records open at the end, if the next ones are missing."""
@@ -374,7 +369,7 @@ class _Examination:
             return found
         if found.rescued is not None:
             return replace(found, open_records=found.rescued.open_records)
-        state = state_after(Listing((found.segment,)), self._log_id, [], self._history.last_dropped)
+        state = state_after(found.segment, self._log_id, [], self._history.last_dropped)
         return replace(found, open_records=state.open_records)
 
 
@@ -385,10 +380,3 @@ def last_dropped(segment: Segment, history: History) -> Mapping[str, int] | None
         if index is not None and index.shrunk is not None and index.shrunk.is_complete:
             return index.shrunk.lasts
     return history.last_dropped(segment.base_sequence)
-
-
-def _leftovers(root: Root) -> Iterator[Path]:
-    for directory in (root.segments, root.quarantine, root.recovery):
-        if directory.is_dir():
-            yield from (directory / name for name in sorted(os.listdir(directory)) if name.endswith(TEMPORARY))
-    yield from leftovers(Root(root.path), Disk())  # the ledgers of a dry run are elsewhere

@@ -4,21 +4,21 @@ Only the newest raw segment can be unfinished: a segment is named only after the
 rebuilds the state of the log. Bytes after its last good batch are copied to ``quarantine/`` and truncated. The writer
 never appends to an old segment, so the time of a start is bounded by one raw segment.
 
-The report lists traces of a crash as info; its errors are losses of durable bytes, which a crash cannot cause and which
-do not stop the start. Lost sequences are never reused.
+The report's errors are losses of durable bytes, which a crash cannot cause. They do not stop the start, and lost
+sequences are never reused.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
-from enum import Enum
+from enum import Enum, StrEnum
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -27,7 +27,7 @@ from typing import Any
 from wald.errors import Damaged, UnsupportedFormat
 from wald.files.disk import Disk
 from wald.files.layout import TEMPORARY, Root
-from wald.files.listing import Listing, Segment, list_segments
+from wald.files.listing import Segment, list_segments
 from wald.files.safe_open import open_file, read_regular
 from wald.files.uptime import boot_id, read_steps, step_between
 from wald.format.batch import FRAMING_BYTES, BatchHeader, Flag, ParseOutcome, StoredBatch, padded
@@ -69,7 +69,7 @@ class Content(Enum):
     RECORDS = "records"
 
 
-class Fate(Enum):
+class Fate(StrEnum):
     """Treatment of the newest raw segment."""
 
     CUT = "cut"  # complete; the sealer seals it
@@ -93,22 +93,13 @@ def decide(header: Header, content: Content) -> Fate:
 
 @dataclass(slots=True)
 class Report:
-    """Findings and actions of one start, as written to ``recovery/<epoch>.json``.
-
-    Attributes:
-        life: random identifier of this start, unique even among copies of the log.
-        before: the end of the previous run, as a sentence.
-        skipped: first and last sequence that are never used, and the reason.
-        given_up: a repair has given up missing acknowledged records.
-        pid, host, started: as in the lock file, which some readers cannot open.
-        settings: each with its value and source.
-    """
+    """Findings and actions of one start, as written to ``recovery/<epoch>.json``."""
 
     epoch: int
     at_ns: int
-    life: str = field(default_factory=lambda: secrets.token_hex(16))
+    life: str = field(default_factory=lambda: secrets.token_hex(16))  # unique even among copies of the log
     boot: str = ""
-    before: str = ""
+    before: str = ""  # the end of the previous run, as a sentence
     segment: str = ""
     fate: str = ""
     scanned_bytes: int = 0
@@ -117,53 +108,49 @@ class Report:
     kept_in: str = ""
     next_sequence: int = 1
     seconds: float = 0.0
-    skipped: tuple[int, int, str] | None = None
-    given_up: bool = False
+    skipped: tuple[int, int, str] | None = None  # first and last sequence that are never used, and the reason
+    given_up: bool = False  # a repair has given up missing acknowledged records
     info: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    pid: int = 0
+    pid: int = 0  # and host, started: as in the lock file, which some readers cannot open
     host: str = ""
     started: str = ""
     software: str = ""
-    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # each with its value and origin
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """Start of the writer; ``carry`` is that of :class:`wald.writing.writer.Writer`."""
+    """Start of the writer."""
 
     state: LogState
-    carry: tuple[Path, int] | None
+    carry: tuple[Path, int] | None  # see :class:`wald.writing.writer.Writer`
     report: Report
 
 
 def recover(
     root: Root, disk: Disk, *, log_id: bytes, epoch: int, now_ns: int, about: Mapping[str, Any] | None = None
 ) -> Recovered:
-    """Repair ``root`` for writing; may be interrupted at any step and run again.
+    """Repair ``root`` for writing; may be interrupted at any step and run again. The report includes ``about``.
 
-    Args:
-        about: fields that the daemon adds to the report.
-
-    Raises:
-        UnsupportedFormat: a newer wald wrote the newest segment.
-        Damaged: the newest segment belongs to another log, or recovery would overwrite a foreign file.
+    UnsupportedFormat: a newer wald wrote the newest segment. Damaged: it belongs to another log, or recovery would
+    overwrite a foreign file.
     """
     started = time.monotonic()
     require_own_files(root)
     for left_over in (*root.recovery.glob(f"*{TEMPORARY}"), *root.quarantine.glob(f"*{TEMPORARY}")):
         disk.unlink(left_over)
     report = Report(epoch, now_ns, boot=boot_id(), before=last_end(root), **(about or {}))
-    recovered = _Recovery(root, disk, log_id, report).run()
+    state, carry = _Recovery(root, disk, log_id, report).run()
     for name in root.route_names():
-        recovered.state.routes.setdefault(name, 0)
-    report.next_sequence = recovered.state.next_sequence
+        state.routes.setdefault(name, 0)
+    report.next_sequence = state.next_sequence
     report.seconds = round(time.monotonic() - started, 6)
     disk.replace(root.report(epoch), json.dumps(asdict(report), indent=2).encode() + b"\n")
     for old in sorted(root.recovery.glob("*.json"))[:-REPORTS_KEPT]:
         disk.unlink(old)
-    return recovered
+    return Recovered(state, carry, report)
 
 
 class _Recovery:
@@ -175,89 +162,90 @@ class _Recovery:
         self._log_id = log_id
         self._report = report
         self._listing = list_segments(root)
+        segments = self._listing.segments
+        self._newest = segments[-1] if segments else None
+        self._older = segments[-2] if len(segments) > 1 else None
         self._head = _head(root)
         self._ending: PreviousEnd | None = None  # of the newest segment if it is raw
 
-    def run(self) -> Recovered:
+    def run(self) -> tuple[LogState, tuple[Path, int] | None]:
         self._require_mounted()
-        report, newest = self._report, self._listing.segments[-1] if self._listing.segments else None
-        if newest is not None:
-            self._require_newest(newest)
-            report.errors += self._misplaced()
+        self._check_names()
+        report, newest = self._report, self._newest
         if newest is not None and newest.kind is Kind.RAW:
-            recovered = self._repair(newest)
+            state, carry = self._repair(newest)
         else:
-            recovered = Recovered(state_after(self._listing, self._log_id, report.errors), None, report)
-        state, gone = recovered.state, report.fate == Fate.QUARANTINE.value
-        first = _end_of_times(Listing(self._listing.segments[:-1]) if gone else self._listing, state)
+            state, carry = state_after(newest, self._log_id, report.errors), None
+        first = _end_of_times(self._older if report.fate == Fate.QUARANTINE else newest, state)
         reread = state.next_sequence
-        self._never_reuse(state, newest)
+        self._never_reuse(state)
         if state.next_sequence == reread:
-            self._never_join(state, newest)
+            self._never_join(state)
         self._pass_over(state)
         _replay_clock_step(self._root, state, first, state.next_sequence)
-        name_is_needed = report.fate in (Fate.CARRY.value, Fate.REPLACE.value)
+        name_is_needed = report.fate in (Fate.CARRY, Fate.REPLACE)
         if name_is_needed and newest is not None and state.next_sequence > newest.base_sequence:
             # The next segment begins after the skipped sequences, so it has another name.
-            recovered, report.fate = replace(recovered, carry=None), Fate.CUT.value
+            carry, report.fate = None, Fate.CUT
             state.previous = self._ending
-        return recovered
+        return state, carry
 
     def _require_mounted(self) -> None:
         """Raise Damaged if no segment exists, though no repair gave up the newest and no start moved it."""
         head, root = self._head, self._root
-        if self._listing.segments or self._listing.released or head is None or not head.sequence:
+        if self._newest or self._listing.released or head is None or not head.sequence:
             return
-        if not given_up(root, head.sequence, head.sequence) and not self._was_set_aside(head):
+        # A later start than that of the head may have moved the segment away before it was killed.
+        name = segment_name(head.segment, Kind.RAW)
+        found = chain.from_iterable(each.glob(f"{name}.*") for each in (root.quarantine, root.segments))
+        epochs = (path.name.removeprefix(f"{name}.") for path in found)
+        was_moved = any(_EPOCH.fullmatch(epoch) and int(epoch) > head.epoch for epoch in epochs)
+        if not was_moved and not given_up(root, head.sequence, head.sequence):
             raise no_segment(root, head.sequence, starting=True)
 
-    def _was_set_aside(self, head: Head) -> bool:
-        """Return True if a start later than ``head`` moved its segment away and was then killed."""
-        name = segment_name(head.segment, Kind.RAW)
-        found = chain.from_iterable(each.glob(f"{name}.*") for each in (self._root.quarantine, self._root.segments))
-        epochs = (path.name.removeprefix(f"{name}.") for path in found)
-        return any(_EPOCH.fullmatch(epoch) and int(epoch) > head.epoch for epoch in epochs)
+    def _check_names(self) -> None:
+        """Report raw files that are other segments; raise Damaged if the newest name is that of another segment.
 
-    def _require_newest(self, newest: Segment) -> None:
-        """Raise Damaged if another segment has the newest name; if both are raw, :meth:`_repair` raises it."""
-        try:
-            require_named(newest, self._log_id)
-        except Misplaced as error:
-            form, _ = identify(newest.path) or (Kind.RAW, None)
-            if newest.kind is Kind.SEALED or form is Kind.SEALED:
-                raise Damaged(error.message, case="newest-segment-misnamed", root=self._root.path) from error
-        except OSError:  # the next open reports it
-            pass
-
-    def _misplaced(self) -> Iterator[str]:
-        """Yield an error for each older raw file that is another segment; opening sealed ones takes too long."""
-        for segment in self._listing.segments[:-1]:
-            if segment.kind is not Kind.RAW:
+        Opening older sealed files takes too long. If the newest file and the segment in it are raw, :meth:`_repair`
+        raises the error.
+        """
+        for segment in self._listing.segments:
+            if segment is not self._newest and segment.kind is not Kind.RAW:
                 continue
             try:
                 require_named(segment, self._log_id)
             except Misplaced as error:
-                yield f"{error.message}; {hint_for('segments-misnamed', root=self._root.path)}"
-            except OSError:  # readers report it
+                if segment is not self._newest:
+                    hint = hint_for("segments-misnamed", root=self._root.path)
+                    self._report.errors.append(f"{error.message}; {hint}")
+                    continue
+                form, _ = identify(segment.path) or (Kind.RAW, None)
+                if Kind.SEALED in (segment.kind, form):
+                    raise Damaged(error.message, case="newest-segment-misnamed", root=self._root.path) from error
+            except OSError:  # the next open reports it
                 continue
 
-    def _repair(self, newest: Segment) -> Recovered:
+    def _repair(self, newest: Segment) -> tuple[LogState, tuple[Path, int] | None]:
         """Make the newest raw segment durable up to its last good batch, or move it away."""
         report, path, head = self._report, newest.path, self._head
         durable_bytes = head.position if head is not None and head.segment == newest.base_sequence else 0
-        facts = _examine(self._root, self._listing, self._log_id, durable_bytes, report.errors)
+        facts = self._examine(newest, durable_bytes)
         end, fate = facts.tail.offset, decide(facts.header, facts.content)
-        report.segment, report.fate = path.name, fate.value
+        report.segment, report.fate = path.name, fate
         report.scanned_bytes, report.scanned_batches = end, facts.batches
         if fate is Fate.REFUSE:
             if facts.header is Header.NEWER:
                 raise UnsupportedFormat(f"{path}: offset 0: {facts.reason}", case="newer-format")
             raise Damaged(f"{path}: offset 0: {facts.reason}", case="newest-segment-refused", directory=path.parent)
-        report.errors += _errors(facts)
+        if facts.header is Header.DAMAGED:
+            report.errors.append(f"{path}: offset 0: {facts.reason}")
+        for gap in facts.gaps:
+            report.errors.append(f"{path}: offset {gap.offset}: {gap.length} bytes are damaged ({gap.reason})")
+        if durable_bytes > end:
+            report.errors.append(f"{path}: offset {end}: {durable_bytes - end} bytes were durable and are missing")
         if fate is Fate.QUARANTINE:
             self._quarantine(path)
-            older = Listing(self._listing.segments[:-1])
-            return Recovered(state_after(older, self._log_id, report.errors), None, report)
+            return state_after(self._older, self._log_id, report.errors), None
         if facts.tail.garbage_bytes:
             self._keep_aside(path, facts.tail)
         # Sync even without a torn end: good batches may not be synced yet, and readers see them after this start.
@@ -270,7 +258,7 @@ class _Recovery:
         self._ending = PreviousEnd(facts.salt, end)
         if fate is Fate.CUT:
             facts.state.previous = self._ending
-        return Recovered(facts.state, (path, end) if fate is Fate.CARRY else None, report)
+        return facts.state, (path, end) if fate is Fate.CARRY else None
 
     def _quarantine(self, path: Path) -> None:
         target = self._root.quarantine / f"{path.name}.{self._report.epoch}"
@@ -288,28 +276,19 @@ class _Recovery:
 
     def _keep_aside(self, path: Path, tail: SegmentEnd) -> None:
         """Copy the bytes after the last good batch to ``quarantine/``, durably, before they are truncated."""
-        disk, report, quarantine = self._disk, self._report, self._root.quarantine
-        temporary = quarantine / f"torn{TEMPORARY}"
+        report, quarantine = self._report, self._root.quarantine
         # The epoch keeps it unique: the next segment of this name may be torn at the same place.
         kept = quarantine / f"{path.name}.{tail.offset}.{report.epoch}.torn"
-        temporary.unlink(missing_ok=True)
-        target = disk.create(temporary)
-        try:
-            with open_file(path) as file:
-                disk.copy(target, file.fileno(), tail.garbage_bytes, 0, source_offset=tail.offset)
-            disk.sync(target)
-        finally:
-            disk.close(target)
-        disk.rename(temporary, kept)
-        disk.sync_directory(quarantine)
+        copy_durably(self._disk, path, kept, tail.offset, tail.garbage_bytes)
+        self._disk.sync_directory(quarantine)
         report.trimmed_bytes, report.kept_in = tail.garbage_bytes, str(kept.relative_to(self._root.path))
         report.info.append(
             f"{path}: offset {tail.offset}: {tail.garbage_bytes} bytes of an unfinished write cut ({tail.reason})"
         )
 
-    def _never_reuse(self, state: LogState, newest: Segment | None) -> None:
+    def _never_reuse(self, state: LogState) -> None:
         """Raise the next sequence above every acknowledged one, even if its record is lost."""
-        head = self._head
+        head, newest = self._head, self._newest
         floor = max(head.sequence if head else 0, last_sealed(self._root, next_sequence=state.next_sequence)) + 1
         if newest is not None:
             # Unlike a raw segment, a sealed one is never empty, even if it is unreadable.
@@ -324,14 +303,14 @@ class _Recovery:
                 self._report.errors.append(message)
             state.next_sequence = floor
 
-    def _never_join(self, state: LogState, newest: Segment | None) -> None:
+    def _never_join(self, state: LogState) -> None:
         """Skip one sequence if pieces of a record are lost, so that readers do not join the rest."""
-        head, report = self._head, self._report
+        head, newest, report = self._head, self._newest, self._report
         if not state.open_records or head is None or newest is None or head.segment < newest.base_sequence:
             return
         if head.segment == newest.base_sequence and newest.kind is Kind.SEALED:
             return
-        if report.fate == Fate.QUARANTINE.value or head.segment > newest.base_sequence:
+        if report.fate == Fate.QUARANTINE or head.segment > newest.base_sequence:
             end = FIRST_BATCH + padded(FRAMING_BYTES + len(encode_state(state)))  # a lost control batch costs no record
         else:
             end = report.scanned_bytes
@@ -357,6 +336,55 @@ class _Recovery:
             )
             state.next_sequence = floor.last + 1
 
+    def _examine(self, newest: Segment, durable_bytes: int) -> _Facts:
+        """Scan the newest segment, which is raw and durable up to ``durable_bytes``; 0 if the head is elsewhere.
+
+        A power cut can leave a gap in the last commit round. The first batch of a round is flagged if everything before
+        it was synced before it was written. So a gap after the durable end is damage if a flagged batch follows;
+        otherwise it is an unfinished write, and only batches before it count. Append times do not show that: several
+        rounds share one after a clock step.
+        """
+        facts, gap = self._scan(newest, durable_bytes)
+        if gap is None:
+            return facts
+        end = facts.tail.offset + facts.tail.garbage_bytes
+        facts, _ = self._scan(newest, durable_bytes, limit=gap)
+        reason = "parts of one commit round reached the disk, others did not"
+        return replace(facts, tail=SegmentEnd(gap, ParseOutcome.TORN, reason, end - gap))
+
+    def _scan(self, newest: Segment, durable_bytes: int, *, limit: int | None = None) -> tuple[_Facts, int | None]:
+        """Return the facts, and the offset of the first gap after the last flagged batch and the durable end."""
+        base, log_id, tail = newest.base_sequence, self._log_id, None
+        replay, gaps = _Replay(base), list[DamagedBytes]()
+        torn_at: int | None = None
+        torn_from = max(durable_bytes, FIRST_BATCH + 1)  # the control batch was durable before the segment was named
+        with open_file(newest.path) as file:
+            index = partial(find_index, newest.path.parent, log_id, base)
+            raw = RawFile(file.fileno(), limit=limit, durable=durable_bytes, index=index)
+            salt = raw.salt
+            header, reason = _header_fact(raw, log_id, base)
+            for found in raw.scan():
+                if isinstance(found, SegmentEnd):
+                    tail = found
+                elif isinstance(found, ScannedBatch):
+                    if found.header.flags & _BARRIER:
+                        torn_at = None
+                    replay.add(found.header, found.route, raw.control_payload(found))
+                else:
+                    if torn_at is None and found.offset >= torn_from:
+                        torn_at = found.offset
+                    gaps.append(found)
+                    if found.offset == FIRST_BATCH:  # without the control batch, the previous segment has the state
+                        replay.state = state_before(self._root, newest, self._older, log_id, self._report.errors)
+        assert tail is not None, "a scan ends with its tail"
+        if replay.state.next_sequence > base:
+            content = Content.RECORDS
+        elif replay.has_pieces:
+            content = Content.PIECES
+        else:
+            content = Content.CONTROL if replay.batches else Content.NOTHING
+        return _Facts(header, reason, content, replay.state, replay.batches, gaps, tail, salt), torn_at
+
 
 def _head(root: Root) -> Head | None:
     try:
@@ -365,90 +393,32 @@ def _head(root: Root) -> Head | None:
         return None
 
 
-def _errors(facts: SegmentFacts) -> Iterator[str]:
-    path, end = facts.segment.path, facts.tail.offset
-    if facts.header is Header.DAMAGED:
-        yield f"{path}: offset 0: {facts.reason}"
-    for gap in facts.gaps:
-        yield f"{path}: offset {gap.offset}: {gap.length} bytes are damaged ({gap.reason})"
-    if facts.durable_bytes > end:
-        yield f"{path}: offset {end}: {facts.durable_bytes - end} bytes were durable and are missing"
+def copy_durably(disk: Disk, path: Path, target: Path, offset: int, length: int) -> None:
+    """Copy bytes of ``path`` to ``target``, whose directory the caller syncs."""
+    temporary = target.with_name(target.name + TEMPORARY)
+    temporary.unlink(missing_ok=True)
+    descriptor = disk.create(temporary)
+    try:
+        with open_file(path) as file:
+            disk.copy(descriptor, file.fileno(), length, 0, source_offset=offset)
+        disk.sync(descriptor)
+    finally:
+        disk.close(descriptor)
+    disk.rename(temporary, target)
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentFacts:
-    """Facts about the newest raw segment.
+class _Facts:
+    """Facts about the newest raw segment."""
 
-    Attributes:
-        reason: the problem of the header, or "".
-        state: at the end of the segment.
-        durable_bytes: its length by the head; 0 if the head is in another segment.
-    """
-
-    segment: Segment
     header: Header
-    reason: str
+    reason: str  # the problem of the header, or ""
     content: Content
-    state: LogState
+    state: LogState  # at the end
     batches: int
     gaps: list[DamagedBytes]
     tail: SegmentEnd
-    durable_bytes: int
     salt: int
-
-
-def _examine(root: Root, listing: Listing, log_id: bytes, durable_bytes: int, errors: list[str]) -> SegmentFacts:
-    """Scan the newest segment, which is raw; ``errors`` gets problems of the previous one.
-
-    A power cut can leave a gap in the last commit round. The first batch of a round is flagged if everything before it
-    was synced before it was written. So a gap after the durable end is damage if a flagged batch follows; otherwise it
-    is an unfinished write, and only batches before it count. Append times cannot tell: after a clock step, several
-    rounds share one.
-    """
-    facts, gap = _scan(root, listing, log_id, durable_bytes, errors)
-    if gap is None:
-        return facts
-    end = facts.tail.offset + facts.tail.garbage_bytes
-    facts, _ = _scan(root, listing, log_id, durable_bytes, errors, limit=gap)
-    reason = "parts of one commit round reached the disk, others did not"
-    return replace(facts, tail=SegmentEnd(gap, ParseOutcome.TORN, reason, end - gap))
-
-
-def _scan(
-    root: Root, listing: Listing, log_id: bytes, durable_bytes: int, errors: list[str], *, limit: int | None = None
-) -> tuple[SegmentFacts, int | None]:
-    """Return the facts, and the offset of the first gap after the last flagged batch and the durable end."""
-    segment, older = listing.segments[-1], Listing(listing.segments[:-1])
-    replay, gaps, tail = _Replay(LogState(next_sequence=segment.base_sequence)), list[DamagedBytes](), None
-    torn_at: int | None = None
-    torn_from = max(durable_bytes, FIRST_BATCH + 1)  # the control batch was durable before the segment was named
-    with open_file(segment.path) as file:
-        index = partial(find_index, segment.path.parent, log_id, segment.base_sequence)
-        raw = RawFile(file.fileno(), limit=limit, durable=durable_bytes, index=index)
-        salt = raw.salt
-        header, reason = _header_fact(raw, log_id, segment.base_sequence)
-        for found in raw.scan():
-            if isinstance(found, SegmentEnd):
-                tail = found
-            elif isinstance(found, ScannedBatch):
-                if found.header.flags & _BARRIER:
-                    torn_at = None
-                replay.add_scanned(raw, found)
-            else:
-                if torn_at is None and found.offset >= torn_from:
-                    torn_at = found.offset
-                gaps.append(found)
-                if found.offset == FIRST_BATCH:  # without the control batch, the state is that of the previous segment
-                    replay.state = state_before(root, segment, older, log_id, errors)
-    assert tail is not None, "a scan ends with its tail"
-    if replay.state.next_sequence > segment.base_sequence:
-        content = Content.RECORDS
-    elif replay.has_pieces:
-        content = Content.PIECES
-    else:
-        content = Content.CONTROL if replay.batches else Content.NOTHING
-    state, batches = replay.state, replay.batches
-    return SegmentFacts(segment, header, reason, content, state, batches, gaps, tail, durable_bytes, salt), torn_at
 
 
 def _header_fact(raw: RawFile, log_id: bytes, base_sequence: int) -> tuple[Header, str]:
@@ -470,44 +440,49 @@ Dropped = Callable[[int], Mapping[str, int] | None]
 """The last sequence that shrinking dropped of each route of a segment, by the ledger; None if unknown."""
 
 
-def state_after(listing: Listing, log_id: bytes, errors: list[str], dropped: Dropped = lambda _base: None) -> LogState:
-    """Return the readable state at the end of the newest segment; ``errors`` gets the unreadable parts.
+def state_after(
+    segment: Segment | None, log_id: bytes, errors: list[str], dropped: Dropped = lambda _base: None
+) -> LogState:
+    """Return the readable state at the end of a segment; ``errors`` gets the unreadable parts.
 
     ``dropped`` serves a shrunk segment whose index lacks the dropped routes.
     """
-    if not listing.segments:
+    if segment is None:
         return LogState()
-    newest = listing.segments[-1]
-    replay = _Replay(LogState(next_sequence=newest.base_sequence))
-    replay.dropped = dropped(newest.base_sequence)
-    if newest.kind is Kind.RAW:
-        _replay_raw(newest, log_id, replay)
+    replay = _Replay(segment.base_sequence, dropped(segment.base_sequence))
+    if segment.kind is Kind.RAW:
+        _replay_raw(segment, log_id, replay)
         return replay.state
     try:
-        with SealedFile(newest.path) as sealed:
+        with SealedFile(segment.path) as sealed:
             _replay_sealed(sealed, replay, errors)
     except Damaged as error:
         errors.append(error.message)
-        _replay_salvaged(newest, log_id, replay, error)
+        with suppress(Damaged), closing(SalvagedSegment(segment, log_id, error)) as salvaged:
+            for item in salvaged.batches(FIRST_BATCH, None):
+                if isinstance(item, StoredBatch):
+                    replay.add(item.header, item.route, item.payload)
+        replay.state.previous = None
     return replay.state
 
 
 def state_before(
     root: Root,
     segment: Segment,
-    older: Listing,
+    older: Segment | None,
     log_id: bytes,
     errors: list[str],
     dropped: Dropped = lambda _base: None,
 ) -> LogState:
+    """Return the state at the beginning of a segment; ``older`` is the one before it."""
     state = state_after(older, log_id, errors, dropped)
     _replay_clock_step(root, state, _end_of_times(older, state), segment.base_sequence)
     return state
 
 
-def _end_of_times(older: Listing, state: LogState) -> int:
-    """Return the first base that a clock step after ``older`` can have; ``state`` is the one at their end."""
-    return max(state.next_sequence, older.segments[-1].base_sequence + 1) if older.segments else 1
+def _end_of_times(older: Segment | None, state: LogState) -> int:
+    """Return the first base that a clock step after ``older`` can have; ``state`` is the one at its end."""
+    return max(state.next_sequence, older.base_sequence + 1) if older else 1
 
 
 def _replay_clock_step(root: Root, state: LogState, first: int, base: int) -> None:
@@ -518,18 +493,13 @@ def _replay_clock_step(root: Root, state: LogState, first: int, base: int) -> No
 
 
 class _Replay:
-    """State built from batches: a control batch replaces it, every other adds to it.
+    """State built from batches: a control batch replaces it, every other adds to it."""
 
-    Attributes:
-        has_pieces: a batch continues a record from an earlier segment.
-        dropped: see :func:`wald.format.log_state.still_open`.
-    """
-
-    def __init__(self, state: LogState) -> None:
-        self.state = state
+    def __init__(self, base_sequence: int, dropped: Mapping[str, int] | None = None) -> None:
+        self.state = LogState(next_sequence=base_sequence)
         self.batches = 0
-        self.has_pieces = False
-        self.dropped: Mapping[str, int] | None = None
+        self.has_pieces = False  # of a record that began in an earlier segment
+        self.dropped = dropped  # see :func:`wald.format.log_state.still_open`
 
     def add(self, header: BatchHeader, route: str, payload: bytes | memoryview) -> None:
         self.batches += 1
@@ -541,13 +511,10 @@ class _Replay:
                     self.state.routes[dropped_route] = max(last, self.state.routes.get(dropped_route, 0))
         if not header.is_state:
             return
-        with contextlib.suppress(BadControl):  # written by a newer wald; later batches hold enough
+        with suppress(BadControl):  # written by a newer wald; later batches hold enough
             before, self.state = self.state, decode_state(payload)
             self.state.next_sequence = max(self.state.next_sequence, before.next_sequence)
             self.state.append_time_ns = max(self.state.append_time_ns, before.append_time_ns)
-
-    def add_scanned(self, raw: RawFile, batch: ScannedBatch) -> None:
-        self.add(batch.header, batch.route, raw.control_payload(batch))
 
 
 def _replay_raw(segment: Segment, log_id: bytes, replay: _Replay) -> None:
@@ -556,7 +523,7 @@ def _replay_raw(segment: Segment, log_id: bytes, replay: _Replay) -> None:
         raw = RawFile(file.fileno(), index=index)
         for item in raw.scan():
             if isinstance(item, ScannedBatch):
-                replay.add_scanned(raw, item)
+                replay.add(item.header, item.route, raw.control_payload(item))
             elif isinstance(item, SegmentEnd):
                 replay.state.previous = PreviousEnd(raw.salt, item.offset)
 
@@ -576,11 +543,3 @@ def _replay_sealed(sealed: SealedFile, replay: _Replay, errors: list[str]) -> No
             replay.add(batch.header, batch.route, batch.payload)
     replay.state.next_sequence = max(replay.state.next_sequence, sealed.index.next_sequence)
     replay.state.previous = PreviousEnd(sealed.index.salt, sealed.index.raw_bytes)
-
-
-def _replay_salvaged(segment: Segment, log_id: bytes, replay: _Replay, error: Damaged) -> None:
-    with contextlib.suppress(Damaged), contextlib.closing(SalvagedSegment(segment, log_id, error)) as salvaged:
-        for item in salvaged.batches(FIRST_BATCH, None):
-            if isinstance(item, StoredBatch):
-                replay.add(item.header, item.route, item.payload)
-    replay.state.previous = None
