@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import crc32c
 import pytest
@@ -44,13 +45,14 @@ def test_the_package_is_imported_if_it_has_another_layout() -> None:
     assert output_of(script) == "7\n"
 
 
-@pytest.mark.parametrize(
-    ("package", "extension"), [("crc32c", "absent"), ("no_such_package", "_c"), ("json", "decoder")]
-)
-def test_what_is_no_extension_is_an_import_error(package: str, extension: str) -> None:
-    """A missing module, a missing package, a module in Python."""
-    with pytest.raises(ImportError, match=package):
-        checksum.load_extension(package, extension)
+@pytest.mark.parametrize("names", [{}, {"_crc32c.py": ""}], ids=["no extension", "a module in Python"])
+def test_the_package_is_imported_if_its_extension_is_absent(tmp_path: Path, names: dict[str, str]) -> None:
+    (tmp_path / "crc32c").mkdir()
+    for name, text in ({"__init__.py": "def crc32c(data, seed=0):\n    return 7\n"} | names).items():
+        (tmp_path / "crc32c" / name).write_text(text)
+    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from wald.format.checksum import crc32c"
+
+    assert output_of(f"{script}; print(crc32c(b'any'))") == "7\n"
 
 
 def test_the_package_may_be_imported_as_well() -> None:

@@ -179,5 +179,5 @@ def test_the_batch_of_a_producer_is_remembered_by_what_it_held() -> None:
     state = LogState(7)
     state.apply(header, "a")
 
-    digest = fingerprint(body_checksum=0xABC, payload_bytes=9, encoding=Encoding.LINES, route_bytes=1)
+    digest = fingerprint(0xABC, 9, Encoding.LINES, 1)
     assert state.producers.find(42, 6) == DedupEntry(6, 7, 2, digest)

@@ -13,7 +13,7 @@ from logs import Built, commit, draft
 import wald
 from wald.checking.dump import dump
 from wald.format.batch import Flag
-from wald.format.log_state import FIFO_PEER, STDIN_PEER, BadPeer, Peer, decode_peer, encode_peer
+from wald.format.log_state import FIFO_PEER, STDIN_PEER, BadControl, Peer, decode_peer, encode_peer
 from wald.format.names import Kind
 from wald.format.segment import pack_version, version_text
 from wald.segments.sealed_file import SealedFile
@@ -48,7 +48,7 @@ def test_a_peer_comes_back(peer: Peer) -> None:
 
 @pytest.mark.parametrize("payload", [b"", b"[]", b"{}", b'{"user":1}', b'{"user":"a","pid":1,"process":""}', b"\xff"])
 def test_what_introduces_no_peer_is_refused(payload: bytes) -> None:
-    with pytest.raises(BadPeer):
+    with pytest.raises(BadControl):
         decode_peer(payload)
 
 

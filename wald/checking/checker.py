@@ -23,7 +23,7 @@ from wald.files.listing import Segment
 from wald.files.safe_open import open_file
 from wald.format import records
 from wald.format.batch import BatchHeader, Encoding, Flag, StoredBatch
-from wald.format.log_state import BadControl, BadPeer, LogState, Producers, decode_peer, decode_state, still_open
+from wald.format.log_state import BadControl, LogState, Producers, decode_peer, decode_state, still_open
 from wald.format.names import Kind, segment_name
 from wald.format.sealed_index import BadSealed, BatchTable, Frame, RouteEntry, SealedIndex
 from wald.format.segment import BadHeader, SparseIndex
@@ -125,7 +125,7 @@ def _control_wrong(header: BatchHeader, payload: memoryview, before: LogState, o
 def _peer_wrong(header: BatchHeader, payload: memoryview, before: LogState) -> Iterator[str]:
     try:
         decode_peer(payload)
-    except BadPeer as error:
+    except BadControl as error:
         yield f"the batch that introduces peer {header.peer} does not decode: {error}"
     if header.count or header.base_sequence != before.next_sequence:
         yield f"the batch that introduces peer {header.peer} has records, or is out of order"

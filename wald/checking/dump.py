@@ -18,9 +18,9 @@ from wald.format import records as columns
 from wald.format.batch import Batches, BatchHeader, Encoding, Flag
 from wald.format.head import BadCursor, decode_cursor, decode_head
 from wald.format.ledger_lines import BadPart, DecodedLedger
-from wald.format.log_state import BadControl, BadPeer, decode_peer, decode_state
+from wald.format.log_state import BadControl, decode_peer, decode_state
 from wald.format.names import Kind, parse_cursor_name, parse_ledger_part_name, parse_segment_name
-from wald.format.records import split_lines, text_or_bytes
+from wald.format.records import text_or_bytes
 from wald.format.sealed_index import SealedIndex, Shrunk
 from wald.format.segment import SEGMENT_HEADER as FILE_HEADER
 from wald.format.segment import (
@@ -162,7 +162,7 @@ def _batch(offset: int, header: BatchHeader, route: str, payload: memoryview, *,
         state = decode_state(payload) if header.is_state else None
         peer = decode_peer(payload) if header.is_control and header.peer else None
         shown = list(_records(header, payload)) if records and not header.is_control else []
-    except (BadControl, BadPeer, columns.BadColumns) as error:
+    except (BadControl, columns.BadColumns) as error:
         yield item | {"damage": str(error)}
         return
     if peer is not None:
@@ -207,7 +207,7 @@ def _records(header: BatchHeader, payload: memoryview) -> Iterator[Item]:
             item = {"kind": "record", "sequence": header.base_sequence + i} | text_or_bytes("value", value or b"")
             yield item | (text_or_bytes("key", key) if key is not None else {})
         return
-    lines = split_lines(payload)
+    lines = bytes(payload).split(b"\n")
     if not header.flags & (Flag.CONTINUED | Flag.UNTERMINATED):
         lines.pop()  # nothing follows the last newline
     number = header.base_sequence - bool(header.continues_sequence)

@@ -29,7 +29,7 @@ from wald.files.disk import Disk, free_bytes
 from wald.files.layout import Root
 from wald.files.safe_open import InPlaceFile
 from wald.files.uptime import ClockStep, add_step
-from wald.format.batch import Buffer, Encoding, Flag, padding
+from wald.format.batch import Buffer, Encoding, Flag
 from wald.format.checksum import crc32c
 from wald.format.head import HEAD_BYTES, Head, encode_head
 from wald.format.log_state import DedupEntry, Producers
@@ -98,7 +98,7 @@ class Spooling:
 
     @property
     def body_checksum(self) -> int:
-        return crc32c(padding(self.request.payload_bytes), self._checksum)
+        return crc32c(bytes(-self.request.payload_bytes & 7), self._checksum)
 
     def columns_count(self) -> int:
         """Raise BadColumns if the payload is malformed."""

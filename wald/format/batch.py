@@ -1,10 +1,8 @@
 """Batches, the unit of the log: consecutive records of one route under one header (docs/format.md, "A batch").
 
-The body's checksum covers the padding of route and payload. The checksums of header and trailer start from a seed, so
-that no payload contains a valid batch, and a batch is valid only at its own position.
-
-A batch never spans segments. A record in several pieces (a line longer than the pipe) has its sequence where it
-begins; every segment that contains a piece lists that sequence.
+The body's checksum covers padding. The checksums of header and trailer start from a seed, so that no payload contains a
+valid batch, and a batch is valid only at its own position. A batch never spans segments. A record in several pieces (a
+line longer than the pipe) has its sequence where it begins; every segment that contains a piece lists that sequence.
 """
 
 from __future__ import annotations
@@ -82,10 +80,6 @@ class BatchHeader(NamedTuple):
         return _HEADER_BYTES + padded(self.route_bytes)
 
     @property
-    def trailer_offset(self) -> int:
-        return self.total_bytes - _TRAILER_BYTES
-
-    @property
     def total_bytes(self) -> int:
         return FRAMING_BYTES + (self.route_bytes + 7 & -8) + (self.payload_bytes + 7 & -8)
 
@@ -149,21 +143,22 @@ def encode_batch(header: BatchHeader, prefix: bytes, payload: Sequence[Buffer], 
     return [head, *payload, tail + length + crc32c(length, seed).to_bytes(4, "little")]
 
 
-def trailer(total_bytes: int, seed: int) -> bytes:
-    return TRAILER.pack(total_bytes, crc32c(total_bytes.to_bytes(4, "little"), seed))
-
-
-def padding(payload_bytes: int) -> bytes:
-    return _ZEROS[: -payload_bytes & (ALIGNMENT - 1)]
-
-
 def checksum_body(prefix: bytes, payload: Sequence[Buffer], payload_bytes: int) -> int:
     """Return the checksum of the body, padding included."""
     checksum = crc32c(prefix)
     for part in payload:
         checksum = crc32c(part, checksum)
-    tail = padding(payload_bytes)
-    return crc32c(tail, checksum) if tail else checksum
+    tail = -payload_bytes & 7
+    return crc32c(_ZEROS[:tail], checksum) if tail else checksum
+
+
+def control_header(
+    payload: bytes, base_sequence: int, append_time_ns: int, epoch: int, *, count: int = 0, flags: int = _CONTROL
+) -> BatchHeader:
+    """Return the header of a control batch, from which a peer's differs by its number."""
+    checksum = checksum_body(b"", [payload], len(payload))
+    position = len(payload), base_sequence, append_time_ns
+    return BatchHeader(checksum, *position, 0, 0, count, epoch & _MASK, int(Encoding.CONTROL), flags, 0)
 
 
 def decode_header(data: bytes | memoryview, offset: int, seed: int) -> BatchHeader | None:

@@ -1,8 +1,7 @@
 """Head line and cursor files: the durable end of the log, and how far each consumer group has processed it.
 
-docs/format.md, "The head" and "A cursor", shows both. The head is rewritten in place while readers read it: a
-reader that gets a wrong crc reads again. A bare number, as ``echo 250 > processed.cursor`` writes it, is a valid
-cursor. So a truncated cursor is valid, and claims less than was processed, never more.
+docs/format.md, "The head" and "A cursor", shows both. The head is rewritten in place: a reader that gets a wrong crc
+reads again. A bare number is a valid cursor, so a truncated cursor is, too; it never claims more than was processed.
 """
 
 from __future__ import annotations
@@ -44,13 +43,7 @@ class Head(NamedTuple):
 
 
 def encode_head(head: Head) -> bytes:
-    text = b"seq=%020d segment=%020d position=%012d epoch=%010d at=%019d" % (
-        head.sequence,
-        head.segment,
-        head.position,
-        head.epoch,
-        head.at_ns,
-    )
+    text = b"seq=%020d segment=%020d position=%012d epoch=%010d at=%019d" % head
     return (b"%s crc=%08x" % (text, crc32c(text))).ljust(HEAD_BYTES - 1) + b"\n"
 
 
@@ -81,13 +74,8 @@ def encode_cursor(cursor: CursorLines) -> bytes:
     number = b"%d" % cursor.sequence
     if cursor.log_id is None:
         return number + b"\n"
-    about = {
-        "log": cursor.log_id.hex(),
-        "epoch": cursor.epoch,
-        "group": cursor.group,
-        "at": cursor.at,
-        "crc": f"{crc32c(number):08x}",
-    }
+    about = {"log": cursor.log_id.hex(), "epoch": cursor.epoch, "group": cursor.group, "at": cursor.at}
+    about["crc"] = f"{crc32c(number):08x}"
     return number + b"\n" + json.dumps(about).encode() + b"\n"
 
 

@@ -1,23 +1,6 @@
-"""Log state in control batches: routes, producers, peers.
+"""Log state in control batches: routes, producers, peers (docs/format.md, "The state of the log" and "Peers").
 
-The first batch of a segment stores the state that recovery would otherwise read older segments for. Its payload:
-
-    one line of JSON:
-        version    1
-        next       sequence of the next record
-        at         append time of the last batch, ns since 1970
-        routes     route → its last sequence; 0: none yet
-        open       route → sequence of the record that has begun and not ended
-        producers  number of producers that follow
-        previous   [salt, end of the last batch] of the previous segment, the salt as 8 hexadecimal digits, so that the
-                   length does not depend on it; absent if unknown
-    for each producer, the least recently active first:
-        u64  producer id
-        u64  n, at most 16
-        n times, the oldest batch first:
-            u64 producer sequence, u64 sequence of the first record, u32 count of records, u32 fingerprint
-
-docs/format.md, "Peers", describes the batches that introduce peers.
+The first batch of a segment stores the state that recovery would otherwise read older segments for.
 """
 
 from __future__ import annotations
@@ -55,8 +38,8 @@ def stored_producer_id(user_id: int, producer_id: int) -> int:
     return int.from_bytes(blake2b(_OWNED.pack(user_id, producer_id), digest_size=8).digest()) or 1
 
 
-class BadPeer(ValueError):
-    """Not the payload of a peer."""
+class BadControl(ValueError):
+    """Not the payload of a log state or peer, or a newer version."""
 
 
 class Peer(NamedTuple):
@@ -75,17 +58,16 @@ class Peer(NamedTuple):
 
 @lru_cache(maxsize=256)  # called for the length, then for the batch
 def encode_peer(peer: Peer) -> bytes:
-    line = {"user": peer.user, "pid": peer.pid, "process": peer.process}
-    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
+    return json.dumps(peer._asdict(), separators=(",", ":")).encode() + b"\n"
 
 
 def decode_peer(payload: bytes | memoryview) -> Peer:
-    """Decode a peer, or raise BadPeer."""
+    """Decode a peer, or raise BadControl."""
     try:
         line = json.loads(bytes(payload))
         return Peer(int(line["user"]), int(line["pid"]), str(line["process"]))
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise BadPeer(f"not a peer: {error}") from error
+    except _UNREADABLE as error:
+        raise BadControl(f"not a peer: {error}") from error
 
 
 def peer_number(position: int) -> int:
@@ -96,10 +78,6 @@ def peer_number(position: int) -> int:
 def peer_position(number: int) -> int:
     """Invert :func:`peer_number`."""
     return number << 3
-
-
-class BadControl(ValueError):
-    """Not a log state, or a newer version."""
 
 
 class PreviousEnd(NamedTuple):
@@ -119,12 +97,7 @@ class DedupEntry(NamedTuple):
 
     @classmethod
     def from_header(cls, header: BatchHeader) -> Self:
-        digest = fingerprint(
-            body_checksum=header.body_checksum,
-            payload_bytes=header.payload_bytes,
-            encoding=header.encoding,
-            route_bytes=header.route_bytes,
-        )
+        digest = fingerprint(header.body_checksum, header.payload_bytes, header.encoding, header.route_bytes)
         return cls(header.producer_sequence, header.base_sequence, header.count, digest)
 
     @property
@@ -132,7 +105,7 @@ class DedupEntry(NamedTuple):
         return self.first + self.count - 1
 
 
-def fingerprint(*, body_checksum: int, payload_bytes: int, encoding: int, route_bytes: int) -> int:
+def fingerprint(body_checksum: int, payload_bytes: int, encoding: int, route_bytes: int) -> int:
     """Return a checksum of route, encoding and payload; the body's does not cover the end of the route."""
     return crc32c(_FINGERPRINTED.pack(payload_bytes, encoding, route_bytes), body_checksum)
 

@@ -19,7 +19,7 @@ from wald.files.disk import Disk
 from wald.files.layout import TEMPORARY, Root
 from wald.files.listing import Segment
 from wald.files.safe_open import open_file
-from wald.format.batch import BatchHeader, Encoding, Flag, checksum_body, encode_batch, route_prefix, seed
+from wald.format.batch import control_header, encode_batch, route_prefix, seed
 from wald.format.log_state import FIFO_PEER, STDIN_PEER, UNKNOWN_PEER, LogState, encode_state, peer_number
 from wald.format.names import Kind
 from wald.format.sealed_index import SealedIndex
@@ -28,8 +28,6 @@ from wald.repairing.rescue import IntactBatch, state_of, without_broken
 from wald.segments.raw_scan import FIRST_BATCH, RawFile
 from wald.segments.salvage import SalvagedSegment
 from wald.segments.sealed_file import compress_segment
-
-_U32 = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,19 +178,7 @@ class Rewriter:
 
 def _control(state: LogState, epoch: int) -> IntactBatch:
     payload = encode_state(state)
-    header = BatchHeader(
-        body_checksum=checksum_body(b"", [payload], len(payload)),
-        payload_bytes=len(payload),
-        base_sequence=state.next_sequence,
-        append_time_ns=state.append_time_ns,
-        producer_id=0,
-        producer_sequence=0,
-        count=0,
-        epoch=epoch & _U32,
-        encoding=Encoding.CONTROL,
-        flags=Flag.CONTROL,
-        route_bytes=0,
-    )
+    header = control_header(payload, state.next_sequence, state.append_time_ns, epoch)
     return IntactBatch(header, "", FIRST_BATCH, memoryview(payload))
 
 

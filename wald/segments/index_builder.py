@@ -21,7 +21,7 @@ from wald.files.disk import FILE_MODE, Disk
 from wald.files.modes import open_or_make_file
 from wald.files.safe_open import open_file, read_regular, read_start
 from wald.format.batch import HEADER, BatchHeader, Flag, checksum_body, decode_header, seed, whole_batches
-from wald.format.log_state import BadPeer, Peer, decode_peer, decode_previous
+from wald.format.log_state import BadControl, Peer, decode_peer, decode_previous
 from wald.format.names import Kind, parse_segment_name, segment_name
 from wald.format.sealed_index import BatchTable, Frame, RouteEntry, SealedIndex, Shrunk, store_batches
 from wald.format.segment import (
@@ -177,7 +177,7 @@ class SegmentIndexBuilder:
             self.dropped.append((base, base + count - 1))
 
     def _introduce(self, number: int, payload: bytes | memoryview) -> None:
-        with suppress(BadPeer):
+        with suppress(BadControl):
             if number:  # the state of the log has none
                 self.peers[number] = decode_peer(payload)
 

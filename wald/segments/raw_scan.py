@@ -32,7 +32,6 @@ from wald.format.batch import (
     padded,
     parse_header,
     seed,
-    trailer,
 )
 from wald.format.checksum import crc32c
 from wald.format.segment import (
@@ -170,7 +169,7 @@ class RawFile:
         header = found.header
         if found.outcome is not ParseOutcome.WHOLE or header is None:
             return found, ""
-        position, end, checksum = offset + HEADER.size, offset + header.trailer_offset, 0
+        position, end, checksum = offset + HEADER.size, offset + header.total_bytes - TRAILER.size, 0
         route = bytes(self._peek(position, header.route_bytes)).decode("ascii", "replace")
         while position < end:
             part = self._ahead(position, end - position)
@@ -180,7 +179,7 @@ class RawFile:
             position += len(part)
         if checksum != header.body_checksum:
             return Parsed(ParseOutcome.DAMAGED, header, BODY_DAMAGED), ""
-        if self._peek(end, TRAILER.size) != trailer(header.total_bytes, place):
+        if batch_begin(self._peek(end, TRAILER.size), end + TRAILER.size, self.salt) != offset:
             return Parsed(ParseOutcome.DAMAGED, header, TRAILER_DAMAGED), ""
         return found, route
 

@@ -23,7 +23,7 @@ from wald.errors import Damaged
 from wald.files.listing import Segment
 from wald.files.safe_open import open_file, open_regular
 from wald.format.batch import HEADER, Batches, BatchHeader, Flag, StoredBatch, decode_header, seed
-from wald.format.log_state import BadPeer, Peer, decode_peer, peer_position
+from wald.format.log_state import BadControl, Peer, decode_peer, peer_position
 from wald.format.names import Kind
 from wald.format.sealed_index import BadSealed, Frame, RouteTable, SealedIndex
 from wald.format.segment import (
@@ -124,7 +124,7 @@ class OpenSegment(ABC):
     def peer(self, number: int) -> Peer | None:
         found = next(self.batches(peer_position(number), None), None)
         if isinstance(found, StoredBatch) and found.header.is_control and found.header.peer == number:
-            with suppress(BadPeer):
+            with suppress(BadControl):
                 return decode_peer(found.payload)
         return None
 

@@ -18,10 +18,9 @@ from wald.format.batch import (
     FRAMING_BYTES,
     BatchHeader,
     Buffer,
-    Encoding,
     Flag,
     StoredBatch,
-    checksum_body,
+    control_header,
     encode_batch,
     seed,
 )
@@ -95,20 +94,8 @@ def compare_shrunk(source: SealedFile, made: SealedFile, keeps: Keeps) -> None:
 def dropped_batch(length: int, base: int, following: int, append_time_ns: int, epoch: int) -> tuple[BatchHeader, bytes]:
     """Return header and payload of a batch of ``length`` bytes for the records base ≤ s < following."""
     payload = bytes(length - FRAMING_BYTES)
-    header = BatchHeader(
-        body_checksum=checksum_body(b"", [payload], len(payload)),
-        payload_bytes=len(payload),
-        base_sequence=base,
-        append_time_ns=append_time_ns,
-        producer_id=0,
-        producer_sequence=0,
-        count=following - base,
-        epoch=epoch,
-        encoding=int(Encoding.CONTROL),
-        flags=int(Flag.CONTROL | Flag.DROPPED),
-        route_bytes=0,
-    )
-    return header, payload
+    flags = int(Flag.CONTROL | Flag.DROPPED)
+    return control_header(payload, base, append_time_ns, epoch, count=following - base, flags=flags), payload
 
 
 def _segment_of(index: SealedIndex) -> tuple[bytes, int, int, int, int]:

@@ -34,6 +34,7 @@ from wald.format.batch import (
     Encoding,
     Flag,
     checksum_body,
+    control_header,
     encode_batch,
     padded,
     route_prefix,
@@ -107,12 +108,7 @@ class Draft:
 
     @property
     def fingerprint(self) -> int:
-        return fingerprint(
-            body_checksum=self.checksum(),
-            payload_bytes=self.payload_bytes,
-            encoding=self.encoding,
-            route_bytes=self.route.name_bytes,
-        )
+        return fingerprint(self.checksum(), self.payload_bytes, self.encoding, self.route.name_bytes)
 
     @property
     def total_bytes(self) -> int:
@@ -464,20 +460,8 @@ class Writer:
         return end
 
     def _control(self, salt: int) -> list[Buffer]:
-        payload = encode_state(self.state)
-        header = BatchHeader(
-            body_checksum=checksum_body(b"", [payload], len(payload)),
-            payload_bytes=len(payload),
-            base_sequence=self.state.next_sequence,
-            append_time_ns=self.state.append_time_ns,
-            producer_id=0,
-            producer_sequence=0,
-            count=0,
-            epoch=self.epoch & _U32,
-            encoding=Encoding.CONTROL,
-            flags=Flag.CONTROL,
-            route_bytes=0,
-        )
+        state, payload = self.state, encode_state(self.state)
+        header = control_header(payload, state.next_sequence, state.append_time_ns, self.epoch)
         return encode_batch(header, b"", [payload], seed(salt, FIRST_BATCH))
 
     def _salt_of(self, path: Path) -> int:
