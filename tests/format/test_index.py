@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 from sample_segments import LOG_ID
 
 from wald.format.segment import (
+    SPARSE_MAGIC,
     SegmentHeader,
     SparseIndex,
     decode_sparse_index,
     encode_segment_header,
     encode_sparse_entry,
-    encode_sparse_header,
 )
 
 HEADER = SegmentHeader(LOG_ID, 10, 3, 1, 7)
 ENTRIES = [(10, 64, 100), (10, 70_000, 100), (30, 140_000, 100), (50, 210_000, 200), (50, 280_000, 300)]
-ENCODED = encode_sparse_header(HEADER) + b"".join(encode_sparse_entry(*entry) for entry in ENTRIES)
+ENCODED = encode_segment_header(HEADER, SPARSE_MAGIC) + b"".join(encode_sparse_entry(*entry) for entry in ENTRIES)
 
 
 def entries_of(index: SparseIndex | None) -> list[tuple[int, int, int]]:
@@ -69,7 +69,7 @@ def test_an_entry_that_goes_back_and_all_behind_it_are_ignored(bad: tuple[int, i
     "header", [SegmentHeader(bytes(16), 10, 3, 1, 7), SegmentHeader(LOG_ID, 11, 3, 1, 7)], ids=["log", "segment"]
 )
 def test_the_index_of_another_segment_is_none(header: SegmentHeader) -> None:
-    assert decoded(encode_sparse_header(header) + ENCODED[64:]) is None
+    assert decoded(encode_segment_header(header, SPARSE_MAGIC) + ENCODED[64:]) is None
 
 
 def test_a_segment_is_not_its_index() -> None:

@@ -30,12 +30,12 @@ from wald.format.ledger_lines import (
 from wald.format.log_state import PRODUCER_WINDOW, DedupEntry, LogState, Peer, Producers, decode_peer, decode_state
 from wald.format.sealed_index import BatchTable, Frame, RouteEntry
 from wald.format.segment import (
+    SPARSE_MAGIC,
     SegmentHeader,
     decode_segment_header,
     decode_sparse_index,
     encode_segment_header,
     encode_sparse_entry,
-    encode_sparse_header,
     pack_version,
 )
 from wald.format.transfers import Transfer, decode_transfer, encode_transfer
@@ -169,7 +169,9 @@ SEGMENT_PAYLOADS = [b"one\ntwo\n", b"\n", b"three\r\n" * 20]
 
 
 def _sparse_index() -> bytes:
-    return encode_sparse_header(SEGMENT_HEADER) + b"".join(encode_sparse_entry(*entry) for entry in ENTRIES)
+    return encode_segment_header(SEGMENT_HEADER, SPARSE_MAGIC) + b"".join(
+        encode_sparse_entry(*entry) for entry in ENTRIES
+    )
 
 
 def _sparse_index_value(data: bytes) -> object:

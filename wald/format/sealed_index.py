@@ -1,9 +1,8 @@
 """Sealed segments: the index, zstd frame boundaries (RFC 8878), and the seek table.
 
-docs/format.md, "A sealed segment", lists the bytes. The seek table is that of the Zstandard Seekable Format 0.1.0
-(contrib/seekable_format in the zstd sources), whose readers require that it lists every frame, even the index.
-
-A segment may have a thousand routes and a backlog ten thousand segments, so tables are stored and processed as columns.
+docs/format.md, "A sealed segment", lists the bytes. The seek table is that of the Zstandard Seekable Format 0.1.0,
+whose readers require that it lists every frame, even the index. A segment may have a thousand routes and a backlog ten
+thousand segments, so tables are stored and processed as columns.
 """
 
 from __future__ import annotations
@@ -11,12 +10,13 @@ from __future__ import annotations
 import json
 import struct
 import sys
+from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate, chain, repeat
-from typing import Any, NamedTuple, Self, overload
+from typing import Any, NamedTuple, Self, TypeVar, overload
 
 import zstandard
 
@@ -43,6 +43,7 @@ _EXPANSION_MAX = 100  # equal batches reach 30 to 1
 _EXPANSION_FROM_BYTES = 1 << 16  # smaller claims are harmless
 _DIGEST_BYTES = 32
 _BATCH_BYTES = 32  # in the section batches
+_FRAME_COLUMNS = "QIIQQqqII"  # types in the section frames: FrameTable without raw_offsets
 assert sys.byteorder == "little"  # arrays are written in memory order
 
 _ZSTD_MAGIC = (0xFD2FB528).to_bytes(4, "little")
@@ -53,6 +54,7 @@ _RAW, _RLE, _COMPRESSED = range(3)
 _CHECKSUM_BYTES = 4
 
 StoredSection = tuple[bytes | memoryview, int, int]  # zstd frame, raw length, crc32c of the raw bytes
+_Row = TypeVar("_Row", bound=tuple[Any, ...])
 
 
 class BadSealed(ValueError):
@@ -74,18 +76,40 @@ class RouteEntry(NamedTuple):
 
     def plus(self, other: RouteEntry) -> RouteEntry:
         """Return the sum of disjoint entries."""
-        return RouteEntry(
-            self.route,
-            self.count + other.count,
-            min(self.first, other.first),
-            max(self.last, other.last),
-            self.payload_bytes + other.payload_bytes,
-        )
+        count, payload_bytes = self.count + other.count, self.payload_bytes + other.payload_bytes
+        return RouteEntry(self.route, count, min(self.first, other.first), max(self.last, other.last), payload_bytes)
+
+
+class _Table(Sequence[_Row]):
+    """Rows as columns, the fields of a subclass; equal to any sequence of the same rows."""
+
+    __slots__: tuple[str, ...] = ()
+    __hash__ = None  # type: ignore[assignment]
+
+    def columns(self) -> list[Sequence[Any]]:
+        return [getattr(self, name) for name in self.__slots__]
+
+    @abstractmethod
+    def _row(self, number: int) -> _Row: ...
+
+    def __len__(self) -> int:
+        return len(getattr(self, self.__slots__[0]))
+
+    @overload
+    def __getitem__(self, number: int) -> _Row: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[_Row]: ...
+    def __getitem__(self, number: int | slice) -> _Row | list[_Row]:
+        numbers = range(len(self))[number]
+        return self._row(numbers) if isinstance(numbers, int) else list(map(self._row, numbers))
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RouteTable(Sequence[RouteEntry]):
-    """The routes of a segment as columns, by route id; equal to any sequence of the same entries."""
+class RouteTable(_Table[RouteEntry]):
+    """The routes of a segment, by route id."""
 
     names: tuple[str, ...]  # consecutive segments with the same routes share one object, so callers can cache by it
     counts: Sequence[int]
@@ -99,26 +123,11 @@ class RouteTable(Sequence[RouteEntry]):
             return entries
         return cls(*zip(*entries, strict=True)) if entries else cls((), (), (), (), ())
 
-    def __len__(self) -> int:
-        return len(self.names)
-
     def __iter__(self) -> Iterator[RouteEntry]:
-        return map(RouteEntry, self.names, self.counts, self.firsts, self.lasts, self.payload_bytes)
+        return map(RouteEntry, *self.columns())
 
-    @overload
-    def __getitem__(self, number: int) -> RouteEntry: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[RouteEntry]: ...
-    def __getitem__(self, number: int | slice) -> RouteEntry | list[RouteEntry]:
-        if isinstance(number, slice):
-            return list(self)[number]
-        columns = (self.names, self.counts, self.firsts, self.lasts, self.payload_bytes)
-        return RouteEntry._make(column[number] for column in columns)
-
-    def __eq__(self, other: object) -> bool:
-        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]
+    def _row(self, number: int) -> RouteEntry:
+        return RouteEntry._make(column[number] for column in self.columns())
 
     def reaching(self, last: int) -> Self:
         """Return a table with each route's last record at least ``last``."""
@@ -158,8 +167,8 @@ class BatchTable:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FrameTable(Sequence[Frame]):
-    """The frames of a segment as columns; equal to any sequence of the same frames."""
+class FrameTable(_Table[Frame]):
+    """The frames of a segment."""
 
     offsets: Sequence[int]
     compressed_bytes: Sequence[int]
@@ -181,35 +190,10 @@ class FrameTable(Sequence[Frame]):
         columns += [list(accumulate(map(len, routes))), list(chain.from_iterable(routes))]
         return cls(*columns)
 
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    @overload
-    def __getitem__(self, number: int) -> Frame: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[Frame]: ...
-    def __getitem__(self, number: int | slice) -> Frame | list[Frame]:
-        if isinstance(number, slice):
-            return [self[each] for each in range(*number.indices(len(self)))]
-        number = range(len(self))[number]
-        begin = self.ends[number - 1] if number else 0
-        columns = (
-            self.offsets,
-            self.compressed_bytes,
-            self.raw_offsets,
-            self.raw_bytes,
-            self.first_sequences,
-            self.next_sequences,
-            self.earliest_ns,
-            self.latest_ns,
-        )
-        routes = tuple(self.routes[begin : self.ends[number]])
-        return Frame._make((*(column[number] for column in columns), routes))
-
-    def __eq__(self, other: object) -> bool:
-        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]
+    def _row(self, number: int) -> Frame:
+        *columns, ends, routes = self.columns()
+        begin = ends[number - 1] if number else 0
+        return Frame._make([*(column[number] for column in columns), tuple(routes[begin : ends[number]])])
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,10 +218,6 @@ class Shrunk:
         """Each route's last dropped sequence; None unless complete."""
         return {entry.route: entry.last for entry in self.routes} if self.is_complete else None
 
-    def encode(self) -> bytes:
-        sealed = {"sha256": self.sha256.hex(), "bytes": self.stored_bytes}
-        return json.dumps(sealed | {"dropped": self.ranges, "routes": self.routes}, separators=(",", ":")).encode()
-
     def dropped_between(self, first: int, following: int) -> bool:
         """Return True if any record first ≤ s < following was dropped."""
         return any(begin < following and first <= last for begin, last in self.ranges)
@@ -254,7 +234,7 @@ def merge_routes(routes: Iterable[RouteEntry], others: Iterable[RouteEntry]) -> 
 
 @dataclass(frozen=True, slots=True)
 class SealedIndex:
-    """The decoded index; batches and peers are decompressed at each call, because few readers need them."""
+    """The decoded index; sections in ``stored`` are decompressed at each call, because few readers need them."""
 
     log_id: bytes
     base_sequence: int
@@ -266,10 +246,9 @@ class SealedIndex:
     routes: Sequence[RouteEntry]
     sha256: bytes
     damage: list[tuple[int, int]]
-    stored_batches: StoredSection = field(repr=False, compare=False, default=(b"", 0, 0))
     shrunk: Shrunk | None = None
     writer: int = 0
-    stored_peers: StoredSection | None = field(repr=False, compare=False, default=None)
+    stored: Mapping[str, StoredSection] = field(repr=False, compare=False, default_factory=dict)  # batches, peers
 
     def is_damage(self, frame: Frame) -> bool:
         """True if bytes of the frame were damaged when sealed, even if they look like batches now."""
@@ -277,7 +256,7 @@ class SealedIndex:
 
     def batch_table(self) -> BatchTable:
         """Decode the batch table, or raise BadSealed."""
-        data = _decompress(self.stored_batches, "batches")
+        data = _section(self.stored, "batches")
         count, rest = divmod(len(data), _BATCH_BYTES)
         if rest:
             raise BadSealed("the batches section has a wrong length")
@@ -289,10 +268,8 @@ class SealedIndex:
 
     def peers(self) -> dict[int, Peer]:
         """Decode the peers by number, or raise BadSealed."""
-        if self.stored_peers is None:
-            return {}
         try:
-            rows = json.loads(_decompress(self.stored_peers, "peers"))
+            rows = json.loads(_section(self.stored, "peers", b"[]"))
             return {int(number): Peer(int(user), int(pid), str(process)) for number, user, pid, process in rows}
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise BadSealed(f"the peers section does not decode: {error}") from error
@@ -300,11 +277,29 @@ class SealedIndex:
 
 def encode_sealed_index(index: SealedIndex, batches: BatchTable, peers: Mapping[int, Peer] | None = None) -> bytes:
     """Encode the index frame; ``batches`` and ``peers`` replace the stored sections of ``index``."""
-    sections = _sections(index, batches, peers or {})
+    frames, routes = FrameTable.from_frames(index.frames).columns(), RouteTable.from_entries(index.routes).columns()
+    del frames[2]  # raw_offsets, the sums of raw_bytes
+    sections: dict[str, Sequence[bytes | array[int]]] = {
+        "frames": [
+            struct.pack("<I", len(index.frames)),
+            *(array(code, column) for code, column in zip(_FRAME_COLUMNS, frames, strict=True)),
+        ],
+        "batches": batches.columns(),
+        "route names": [_encoded(routes[0])],
+        "route columns": [array("Q", column) for column in routes[1:]],
+        "sha256": [index.sha256],
+    }
+    if index.damage:
+        sections["damage"] = [json.dumps(index.damage).encode()]
+    if (shrunk := index.shrunk) is not None:
+        sealed = {"sha256": shrunk.sha256.hex(), "bytes": shrunk.stored_bytes}
+        sections["shrunk"] = [_encoded(sealed | {"dropped": shrunk.ranges, "routes": shrunk.routes})]
+    if peers:
+        sections["peers"] = [_encoded([(number, *peer) for number, peer in peers.items()])]
     offset = _HEADER.size + _SECTION.size * len(sections)
     directory, bodies = b"", b""
     for name, parts in sections.items():
-        stored, raw_bytes, checksum = _compress_section(parts)
+        stored, raw_bytes, checksum = compress_section(parts)
         directory += _SECTION.pack(name.encode(), offset + len(bodies), len(stored), raw_bytes, checksum)
         bodies += stored
     span = (index.base_sequence, index.next_sequence, index.raw_bytes, index.epoch, index.salt)
@@ -314,9 +309,19 @@ def encode_sealed_index(index: SealedIndex, batches: BatchTable, peers: Mapping[
     return SKIPPABLE.pack(INDEX_FRAME_MAGIC, len(content)) + content
 
 
-def store_batches(batches: BatchTable) -> StoredSection:
-    """Return the batches section for an index that is not written."""
-    return _compress_section(batches.columns())
+def _encoded(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def compress_section(parts: Sequence[bytes | array[int]]) -> StoredSection:
+    """Compress a section without joining its parts, which may be large."""
+    views = [memoryview(part).cast("B") for part in parts if len(part)]
+    raw_bytes = sum(map(len, views))
+    compressor = zstandard.ZstdCompressor(level=3).compressobj(size=raw_bytes)
+    checksum = 0
+    for view in views:
+        checksum = crc32c(view, checksum)
+    return b"".join([*map(compressor.compress, views), compressor.flush()]), raw_bytes, checksum
 
 
 def decode_sealed_index(frame: bytes) -> SealedIndex:
@@ -330,14 +335,15 @@ def decode_sealed_index(frame: bytes) -> SealedIndex:
     damage, shrunk = _decode_losses(sections)
     frames = _decode_frames(_section(sections, "frames"), len(routes))
     sha256 = _section(sections, "sha256")
-    batches, batches_bytes, batches_crc = _stored(sections, "batches")
+    stored = {
+        name: (bytes(sections[name][0]), *sections[name][1:]) for name in ("batches", "peers") if name in sections
+    }
+    if "batches" not in stored:
+        raise BadSealed("the index has no section 'batches'")
     if len(sha256) != _DIGEST_BYTES:
         raise BadSealed(f"a digest of {len(sha256)} bytes")
-    stored_batches = (bytes(batches), batches_bytes, batches_crc)
     span = (log_id, base, following, raw_bytes, epoch, salt)
-    peers = sections.get("peers")
-    stored_peers = None if peers is None else (bytes(peers[0]), *peers[1:])
-    return SealedIndex(*span, frames, routes, sha256, damage, stored_batches, shrunk, writer, stored_peers)
+    return SealedIndex(*span, frames, routes, sha256, damage, shrunk, writer, stored)
 
 
 def decode_salt(frame: bytes) -> int | None:
@@ -453,8 +459,7 @@ def _decode_names(data: bytes) -> tuple[str, ...]:
 
 
 def _decode_losses(sections: dict[str, StoredSection]) -> tuple[list[tuple[int, int]], Shrunk | None]:
-    damage = _section(sections, "damage") if "damage" in sections else b"[]"
-    shrunk = _section(sections, "shrunk") if "shrunk" in sections else b"null"
+    damage, shrunk = _section(sections, "damage", b"[]"), _section(sections, "shrunk", b"null")
     try:
         return _pairs(json.loads(damage)), _decode_shrunk(json.loads(shrunk))
     except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
@@ -493,38 +498,22 @@ def _decode_frames(data: bytes, routes: int) -> FrameTable:
     if len(data) < 4:
         raise BadSealed("the frames section is too short")
     (count,) = struct.unpack_from("<I", data)
-    columns, end = _read_columns(data, 4, "QIIQQqqI", count)
-    offsets, compressed, raw, first, following, earliest, latest, ends = columns
-    (ids,), end = _read_columns(data, end, "I", ends[-1] if ends else 0)
+    columns, end = _read_columns(data, 4, _FRAME_COLUMNS[:-1], count)
+    raw_bytes, ends = columns[2], columns[-1]
+    (ids,), end = _read_columns(data, end, _FRAME_COLUMNS[-1], ends[-1] if ends else 0)
     if sorted(ends) != list(ends) or end != len(data) or max(ids, default=-1) >= routes:
         raise BadSealed("the frames section has wrong routes")
-    raw_offsets = list(accumulate(raw[:-1], initial=0))
-    return FrameTable(offsets, compressed, raw_offsets, raw, first, following, earliest, latest, ends, ids)
+    raw_offsets = array("Q", accumulate(raw_bytes[:-1], initial=0))
+    return FrameTable(*[*columns[:2], raw_offsets, *columns[2:], ids])
 
 
-def _compress_section(parts: Sequence[bytes | array[int]]) -> tuple[bytes, int, int]:
-    """Compress a section without joining its parts, which may be large."""
-    views = [memoryview(part).cast("B") for part in parts if len(part)]
-    raw_bytes = sum(map(len, views))
-    compressor = zstandard.ZstdCompressor(level=3).compressobj(size=raw_bytes)
-    checksum = 0
-    for view in views:
-        checksum = crc32c(view, checksum)
-    return b"".join([*map(compressor.compress, views), compressor.flush()]), raw_bytes, checksum
-
-
-def _section(sections: dict[str, StoredSection], name: str) -> bytes:
-    return _decompress(_stored(sections, name), name)
-
-
-def _stored(sections: dict[str, StoredSection], name: str) -> StoredSection:
+def _section(sections: Mapping[str, StoredSection], name: str, default: bytes | None = None) -> bytes:
+    """Decompress a section, or raise BadSealed; ``default`` replaces an absent one."""
     if name not in sections:
-        raise BadSealed(f"the index has no section {name!r}")
-    return sections[name]
-
-
-def _decompress(section: StoredSection, name: str) -> bytes:
-    stored, raw_bytes, crc = section
+        if default is None:
+            raise BadSealed(f"the index has no section {name!r}")
+        return default
+    stored, raw_bytes, crc = sections[name]
     if raw_bytes > max(len(stored) * _EXPANSION_MAX, _EXPANSION_FROM_BYTES):
         raise BadSealed(f"section {name!r} claims {raw_bytes} bytes in {len(stored)}")
     try:
@@ -537,37 +526,3 @@ def _decompress(section: StoredSection, name: str) -> bytes:
     if len(raw) != raw_bytes or crc32c(raw) != crc:
         raise BadSealed(f"section {name!r} has a wrong checksum")
     return raw
-
-
-def _sections(
-    index: SealedIndex, batches: BatchTable, peers: Mapping[int, Peer]
-) -> dict[str, Sequence[bytes | array[int]]]:
-    frames, routes = FrameTable.from_frames(index.frames), RouteTable.from_entries(index.routes)
-    sections: dict[str, Sequence[bytes | array[int]]] = {
-        "frames": [
-            struct.pack("<I", len(frames)),
-            array("Q", frames.offsets),
-            array("I", frames.compressed_bytes),
-            array("I", frames.raw_bytes),
-            array("Q", frames.first_sequences),
-            array("Q", frames.next_sequences),
-            array("q", frames.earliest_ns),
-            array("q", frames.latest_ns),
-            array("I", frames.ends),
-            array("I", frames.routes),
-        ],
-        "batches": batches.columns(),
-        "route names": [json.dumps(routes.names, separators=(",", ":")).encode()],
-        "route columns": [
-            array("Q", column) for column in (routes.counts, routes.firsts, routes.lasts, routes.payload_bytes)
-        ],
-        "sha256": [index.sha256],
-    }
-    if index.damage:
-        sections["damage"] = [json.dumps(index.damage).encode()]
-    if index.shrunk is not None:
-        sections["shrunk"] = [index.shrunk.encode()]
-    if peers:
-        rows = [[number, peer.user, peer.pid, peer.process] for number, peer in peers.items()]
-        sections["peers"] = [json.dumps(rows, separators=(",", ":")).encode()]
-    return sections

@@ -1,8 +1,8 @@
 """Header and sparse index of a raw segment (docs/format.md, "A raw segment").
 
-Both start with the same header but different magics. The sparse index is only a hint: readers check the batch at a
-position. A payload may contain bytes that look like a batch, so an entry with a wrong checksum is never used.
-Positions increase; sequences and append times never decrease. The first entry that is out of order ends the index.
+Their headers differ only in the magic. The sparse index is a hint: readers check the batch at a position. A payload may
+contain bytes that look like a batch, so an entry with a wrong checksum is never used. Positions increase; sequences and
+append times never decrease. The first entry that is out of order ends the index.
 """
 
 from __future__ import annotations
@@ -116,10 +116,6 @@ def decode_sparse_entries(data: bytes) -> Iterator[tuple[int, int, int] | None]:
     whole = max(0, len(data) - SEGMENT_HEADER.size) // SPARSE_ENTRY.size * SPARSE_ENTRY.size
     for fields, checksum, _ in SPARSE_ENTRY.iter_unpack(data[SEGMENT_HEADER.size : SEGMENT_HEADER.size + whole]):
         yield _FIELDS.unpack(fields) if crc32c(fields) == checksum else None
-
-
-def encode_sparse_header(header: SegmentHeader) -> bytes:
-    return encode_segment_header(header, SPARSE_MAGIC)
 
 
 def decode_sparse_index(data: bytes, *, log_id: bytes | None, base_sequence: int) -> SparseIndex | None:

@@ -23,18 +23,19 @@ from wald.files.safe_open import open_file, read_regular, read_start
 from wald.format.batch import HEADER, BatchHeader, Flag, checksum_body, decode_header, seed, whole_batches
 from wald.format.log_state import BadControl, Peer, decode_peer, decode_previous
 from wald.format.names import Kind, parse_segment_name, segment_name
-from wald.format.sealed_index import BatchTable, Frame, RouteEntry, SealedIndex, Shrunk, store_batches
+from wald.format.sealed_index import BatchTable, Frame, RouteEntry, SealedIndex, Shrunk, compress_section
 from wald.format.segment import (
     SEGMENT_HEADER,
     SEGMENT_MAGIC,
     SPARSE_INTERVAL_BYTES,
+    SPARSE_MAGIC,
     BadHeader,
     SegmentHeader,
     SparseIndex,
     decode_segment_header,
     decode_sparse_index,
+    encode_segment_header,
     encode_sparse_entry,
-    encode_sparse_header,
 )
 from wald.segments.raw_scan import FIRST_BATCH
 
@@ -162,7 +163,7 @@ class SegmentIndexBuilder:
             routes=self.routes(),
             sha256=sha256,
             damage=damage,
-            stored_batches=store_batches(self.table),
+            stored={"batches": compress_section(self.table.columns())},
             shrunk=self.shrunk(),
         )
 
@@ -218,7 +219,7 @@ class SparseIndexWriter:
             if not _is_another_file(path):
                 flags = os.O_WRONLY | os.O_APPEND | os.O_TRUNC | os.O_NOFOLLOW
                 self._descriptor = open_or_make_file(path, flags, FILE_MODE)
-        self._write(encode_sparse_header(header))
+        self._write(encode_segment_header(header, SPARSE_MAGIC))
 
     def add(self, sequence: int, position: int, append_time_ns: int) -> None:
         """Add the next batch; never raise OSError."""
