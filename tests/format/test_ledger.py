@@ -14,7 +14,6 @@ from wald.format.ledger_lines import (
     GENESIS,
     BadLine,
     RawJson,
-    decode_entries,
     decode_entry,
     decode_ledger,
     digest,
@@ -73,40 +72,40 @@ def test_a_line_without_its_lists_of_routes_has_all_the_rest(group: str) -> None
     routes = [{"route": "a", "cursors": {group: 7}}, {"route": "b", "cursors": {}}]
     entry = {"event": "shrunk", "base": 1, "routes": [["a", 1]], "dropped": routes, "lost": {"b": 2}, "boot": "b"}
     entry["long"] = "x" * 1024  # of short lines nothing is left out
-    line = encode_entry(entry | {"why": 'of "routes":[{"route"}]'}, GENESIS)[:-1]
-    (brief,), whole = decode_entries([line], listed=False), decode_entry(line)
+    line = encode_entry(entry | {"why": 'of "routes":[{"route"}]'}, GENESIS)
+    (brief,), (whole,) = decode_ledger(line, listed=False).entries, decode_ledger(line).entries
 
     assert brief.pop("dropped") in ([], routes)
     assert whole.pop("dropped") == routes
     assert brief == whole
-    plain = encode_entry(entry | {"dropped": routes[1:]}, GENESIS)[:-1]
-    assert [each["dropped"] for each in decode_entries([plain, plain], listed=False)] == [[], []]
+    plain = encode_entry(entry | {"dropped": routes[1:]}, GENESIS)
+    assert [each["dropped"] for each in decode_ledger(plain + plain, listed=False).entries] == [[], []]
 
 
 @settings(max_examples=50, deadline=None)
 @given(entries=ENTRIES)
 def test_lines_decode_at_once_as_they_do_one_by_one(entries: list[dict[str, Any]]) -> None:
-    lines = ledger(entries).split(b"\n")[:-1]
-    assert decode_entries(lines) == [decode_entry(line) for line in lines]
+    """All are decoded at once unless one is damaged, as the last one here."""
+    data = ledger(entries)
+    decoded, one_by_one = decode_ledger(data), decode_ledger(data + b"{}\n")
+    assert one_by_one.entries == decoded.entries
+    assert one_by_one.broken == [(len(entries) + 1, "not a ledger line")]
 
 
-def test_of_lines_decoded_at_once_the_first_damaged_one_is_named() -> None:
+def test_every_damaged_line_is_named() -> None:
     for flipped in every_flip(THREE):
         lines = flipped.split(b"\n")[:-1]
-        bad = next((number for number, line in enumerate(lines) if not is_whole(line)), None)
-        if bad is None:
-            assert len(decode_entries(lines)) == len(lines)  # the last newline is gone, and the line with it
-            continue
-        with pytest.raises(BadLine) as raised:
-            decode_entries(lines)
-        assert raised.value.number == bad
+        bad = {number for number, line in enumerate(lines, start=1) if not is_whole(line)}
+        decoded = decode_ledger(flipped)
+
+        assert len(decoded.entries) == len(lines) - len(bad)
+        assert bad <= {number for number, _ in decoded.broken}
 
 
 @pytest.mark.parametrize("pair", [(b'{"a":[1', b'2],"prev":""'), (b'{"prev":1},{"prev":2', b'{"prev":3')])
 def test_lines_that_are_only_json_together_are_no_lines(pair: tuple[bytes, bytes]) -> None:
-    sealed = [each + b',"crc":"%08x"}' % crc32c(each) for each in pair]
-    with pytest.raises(BadLine, match="not a ledger line"):
-        decode_entries(sealed)
+    sealed = [each + b',"crc":"%08x"}\n' % crc32c(each) for each in pair]
+    assert (1, "not a ledger line") in decode_ledger(b"".join(sealed)).broken
 
 
 def test_a_truncated_ledger_is_its_whole_lines_and_no_broken_one() -> None:

@@ -14,7 +14,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -34,7 +33,6 @@ from wald.format.ledger_lines import (
     Entry,
     PartFrame,
     PartIndex,
-    decode_entries,
     decode_entry,
     decode_ledger,
     decode_part_index,
@@ -123,17 +121,10 @@ def decompress_lines(stored: bytes, raw_bytes: int) -> bytes:
 
 def chained(path: Path, data: bytes, *, line: int, prev: str | None, listed: bool = True) -> tuple[list[Entry], str]:
     """Decode lines, from number ``line``, that follow digest ``prev``, if known; return them and the last digest."""
-    texts = data.split(b"\n")[:-1]
-    try:
-        entries = decode_entries(texts, listed=listed)
-    except BadLine as error:
-        raise damaged(path, line + error.number, str(error)) from error
-    for number, (entry, text) in enumerate(zip(entries, texts, strict=True), start=line):
-        entry.pop("append", None)
-        if entry.pop("prev") != prev and prev is not None:
-            raise damaged(path, number, "does not follow the line before it")
-        prev = sha256(text).hexdigest()
-    return entries, prev or GENESIS
+    decoded = decode_ledger(data, prev, listed=listed)
+    for number, reason in decoded.broken:
+        raise damaged(path, line + number - 1, reason)
+    return decoded.entries, decoded.tip
 
 
 def damaged(path: Path, number: int, reason: str) -> Damaged:

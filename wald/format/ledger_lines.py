@@ -1,8 +1,7 @@
 """Ledger lines: JSON with a checksum and a hash chain, and the sealed parts of a rotated ledger.
 
 docs/format.md, "A ledger" and "A sealed part of a ledger", describes both. ``prev`` reveals a changed, removed or
-inserted line; ``crc`` protects the last line too. Lines of one append share ``append``, because a power cut can leave
-any of their sectors without the others.
+inserted line; ``crc`` protects the last line too. A power cut can leave any sectors of the lines that share ``append``.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import json
 import re
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -47,10 +47,6 @@ class RawJson(str):
 class BadLine(ValueError):
     """The line is damaged."""
 
-    def __init__(self, reason: str, number: int = 0) -> None:
-        super().__init__(reason)
-        self.number = number  # index among the lines decoded, from 0
-
 
 @dataclass(frozen=True, slots=True)
 class DecodedLedger:
@@ -64,10 +60,7 @@ class DecodedLedger:
 
 def encode_entry(entry: Entry, prev: str, append: int | None = None) -> bytes:
     whole = entry | ({"prev": prev} if append is None else {"append": append, "prev": prev})
-    if any(isinstance(value, RawJson) for value in entry.values()):
-        text = f"{{{','.join(f'{_json(key)}:{_json(value)}' for key, value in whole.items())}"
-    else:
-        text = _json(whole)[:-1]
+    text = "{" + ",".join(f"{_encoded(key)}:{_json(value)}" for key, value in whole.items())
     # A path that is not UTF-8 contains surrogates, which JSON escapes preserve.
     covered = text.encode(errors="backslashreplace")
     return covered + b',"crc":"%08x"}\n' % crc32c(covered)
@@ -86,17 +79,18 @@ def digest(line: bytes) -> str:
     return hashlib.sha256(line.rstrip(b"\n")).hexdigest()
 
 
-def decode_ledger(data: bytes, tip: str | None = GENESIS) -> DecodedLedger:
-    """Decode a file and check the chain; ``tip`` is the digest of the line before the file, None if unknown."""
+def decode_ledger(data: bytes, tip: str | None = GENESIS, *, listed: bool = True) -> DecodedLedger:
+    """Decode lines and check the chain; ``tip`` is the digest of the line before them, None if unknown.
+
+    ``listed=False`` leaves long lists of routes empty, which is much faster.
+    """
     whole = data.rfind(b"\n") + 1
+    lines = data[:whole].split(b"\n")[:-1]
     entries: list[Entry] = []
     broken: list[tuple[int, str]] = []
-    number = 0
-    for number, line in enumerate(data[:whole].split(b"\n")[:-1], start=1):
-        try:
-            entry = decode_entry(line)
-        except BadLine as error:
-            broken.append((number, str(error)))
+    for number, (line, entry) in enumerate(zip(lines, _decode_lines(lines, listed=listed), strict=True), start=1):
+        if isinstance(entry, BadLine):
+            broken.append((number, str(entry)))
         else:
             entry.pop("append", None)
             prev = entry.pop("prev")
@@ -105,7 +99,7 @@ def decode_ledger(data: bytes, tip: str | None = GENESIS) -> DecodedLedger:
             entries.append(entry)
         tip = digest(line)
     if has_damaged_newline(data[whole:]):
-        broken.append((number + 1, "its newline is damaged"))
+        broken.append((len(lines) + 1, "its newline is damaged"))
     return DecodedLedger(entries, whole, broken, tip or GENESIS)
 
 
@@ -135,32 +129,27 @@ def decode_entry(line: bytes) -> Entry:
     return entry
 
 
-def decode_entries(lines: Sequence[bytes], *, listed: bool = True) -> list[Entry]:
-    """Decode lines in half the time of :func:`decode_entry`, or raise BadLine.
-
-    ``listed=False`` leaves long lists of routes empty, which is much faster.
-    """
-    try:
-        return _decode_whole(lines, listed=listed)
-    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
-        pass  # a damaged line, or a removed list with brackets in a name
-    entries: list[Entry] = []
-    for number, line in enumerate(lines):
+def _decode_lines(lines: Sequence[bytes], *, listed: bool) -> list[Entry | BadLine]:
+    """Decode lines in half the time of :func:`decode_entry` if all are intact."""
+    with suppress(AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        return _decode_intact(lines, listed=listed)
+    decoded: list[Entry | BadLine] = []  # one is damaged, or a removed list has brackets in a name
+    for line in lines:
         try:
-            entries.append(decode_entry(line))
+            decoded.append(decode_entry(line))
         except BadLine as error:
-            raise BadLine(str(error), number) from None
-    return entries
+            decoded.append(error)
+    return decoded
 
 
-def _decode_whole(lines: Sequence[bytes], *, listed: bool) -> list[Entry]:
+def _decode_intact(lines: Sequence[bytes], *, listed: bool) -> list[Entry | BadLine]:
     for line in lines:
         if not line.endswith(b',"crc":"%08x"}' % crc32c(line[:-_END_BYTES])):
             raise ValueError("damaged")
     text = b"[%s]" % b",".join(lines)
     if not listed and len(text) > _LONG_BYTES * len(lines):
         text = _LISTS.sub(rb'"\1":[]', text)
-    entries: list[Entry] = json.loads(text)
+    entries: list[Any] = json.loads(text)
     for entry, line in zip(entries, lines, strict=True):
         if entry.pop("crc") != line[-10:-2].decode() or "prev" not in entry:
             raise ValueError("not ledger lines")
