@@ -73,9 +73,6 @@ class SegmentName(NamedTuple):
     base_sequence: int
     kind: Kind
 
-    def __str__(self) -> str:
-        return segment_name(self.base_sequence, self.kind)
-
 
 def segment_name(base_sequence: int, kind: Kind) -> str:
     """Return a segment's file name.

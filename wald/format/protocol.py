@@ -12,11 +12,14 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
+from wald.format.names import SEQUENCE_MAX
+
 LINE_MAX_BYTES = 1024  # of a request line
 REQUEST_MAX_BYTES = 1 << 29  # of a payload; producers split larger ones
 FRAME_MAX_BYTES = 128 << 10  # of whole records that a client sends in one request; a socket buffers about twice that
-_HEX = re.compile(rb"[0-9A-Fa-f]{1,16}")
-_DECIMAL = re.compile(rb"[0-9]{1,20}")
+_OPTIONS = re.compile(  # sorted, with a space after each
+    rb"(?:enc=(lines|columns) )?(?:pid=(?!0+ )([0-9A-Fa-f]{1,16}) pseq=([0-9]{1,20}) (?:seen=([0-9]{1,20}) )?)?"
+)
 
 
 class Code(StrEnum):
@@ -127,36 +130,14 @@ def _parse_publish(words: list[bytes], request_max_bytes: int) -> Publish:
         raise ProtocolError(
             Code.TOO_LARGE, f"{payload_bytes} bytes; the limit is {request_max_bytes}", payload_bytes=payload_bytes
         )
-    try:
-        return Publish(words[1], payload_bytes, *_parse_options(words[3:]))
-    except (ValueError, KeyError):
+    options = _OPTIONS.fullmatch(b"".join(word + b" " for word in sorted(words[3:])))
+    if options is None or max(int(options[3] or 0), int(options[4] or 0)) > SEQUENCE_MAX:
         raise ProtocolError(
             Code.BAD_REQUEST,
             "options are enc=lines|columns, pid=<hex, not 0> with pseq=<n>, and with these seen=<sequence>",
             payload_bytes=payload_bytes,
-        ) from None
-
-
-def _parse_options(words: list[bytes]) -> tuple[bool, int, int, int | None]:
-    """Return columns, producer id, producer sequence and seen, or raise ValueError or KeyError."""
-    options: dict[bytes, bytes] = {}
-    for word in words:
-        name, _, value = word.partition(b"=")
-        options[name] = value
-    if len(options) < len(words) or not options.keys() <= {b"enc", b"pid", b"pseq", b"seen"}:
-        raise ValueError
-    columns = {b"columns": True, b"lines": False}[options.get(b"enc", b"lines")]
-    if (b"pid" in options) != (b"pseq" in options):
-        raise ValueError
-    pid, pseq = options.get(b"pid", b"0"), options.get(b"pseq", b"0")
-    if not (_HEX.fullmatch(pid) and _DECIMAL.fullmatch(pseq)):
-        raise ValueError
-    producer_id, producer_sequence = int(pid, 16), int(pseq)
-    if producer_sequence >= 1 << 64 or (b"pid" in options) != (producer_id > 0):
-        raise ValueError
-    seen = options.get(b"seen")
-    if seen is None:
-        return columns, producer_id, producer_sequence, None
-    if not producer_id or not _DECIMAL.fullmatch(seen) or int(seen) >= 1 << 64:
-        raise ValueError
-    return columns, producer_id, producer_sequence, int(seen)
+        )
+    columns, producer_id, seen = options[1] == b"columns", int(options[2] or b"0", 16), options[4]
+    return Publish(
+        words[1], payload_bytes, columns, producer_id, int(options[3] or 0), None if seen is None else int(seen)
+    )

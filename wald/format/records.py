@@ -99,15 +99,6 @@ def record_from_json(line: bytes | str) -> Record:
         raise ValueError(f"not a record ({error!r})") from error
 
 
-def split_lines(payload: bytes | memoryview) -> list[bytes]:
-    r"""Split at newlines only; the last piece may be empty.
-
-    >>> split_lines(b"one\r\n\ntwo")
-    [b'one\r', b'', b'two']
-    """
-    return bytes(payload).split(b"\n")
-
-
 def _headers(raw: bytes, form: Form) -> dict[str, Any]:
     try:
         headers = json.loads(raw.decode())
@@ -145,8 +136,7 @@ class BadColumns(ValueError):
     """The payload is malformed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Binary:
+class Binary(NamedTuple):
     """The Arrow buffers of one variable-size column."""
 
     validity: memoryview | None
@@ -191,31 +181,23 @@ def encode_columns(
     for column, entries in ((Column.KEYS, keys), (Column.HEADERS, headers)):
         if entries is not None:
             present |= column
-            parts += _binary([entry if entry is not None else b"" for entry in entries], _bitmap(entries))
-    parts += _binary(values, None)
+            parts += _nullable(entries)
+    parts += _binary(values)
     return PREFIX.pack(count, present) + _padded(parts)
 
 
 def with_first_headers(payload: bytes, headers: bytes) -> bytes:
     """Replace the headers of the first record."""
     columns = decode_columns(payload)
-    present = Column.HEADERS
-    parts: list[bytes | memoryview] = []
-    if columns.times is not None:
-        present |= Column.TIMES
-        parts.append(columns.times)
-    if columns.keys is not None and columns.keys.validity is not None:
-        present |= Column.KEYS
-        parts += [columns.keys.validity, columns.keys.offsets, columns.keys.data]
+    count, present = PREFIX.unpack_from(payload)
     if columns.headers is None:
-        validity = b"\x01" + bytes((columns.count + 7) // 8 - 1)
-        offsets = bytes(4) + len(headers).to_bytes(4, "little") * columns.count
-        parts += [validity, offsets, headers]
+        validity = b"\x01" + bytes((count + 7) // 8 - 1)
+        changed = [validity, bytes(4) + len(headers).to_bytes(4, "little") * count, headers]
     else:
-        entries = [headers, *columns.headers.to_list()[1:]]
-        parts += _binary([entry or b"" for entry in entries], _bitmap(entries))
-    parts += [columns.values.offsets, columns.values.data]
-    return PREFIX.pack(columns.count, present) + _padded(parts)
+        changed = _nullable([headers, *columns.headers.to_list()[1:]])
+    before = [part for part in (columns.times, *(columns.keys or ())) if part is not None]
+    parts = [*before, *changed, columns.values.offsets, columns.values.data]
+    return PREFIX.pack(count, present | Column.HEADERS) + _padded(parts)
 
 
 def first_headers(payload: bytes | memoryview) -> bytes | None:
@@ -282,15 +264,14 @@ def _padded(parts: Iterable[bytes | memoryview]) -> bytes:
     return b"".join(buffer for part in parts for buffer in (part, bytes(padded(len(part)) - len(part))))
 
 
-def _bitmap(entries: Iterable[bytes | None]) -> bytes:
+def _nullable(entries: Sequence[bytes | None]) -> list[bytes]:
     digits = "".join("0" if entry is None else "1" for entry in entries)
-    return int(digits[::-1] or "0", 2).to_bytes((len(digits) + 7) // 8, "little")
+    bitmap = int(digits[::-1] or "0", 2).to_bytes((len(digits) + 7) // 8, "little")
+    return [bitmap, *_binary([entry or b"" for entry in entries])]
 
 
-def _binary(values: Sequence[bytes], bitmap: bytes | None) -> list[bytes]:
-    offsets = struct.pack(f"<{len(values) + 1}i", *accumulate(map(len, values), initial=0))
-    data = [offsets, b"".join(values)]
-    return data if bitmap is None else [bitmap, *data]
+def _binary(values: Sequence[bytes]) -> list[bytes]:
+    return [struct.pack(f"<{len(values) + 1}i", *accumulate(map(len, values), initial=0)), b"".join(values)]
 
 
 def not_before(headers: bytes | None) -> int:
@@ -309,13 +290,7 @@ def not_before(headers: bytes | None) -> int:
 
 
 def check_not_before(due_ns: int) -> int:
-    """Return a due time that can be in ns since 1970, or raise ValueError.
-
-    >>> check_not_before(1_700_000_000)
-    Traceback (most recent call last):
-    ...
-    ValueError: not_before 1700000000 is before 2001-09-09 in ns since 1970, so it is in another unit
-    """
+    """Return a due time that can be in ns since 1970, or raise ValueError."""
     if due_ns < _EARLIEST_NS:
         raise ValueError(f"not_before {due_ns} is before 2001-09-09 in ns since 1970, so it is in another unit")
     return due_ns

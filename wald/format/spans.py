@@ -1,7 +1,7 @@
 """Sets of sequences as spans, ranges with both ends included, and their run lengths in JSON.
 
-Run lengths describe the sequences of one route in a ledger line: alternately the number of sequences of other routes
-and of this one. docs/format.md, "A ledger", describes how they are stored.
+Run lengths of a route in a ledger line alternate between other routes' sequences and its own (docs/format.md, "A
+ledger").
 """
 
 from __future__ import annotations

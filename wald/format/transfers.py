@@ -1,9 +1,8 @@
 """The transfers file: bytes on their way from a pipe to the log.
 
-The bytes stay in the pipe until they are on disk, so for a moment they are in both places. A slot (docs/format.md, "The
-transfers") tells the daemon's next start whether the bytes have left the pipe: one readv(2) removes all of them and
-stores the first in the mark, which was that byte XOR 0xFF. Linux does not interrupt a read whose bytes are available,
-so all bytes or none have left, whenever the process is killed. See ``wald.daemon.pipes``.
+The bytes stay in the pipe until they are on disk. A slot (docs/format.md, "The transfers") tells the next start whether
+they have left it: one readv(2) removes all of them and stores the first in the mark, which was that byte XOR 0xFF.
+Linux does not interrupt a read whose bytes are available, so all bytes or none have left.
 """
 
 from __future__ import annotations

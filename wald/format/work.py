@@ -1,8 +1,7 @@
 """The journal of a work group: lines of JSON, each with a checksum (docs/format.md, "The journal of a work group").
 
-The first line identifies the group, a page is a snapshot of some records, every other line is one :class:`Commit`.
-Ranges are flat lists of first and last sequences; times are ns since 1970. An unreadable line is the result of a crash
-unless the ``synced`` of a later line says that it was on disk.
+The first line identifies the group, a page is a snapshot of some records, every other line is one :class:`Commit`. An
+unreadable line is the result of a crash unless the ``synced`` of a later line says that it was on disk.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from wald.format.ledger_lines import decode_line, encode_line
 
@@ -64,8 +63,7 @@ class DeadRecord:
     after: int  # the durable head then; the dead letter, if written, is after it
 
 
-@dataclass(slots=True)  # not frozen: that would take three times as long for each lease
-class WorkerLease:
+class WorkerLease(NamedTuple):
     """Records leased to a worker."""
 
     worker: str
@@ -73,8 +71,7 @@ class WorkerLease:
     runs: Pairs
 
 
-@dataclass(frozen=True, slots=True)
-class FailureReason:
+class FailureReason(NamedTuple):
     """A worker's reason for the last return of records."""
 
     reason: str  # "" leaves the previous reason unchanged
@@ -102,7 +99,7 @@ class Commit:
 
 Line = Start | Page | Commit
 _RANGES = (("done", "done"), ("back", "returned"), ("in", "read"), ("due", "due"))  # JSON key, attribute of Commit
-_LEASES = (("out", "leased"), ("longer", "extended"))
+_RUNS = (("out", "leased", WorkerLease), ("longer", "extended", WorkerLease), ("why", "reasons", FailureReason))
 
 
 def encode_work(line: Line, synced: int) -> bytes:
@@ -120,11 +117,9 @@ def encode_work(line: Line, synced: int) -> bytes:
             fields |= {name: _flat(pairs) for name, pairs in (("more", more), ("due", line.due)) if pairs}
         case Commit():
             fields = {name: _flat(pairs) for name, attribute in _RANGES if (pairs := getattr(line, attribute))}
-            for name, attribute in _LEASES:
-                if leases := getattr(line, attribute):
-                    fields[name] = [[each.worker, each.until_ns, *_flat(each.runs)] for each in leases]
-            if line.reasons:
-                fields["why"] = [[each.reason, each.tries, *_flat(each.runs)] for each in line.reasons]
+            for name, attribute, _ in _RUNS:
+                if entries := getattr(line, attribute):
+                    fields[name] = [[text, number, *_flat(runs)] for text, number, runs in entries]
             if line.dead:
                 fields["dead"] = [asdict(dead) for dead in line.dead]
     return encode_line({**fields, "synced": synced})
@@ -146,8 +141,9 @@ def decode_work(data: bytes) -> tuple[Line, int]:
         if "page" in fields:
             return _page(fields), synced
         lists: dict[str, Any] = {attribute: _pairs(fields.pop(name, [])) for name, attribute in _RANGES}
-        lists |= {attribute: [_lease(*each) for each in fields.pop(name, [])] for name, attribute in _LEASES}
-        lists["reasons"] = [_reason(*each) for each in fields.pop("why", [])]
+        for name, attribute, kind in _RUNS:
+            entries = fields.pop(name, [])
+            lists[attribute] = [kind(str(text), int(number), _pairs(runs)) for text, number, *runs in entries]
         lists["dead"] = [DeadRecord(**dead) for dead in fields.pop("dead", [])]
         if fields:
             raise BadWork(f"unknown fields: {', '.join(fields)}")
@@ -194,14 +190,6 @@ def _page(fields: Mapping[str, Any]) -> Page:
     for sequence, number in _pairs(fields.get("more", [])):
         tries[sequence - first] = number
     return Page(first, bytes(tries), _pairs(fields.get("due", [])))
-
-
-def _lease(worker: str, until_ns: int, *runs: int) -> WorkerLease:
-    return WorkerLease(str(worker), int(until_ns), _pairs(list(runs)))
-
-
-def _reason(reason: str, tries: int, *runs: int) -> FailureReason:
-    return FailureReason(str(reason), int(tries), _pairs(list(runs)))
 
 
 def _flat(pairs: Pairs) -> list[int]:

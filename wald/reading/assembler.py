@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from wald.errors import Damaged
 from wald.format.batch import BatchHeader, Encoding, Flag, StoredBatch
 from wald.format.log_state import FIFO_PEER, STDIN_PEER, UNKNOWN_PEER, Peer
-from wald.format.records import Record, decode_columns, split_lines
+from wald.format.records import Record, decode_columns
 from wald.format.sealed_index import RouteEntry
 from wald.reading.scanner import DamagedRange
 from wald.retention.missing import last_by_route
@@ -200,7 +200,7 @@ class Batch:
         """Decode the records without creating an object for each."""
         route, first, count, time_ns = self.route, self.first_sequence, self.count, self.header.append_time_ns
         if not self.is_columns:
-            return Rows(route, first, count, time_ns, split_lines(self.payload), terminated=self.terminated)
+            return Rows(route, first, count, time_ns, bytes(self.payload).split(b"\n"), terminated=self.terminated)
         columns = decode_columns(self.payload)
         here = slice(self.skipped, self.skipped + count)
         values = [value or b"" for value in columns.values.to_list()[here]]

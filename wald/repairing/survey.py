@@ -254,10 +254,11 @@ class _Examination:
         """Sort originals of interrupted shrinkings; if both forms are intact, wald-reclaim decides by the cursors."""
         listed = {each.base_sequence: each for each in self._listing.segments}
         for name in sorted(os.listdir(self._root.segments)):
-            path, found = self._root.segments / name, parse_segment_name(name.removesuffix(WHOLE_SUFFIX))
+            path, shrunk = self._root.segments / name, self._root.segments / name.removesuffix(WHOLE_SUFFIX)
+            found = parse_segment_name(shrunk.name)
             if not name.endswith(WHOLE_SUFFIX) or found is None or found.kind is not Kind.SEALED:
                 continue
-            segment, shrunk = Segment(found.base_sequence, Kind.SEALED, path), path.with_name(str(found))
+            segment = Segment(found.base_sequence, Kind.SEALED, path)
             if self._verification.misplaced(segment):
                 self._hidden.append(segment)
             elif check(replace(self._verification.target(segment), open_ended=True)).errors:
