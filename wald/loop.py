@@ -27,11 +27,6 @@ class _Stop(threading.Event):
         return self.signalled or super().wait(timeout)
 
 
-def _ending() -> list[signal.Signals]:
-    """Return the signals that would end this process, with SIGHUP unless nohup has ignored it."""
-    return [*SIGNALS, *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else [])]
-
-
 def outlive_signals() -> None:
     """Survive the terminal's signals, in a forked child that waits for another process."""
     # Caught, not ignored: a program that this process starts would inherit ignored signals.
@@ -67,7 +62,8 @@ def stop_on_signals(again: Callable[[], None] = lambda: None) -> Iterator[thread
         # In another thread: the signal may have interrupted this one while it holds the event's lock.
         threading.Thread(target=stop.set).start()
 
-    before = {number: signal.signal(number, handle) for number in _ending()}
+    hangup = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else []
+    before = {number: signal.signal(number, handle) for number in (*SIGNALS, *hangup)}
     try:
         yield stop
     finally:

@@ -28,53 +28,31 @@ from wald.segments.durable_end import seconds_ahead
 from wald.writing.writer import Route, Writer
 
 
-@dataclass(frozen=True, slots=True)
-class RouteEntry:
-    """Writable route."""
-
-    route: Route
-    writers: Collection[int] | None  # user ids; None: all
-
-
 class Routes:
     """Cache of the routes by name."""
 
     def __init__(self, root: Root, writers: Mapping[str, Collection[int]]) -> None:
+        self.writers = writers  # user ids by route; all users may write to the others
         self._root = root
-        self._writers = writers
-        self._entries: dict[bytes, RouteEntry] = {}
+        self._entries: dict[bytes, tuple[Route, Collection[int] | None]] = {}
 
     def find(self, name: bytes, user_id: int) -> Route:
         """Raise ProtocolError if the name is invalid, the route absent or retired, or the user may not write to it."""
-        entry = self._entries.get(name) or self._read(name)
-        if entry.writers is not None and user_id not in entry.writers:
-            raise ProtocolError(Code.DENIED, f"user {user_id} may not write to {entry.route.name}")
-        return entry.route
-
-    def is_owner(self, user_id: int) -> bool:
-        return user_id in (0, os.geteuid())
-
-    def has_writers(self, name: str) -> bool:
-        return name in self._writers
-
-    def lets_write(self, name: str, user_id: int) -> bool:
-        writers = self._writers.get(name)
-        return writers is None or user_id in writers
-
-    def lets_retire(self, name: str, user_id: int) -> bool:
-        """Return True if a user may restore or retire a route; retiring allows its unread records to be deleted."""
-        return self.is_owner(user_id) or user_id in self._writers.get(name, ())
+        route, writers = self._entries.get(name) or self._read(name)
+        if writers is not None and user_id not in writers:
+            raise _denied(user_id, f"write to {route.name}")
+        return route
 
     def forget(self, name: str | None = None, *, writers: Mapping[str, Collection[int]] | None = None) -> None:
         """Invalidate one changed route, or all."""
         if writers is not None:
-            self._writers = writers
+            self.writers = writers
         if name is None:
             self._entries.clear()
         else:
             self._entries.pop(name.encode(), None)
 
-    def _read(self, name: bytes) -> RouteEntry:
+    def _read(self, name: bytes) -> tuple[Route, Collection[int] | None]:
         text = name.decode("utf-8", "replace")
         try:
             found = self._root.has_route(text)
@@ -84,7 +62,7 @@ class Routes:
             raise ProtocolError(Code.NO_ROUTE, f"there is no route {text!r}; ROUTE ADD {text} creates it")
         if self._root.retired(text).exists():
             raise ProtocolError(Code.NO_ROUTE, f"the route {text!r} is retired; ROUTE ADD {text} reactivates it")
-        entry = self._entries[name] = RouteEntry(Route.named(text), self._writers.get(text))
+        entry = self._entries[name] = Route.named(text), self.writers.get(text)
         return entry
 
 
@@ -95,30 +73,22 @@ _USAGE = (
 
 _MODE = re.compile("mode=([0-7]+)")
 _CONSUMERS = "consumers="
+_OWNERS = "that is for the log's owner"
 _CUT_SECONDS = 1.0  # each segment costs syncs, a file, and a line in the ledger
 
 
+@dataclass(slots=True, eq=False)
 class Commands:
-    """Executor of commands; ``status`` returns the reply to STAT."""
+    """Executor of commands; ``_status`` returns the reply to STAT."""
 
-    def __init__(
-        self,
-        root: Root,
-        disk: Disk,
-        writer: Writer,
-        committer: Committer,
-        intake: Intake,
-        routes: Routes,
-        status: Callable[[], dict[str, object]],
-    ) -> None:
-        self._root = root
-        self._disk = disk
-        self._writer = writer
-        self._committer = committer
-        self._intake = intake
-        self._routes = routes
-        self._status = status
-        self._next_cut_at = 0.0  # for users other than the owner
+    _root: Root
+    _disk: Disk
+    _writer: Writer
+    _committer: Committer
+    _intake: Intake
+    _routes: Routes
+    _status: Callable[[], dict[str, object]]
+    _next_cut_at: float = 0.0  # for users other than the owner
 
     def answer(self, command: Command, user_id: int) -> bytes:
         try:
@@ -137,6 +107,8 @@ class Commands:
                     return self._add_route(name, options, user_id)
                 case "ROUTE", ("RETIRE", str(name)):
                     return self._retire_route(name, user_id)
+        except ProtocolError as error:
+            return encode_err(error.code, error.message)
         except InvalidInput as error:
             return encode_err(Code.BAD_ROUTE, error.message)
         except NotFound as error:
@@ -158,19 +130,18 @@ class Commands:
         if not self._writer.advanced:
             return encode_ok(f"nothing-to-cut {self._writer.base_sequence}")
         now = time.monotonic()
-        if not self._routes.is_owner(user_id):
+        if not _is_owner(user_id):
             if now < self._next_cut_at:
-                return encode_err(
-                    Code.BUSY, f"the log was cut less than {_CUT_SECONDS:g} s ago; wait, or ask its owner"
-                )
+                message = f"the log was cut less than {_CUT_SECONDS:g} s ago; wait, or ask its owner"
+                return encode_err(Code.BUSY, message)
             self._next_cut_at = now + _CUT_SECONDS
         if not self._committer.cut():
             return encode_err(Code.FULL, "there is no room for the next segment; this one continues")
         return encode_ok(f"cut {self._writer.base_sequence}")
 
     def _step_clock(self, user_id: int) -> bytes:
-        if not self._routes.is_owner(user_id):
-            return encode_err(Code.DENIED, f"user {user_id} may not step the clock: that is for the log's owner")
+        if not _is_owner(user_id):
+            raise _denied(user_id, f"step the clock: {_OWNERS}")
         state, now_ns = self._writer.state, time.time_ns()
         if not seconds_ahead(state.append_time_ns, now_ns):
             return encode_ok(f"nothing-to-step {state.next_sequence}")
@@ -190,9 +161,17 @@ class Commands:
             else:
                 message = f"options are fifo, mode=<octal> and consumers=<group id>, not {option!r}"
                 return encode_err(Code.BAD_REQUEST, message)
-        if refusal := self._refusal_to_add(name, user_id, fifo=fifo, mode=mode, consumers=consumers):
-            return refusal
-        if fifo and self._routes.has_writers(name):
+        writers = self._routes.writers.get(name)
+        if self._root.retired(name).exists():
+            self._require_retirer(name, user_id, f"take {name} back")
+        if not _is_owner(user_id):
+            if mode is not None:
+                raise _denied(user_id, f"set a FIFO's mode: {_OWNERS}")
+            if consumers is not None:
+                raise _denied(user_id, f"set consumers: {_OWNERS}")
+            if writers is not None and (fifo or user_id not in writers):
+                raise _denied(user_id, f"change {name}: its settings name writers, and only they may")
+        if fifo and writers is not None:
             mode = OWNERS_FIFO_MODE if mode is None else mode
             if mode & ~OWNERS_FIFO_MODE:
                 limit = f"the mode of its FIFO, which admits users too, may be {OWNERS_FIFO_MODE:o} at most"
@@ -200,31 +179,22 @@ class Commands:
         self.make_route(name, fifo=fifo, mode=mode, consumers=consumers)
         return encode_ok(f"added {name}")
 
-    def _refusal_to_add(self, name: str, user_id: int, *, fifo: bool, mode: int | None, consumers: str | None) -> bytes:
-        """Return the refusal; b"" if the user may."""
-        routes = self._routes
-        if self._root.retired(name).exists() and not routes.lets_retire(name, user_id):
-            return _refuse_retirement(user_id, f"take {name} back")
-        if routes.is_owner(user_id):
-            return b""
-        if mode is not None:
-            return encode_err(Code.DENIED, f"user {user_id} may not set a FIFO's mode: that is for the log's owner")
-        if consumers is not None:
-            return encode_err(Code.DENIED, f"user {user_id} may not set consumers: that is for the log's owner")
-        if routes.has_writers(name) and (fifo or not routes.lets_write(name, user_id)):
-            message = f"user {user_id} may not change {name}: its settings name writers, and only they may"
-            return encode_err(Code.DENIED, message)
-        return b""
-
     def _retire_route(self, name: str, user_id: int) -> bytes:
-        if not self._routes.lets_retire(name, user_id):
-            return _refuse_retirement(user_id, f"retire {name}")
-        now = utc(time.time_ns(), 3)
-        retire_route(self._root, self._disk, name, now=now)
+        self._require_retirer(name, user_id, f"retire {name}")
+        retire_route(self._root, self._disk, name, now=utc(time.time_ns(), 3))
         self._routes.forget(name)
         self._intake.drop(name)
         return encode_ok(f"retired {name}")
 
+    def _require_retirer(self, name: str, user_id: int, action: str) -> None:
+        """Require a user who may retire the route, which allows its unread records to be deleted."""
+        if not _is_owner(user_id) and user_id not in self._routes.writers.get(name, ()):
+            raise _denied(user_id, f"{action}: {_OWNERS} and its writers")
 
-def _refuse_retirement(user_id: int, action: str) -> bytes:
-    return encode_err(Code.DENIED, f"user {user_id} may not {action}: that is for the log's owner and its writers")
+
+def _is_owner(user_id: int) -> bool:
+    return user_id in (0, os.geteuid())
+
+
+def _denied(user_id: int, action: str) -> ProtocolError:
+    return ProtocolError(Code.DENIED, f"user {user_id} may not {action}")

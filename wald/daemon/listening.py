@@ -13,9 +13,10 @@ import socket
 import stat
 import struct
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from structlog.typing import FilteringBoundLogger
 
@@ -44,8 +45,9 @@ def check_socket(path: Path, root: Path) -> None:
         raise _refusal(path, f"this user may not write to {path.parent}")
     if os.path.lexists(path) and not stat.S_ISSOCK(path.lstat().st_mode):
         raise _refusal(path, "the file there is not a socket")
-    listener = _find_listener(path)
-    if listener is not None and (path.parent != root or _is_systemd(listener)):
+    found, process = _connect(path)
+    is_listening = found in (0, errno.EAGAIN)
+    if is_listening and (path.parent != root or process == 1 or process_name(process) == "systemd"):
         raise _refusal(path, "another program listens on it, perhaps systemd for a socket unit")
 
 
@@ -73,8 +75,12 @@ class Listener:
             if self._is_systemds:
                 message = f"{path}: the socket that systemd made was {how}, and no program can connect"
                 raise InvalidInput(message, case="socket-of-systemd-gone")
-            if found is not None:
-                _require_unused(path)
+            if found is not None and (kind := _occupant(path)):
+                raise InvalidInput(
+                    f"{path}: the socket was replaced by {kind}, and no program can connect to this daemon",
+                    case="socket-replaced",
+                    path=path,
+                )
             self.socket = _listen(path, self._mode, replace=found is not None)
         except InvalidInput as error:
             before, self._reported = self._reported, error.message
@@ -114,8 +120,7 @@ def process_name(process: int) -> str:
         return ""
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionRefusal:
+class ConnectionRefusal(NamedTuple):
     """Reason for refusing a connection."""
 
     message: str
@@ -132,25 +137,22 @@ class ConnectionLimits:
         self._journal = journal
         self._connections_max = connections_max
         self._per_user_max = per_user_max
-        self._reserved = connections_max // _OWNERS_SHARE
         self._owners = frozenset({0, os.geteuid()})
-        self.count: dict[int, int] = {}  # by user id, without zeros
+        self.count: Counter[int] = Counter()  # by user id
         self._refused = 0
         self._reported_at = float("-inf")
 
     def check(self, user_id: int, descriptor: int) -> ConnectionRefusal | None:
         if not self.leaves_enough(descriptor):
             return ConnectionRefusal("too few descriptors are left")
-        total = sum(self.count.values())
+        most = self._connections_max
         if user_id not in self._owners:
-            if self.count.get(user_id, 0) >= self._per_user_max:
+            if self.count[user_id] >= self._per_user_max:
                 return ConnectionRefusal(f"user {user_id} has {self._per_user_max} connections already", user_id)
-            total += self._reserved
-        return (
-            ConnectionRefusal(f"{self._connections_max} connections are open already")
-            if total >= self._connections_max
-            else None
-        )
+            most -= self._connections_max // _OWNERS_SHARE
+        if self.count.total() >= most:
+            return ConnectionRefusal(f"{self._connections_max} connections are open already")
+        return None
 
     def leaves_enough(self, descriptor: int) -> bool:
         """Return True if the log keeps enough descriptors; the kernel allocates the lowest free one."""
@@ -158,12 +160,10 @@ class ConnectionLimits:
         return descriptor < soft - _RESERVED_DESCRIPTORS
 
     def add(self, user_id: int) -> None:
-        self.count[user_id] = self.count.get(user_id, 0) + 1
+        self.count[user_id] += 1
 
     def remove(self, user_id: int) -> None:
-        self.count[user_id] -= 1
-        if not self.count[user_id]:
-            del self.count[user_id]
+        self.count -= Counter((user_id,))  # removes zeros
 
     def report(self, user_id: int, message: str) -> None:
         """Count a connection refused or closed because of a limit; log at most one every 10 seconds."""
@@ -200,27 +200,18 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _find_listener(path: Path) -> int | None:
+def _occupant(path: Path) -> str:
+    """Return the kind of a file that is not a socket, or on which a process may listen; "" for an unused socket."""
+    found, _ = _connect(path)
+    if not (os.path.lexists(path) and stat.S_ISSOCK(path.lstat().st_mode)):
+        return "a file"
+    return "" if found in (errno.ECONNREFUSED, errno.ENOENT) else "another"
+
+
+def _connect(path: Path) -> tuple[int, int]:
+    """Return the error of a connection, or 0, and the listening process, or 0."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as client:
-        if client.connect_ex(str(path)) not in (0, errno.EAGAIN):
-            return None
-        return peer_of(client)[0]
-
-
-def _require_unused(path: Path) -> None:
-    """Raise InvalidInput if the file is not a socket, or a process may listen on it."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as client:
-        found = client.connect_ex(str(path))
-        is_socket = os.path.lexists(path) and stat.S_ISSOCK(path.lstat().st_mode)
-        if found not in (errno.ECONNREFUSED, errno.ENOENT) or not is_socket:
-            message = f"{path}: the socket was replaced by {'another' if is_socket else 'a file'}"
-            raise InvalidInput(
-                f"{message}, and no program can connect to this daemon", case="socket-replaced", path=path
-            )
-
-
-def _is_systemd(process: int) -> bool:
-    return process_name(process) == "systemd" or process == 1
+        return client.connect_ex(str(path)), peer_of(client)[0]
 
 
 def _refusal(path: Path, reason: str) -> InvalidInput:

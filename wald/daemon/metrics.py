@@ -16,9 +16,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import wald
 from wald.exposition import (
@@ -40,38 +41,7 @@ _REST = 9  # minimum pause, in durations of a run: it uses a tenth of one core
 _FIRST_SECONDS = 3.0  # the scraper that starts a run waits for its output
 _RUN_SECONDS = 600.0
 _NICENESS = 5  # with 19 a run would take minutes on a busy machine
-_KIB = 1 << 10
-_COUNTERS = {
-    "turns": "Commit rounds that wrote records",
-    "records": "Durable records",
-    "payload_bytes": "Payload bytes of durable records",
-    "written_bytes": "Bytes written to segments",
-    "cuts": "Segments cut",
-    "sealed": "Segments sealed",
-    "sealed_bytes": "Bytes of sealed segments",
-    "seal_failures": "Failed attempts to seal a segment",
-    "write_failures": "Failed writes and syncs",
-    "connections_refused": "Connections refused, or closed because the client did not read its replies",
-    "fifos_replaced": "FIFOs created again after they were removed or replaced",
-}
-_GAUGES = {
-    "head_sequence": "Last durable sequence",
-    "epoch": "Epoch of the daemon",
-    "connections": "Open connections",
-    "free_bytes": "Free space under the root when last checked",
-    "needed_bytes": "Free space needed to accept input",
-    "degraded": "1 while the daemon does not accept input because the disk is nearly full",
-    "held_requests": "Requests that wait for disk space",
-    "recovery_errors": "Errors that recovery found at the start and that no crash explains",
-    "fifo_troubles": "Unreadable FIFOs, and files written in place of a FIFO",
-    "trimmed_bytes": "Bytes of an unfinished write that recovery removed at the start",
-}
-_HISTOGRAMS = {
-    "commit_seconds": "Time of a commit round's writes and syncs",
-    "sync_seconds": "Time of a sync of the active segment",
-    "turn_records": "Records per commit round",
-    "turn_bytes": "Bytes written per commit round",
-}
+_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 
 
 class Recovery(StrEnum):
@@ -82,43 +52,51 @@ class Recovery(StrEnum):
     DAMAGED = "damaged"  # durable bytes are missing or wrong
 
 
-def _seconds() -> Histogram:
-    """Return buckets from a fast sync to a hanging one."""
-    return Histogram(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+def _counter(meaning: str) -> Any:
+    return field(default=0, metadata={"metric": lambda name, value: counter(f"{name}_total", meaning, value)})
+
+
+def _gauge(meaning: str, default: float = 0) -> Any:
+    return field(default=default, metadata={"metric": lambda name, value: gauge(name, meaning, value)})
+
+
+def _histogram(meaning: str, *bounds: float) -> Any:
+    measure = {"metric": lambda name, value: histogram(name, meaning, value)}
+    return field(default_factory=lambda: Histogram(*bounds), metadata=measure)
 
 
 @dataclass(slots=True)
 class Metrics:
-    """Numbers of one run, described by the help texts; ``*_since`` is a monotonic time, or 0."""
+    """Numbers of one run; ``*_since`` is a monotonic time, or 0."""
 
+    turns: int = _counter("Commit rounds that wrote records")
+    records: int = _counter("Durable records")
+    payload_bytes: int = _counter("Payload bytes of durable records")
+    written_bytes: int = _counter("Bytes written to segments")
+    cuts: int = _counter("Segments cut")
+    sealed: int = _counter("Segments sealed")
+    sealed_bytes: int = _counter("Bytes of sealed segments")
+    seal_failures: int = _counter("Failed attempts to seal a segment")
+    write_failures: int = _counter("Failed writes and syncs")
+    connections_refused: int = _counter("Connections refused, or closed because the client did not read its replies")
+    fifos_replaced: int = _counter("FIFOs created again after they were removed or replaced")
+    head_sequence: int = _gauge("Last durable sequence")
+    epoch: int = _gauge("Epoch of the daemon")
+    connections: int = _gauge("Open connections")
+    free_bytes: int = _gauge("Free space under the root when last checked")
+    needed_bytes: int = _gauge("Free space needed to accept input")
+    degraded: bool = _gauge("1 while the daemon does not accept input because the disk is nearly full", False)
+    held_requests: int = _gauge("Requests that wait for disk space")
+    recovery_errors: int = _gauge("Errors that recovery found at the start and that no crash explains")
+    fifo_troubles: int = _gauge("Unreadable FIFOs, and files written in place of a FIFO")
+    trimmed_bytes: int = _gauge("Bytes of an unfinished write that recovery removed at the start")
+    commit_seconds: Histogram = _histogram("Time of a commit round's writes and syncs", *_SECONDS)  # noqa: RUF009
+    sync_seconds: Histogram = _histogram("Time of a sync of the active segment", *_SECONDS)  # noqa: RUF009
+    turn_records: Histogram = _histogram("Records per commit round", *(10**power for power in range(7)))  # noqa: RUF009
+    turn_bytes: Histogram = _histogram("Bytes written per commit round", *(1 << power for power in range(10, 27, 2)))  # noqa: RUF009
     log_id: str = ""
-    turns: int = 0
-    records: int = 0
-    payload_bytes: int = 0
-    written_bytes: int = 0
-    commit_seconds: Histogram = field(default_factory=_seconds)
-    sync_seconds: Histogram = field(default_factory=_seconds)
-    turn_records: Histogram = field(default_factory=lambda: Histogram(*(10**power for power in range(7))))
-    turn_bytes: Histogram = field(default_factory=lambda: Histogram(*(_KIB << 2 * power for power in range(9))))
-    cuts: int = 0
-    sealed: int = 0
-    sealed_bytes: int = 0
-    seal_failures: int = 0
-    write_failures: int = 0
     recovery: Recovery = Recovery.CLEAN
-    recovery_errors: int = 0
-    trimmed_bytes: int = 0
-    fifos_replaced: int = 0
-    fifo_troubles: int = 0
-    head_sequence: int = 0
-    epoch: int = 0
-    connections: int = 0
-    connections_refused: int = 0
-    free_bytes: int = 0
-    needed_bytes: int = 0
-    degraded: bool = False
     degraded_by: str = ""  # a Cause
-    held_requests: int = 0
     over_quota: Samples = field(default_factory=dict)  # unread bytes by route and policy
     held_since: float = 0.0  # input waits for disk space
     held_seconds: float = 0.0  # of earlier waits
@@ -127,7 +105,8 @@ class Metrics:
 
     def histograms(self) -> dict[str, dict[str, object]]:
         """Return the histograms of ``wald latency`` by name."""
-        return {name: getattr(self, name).to_json() for name in _HISTOGRAMS}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value.to_json() for name, value in values.items() if isinstance(value, Histogram)}
 
     def hold(self, now: float, *, waits: bool) -> None:
         if waits:
@@ -136,18 +115,10 @@ class Metrics:
             self.held_seconds += now - self.held_since
             self.held_since = 0.0
 
-    # Each reads its field once: the loop may change it between two reads.
-    def total_held_seconds(self, now: float) -> float:
-        since = self.held_since
-        return self.held_seconds + (now - since if since else 0.0)
 
-    def stalled_seconds(self, now: float) -> float:
-        since = self.waiting_since
-        return max(0.0, now - since) if since else 0.0
-
-    def seal_stalled_seconds(self, now: float) -> float:
-        since = self.seal_waits_since
-        return now - since if since else 0.0
+def elapsed(since: float, now: float) -> float:
+    """Return the seconds since a time of :class:`Metrics`, which the loop may change in the meantime."""
+    return max(0.0, now - since) if since else 0.0
 
 
 def pages(metrics: Metrics, process: MetricsProcess, *, stall_timeout: float) -> Pages:
@@ -164,10 +135,10 @@ def pages(metrics: Metrics, process: MetricsProcess, *, stall_timeout: float) ->
 
 def health(metrics: Metrics, now: float, stall_timeout: float) -> tuple[int, str]:
     """Return the HTTP status and message."""
-    stalled = metrics.stalled_seconds(now)
+    stalled = elapsed(metrics.waiting_since, now)
     if stalled > stall_timeout:
         return 503, f"stalled: input has waited for {stalled:.0f} s; the head is at {metrics.head_sequence}"
-    seal_stalled = metrics.seal_stalled_seconds(now)
+    seal_stalled = elapsed(metrics.seal_waits_since, now)
     if seal_stalled > stall_timeout:
         failures = f"{metrics.seal_failures} attempts failed"
         return 200, f"degraded: no segment was sealed for {seal_stalled:.0f} s although some wait ({failures})"
@@ -180,12 +151,9 @@ def health(metrics: Metrics, now: float, stall_timeout: float) -> tuple[int, str
 def daemon_metrics(metrics: Metrics, failures: int) -> Iterator[Metric]:
     """Yield the daemon's metrics, with ``failures`` of :class:`MetricsProcess`."""
     now = time.monotonic()
-    for name, meaning in _COUNTERS.items():
-        yield counter(f"wald_{name}_total", meaning, getattr(metrics, name))
-    for name, meaning in _GAUGES.items():
-        yield gauge(f"wald_{name}", meaning, getattr(metrics, name))
-    for name, meaning in _HISTOGRAMS.items():
-        yield histogram(f"wald_{name}", meaning, getattr(metrics, name))
+    for each in fields(metrics):
+        if each.metadata:
+            yield each.metadata["metric"](f"wald_{each.name}", getattr(metrics, each.name))
     info: Samples = {(metrics.log_id, wald.__version__): 1}
     yield Metric("wald_info", "gauge", "Identity of the log and version of wald; always 1", ("log", "version"), info)
     causes: Samples = {(cause.value,): float(metrics.degraded_by == cause) for cause in Cause}
@@ -194,12 +162,12 @@ def daemon_metrics(metrics: Metrics, failures: int) -> Iterator[Metric]:
     yield Metric("wald_route_over_quota_bytes", "gauge", meaning, ("route", "policy"), metrics.over_quota)
     results: Samples = {(result.value,): float(metrics.recovery is result) for result in Recovery}
     yield Metric("wald_recovery", "gauge", "1 for the result of the recovery at the start", ("outcome",), results)
-    held = metrics.total_held_seconds(now)
+    held = metrics.held_seconds + elapsed(metrics.held_since, now)
     yield counter("wald_held_back_seconds_total", "Time that input has waited for disk space", held)
-    stalled = metrics.stalled_seconds(now)
+    stalled = elapsed(metrics.waiting_since, now)
     yield gauge("wald_stalled_seconds", "Time that readable input has waited for the head to move", stalled)
     meaning = "Time that segments have waited to be sealed while none was"
-    yield gauge("wald_seal_stalled_seconds", meaning, metrics.seal_stalled_seconds(now))
+    yield gauge("wald_seal_stalled_seconds", meaning, elapsed(metrics.seal_waits_since, now))
     meaning = "Failed runs of wald metrics, which reads the metrics of the directory"
     yield counter("wald_measurement_failures_total", meaning, failures)
 

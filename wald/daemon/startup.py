@@ -32,7 +32,7 @@ from wald.daemon.connections import Connections
 from wald.daemon.fifos import OpenPipe, adopt_stdin
 from wald.daemon.intake import Intake
 from wald.daemon.listening import ConnectionLimits, Listener, check_socket, inherited_listener
-from wald.daemon.metrics import Metrics, MetricsProcess, Recovery, pages
+from wald.daemon.metrics import Metrics, MetricsProcess, Recovery, elapsed, pages
 from wald.daemon.quotas import Quotas
 from wald.exposition import Endpoint
 from wald.files.disk import Disk, total_bytes
@@ -53,6 +53,8 @@ from wald.writing.recovery import Report, recover
 from wald.writing.run_reports import STOPPED, add_to_run
 from wald.writing.sealing import remove_temporaries
 from wald.writing.writer import Writer
+
+_STATUS_METRICS = "degraded degraded_by held_requests records turns cuts sealed seal_failures free_bytes needed_bytes"
 
 
 class Signals:
@@ -288,7 +290,7 @@ class Parts:
         self._closers.callback(self.connections.close)
 
     def _status(self) -> dict[str, object]:
-        head, metrics, sizes = self.committer.head, self.metrics, self.budget.sizes
+        head, metrics, sizes, now = self.committer.head, self.metrics, self.budget.sizes, time.monotonic()
         return {
             "head": head.sequence,
             "segment": head.segment,
@@ -297,23 +299,14 @@ class Parts:
             "pid": os.getpid(),
             "log": metrics.log_id,
             "software": f"wald {wald.__version__}",
-            "degraded": metrics.degraded,
-            "degraded_by": metrics.degraded_by,
-            "held_requests": metrics.held_requests,
-            "records": metrics.records,
-            "turns": metrics.turns,
-            "cuts": metrics.cuts,
-            "sealed": metrics.sealed,
-            "seal_failures": metrics.seal_failures,
-            "seal_stalled_seconds": round(metrics.seal_stalled_seconds(time.monotonic()), 1),
-            "stalled_seconds": round(metrics.stalled_seconds(time.monotonic()), 1),
+            **{name: getattr(metrics, name) for name in _STATUS_METRICS.split()},
+            "seal_stalled_seconds": round(elapsed(metrics.seal_waits_since, now), 1),
+            "stalled_seconds": round(elapsed(metrics.waiting_since, now), 1),
             "connections": len(self.connections),
             "senders": self.connections.largest_senders(),
             "received": self.connections.received,
             "histograms": metrics.histograms(),
             "waits_to_seal": self.background.waiting,
-            "free_bytes": metrics.free_bytes,
-            "needed_bytes": metrics.needed_bytes,
             "free_space_min": sizes.reserve_bytes,
             "segment_max_bytes": sizes.segment_bytes,
             "fifo_troubles": self.intake.fifos.problems,
