@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 
@@ -312,7 +312,7 @@ class Parts:
             "fifo_troubles": self.intake.fifos.problems,
             "unfinished_lines": self.intake.unfinished_lines,
             "busy": sorted(self.intake.busy),
-            "over_quota": [over.to_json() for over in self.quotas.over.values()],
+            "over_quota": [asdict(over) | {"message": over.message} for over in self.quotas.over.values()],
             "routes": self.writer.state.routes,
         }
 
