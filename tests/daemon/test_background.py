@@ -5,38 +5,50 @@ from __future__ import annotations
 import shutil
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from contextlib import ExitStack
+from logging import DEBUG
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+import structlog
 from asking import SPOOLED
 from endpoint import free_address, get, metrics
 from full_disk import small_file_system
 from logs import Built
 from running import TIMEOUT_SECONDS, Client, Daemon, eventually
 
-from wald.daemon.background import Background, Failure
+from wald.daemon.background import Background
 from wald.daemon.metrics import Metrics
 from wald.files.disk import Disk
-from wald.segments.sealed_file import Compressed
 from wald.writing.disk_budget import DiskBudget, Sizes
 
 Start = Callable[..., Daemon]
 
 
-class Reported(list[Compressed | Failure]):
-    """What the thread reported; its first report fails, too."""
+class Reported(list[dict[str, object]]):
+    """What the thread reported; its first report may fail, too."""
 
-    def __call__(self, event: Compressed | Failure) -> None:
-        self.append(event)
-        if len(self) == 1:
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__()
+        self.fails = fails
+
+    def write(self, _: object, __: str, event: MutableMapping[str, object]) -> NoReturn:
+        self.append(dict(event))
+        if self.fails and len(self) == 1:
             raise BrokenPipeError("the journal is closed")
+        raise structlog.DropEvent
+
+    def events(self) -> list[object]:
+        return [each["event"] for each in self]
 
 
-def sealing(built: Built, counted: Metrics, report: Callable[[Compressed | Failure], None]) -> Background:
+def sealing(built: Built, counted: Metrics, reported: Reported) -> Background:
     room = DiskBudget(built.root.segments, Sizes(segment_bytes=1 << 20, reserve_bytes=0, payload_bytes=1 << 20))
-    return Background(built.root, built.disk, built.ledger, built.writer, room, counted, report, level=3)
+    filtering = structlog.make_filtering_bound_logger(DEBUG)
+    journal = structlog.wrap_logger(None, [reported.write], filtering)
+    return Background(built.root, built.disk, built.ledger, built.writer, room, counted, journal, level=3)
 
 
 @pytest.mark.parametrize(("disk_bytes", "held"), [(4 << 20, True), (32 << 20, False)])
@@ -52,7 +64,7 @@ def test_the_room_to_seal_is_held_first_where_there_is_not_plenty(tmp_path: Path
         built.lines("web", [b"one"])
         built.cut()
         counted = Metrics()
-        background = sealing(built, counted, lambda _: None)
+        background = sealing(built, counted, Reported())
         try:
             eventually(lambda: counted.sealed == 1)
         finally:
@@ -68,12 +80,12 @@ def test_no_error_ends_the_thread(tmp_path: Path) -> None:
     built.cut()
     away = tmp_path / "away"
     built.root.segments.rename(away)
-    reported, counted = Reported(), Metrics()
+    reported, counted = Reported(fails=True), Metrics()
     background = sealing(built, counted, reported)
     try:
         eventually(lambda: reported)
-        assert isinstance(reported[0], Failure)
-        assert "No such file" in reported[0].reason
+        assert reported.events() == ["not sealed"]
+        assert "No such file" in str(reported[0]["reason"])
         eventually(lambda: counted.seal_failures == 1)
         assert counted.seal_waits_since > 0
         background.wake()
@@ -81,7 +93,7 @@ def test_no_error_ends_the_thread(tmp_path: Path) -> None:
         assert len(reported) == 1  # once, however often it is tried
         away.rename(built.root.segments)
         background.wake()
-        eventually(lambda: any(isinstance(event, Compressed) for event in reported))
+        eventually(lambda: "sealed" in reported.events())
         eventually(lambda: counted.seal_waits_since == 0)
     finally:
         background.stop()
@@ -96,9 +108,8 @@ def test_a_segment_that_cannot_be_sealed_holds_up_no_other(tmp_path: Path) -> No
         built.cut()
     first = min(built.root.segments.glob("*.wal"))
     first.write_bytes(b"\0" * 64 + first.read_bytes()[64:])
-    reported: list[Compressed | Failure] = []
-    counted = Metrics()
-    background = sealing(built, counted, reported.append)
+    reported, counted = Reported(), Metrics()
+    background = sealing(built, counted, reported)
     try:
         eventually(lambda: counted.sealed == 2)
         eventually(lambda: counted.seal_failures == 1)
@@ -106,7 +117,7 @@ def test_a_segment_that_cannot_be_sealed_holds_up_no_other(tmp_path: Path) -> No
         eventually(lambda: counted.seal_failures == 2)
     finally:
         background.stop()
-    assert [type(event) for event in reported] == [Failure, Compressed, Compressed]
+    assert reported.events() == ["not sealed", "sealed", "sealed"]
     assert counted.seal_waits_since > 0
 
 

@@ -12,15 +12,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
+
+from structlog.typing import FilteringBoundLogger
 
 from wald.daemon.metrics import Metrics
 from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.files.ledger_write import Ledger
 from wald.files.listing import Segment
-from wald.segments.sealed_file import Compressed
 from wald.writing.disk_budget import DiskBudget
 from wald.writing.sealing import pending, seal
 from wald.writing.writer import Writer
@@ -32,16 +32,8 @@ _RETRY_SECONDS = 5.0  # after a failure; doubled while it lasts
 _RETRY_MAX_SECONDS = 600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Failure to seal; ``name`` is empty if the segments could not be listed."""
-
-    name: str
-    reason: str
-
-
 class Background:
-    """The thread; ``report`` gets each sealed segment and each new failure."""
+    """The thread, which starts at once."""
 
     def __init__(
         self,
@@ -51,7 +43,7 @@ class Background:
         writer: Writer,
         budget: DiskBudget,
         metrics: Metrics,
-        report: Callable[[Compressed | Failure], None],
+        journal: FilteringBoundLogger,
         *,
         level: int,
     ) -> None:
@@ -61,19 +53,19 @@ class Background:
         self._writer = writer
         self._budget = budget
         self._metrics = metrics
-        self._report = report
+        self._journal = journal
         self._level = level
         self._wake = threading.Event()
         self._stopping = False
         self.waiting = 0  # segments without room at the last attempt
         self._prepared = False  # the next cut has its file
-        self._reasons: dict[str, str] = {}  # of the last failure, by name
+        self._failed = False  # in the last pass
+        self._reasons: dict[str, str] = {}  # of the last failure, by name of the segment; "": of the listing
         sys.setswitchinterval(_SWITCH_SECONDS)
         self._thread = threading.Thread(target=self._run, name="background")
         self._thread.start()
 
     def wake(self) -> None:
-        self._metrics.seal_waits_since = self._metrics.seal_waits_since or time.monotonic()
         self._wake.set()
 
     def stop(self) -> None:
@@ -87,75 +79,66 @@ class Background:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         pause = _RETRY_SECONDS
         while not self._stopping:
-            succeeded = self._work()
+            self._work()
             interval = _ROOM_SECONDS if self.waiting or not self._prepared else None
-            woken = self._wake.wait(interval if succeeded else pause)
+            woken = self._wake.wait(pause if self._failed else interval)
             self._wake.clear()
-            pause = _RETRY_SECONDS if succeeded or woken else min(2 * pause, _RETRY_MAX_SECONDS)
+            pause = min(2 * pause, _RETRY_MAX_SECONDS) if self._failed and not woken else _RETRY_SECONDS
 
-    def _work(self) -> bool:
-        """Return False after a failure; raise nothing."""
+    def _work(self) -> None:
         self._ledger.cut()  # a previous run may have left a long one
         self._metrics.seal_waits_since = self._metrics.seal_waits_since or time.monotonic()
-        try:
+        self._failed = False
+        with self._reporting(""):
             self._prepared = self._writer.prepare_spare()
-            succeeded = self._seal_all()
-            self._reasons.pop("", None)
-        except Exception as error:  # noqa: BLE001  (sealing would end without a report)
-            succeeded = self._failed("", error)
-        if succeeded and not self.waiting:
+            waiting = 0
+            for segment in pending(self._root, self._writer.base_sequence):
+                if self._stopping:
+                    break
+                with self._reporting(segment.path.name):
+                    waiting += not self._seal(segment)
+                if not self._stopping:
+                    self._writer.prepare_spare()
+            self.waiting = waiting
+        if not (self._failed or self.waiting):
             self._metrics.seal_waits_since = 0.0
-        return succeeded
 
-    def _seal_all(self) -> bool:
-        """Return False after a failure."""
-        succeeded = True
-        waiting = 0
-        for segment in pending(self._root, self._writer.base_sequence):
-            if self._stopping:
-                break
-            try:
-                sealed = self._seal(segment)
-            except Exception as error:  # noqa: BLE001  (other segments are sealed)
-                succeeded = self._failed(segment.path.name, error)
-            else:
-                self._reasons.pop(segment.path.name, None)
-                waiting += sealed is None
-                if sealed is not None:
-                    self._metrics.sealed += 1
-                    self._metrics.sealed_bytes += sealed.stored_bytes
-                    self._metrics.seal_waits_since = time.monotonic()
-                    self._ledger.cut()
-                    self._report_safely(sealed)
-            if not self._stopping:
-                self._writer.prepare_spare()
-        self.waiting = waiting
-        return succeeded
+    @contextlib.contextmanager
+    def _reporting(self, name: str) -> Iterator[None]:
+        """Report a new failure, which the thread retries, instead of raising it."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  (sealing would end without a report)
+            self._failed = True
+            self._metrics.seal_failures += 1
+            reason = f"{type(error).__name__}: {error}"
+            if self._reasons.get(name) != reason:
+                self._reasons[name] = reason
+                with contextlib.suppress(Exception):  # sealing continues without a journal
+                    self._journal.error("not sealed", segment=name, reason=reason, next="retried later")
+        else:
+            self._reasons.pop(name, None)
 
-    def _seal(self, segment: Segment) -> Compressed | None:
-        """Return None if the segment waits for room or was reclaimed."""
+    def _seal(self, segment: Segment) -> bool:
+        """Return False if the segment waits for room or was reclaimed."""
         try:
             raw_bytes = segment.path.stat().st_size
             if not self._budget.lets_seal(raw_bytes):
-                return None
+                return False
             # A failed attempt may have met a quota, which the free space does not show.
             reserve = segment.path.name in self._reasons or not self._budget.is_plenty(raw_bytes)
-            return seal(
+            done = seal(
                 self._root, segment, self._disk, self._ledger, level=self._level, reserve=reserve, now=time.time_ns
             )
         except FileNotFoundError:
             if segment.path.exists():
                 raise
-            return None
-
-    def _failed(self, name: str, error: Exception) -> bool:
-        reason = f"{type(error).__name__}: {error}"
-        self._metrics.seal_failures += 1
-        if self._reasons.get(name) != reason:  # reported once
-            self._reasons[name] = reason
-            self._report_safely(Failure(name, reason))
-        return False
-
-    def _report_safely(self, event: Compressed | Failure) -> None:
-        with contextlib.suppress(Exception):  # sealing continues without a journal
-            self._report(event)
+            return False
+        self._metrics.sealed += 1
+        self._metrics.sealed_bytes += done.stored_bytes
+        self._metrics.seal_waits_since = time.monotonic()
+        self._ledger.cut()
+        with contextlib.suppress(Exception):
+            index = done.index
+            self._journal.debug("sealed", segment=index.base_sequence, raw=index.raw_bytes, bytes=done.stored_bytes)
+        return True

@@ -24,7 +24,7 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 import wald
-from wald.daemon.background import Background, Failure
+from wald.daemon.background import Background
 from wald.daemon.commands import Commands, Routes
 from wald.daemon.committer import Arena, CommitRound, Committer
 from wald.daemon.connection import UnfinishedRequests
@@ -44,7 +44,6 @@ from wald.format.segment import pack_version
 from wald.format.times import utc
 from wald.hints import hint_for
 from wald.segments.durable_end import seconds_ahead
-from wald.segments.sealed_file import Compressed
 from wald.settings import Config, RouteConfig, effective_settings
 from wald.systemd import Systemd
 from wald.writing.daemon_lock import Lock, require_free
@@ -101,7 +100,17 @@ class Parts:
         self._watch_signals()
         self._recover()
         self._open_pipes(stdin)
-        self._start_sealing()
+        self.background = Background(
+            self.root,
+            self._disk,
+            self._ledger,
+            self.writer,
+            self.budget,
+            self.metrics,
+            self.journal,
+            level=config.compression_level,
+        )
+        closers.callback(self.background.stop)
         self._open_socket()
         if endpoint is not None:
             endpoint.start()
@@ -242,27 +251,6 @@ class Parts:
         self.quotas = Quotas(root, config, self.metrics, self.journal, log_id=self._log_id, before=base)
         self._closers.callback(self.quotas.close)
         self.intake.over_quota = self.quotas.over
-
-    def _start_sealing(self) -> None:
-        self.background = Background(
-            self.root,
-            self._disk,
-            self._ledger,
-            self.writer,
-            self.budget,
-            self.metrics,
-            self._report_sealing,
-            level=self.config.compression_level,
-        )
-        self._closers.callback(self.background.stop)
-        self.background.wake()
-
-    def _report_sealing(self, event: Compressed | Failure) -> None:
-        if isinstance(event, Failure):
-            self.journal.error("not sealed", segment=event.name, reason=event.reason, next="retried later")
-        else:
-            index = event.index
-            self.journal.debug("sealed", segment=index.base_sequence, raw=index.raw_bytes, bytes=event.stored_bytes)
 
     def _open_socket(self) -> None:
         config = self.config
