@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from effort import steps
@@ -90,3 +92,29 @@ def test_a_check_paths_all_of_them_is_linear(tmp_path: Path, replaced: bool) -> 
             assert intake.fifos.replaced == replaced
 
     assert costs[1] < 10 * costs[0]
+
+
+def test_a_replaced_pipe_that_cannot_be_reopened_yet_is_still_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As without a free descriptor: the next check reopens it."""
+    with reading(tmp_path, 1) as (root, intake, poller):
+        old = os.open(root.fifo("r0"), os.O_WRONLY)
+        root.fifo("r0").unlink()
+        opening = os.open
+
+        def refuse(path: object, *options: Any, **others: Any) -> int:
+            if str(path).startswith("/proc/self/fd/"):
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return opening(path, *options, **others)  # type: ignore[arg-type]
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "open", refuse)
+            assert intake.check_paths(1e9)
+        intake.check_paths(2e9)
+        assert intake.fifos.unread == {}
+        os.write(old, b"line\n")
+        for ready, events in poller.poll(0):
+            intake.notice(ready, events, 0.0)
+        assert one_round(intake) == 1
+        os.close(old)

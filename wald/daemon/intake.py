@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 
 from wald.daemon.committer import CommitRound
 from wald.daemon.fifos import Fifos, OpenPipe, reject_stdin_route
@@ -216,9 +216,10 @@ class Intake:
         return [message for message in messages if message]
 
     def release_writing_ends(self) -> None:
-        for pipe in list(self._pipes.values()):
+        for pipe in self._pipes.values():
             self._poller.unregister(pipe.descriptor)
-            self._release_writing_end(pipe)
+            pipe.release_writing_end()
+            self._awake[pipe] = None
 
     def drain_at_shutdown(self) -> bool:
         """Return True while pipes have bytes to commit.
@@ -277,27 +278,28 @@ class Intake:
 
     def _demote(self, pipe: Pipe) -> None:
         """Read a replaced pipe until its writers have left."""
+        self._reopen(pipe, pipe.release_writing_end)
         self._systemd.forget(pipe.route.name)
-        self._poller.unregister(pipe.descriptor)
-        self._release_writing_end(pipe)
-        self._poller.register(pipe.descriptor, select.EPOLLIN | select.EPOLLET)
         self._replaced.add(pipe)
         del self._current[pipe.route.name]
 
     def _promote(self, pipe: Pipe) -> None:
         """Make a pipe current that is at its path again: a second one would read everything twice."""
-        before = pipe.hold_writing_end()
-        self._poller.unregister(before)
-        del self._pipes[before]
-        os.close(before)
+        self._reopen(pipe, pipe.hold_writing_end)
         route = pipe.route.name
         if route in self._current:
             self._demote(self._current[route])
         self._systemd.keep(route, pipe.descriptor)
         self._replaced.discard(pipe)
-        self._pipes[pipe.descriptor] = self._current[route] = pipe
+        self._current[route] = pipe
+
+    def _reopen(self, pipe: Pipe, reopen: Callable[[], None]) -> None:
+        self._poller.unregister(pipe.descriptor)
+        try:
+            reopen()
+        finally:
+            self._poller.register(pipe.descriptor, select.EPOLLIN | select.EPOLLET)
         self._awake[pipe] = None
-        self._poller.register(pipe.descriptor, select.EPOLLIN | select.EPOLLET)
 
     def _close_next_round(self, pipe: Pipe) -> None:
         """Let the next round end its record and close it: this one may have a batch of it."""
@@ -309,12 +311,6 @@ class Intake:
         self._awake.pop(pipe, None)
         self._replaced.discard(pipe)
         self._closing.append(pipe)
-
-    def _release_writing_end(self, pipe: Pipe) -> None:
-        del self._pipes[pipe.descriptor]
-        pipe.release_writing_end()
-        self._pipes[pipe.descriptor] = pipe
-        self._awake[pipe] = None
 
     def _must_wait(self, pipe: Pipe, commit_round: CommitRound | None = None) -> bool:
         """Return True if its route is over quota, or inside a long line of another pipe."""

@@ -303,20 +303,14 @@ class Pipe:
     def release_writing_end(self) -> None:
         """Hold only the reading end, which shows if another process can write."""
         if self._holds_both_ends:
-            reader = os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            os.close(self.descriptor)
-            self.descriptor = reader
-            self._holds_both_ends = False
+            self._reopen(os.O_RDONLY)
         self.ready = True
         self._drain_bytes = 2 * self.chunk_bytes
 
-    def hold_writing_end(self) -> int:
-        """Hold both ends again; return the previous descriptor, still open."""
-        before = self.descriptor
-        self.descriptor = os.open(f"/proc/self/fd/{before}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._holds_both_ends = self.ready = True
+    def hold_writing_end(self) -> None:
+        self._reopen(os.O_RDWR)
+        self.ready = True
         self.hung_up = self.ended = False
-        return before
 
     def drain_at_shutdown(self, *, displaced: bool) -> None:
         """Stay ready until the pipe is empty or, if a process can still write, one capacity was read.
@@ -329,6 +323,13 @@ class Pipe:
             self.ready = True
         if self.ended or (not self.hung_up and self._drain_bytes <= 0):
             self.ready = False
+
+    def _reopen(self, access: int) -> None:
+        """Replace the descriptor, which no poller may watch, keeping its number."""
+        descriptor = os.open(f"/proc/self/fd/{self.descriptor}", access | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.dup2(descriptor, self.descriptor, inheritable=False)
+        os.close(descriptor)
+        self._holds_both_ends = access == os.O_RDWR
 
     def _consume(self, length: int) -> int:
         with self._transfers.mark(self.slot) as mark:
