@@ -6,6 +6,7 @@ start inherits them by name (sd_listen_fds(3)), and the FIFOs and listening sock
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -25,7 +26,7 @@ class InheritedDescriptor:
 
 
 class Systemd:
-    """Connection to systemd; without it, notifications are dropped."""
+    """Connection to systemd; if that fails, notifications are dropped."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._address = environ.get("NOTIFY_SOCKET", "")
@@ -77,12 +78,9 @@ class Systemd:
         if not self._address:
             return
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as datagram:
-            try:
-                datagram.connect(address)
-                socket.send_fds(datagram, [message.encode()], descriptors or [])
-            except OSError:  # the daemon works without systemd
-                return
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagram:
+            datagram.connect(address)
+            socket.send_fds(datagram, [message.encode()], descriptors or [])
 
 
 def _inherited(environ: Mapping[str, str]) -> dict[tuple[int, int], InheritedDescriptor]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
 from contents import assert_sound, records, values
 from manager import manager_at
 from running import Daemon, eventually
 from tracing import traced
+
+from wald.systemd import Systemd
 
 Start = Callable[..., Daemon]
 
@@ -79,6 +84,21 @@ def test_systemd_lets_go_of_a_retired_fifo(start: Start, root: Path, tmp_path: P
         os.close(manager.descriptors.pop("r"))
         daemon.ask("ROUTE ADD r")
         manager.hear("FDSTORE=1")
+
+
+def test_a_notification_that_lacks_a_descriptor_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> socket.socket:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    address = str(tmp_path / "notify")
+    with manager_at(address) as manager:
+        systemd = Systemd({"NOTIFY_SOCKET": address})
+        with monkeypatch.context() as patched:
+            patched.setattr(socket, "socket", refuse)
+            systemd.alive()
+        systemd.stopping()
+        assert manager.hear("STOPPING=1")
+        assert manager.messages == ["STOPPING=1"]
 
 
 _HAND_OVER = """
