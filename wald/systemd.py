@@ -11,25 +11,17 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 _FIRST_LISTENED = 3  # SD_LISTEN_FDS_START
-
-
-@dataclass(frozen=True, slots=True)
-class InheritedDescriptor:
-    """A descriptor from systemd, and its name there."""
-
-    name: str
-    descriptor: int
 
 
 class Systemd:
     """Connection to systemd; if that fails, notifications are dropped."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self._address = environ.get("NOTIFY_SOCKET", "")
+        address = environ.get("NOTIFY_SOCKET", "")
+        self._address = "\0" + address[1:] if address.startswith("@") else address
         for_this_process = environ.get("WATCHDOG_PID") in (None, str(os.getpid()))
         microseconds = environ.get("WATCHDOG_USEC", "")
         # A quarter of systemd's timeout, because input that arrives during a check looks as if it had stalled.
@@ -50,20 +42,20 @@ class Systemd:
 
     def take_sockets(self) -> list[socket.socket]:
         """Return the inherited sockets, once."""
-        files = [file for file, each in self._inherited.items() if stat.S_ISSOCK(os.fstat(each.descriptor).st_mode)]
-        return [socket.socket(fileno=self._inherited.pop(file).descriptor) for file in files]
+        files = [file for file, (_, found) in self._inherited.items() if stat.S_ISSOCK(os.fstat(found).st_mode)]
+        return [socket.socket(fileno=self._inherited.pop(file)[1]) for file in files]
 
     def take(self, file: tuple[int, int]) -> int | None:
         """Return the inherited descriptor of a FIFO, by device and inode, once."""
-        inherited = self._inherited.pop(file, None)
-        return None if inherited is None else inherited.descriptor
+        _, descriptor = self._inherited.pop(file, ("", None))
+        return descriptor
 
     def kept(self, name: str) -> int | None:
         """Return an inherited descriptor of this name that is not taken yet."""
-        return next((each.descriptor for each in self._inherited.values() if each.name == name), None)
+        return next((descriptor for found, descriptor in self._inherited.values() if found == name), None)
 
-    def take_rest(self) -> list[InheritedDescriptor]:
-        """Return the remaining descriptors, once; their FIFOs are at no route's path."""
+    def take_rest(self) -> list[tuple[str, int]]:
+        """Return names and remaining descriptors, once; their FIFOs are at no route's path."""
         rest, self._inherited = list(self._inherited.values()), {}
         return rest
 
@@ -74,29 +66,28 @@ class Systemd:
     def forget(self, name: str) -> None:
         self._send(f"FDSTOREREMOVE=1\nFDNAME={name}")
 
-    def _send(self, message: str, descriptors: list[int] | None = None) -> None:
+    def _send(self, message: str, descriptors: Sequence[int] = ()) -> None:
         if not self._address:
             return
-        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagram:
-            datagram.connect(address)
-            socket.send_fds(datagram, [message.encode()], descriptors or [])
+            datagram.connect(self._address)
+            socket.send_fds(datagram, [message.encode()], descriptors)
 
 
-def _inherited(environ: Mapping[str, str]) -> dict[tuple[int, int], InheritedDescriptor]:
-    """Return the inherited descriptors by device and inode; close all but the last of each file."""
+def _inherited(environ: Mapping[str, str]) -> dict[tuple[int, int], tuple[str, int]]:
+    """Return inherited names and descriptors by device and inode; close all but the last of each file."""
     count = environ.get("LISTEN_FDS", "")
     if environ.get("LISTEN_PID") != str(os.getpid()) or not count.isdigit():
         return {}
     descriptors = range(_FIRST_LISTENED, _FIRST_LISTENED + int(count))
     names = environ.get("LISTEN_FDNAMES", "").split(":") + [""] * len(descriptors)
-    found: dict[tuple[int, int], InheritedDescriptor] = {}
+    found: dict[tuple[int, int], tuple[str, int]] = {}
     for name, descriptor in zip(names, descriptors, strict=False):
         os.set_blocking(descriptor, False)
         os.set_inheritable(descriptor, False)
         status = os.fstat(descriptor)
         file = status.st_dev, status.st_ino
         if file in found:
-            os.close(found[file].descriptor)
-        found[file] = InheritedDescriptor(name, descriptor)
+            os.close(found[file][1])
+        found[file] = name, descriptor
     return found

@@ -20,7 +20,6 @@ from wald.files.identity import create_root, read_identity
 from wald.files.layout import Root
 from wald.files.routes import add_route
 from wald.format.log_state import LogState
-from wald.settings import Config
 from wald.systemd import Systemd
 
 
@@ -30,7 +29,7 @@ def reading(path: Path, fifos: int) -> Iterator[tuple[Root, Intake, select.epoll
     root, disk, poller = create_root(path, Unsynced(), now=""), Unsynced(), select.epoll()
     for number in range(fifos):
         add_route(root, disk, f"r{number}", fifo=True)
-    intake = Intake(root, disk, poller, Systemd({}), Config())
+    intake = Intake(root, disk, poller, Systemd({}), record_max_bytes=1 << 20)
     try:
         intake.open(None, {}, log_id=read_identity(root).log_id)
         one_round(intake)

@@ -6,8 +6,7 @@ commands      socket commands (every request but PUB), and the table of routes
 committer     commit rounds: collect, write, sync, publish the head, release the sources, reply
 connection    sans-IO state machine of one connection
 connections   sockets: reading, fairness, replies and timeouts
-fifos         paths of the FIFOs
-intake        pipes of all routes, read in rotation
+intake        pipes of all routes, read in rotation, and the paths of the FIFOs
 listening     listening socket, and limits on connections
 loop          main loop
 metrics       metrics and health

@@ -1,35 +1,39 @@
-"""Pipes of all routes, read in rotation.
+"""Pipes of all routes, read in rotation, and the paths of the FIFOs.
 
 A start, which may be killed too, finishes the previous run's transfers in their slots before it assigns slots. A pipe
 that cannot be opened yet keeps its slot.
 
-A removed or replaced FIFO is created again. The old pipe, which writers still hold open, is read to its end.
+A removed or replaced FIFO is created again. The old pipe, which writers still hold open, is read to its end. A FIFO
+that cannot be read is reported and retried; the others are read.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
-from collections.abc import Callable, Container, Iterator, Sequence
+import stat
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from wald.daemon.committer import CommitRound
-from wald.daemon.fifos import Fifos, OpenPipe, reject_stdin_route
 from wald.daemon.pipes import (
     PAUSE_MAX_SECONDS,
+    OpenPipe,
     Pipe,
     Scratch,
     Transfers,
-    UnfinishedTransfer,
     end_of_record,
+    file_id,
     held_bytes,
+    open_fifo,
     unfinished_transfers,
 )
-from wald.errors import InvalidInput
+from wald.errors import InvalidInput, WaldError
 from wald.files.disk import Disk
 from wald.files.layout import Root
-from wald.format.log_state import FIFO_PEER, STDIN_PEER
-from wald.settings import Config
+from wald.files.routes import describe_displaced, describe_shared, displaced_files, has_fifo, is_displaced, make_fifo
 from wald.systemd import Systemd
 from wald.writing.writer import Draft, Route
 
@@ -43,13 +47,15 @@ _PATHS_SECONDS = 1.0  # between checks of the FIFOs' paths
 class Intake:
     """Current pipe of each route, and earlier ones until their writers leave."""
 
-    def __init__(self, root: Root, disk: Disk, poller: select.epoll, systemd: Systemd, config: Config) -> None:
+    def __init__(
+        self, root: Root, disk: Disk, poller: select.epoll, systemd: Systemd, *, record_max_bytes: int
+    ) -> None:
         self.fifos = Fifos(root, systemd)
         self.over_quota: Container[str] = ()  # routes read only to the end of the current record
         self._root = root
         self._poller = poller
         self._systemd = systemd
-        self._config = config
+        self._record_max_bytes = record_max_bytes
         self._scratch = Scratch()
         self._transfers = Transfers(root.transfers, PIPES_MAX, disk)
         self._pipes: dict[int, Pipe] = {}
@@ -64,7 +70,8 @@ class Intake:
         self._pause = _PAUSE_SECONDS
         self._check_lines_at = self._check_paths_at = 0.0
         self._free_slots: list[int] = []
-        self._unfinished: dict[int, UnfinishedTransfer] = {}  # by inode of the pipe
+        # Slot, length and stored payload of the previous run's transfers, by inode of the pipe.
+        self._unfinished: dict[int, tuple[int, int, bytes]] = {}
 
     def __contains__(self, descriptor: int) -> bool:
         return descriptor in self._pipes
@@ -107,24 +114,29 @@ class Intake:
         """Open all pipes; return messages, and drafts to end ``open_records`` (sequences) whose rest is lost."""
         self._stdin_route = stdin.route if stdin else ""
         opened = self.fifos.open_all(stdin)
-        replaced, closed = self.fifos.open_replaced()
+        replaced, messages = self.fifos.open_replaced()
         opened = replaced + opened
         self._unfinished = unfinished_transfers(self._root, self._transfers, log_id=log_id)
-        finished = closed + [message for each in opened if (message := self._finish_transfer(each))]
-        self._clear_slots()
+        messages += [message for each in opened if (message := self._finish_transfer(each))]
+        self._unfinished = {inode: each for inode, each in self._unfinished.items() if each[0] != _STDIN_SLOT}
+        kept = {slot for slot, _, _ in self._unfinished.values()}
+        self._free_slots = [slot for slot in range(PIPES_MAX - 1, _STDIN_SLOT, -1) if slot not in kept]
+        for slot in {*range(PIPES_MAX)} - kept:
+            self._transfers.clear(slot)
+        replaced_routes = {each.route for each in replaced}
         for each in opened:
             if self.fifos.is_retired(each.route):
                 os.close(each.descriptor)
                 self._systemd.forget(each.route)
             else:
                 with self.fifos.reporting(each.route):
-                    continues = each.held and each.replaced == any(each.route == other.route for other in replaced)
+                    continues = each.held and (each.replaced or each.route not in replaced_routes)
                     self._add(each, open_records.get(each.route, 0) if continues else 0)
                     if each.replaced:
                         self._demote(self._current[each.route])
         continued = self.busy
         lost = [end_of_record(Route.named(name), open_records[name]) for name in open_records if name not in continued]
-        return finished, lost
+        return messages, lost
 
     def add(self, route: str) -> None:
         """Open the FIFO of an added route; a previous one is read to its end."""
@@ -155,7 +167,7 @@ class Intake:
             in_order = pipe is not None and route not in fifos.unread and fifos.is_at_path(route, pipe.file)
             if in_order or route == self._stdin_route:
                 continue
-            if pipe is None and fifos.is_missing(route):
+            if pipe is None and not os.path.lexists(self._root.fifo(route)):
                 del fifos.unread[route]
                 continue
             with fifos.reporting(route):
@@ -257,7 +269,9 @@ class Intake:
         self._transfers.close()
 
     def _follow(self, route: str) -> list[str]:
+        """Read the FIFO at the route's path; return messages."""
         old, fifos = self._current.get(route), self.fifos
+        following = f"{self._root.fifo(route)}: another FIFO than before: reading it now"
         if old is not None and fifos.is_at_path(route, old.file):
             fifos.unread.pop(route, None)
             return []
@@ -265,7 +279,7 @@ class Intake:
         if back is not None and back.route.name == route:
             self._promote(back)
             fifos.unread.pop(route, None)
-            return [fifos.following(route)]
+            return [following]
         opened = fifos.open(route, {pipe.file: pipe.route.name for pipe in self._pipes.values()})
         messages = [self._finish_transfer(opened)]
         if old is not None:
@@ -273,7 +287,7 @@ class Intake:
         self._add(opened, 0)
         was_unread = fifos.unread.pop(route, None) is not None
         if old is not None or was_unread:
-            messages.append(fifos.following(route))
+            messages.append(following)
         return [message for message in messages if message]
 
     def _demote(self, pipe: Pipe) -> None:
@@ -322,19 +336,15 @@ class Intake:
         )
 
     def _close_pipes(self, commit_round: CommitRound) -> None:
-        for pipe in self._ending:
+        for pipe in (*self._ending, *self._closing):
             closing = pipe.close_record()
             if closing is not None:
                 commit_round.add(closing)
-        self._ending = []
-        for pipe in list(self._closing):
-            closing = pipe.close_record()
-            if closing is not None:
-                commit_round.add(closing)
-            else:
+            elif pipe in self._closing:
                 self._closing.remove(pipe)
                 pipe.close()
                 self._free(pipe.slot)
+        self._ending = []
 
     def _add(self, opened: OpenPipe, open_sequence: int) -> None:
         if not (opened.is_stdin or self._free_slots):
@@ -342,45 +352,155 @@ class Intake:
             raise InvalidInput(f"route {opened.route}: more than {PIPES_MAX - 1} FIFOs", case="too-many-fifos")
         if not (opened.is_stdin or opened.handed_over):
             self._systemd.keep(opened.route, opened.descriptor)
-        slot = _STDIN_SLOT if opened.is_stdin else self._free_slots.pop()
-        pipe = self._new_pipe(opened, slot, open_sequence)
+        pipe = Pipe(
+            opened,
+            self._scratch,
+            self._transfers,
+            _STDIN_SLOT if opened.is_stdin else self._free_slots.pop(),
+            record_max_bytes=self._record_max_bytes,
+            open_sequence=open_sequence,
+        )
         self._pipes[opened.descriptor] = self._current[opened.route] = pipe
         self._awake[pipe] = None
         if pipe.inside_record:
             self._inside.add(pipe)
         self._poller.register(opened.descriptor, select.EPOLLIN | select.EPOLLET)
 
-    def _clear_slots(self) -> None:
-        self._unfinished = {inode: each for inode, each in self._unfinished.items() if each.slot != _STDIN_SLOT}
-        kept = {each.slot for each in self._unfinished.values()}
-        self._free_slots = [slot for slot in range(PIPES_MAX - 1, _STDIN_SLOT, -1) if slot not in kept]
-        for slot in {*range(PIPES_MAX)} - kept:
-            self._transfers.clear(slot)
-
     def _finish_transfer(self, opened: OpenPipe) -> str:
-        _, inode = opened.file
-        unfinished = self._unfinished.pop(inode, None)
-        if unfinished is None:
+        """Consume what the previous run committed from this pipe; return a message."""
+        if (unfinished := self._unfinished.pop(opened.file[1], None)) is None:
             return ""
-        done = self._new_pipe(opened, unfinished.slot, 0).finish_transfer(unfinished.payload) if opened.held else ""
-        self._free(unfinished.slot)
+        slot, count, payload = unfinished
+        done = self._consume_stored(opened.descriptor, slot, count, payload) if opened.held else ""
+        self._free(slot)
         return f"{opened.route}: {done}" if done else ""
+
+    def _consume_stored(self, descriptor: int, slot: int, count: int, payload: bytes) -> str:
+        if len(payload) != count:
+            return f"{count} bytes were to be written, {len(payload)} are in the log: left in the pipe"
+        front = bytearray(count)
+        # Only the beginning if the scratch pipe is smaller than it was.
+        length = self._scratch.peek(descriptor, memoryview(front)) or 0
+        if length == 0 or front[:length] != payload[:length] or held_bytes(descriptor) < count:
+            return f"{count} bytes are in the log and not in the pipe, which is a new one: nothing to consume"
+        with self._transfers.mark(slot) as mark:
+            self._scratch.consume(descriptor, count, mark)
+        return f"consumed {count} bytes that were already in the log"
 
     def _free(self, slot: int) -> None:
         with contextlib.suppress(OSError):  # a file shortened on a full disk records nothing either
             self._transfers.clear(slot)
         self._free_slots.append(slot)
 
-    def _new_pipe(self, opened: OpenPipe, slot: int, open_sequence: int) -> Pipe:
-        return Pipe(
-            Route.named(opened.route),
-            opened.descriptor,
-            self._scratch,
-            self._transfers,
-            slot,
-            record_max_bytes=self._config.record_max_bytes,
-            open_sequence=open_sequence,
-            holds_both_ends=not opened.is_stdin,
-            relay=opened.relay,
-            peer=STDIN_PEER if opened.is_stdin else FIFO_PEER,
-        )
+
+class Fifos:
+    """Paths of the routes' FIFOs."""
+
+    def __init__(self, root: Root, systemd: Systemd) -> None:
+        self._root = root
+        self._systemd = systemd
+        self._path_of = functools.cache(lambda route: os.fspath(root.fifo(route)))
+        self._displaced: dict[Path, str] = {}  # files moved aside for a FIFO
+        self._reported: dict[str, str] = {}
+        self.unread: dict[str, str] = {}  # reason by route
+        self.replaced = 0  # FIFOs found missing or replaced
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """Messages by path."""
+        unread = {str(self._root.fifo(route)): message for route, message in self.unread.items()}
+        return unread | {str(path): message for path, message in self._displaced.items()}
+
+    def new_problems(self) -> list[str]:
+        """Return problems since the last call."""
+        for path in [path for path in self._displaced if not os.path.lexists(path)]:
+            del self._displaced[path]
+        reported, self._reported = self._reported, self.problems
+        return [message for path, message in self._reported.items() if reported.get(path) != message]
+
+    @contextlib.contextmanager
+    def reporting(self, route: str) -> Iterator[None]:
+        """Record an error instead of raising it."""
+        try:
+            yield
+        except WaldError as error:
+            self.unread[route] = error.message
+        except OSError as error:
+            self.unread[route] = f"{error.filename or self._root.fifo(route)}: {error.strerror or error}"
+
+    def open_all(self, stdin: OpenPipe | None) -> list[OpenPipe]:
+        """Open all FIFOs; return them after ``stdin``."""
+        opened = [] if stdin is None else [stdin]
+        files = {each.file: each.route for each in opened}
+        for route in self._root.route_names():
+            with self.reporting(route):
+                self.note_displaced(route)
+                stored = self._systemd.kept(route)  # its FIFO was removed if nothing is at the path
+                if stored is not None or has_fifo(self._root, route) or is_displaced(self._root, route):
+                    reject_stdin_route(route, stdin.route if stdin is not None else "")
+                    self.restore(route, stored)
+                    opened.append(self.open(route, files))
+                    files[opened[-1].file] = route
+        self.unread = {route: reason for route, reason in self.unread.items() if not self.is_retired(route)}
+        return opened
+
+    def open(self, route: str, others: Mapping[tuple[int, int], str]) -> OpenPipe:
+        """Open a route's FIFO; raise InvalidInput if ``others`` (open files) has it for another route."""
+        path = self._root.fifo(route)
+        file = file_id(os.stat(path))
+        other = others.get(file, route)
+        if other != route:
+            raise InvalidInput(
+                describe_shared(self._root, path, self._root.fifo(other)),
+                case="fifo-of-two-routes",
+                root=self._root.path,
+                route=route,
+            )
+        inherited = self._systemd.take(file)
+        if inherited is not None:
+            return OpenPipe(route, inherited, held=True, handed_over=True)
+        return OpenPipe(route, *open_fifo(path))
+
+    def open_replaced(self) -> tuple[list[OpenPipe], list[str]]:
+        """Return inherited FIFOs that were replaced while no daemon ran; close the rest, with messages."""
+        routes = self._root.route_names()
+        replaced, closed = [], []
+        for name, descriptor in self._systemd.take_rest():
+            if name in routes and stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+                replaced.append(OpenPipe(name, descriptor, held=True, handed_over=True, replaced=True))
+            else:
+                path = os.readlink(f"/proc/self/fd/{descriptor}")
+                closed.append(f"{path}: closed: systemd handed it over as {name!r}, and it is not the FIFO of a route")
+                os.close(descriptor)
+                self._systemd.forget(name)
+        return replaced, closed
+
+    def is_at_path(self, route: str, file: tuple[int, int]) -> bool:
+        try:
+            return file_id(os.stat(self._path_of(route))) == file
+        except OSError:
+            return False
+
+    def is_retired(self, route: str) -> bool:
+        return self._root.retired(route).exists()
+
+    def restore(self, route: str, descriptor: int | None) -> list[str]:
+        """Recreate a removed or replaced FIFO, whose ``descriptor`` may be open; move a replacement aside."""
+        if has_fifo(self._root, route) or (descriptor is None and not is_displaced(self._root, route)):
+            return []
+        if self.is_retired(route):
+            return []
+        mode = None if descriptor is None else stat.S_IMODE(os.fstat(descriptor).st_mode)
+        found = make_fifo(self._root, route, mode)
+        self.replaced += 1
+        self.note_displaced(route)
+        return [f"{self._root.fifo(route)}: {'replaced' if found else 'removed'}; created again with its mode"]
+
+    def note_displaced(self, route: str) -> None:
+        for path in displaced_files(self._root, route):
+            self._displaced.setdefault(path, describe_displaced(self._root, path, route))
+
+
+def reject_stdin_route(route: str, stdin_route: str) -> None:
+    if route == stdin_route:
+        raise InvalidInput(f"route {route} is fed by stdin, so its FIFO is not read", case="stdin-feeds-route")

@@ -20,11 +20,11 @@ import mmap
 import os
 import select
 import stat
+import sys
 import termios
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 from stringzilla import count as count_bytes
 
@@ -32,16 +32,17 @@ from wald.daemon.committer import Arena
 from wald.errors import Damaged, InvalidInput
 from wald.files.disk import Disk
 from wald.files.layout import Root
+from wald.files.routes import has_fifo
 from wald.files.safe_open import InPlaceFile
 from wald.format.batch import Flag, StoredBatch
-from wald.format.log_state import FIFO_PEER, UNKNOWN_PEER
+from wald.format.log_state import FIFO_PEER, STDIN_PEER, UNKNOWN_PEER
 from wald.format.transfers import MARK_OFFSET, SLOT_BYTES, Transfer, decode_transfer, encode_transfer
 from wald.segments.view import read_view
+from wald.settings import Config
 from wald.writing.writer import Draft, Route
 
 PAUSE_MAX_SECONDS = 1.0  # between checks of an unfinished line
 _TRASH_BYTES = 16 << 10  # consumed bytes overwrite each other, in the first-level cache
-_SPLICE_NONBLOCK = 2
 _PIPE_SIZES = tuple(1 << shift for shift in range(20, 15, -1))  # 1 MiB is the usual limit for the unprivileged
 _NEW_PIPE_MAX_BYTES = 64 << 10
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -88,14 +89,6 @@ class Transfers:
         return mmap.mmap(self._file.descriptor, self.count * SLOT_BYTES)
 
 
-@dataclass(frozen=True, slots=True)
-class UnfinishedTransfer:
-    """Slot of the previous run, and payload in the log."""
-
-    slot: int
-    payload: bytes
-
-
 class Scratch:
     """Pipe for copies, and buffer for consumed bytes."""
 
@@ -106,7 +99,7 @@ class Scratch:
 
     def peek(self, source: int, into: memoryview) -> int | None:
         """Return the length copied; None if the pipe is empty, 0 if it also has no writer."""
-        length: int = _tee(source, self._writer, len(into), _SPLICE_NONBLOCK)
+        length: int = _tee(source, self._writer, len(into), os.SPLICE_F_NONBLOCK)
         if length < 0:
             code = ctypes.get_errno()
             if code in (errno.EAGAIN, errno.EINTR):
@@ -148,7 +141,7 @@ class Relay:
     def refill(self) -> None:
         while self._open:
             try:
-                if os.splice(self._source, self._writer, 1 << 20, flags=_SPLICE_NONBLOCK) == 0:
+                if os.splice(self._source, self._writer, 1 << 20, flags=os.SPLICE_F_NONBLOCK) == 0:
                     self.close()
             except BlockingIOError:
                 return
@@ -159,27 +152,40 @@ class Relay:
             self._open = False
 
 
+@dataclass(frozen=True, slots=True)
+class OpenPipe:
+    """Open pipe without a slot."""
+
+    route: str
+    descriptor: int
+    held: bool  # another process kept it open while no daemon ran
+    handed_over: bool = False  # systemd already stores it
+    replaced: bool = False  # another FIFO is at the route's path
+    is_stdin: bool = False
+    relay: Relay | None = None
+
+    @property
+    def file(self) -> tuple[int, int]:
+        return file_id(os.fstat(self.descriptor))
+
+
 class Pipe:
     """Pipe that feeds one route."""
 
     def __init__(
         self,
-        route: Route,
-        descriptor: int,
+        opened: OpenPipe,
         scratch: Scratch,
         transfers: Transfers,
         slot: int,
         *,
         record_max_bytes: int,
         open_sequence: int,
-        holds_both_ends: bool = True,
-        relay: Relay | None = None,
-        peer: int = FIFO_PEER,
     ) -> None:
-        self.route = route
-        self.peer = peer
-        self.descriptor = descriptor
-        self.file = file_id(os.fstat(descriptor))
+        self.route = Route.named(opened.route)
+        self.peer = STDIN_PEER if opened.is_stdin else FIFO_PEER
+        self.descriptor = opened.descriptor
+        self.file = opened.file
         self.slot = slot
         self.ready = True  # may hold unread bytes
         self.waits = False  # holds an unfinished line that was read
@@ -194,10 +200,10 @@ class Pipe:
         self._seen_at = 0.0
         self._stalled = False
         self._drain_bytes = 0  # still read at a stop if another process keeps writing
-        self._holds_both_ends = holds_both_ends
-        self._relay = relay
+        self._holds_both_ends = not opened.is_stdin
+        self._relay = opened.relay
         # Producers fill one half of the capacity while the other is written to disk.
-        self.chunk_bytes = min(_enlarge(descriptor), scratch.capacity) // 2
+        self.chunk_bytes = min(_enlarge(opened.descriptor), scratch.capacity) // 2
 
     @property
     def inside_record(self) -> bool:
@@ -238,7 +244,15 @@ class Pipe:
         self._seen_bytes = 0
         self._drain_bytes -= size
         arena.used = start + size
-        return self._draft(arena.view[start : start + size], flags)
+        payload = arena.view[start : start + size]
+        begins = int(count_bytes(payload, b"\n"))
+        if flags:
+            begins += 1  # no newline ends the last line
+        if self._open_sequence:
+            begins -= 1
+            flags |= Flag.CONTINUES
+        continues = self._open_sequence
+        return Draft(self.route, [payload], size, begins, flags=flags, continues=continues, source=self, peer=self.peer)
 
     def check(self, now: float) -> None:
         """Become ready if an unfinished line has grown, or has stalled and may block writers."""
@@ -263,7 +277,10 @@ class Pipe:
 
     def after_sync(self, draft: Draft) -> str:
         """Consume the durable bytes; return a message if another process has read some."""
-        consumed = self._consume(draft.payload_bytes) if draft.payload else 0
+        consumed = 0
+        if draft.payload:
+            with self._transfers.mark(self.slot) as mark:
+                consumed = self._scratch.consume(self.descriptor, draft.payload_bytes, mark)
         if draft.flags & Flag.CONTINUED:
             self._open_sequence = draft.last_sequence if draft.count else draft.continues
             self._open_bytes += draft.payload_bytes
@@ -276,21 +293,6 @@ class Pipe:
             return ""
         numbers = f"{draft.payload_bytes} bytes were committed, and only {consumed} of them were still there"
         return f"{self.route.name}: another process reads the pipe: {numbers}"
-
-    def finish_transfer(self, payload: bytes) -> str:
-        transfer = self._transfers.pending(self.slot)
-        if transfer is None:
-            return ""
-        count = transfer.taken_bytes
-        if len(payload) != count:
-            return f"{count} bytes were to be written, {len(payload)} are in the log: left in the pipe"
-        front = bytearray(count)
-        # Only the beginning if the scratch pipe is smaller than it was.
-        length = self._scratch.peek(self.descriptor, memoryview(front)) or 0
-        if length == 0 or front[:length] != payload[:length] or held_bytes(self.descriptor) < count:
-            return f"{count} bytes are in the log and not in the pipe, which is a new one: nothing to consume"
-        self._consume(count)
-        return f"consumed {count} bytes that were already in the log"
 
     def close_record(self) -> Draft | None:
         return end_of_record(self.route, self._open_sequence, self) if self._open_sequence else None
@@ -319,10 +321,7 @@ class Pipe:
         """
         self.hung_up = bool(_poll_events(self.descriptor, select.POLLIN) & select.POLLHUP)
         self._stalled = self._stalled or displaced
-        if self.hung_up:
-            self.ready = True
-        if self.ended or (not self.hung_up and self._drain_bytes <= 0):
-            self.ready = False
+        self.ready = not self.ended and (self.hung_up or (self.ready and self._drain_bytes > 0))
 
     def _reopen(self, access: int) -> None:
         """Replace the descriptor, which no poller may watch, keeping its number."""
@@ -331,15 +330,10 @@ class Pipe:
         os.close(descriptor)
         self._holds_both_ends = access == os.O_RDWR
 
-    def _consume(self, length: int) -> int:
-        with self._transfers.mark(self.slot) as mark:
-            return self._scratch.consume(self.descriptor, length, mark)
-
     def _end(self) -> Draft | None:
         self.hung_up = True
         closing = self.close_record()
-        self.ready = closing is not None
-        self.ended = closing is None
+        self.ready, self.ended = closing is not None, closing is None
         return closing
 
     def _unfinished_line(self, length: int, *, full: bool) -> tuple[int, Flag]:
@@ -359,24 +353,6 @@ class Pipe:
         """Return True if writers are blocked, which only a descriptor open for writing shows."""
         return self._holds_both_ends and not _poll_events(self.descriptor, select.POLLOUT) & select.POLLOUT
 
-    def _draft(self, payload: memoryview, flags: Flag) -> Draft:
-        begins = int(count_bytes(payload, b"\n")) if payload else 0
-        if flags & (Flag.CONTINUED | Flag.UNTERMINATED):
-            begins += 1
-        if self._open_sequence:
-            begins -= 1
-            flags |= Flag.CONTINUES
-        return Draft(
-            self.route,
-            [payload] if payload else [],
-            len(payload),
-            begins,
-            flags=flags,
-            continues=self._open_sequence,
-            source=self,
-            peer=self.peer,
-        )
-
 
 def end_of_record(route: Route, sequence: int, source: Pipe | None = None) -> Draft:
     flags = Flag.CONTINUES | Flag.UNTERMINATED
@@ -384,8 +360,8 @@ def end_of_record(route: Route, sequence: int, source: Pipe | None = None) -> Dr
     return Draft(route, [], 0, 0, flags=flags, continues=sequence, source=source, peer=peer)
 
 
-def unfinished_transfers(root: Root, transfers: Transfers, *, log_id: bytes) -> dict[int, UnfinishedTransfer]:
-    """Return transfers that were written and not consumed, by the inode of their pipe.
+def unfinished_transfers(root: Root, transfers: Transfers, *, log_id: bytes) -> dict[int, tuple[int, int, bytes]]:
+    """Return slot, length and stored payload of unconsumed transfers by the inode of their pipe.
 
     Call this before anything is written, while the log has the recorded places; their segment may be sealed.
     """
@@ -393,7 +369,7 @@ def unfinished_transfers(root: Root, transfers: Transfers, *, log_id: bytes) -> 
     for slot in range(transfers.count):
         transfer = transfers.pending(slot)
         if transfer is not None and (payload := _stored_payload(root, transfer, log_id)) is not None:
-            found[transfer.inode] = UnfinishedTransfer(slot, payload)
+            found[transfer.inode] = slot, transfer.taken_bytes, payload
     return found
 
 
@@ -417,16 +393,23 @@ def open_fifo(path: Path) -> tuple[int, bool]:
     return descriptor, _was_enlarged(descriptor) or writer is not None
 
 
-def open_stdin(stdin: TextIO | None, root: Path, route: str) -> tuple[int, bool, Relay | None]:
-    """Return stdin's pipe, True if it can have survived the previous run, and a file's relay."""
-    descriptor = -1 if stdin is None else stdin.fileno()  # None: it was closed
-    mode = 0 if stdin is None else os.fstat(descriptor).st_mode
-    if stat.S_ISFIFO(mode):
-        return os.dup(descriptor), _was_enlarged(descriptor), None
-    if stat.S_ISREG(mode):
-        relay = Relay(descriptor)
-        return relay.reader, False, relay
-    raise InvalidInput("stdin is neither a pipe nor a file", case="stdin-is-no-pipe", root=root, route=route)
+def adopt_stdin(root: Root, config: Config, route: str) -> OpenPipe:
+    """Return stdin as a pipe, without reading or writing."""
+    if has_fifo(root, route) or (route in config.routes and config.routes[route].fifo):
+        raise InvalidInput(
+            f"{root.fifo(route)}: the route has a FIFO; lines from stdin would be interleaved with it",
+            case="stdin-beside-fifo",
+            fifo=root.fifo(route),
+        )
+    if sys.stdin is not None:  # it was not closed
+        descriptor = sys.stdin.fileno()
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISFIFO(mode):
+            return OpenPipe(route, os.dup(descriptor), _was_enlarged(descriptor), is_stdin=True)
+        if stat.S_ISREG(mode):
+            relay = Relay(descriptor)
+            return OpenPipe(route, relay.reader, held=False, is_stdin=True, relay=relay)
+    raise InvalidInput("stdin is neither a pipe nor a file", case="stdin-is-no-pipe", root=root.path, route=route)
 
 
 def held_bytes(descriptor: int) -> int:

@@ -29,10 +29,10 @@ from wald.daemon.commands import Commands, Routes
 from wald.daemon.committer import Arena, CommitRound, Committer
 from wald.daemon.connection import UnfinishedRequests
 from wald.daemon.connections import Connections
-from wald.daemon.fifos import OpenPipe, adopt_stdin
 from wald.daemon.intake import Intake
 from wald.daemon.listening import ConnectionLimits, Listener, check_socket, inherited_listener
 from wald.daemon.metrics import Metrics, MetricsProcess, Recovery, elapsed, pages
+from wald.daemon.pipes import OpenPipe, adopt_stdin
 from wald.daemon.quotas import Quotas
 from wald.exposition import Endpoint
 from wald.files.disk import Disk, total_bytes
@@ -96,8 +96,12 @@ class Parts:
         self._disk = Disk()
         self._closers = closers
         stdin, endpoint = self._check(stdin_route)
-        self._lock_root(stdin_route)
-        self._watch_signals()
+        self._lock_root(stdin)
+        self.poller = select.epoll()
+        self.signals = Signals()
+        self.poller.register(self.signals.descriptor, select.EPOLLIN)
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the usual 1024 is for select(2)
         self._recover()
         self._open_pipes(stdin)
         self.background = Background(
@@ -142,25 +146,18 @@ class Parts:
         served = pages(self.metrics, directory, stall_timeout=config.stall_timeout)
         return stdin, Endpoint(config.metrics, served, setting="metrics =")
 
-    def _lock_root(self, stdin_route: str | None) -> None:
+    def _lock_root(self, stdin: OpenPipe | None) -> None:
         root, disk, now = self.root, self._disk, utc(time.time_ns(), 3)
         create_root(root.path, disk, now=now)
         self.lock = Lock(root, disk, now=now)
         self._closers.callback(self.lock.release)
-        if stdin_route is not None:
-            add_route(root, disk, stdin_route)
+        if stdin is not None:
+            add_route(root, disk, stdin.route)
         for name, route in wanted_routes(root, self.config, self.journal):
             fifo = wants_fifo(root, name, route)
             add_route(root, disk, name, fifo=fifo, mode=route.mode, consumers=route.consumers)
         for mark in moved_marks(root):
             self.journal.warning("mark of a moved route", path=str(mark.path), what=mark.message, hint=mark.hint)
-
-    def _watch_signals(self) -> None:
-        self.poller = select.epoll()
-        self.signals = Signals()
-        self.poller.register(self.signals.descriptor, select.EPOLLIN)
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the usual 1024 is for select(2)
 
     def _recover(self) -> None:
         root, disk, config, epoch = self.root, self._disk, self.config, self.lock.epoch
@@ -234,7 +231,7 @@ class Parts:
         """
         root, disk, config = self.root, self._disk, self.config
         longest = min(config.record_max_bytes, self.budget.sizes.payload_bytes)
-        self.intake = Intake(root, disk, self.poller, self.systemd, replace(config, record_max_bytes=longest))
+        self.intake = Intake(root, disk, self.poller, self.systemd, record_max_bytes=longest)
         self._closers.callback(self.intake.close)
         finished, closing = self.intake.open(stdin, self.writer.state.open_records, log_id=self._log_id)
         self.committer = Committer(
