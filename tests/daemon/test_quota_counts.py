@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from collections.abc import Iterator
 from logging import CRITICAL
 from pathlib import Path
 from random import Random
+from typing import NoReturn
 
 import pytest
 import structlog
 from logs import Built, commit, draft
+from running import eventually
 
+from wald.daemon import quotas
 from wald.daemon.metrics import Metrics
 from wald.daemon.quotas import Quotas
 from wald.files.listing import list_segments
@@ -89,9 +94,8 @@ class Life:
         """Looks that are due, and what they have begun to count."""
         for _ in range(times):
             for seconds in (0.03, 1000, 0.03):  # what takes long to count is not counted again soon
-                for thread in threading.enumerate():
-                    if thread.name == "quotas":
-                        thread.join()
+                for thread in counting():
+                    thread.join()
                 self.now += seconds
                 self.quotas.update(self.now, self.built.last)
 
@@ -110,6 +114,10 @@ class Life:
 
 def of_quota(quota: int, policy: str = "block") -> Config:
     return Config(routes={"r": RouteConfig(pinned_max_bytes=quota, on_pinned=policy)})
+
+
+def counting() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "quotas"]
 
 
 @pytest.fixture
@@ -212,6 +220,38 @@ def test_a_quota_that_expires_holds_nothing_back(life: Life) -> None:
     life.start_again()
     life.append(110)
     assert life.over() == 0
+
+
+def out_of_descriptors(*_: object) -> NoReturn:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def test_a_count_that_fails_is_repeated_and_the_route_stays_closed(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    life.append(110)
+    monkeypatch.setattr(quotas, "_RECOUNT_SECONDS", 0.01)
+    tried = []
+
+    def refuse(*_: object) -> NoReturn:
+        tried.append(life.now)
+        out_of_descriptors()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(quotas, "read_view", refuse)
+        life.start_again()
+        eventually(lambda: len(tried) > 1 or not counting())
+        for _ in range(3):
+            life.now += 1
+            life.quotas.update(life.now, life.built.last)
+        assert [(over.unread_bytes, over.group) for over in life.quotas.over.values()] == [(0, "")]
+    assert life.over() == 1100
+
+
+def test_a_check_that_cannot_list_the_segments_does_not_end_the_daemon(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life.append(110)
+    monkeypatch.setattr(quotas, "list_segments", out_of_descriptors)
+    assert life.over() == 1100
 
 
 OPERATIONS = ["append"] * 3 + ["other", "cut", "cursor", "cursor", "again", "expire", "retire", "look"]

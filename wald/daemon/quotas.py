@@ -32,6 +32,7 @@ from wald.writing.writer import Draft
 _CHECK_SECONDS = 0.25  # between checks of a suspect
 _RETRY_SECONDS = 0.02  # before an interrupted check continues; between polls of the thread
 _CHECK_MAX_SECONDS = 0.002  # of one check
+_RECOUNT_SECONDS = 1.0  # before a failed count is repeated
 # Pauses after slow work, as multiples of its duration.
 _CHECK_PAUSE = 10
 _REWIND_PAUSE = 200
@@ -138,8 +139,8 @@ class Quotas:
             self._check_rewinds(now, head_sequence)
         if self.due is None or now < self._check_at:
             return
-        if self._counting is not None and not self._counting.is_alive():
-            self._merge(self._counting, now)
+        if self._counting is not None and self._counting.unread is not None:
+            self._merge(self._counting, self._counting.unread, now)
         self._check_at = now + (_CHECK_SECONDS if self._counting is None else _RETRY_SECONDS)
         if self._counting is not None and self._counting.is_first:
             return  # routes with a quota stay closed
@@ -157,7 +158,7 @@ class Quotas:
 
     def close(self) -> None:
         if self._counting is not None:
-            self._counting.is_cancelled = True
+            self._counting.cancelled.set()
             self._counting.join()
 
     def _check_rewinds(self, now: float, head_sequence: int) -> None:
@@ -175,14 +176,15 @@ class Quotas:
             self._start_count(rewound, head_sequence, is_first=False)
 
     def _start_count(self, routes: list[str], head_sequence: int, *, is_first: bool) -> None:
-        self._counting = _Count(self._root, self._log_id, routes, self._base, head_sequence, is_first=is_first)
-        self._counting.start()
+        count = _Count(self._root, self._log_id, routes, self._base, head_sequence, self._journal, is_first=is_first)
+        self._counting = count
+        count.start()
 
-    def _merge(self, count: _Count, now: float) -> None:
+    def _merge(self, count: _Count, unread: dict[str, _Unread], now: float) -> None:
         self._counting = None
-        for route, counted in count.unread.items():
+        for route, counted in unread.items():
             self._unread[route].replace_older(counted, count.before)
-        self._suspects |= dict.fromkeys([*self.over, *count.unread])
+        self._suspects |= dict.fromkeys([*self.over, *unread])
         self._rewinds_at = max(self._rewinds_at, now + _COUNT_PAUSE * count.seconds)
 
     def _check(self, route: str, now: float, head_sequence: int) -> None:
@@ -216,7 +218,7 @@ class Quotas:
         """Return a predicate for the bases of existing segments, from a recent listing."""
         if now >= self._list_at:
             began = time.monotonic()
-            with contextlib.suppress(Damaged):
+            with contextlib.suppress(Damaged, OSError):
                 self._bases = {segment.base_sequence for segment in list_segments(self._root).segments}
             self._list_at = now + max(_LIST_SECONDS, _COUNT_PAUSE * (time.monotonic() - began))
         newest, bases = max(self._bases, default=0), self._bases
@@ -227,23 +229,44 @@ class _Count(threading.Thread):
     """Count of the unread records in the segments below ``before``, the active one's base."""
 
     def __init__(
-        self, root: Root, log_id: bytes, routes: list[str], before: int, head_sequence: int, *, is_first: bool
+        self,
+        root: Root,
+        log_id: bytes,
+        routes: list[str],
+        before: int,
+        head_sequence: int,
+        journal: FilteringBoundLogger,
+        *,
+        is_first: bool,
     ) -> None:
         super().__init__(name="quotas")
         self.before = before
         self.is_first = is_first
-        self.is_cancelled = False
-        self.unread: dict[str, _Unread] = {}  # the result, by route
+        self.cancelled = threading.Event()
+        self.unread: dict[str, _Unread] | None = None  # the result, by route
         self.seconds = 0.0
         self._root = root
         self._log_id = log_id
         self._routes = routes
         self._head_sequence = head_sequence
+        self._journal = journal
 
     def run(self) -> None:
-        began = time.monotonic()
-        self.unread = self._count()
-        self.seconds = time.monotonic() - began
+        """Count; after a failure, such as a lack of descriptors, again."""
+        reported = ""
+        while self.unread is None and not self.cancelled.is_set():
+            began = time.monotonic()
+            try:
+                unread = self._count()
+                self.seconds = time.monotonic() - began
+                self.unread = unread
+            except Exception as error:  # noqa: BLE001  (the routes would stay closed without a report)
+                reason = f"{type(error).__name__}: {error}"
+                if reason != reported:
+                    reported = reason
+                    with contextlib.suppress(Exception):  # without a journal too
+                        self._journal.error("quotas not counted", reason=reason, next="retried")
+                self.cancelled.wait(_RECOUNT_SECONDS)
 
     def _count(self) -> dict[str, _Unread]:
         unread = {}
@@ -257,7 +280,7 @@ class _Count(threading.Thread):
             segments = [segment for segment in view.segments if segment.base_sequence < self.before]
             ends = [*(segment.base_sequence for segment in segments[1:]), self.before]
             for segment, end in zip(segments, ends, strict=False):
-                if self.is_cancelled:
+                if self.cancelled.is_set():
                     break
                 if end - 1 <= lowest:
                     continue
