@@ -100,6 +100,22 @@ def test_no_error_ends_the_thread(tmp_path: Path) -> None:
     assert counted.sealed == 1
 
 
+def test_a_file_for_the_next_cut_is_prepared_as_soon_as_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cut may have used it while a segment was sealed, and no event reports that there is room again."""
+    built = Built(tmp_path / "log")
+    built.lines("web", [b"one"])
+    built.cut()
+    results = [True, False, True]  # the last first: at the start, after sealing, and a second later
+    monkeypatch.setattr(built.writer, "prepare_spare", results.pop)
+    background = sealing(built, Metrics(), Reported())
+    try:
+        eventually(lambda: not results, timeout=30)
+    finally:
+        background.stop()
+
+
 def test_a_segment_that_cannot_be_sealed_holds_up_no_other(tmp_path: Path) -> None:
     """It is reported once, counted each time, and stays the one that waits."""
     built = Built(tmp_path / "log")

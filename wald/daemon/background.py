@@ -98,7 +98,7 @@ class Background:
                 with self._reporting(segment.path.name):
                     waiting += not self._seal(segment)
                 if not self._stopping:
-                    self._writer.prepare_spare()
+                    self._prepared = self._writer.prepare_spare()
             self.waiting = waiting
         if not (self._failed or self.waiting):
             self._metrics.seal_waits_since = 0.0
