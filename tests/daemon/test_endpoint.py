@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import http.client
+import os
 import re
 import socket
 import struct
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from endpoint import free_address, get, metrics
 from full_disk import fill, small_file_system
-from running import TIMEOUT_SECONDS, Client, Daemon, eventually
+from running import TIMEOUT_SECONDS, Client, Daemon, eventually, run
 
 from wald.daemon.metrics import Metrics, daemon_metrics
+from wald.files.disk import Disk
+from wald.files.identity import create_root
 
 Start = Callable[..., Daemon]
 
@@ -154,6 +158,30 @@ def test_an_address_that_is_taken_is_refused(start: Start, root: Path) -> None:
     assert f"metrics = {address!r}: " in daemon.log
 
     daemon.start_again()
+
+
+_FAILED_START = """
+import os, socket, sys
+from pathlib import Path
+from wald.daemon.loop import run
+from wald.errors import WaldError
+from wald.settings import load
+try:
+    run(Path(sys.argv[1]), load(None, os.environ))
+except WaldError as error:
+    host, _, port = os.environ["WALD_METRICS"].partition(":")
+    socket.create_server((host, int(port))).close()
+    print(error)
+"""
+
+
+def test_a_failed_start_frees_the_address(root: Path, address: str) -> None:
+    """Even in a process that continues."""
+    create_root(root, Disk(), now="")
+    (root / "transfers").mkdir()
+    done = run([sys.executable, "-c", _FAILED_START, str(root)], env={**os.environ, "WALD_METRICS": address})
+    assert done.returncode == 0, done.stderr
+    assert b"transfers: a directory has the name of a file" in done.stdout
 
 
 @pytest.fixture

@@ -118,7 +118,7 @@ class Parts:
         self._open_socket()
         if endpoint is not None:
             endpoint.start()
-            closers.callback(endpoint.close)
+            closers.callback(endpoint.close)  # first: the next daemon needs the address before the lock
         self.systemd.ready()
         self.journal.info(
             "ready",
@@ -144,7 +144,9 @@ class Parts:
         directory = MetricsProcess(self.root.path, lambda: self.metrics.needed_bytes)
         self._closers.callback(directory.close)
         served = pages(self.metrics, directory, stall_timeout=config.stall_timeout)
-        return stdin, Endpoint(config.metrics, served, setting="metrics =")
+        endpoint = Endpoint(config.metrics, served, setting="metrics =")
+        self._closers.callback(endpoint.close)  # after a failed start
+        return stdin, endpoint
 
     def _lock_root(self, stdin: OpenPipe | None) -> None:
         root, disk, now = self.root, self._disk, utc(time.time_ns(), 3)
