@@ -104,7 +104,8 @@ def decode_pin(data: bytes, log_id: bytes) -> Parts:
         case {"pin": 1, "log": str(log), "drain": dict(drain), "work": dict(work)}:
             if log != log_id.hex():
                 raise BadPin("belongs to another log")
-            if all(is_route(route) and _is_position(at) for part in (drain, work) for route, at in part.items()):
+            positions = [*drain.items(), *work.items()]
+            if all(is_route(route) and type(at) is int and 0 <= at <= SEQUENCE_MAX for route, at in positions):
                 return {"drain": drain, "work": work}
     raise BadPin("not a pin, or its checksum does not match")
 
@@ -117,33 +118,31 @@ def handover_pins(root: Root, log_id: bytes) -> list[HandoverPin]:
     for route in routes:
         directory = root.cursor_directory(route)
         try:
-            owner, paths = directory.stat().st_uid, _files(directory)
+            owner = directory.stat().st_uid
+            names = sorted(each.name for each in scan_cursor_directory(directory) if each.name.endswith(PIN_SUFFIX))
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
             found.append(HandoverPin(route, CURSORS, directory, everything, error.strerror or str(error)))
             continue
-        for path in paths:
+        for name in names:
+            path, group = directory / name, name.removesuffix(PIN_SUFFIX)
             try:
-                found.append(_read(route, path, log_id, owner))
+                found.append(_read(route, group, path, log_id, owner))
             except OSError as error:  # it may be a valid pin
-                group, why = path.name.removesuffix(PIN_SUFFIX), error.strerror or str(error)
-                found.append(HandoverPin(route, group, path, everything, why))
+                found.append(HandoverPin(route, group, path, everything, error.strerror or str(error)))
     return [each for each in found if each.positions or each.problem]
 
 
-def _files(directory: Path) -> list[Path]:
-    names = (entry.name for entry in scan_cursor_directory(directory))
-    return [directory / name for name in sorted(names) if name.endswith(PIN_SUFFIX)]
-
-
-def _read(route: str, path: Path, log_id: bytes, owner: int) -> HandoverPin:
-    group = path.name.removesuffix(PIN_SUFFIX)
-    if not is_route(group):
-        return HandoverPin(route, group, path, problem="no group can have this name")
+def _read(route: str, group: str, path: Path, log_id: bytes, owner: int) -> HandoverPin:
+    positions: dict[str, int] = {}
     try:
+        if not is_route(group):
+            raise BadPin("no group can have this name")
         content, status = read_with_status(path, PIN_MAX_BYTES + 1)
-        positions = _lowest(decode_pin(content, log_id))
+        for part in decode_pin(content, log_id).values():
+            for target, at in part.items():
+                positions[target] = min(at, positions.get(target, at))
         if status.st_uid not in (0, owner):
             _require_cursor(path.with_name(cursor_name(group)), log_id, status)
         return HandoverPin(route, group, path, positions)
@@ -170,15 +169,3 @@ def _require_cursor(path: Path, log_id: bytes, pin: os.stat_result) -> None:
         raise BadPin(f"{path.name} is not a valid cursor, or one of the two files has another name too")
     if pin.st_uid != cursor.st_uid:
         raise BadPin(f"{path.name} belongs to another user")
-
-
-def _lowest(parts: Parts) -> dict[str, int]:
-    lowest: dict[str, int] = {}
-    for positions in parts.values():
-        for route, at in positions.items():
-            lowest[route] = min(at, lowest.get(route, at))
-    return lowest
-
-
-def _is_position(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= SEQUENCE_MAX
