@@ -13,7 +13,8 @@ proof; dropped and remaining records together must be the former contents of the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from wald.format.ledger_lines import Entry
 from wald.format.sealed_index import RouteEntry
@@ -54,123 +55,108 @@ class _Evidence:
         return self.records.last if self.cursors is None else min(self.cursors.values(), default=0)
 
 
-@dataclass(slots=True)
-class _Audit:
-    errors: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    lost: int = 0
-
-    def check_evidence(self, line: Entry) -> None:
-        by_route, lost = _evidence(line), _lost(line)
-        for route, evidence in by_route.items():
-            expired, last = lost.pop(route, None), evidence.records.last
-            if expired is not None and evidence.expires:
-                self._check_expired(route, evidence, expired)
-            elif evidence.cursors is not None and not evidence.cursors:
-                self.errors.append(
-                    f"record {last} of route {route} was deleted, and no cursor of the route is recorded"
-                )
-            elif evidence.slowest < last:
-                behind = ", ".join(f"{group} at {at}" for group, at in (evidence.cursors or {}).items() if at < last)
-                self.errors.append(f"record {last} of route {route} was deleted, and not read by {behind}")
-        for route in lost:
-            self.errors.append(f"it records a loss on route {route}, of which it held nothing")
-
-    def check_sealed(self, line: Entry, sealed: Entry) -> None:
-        held, evidence = _sealed_routes(sealed), _evidence(line)
-        if line.get("damaged") and "sha256" not in line:
-            self._check_damaged(held, evidence)
-            return
-        # a segment deleted raw has no digest; once it is sealed, another line deletes it
-        for key in ("base", "last") if line.get("form") == "raw" else ("base", "last", "sha256"):
-            if line.get(key) != sealed.get(key):
-                self.errors.append(f"its {key} is {line.get(key)}, and was {sealed.get(key)} when it was sealed")
-        claimed = {route: each.records for route, each in evidence.items()}
-        for route in sorted(held.keys() | claimed.keys()):
-            if route not in claimed:
-                self.errors.append(f"it leaves out route {route}, of which it held {_text(held[route])}")
-            elif route not in held:
-                self.errors.append(f"it names route {route}, of which it held nothing")
-            else:
-                self._check_same(route, claimed[route], held[route])
-
-    def check_complete(self, line: Entry, before: Entry, whole: dict[str, RouteEntry]) -> None:
-        held = _sealed_routes(before)
-        for key, earlier in (("base", "base"), ("last", "last"), ("was_sha256", "sha256")):
-            if line.get(key) != before.get(earlier):
-                self.errors.append(f"its {key} is {line.get(key)}, and was {before.get(earlier)} before")
-        for route in sorted(held.keys() | whole.keys()):
-            self._check_same(route, whole.get(route), held.get(route))
-
-    def check_runs(self, line: Entry) -> None:
-        for route in line["dropped"]:
-            runs = runs_of(line, route)
-            if runs is None and not route["count"]:  # only pieces of a record that began earlier
-                continue
-            count, end = sum(last + 1 - first for first, last in runs or ()), max(runs or (), default=(0, 0))[1]
-            if (count, end) != (route["count"], route["last"]):
-                self.errors.append(f"its runs of route {route['route']} are not the records that it says to be dropped")
-
-    def _check_same(self, route: str, claimed: RouteEntry | None, held: RouteEntry | None) -> None:
-        if claimed != held:
-            self.errors.append(f"of route {route} it records {_text(claimed)}, and it held {_text(held)}")
-
-    def _check_damaged(self, held: dict[str, RouteEntry], evidence: dict[str, _Evidence]) -> None:
-        # the line lists only the records found
-        for route, sealed in sorted(held.items()):
-            found = evidence.get(route)
-            if found is None or not (found.cursors is None or found.slowest >= sealed.last or found.expires):
-                self.errors.append(
-                    f"it was damaged, and nothing proves that record {sealed.last} of route {route} was read"
-                )
-
-    def _check_expired(self, route: str, evidence: _Evidence, expired: int) -> None:
-        self.lost += expired
-        held, slowest = evidence.records, evidence.slowest
-        most = max(0, min(held.count, held.last - slowest))
-        # the last record, and all that the cursor cannot have passed
-        least = max(1, held.count - max(0, slowest - held.first + 1)) if slowest < held.last else 0
-        if not least <= expired <= most:
-            self.errors.append(f"it records {expired} lost records of route {route}, and {least} to {most} were unread")
-
-
 def audit_deletion(line: Entry, sealed: Entry | None, *, exists: bool = False) -> Ruling:
     """Audit a ``reclaimed`` line that has routes."""
-    audit = _Audit()
+    errors: list[str] = []
+    notes: list[str] = []
+    unread = 0
     if not isinstance(line.get("routes"), list):
         reason = "its line 'excused' is missing" if "excused" in line else "no cursors are recorded"
         rule = line.get("rule", "no rule")
-        audit.errors.append(f"{reason} ({rule}): it cannot be proven that the deletion was allowed")
+        errors.append(f"{reason} ({rule}): it cannot be proven that the deletion was allowed")
     else:
         try:
-            audit.check_evidence(line)
+            evidence, lost = _evidence(line), _lost(line)
+            unread = sum(count for route, count in lost.items() if route in evidence and evidence[route].expires)
+            errors.extend(_unproven(evidence, lost))
             if sealed is not None:
-                audit.check_sealed(line, sealed)
+                errors.extend(_unlike_sealed(line, evidence, sealed))
         except _Malformed as error:
-            audit.errors.append(str(error))
+            errors.append(str(error))
     if sealed is None:
-        audit.notes.append("no ledger records what it held when it was sealed")
+        notes.append("no ledger records what it held when it was sealed")
     if exists:
-        audit.notes.append("it still exists; the next wald-reclaim deletes it, or withdraws the line")
-    return Ruling(line["base"], tuple(audit.errors), tuple(audit.notes), audit.lost)
+        notes.append("it still exists; the next wald-reclaim deletes it, or withdraws the line")
+    return Ruling(line["base"], tuple(errors), tuple(notes), unread)
 
 
 def audit_shrink(line: Entry, before: Entry | None) -> Ruling:
     """Audit a ``shrunk`` line; ``before`` is the line about the former file, if any."""
-    audit = _Audit()
+    errors: list[str] = []
     dropped = line | {"routes": line.get("dropped"), "rule": "read"}
     try:
-        audit.check_evidence(dropped)
-        audit.check_runs(line)
+        evidence = _evidence(dropped)
+        errors.extend(_unproven(evidence, _lost(dropped)))
+        errors.extend(_wrong_runs(line))
         if before is not None:
-            audit.check_complete(line, before, _with_dropped(_sealed_routes(line), _evidence(dropped)))
+            errors.extend(_incomplete(line, evidence, before))
     except _Malformed as error:
-        audit.errors.append(str(error))
+        errors.append(str(error))
     except (TypeError, BadRunLengths):
-        audit.errors.append("the line does not say what it dropped")
-    if before is None:
-        audit.notes.append("no ledger records what it held before it was shrunk")
-    return Ruling(line["base"], tuple(f"shrink: {each}" for each in audit.errors), tuple(audit.notes))
+        errors.append("the line does not say what it dropped")
+    notes = () if before is not None else ("no ledger records what it held before it was shrunk",)
+    return Ruling(line["base"], tuple(f"shrink: {each}" for each in errors), notes)
+
+
+def _unproven(by_route: dict[str, _Evidence], lost: dict[str, int]) -> Iterator[str]:
+    for route, evidence in by_route.items():
+        held, slowest = evidence.records, evidence.slowest
+        if route in lost and evidence.expires:
+            most = max(0, min(held.count, held.last - slowest))
+            # the last record, and all that the cursor cannot have passed
+            least = max(1, held.count - max(0, slowest - held.first + 1)) if slowest < held.last else 0
+            if not least <= lost[route] <= most:
+                yield f"it records {lost[route]} lost records of route {route}, and {least} to {most} were unread"
+        elif evidence.cursors == {}:
+            yield f"record {held.last} of route {route} was deleted, and no cursor of the route is recorded"
+        elif slowest < held.last:
+            cursors = evidence.cursors or {}
+            behind = ", ".join(f"{group} at {at}" for group, at in cursors.items() if at < held.last)
+            yield f"record {held.last} of route {route} was deleted, and not read by {behind}"
+    for route in lost:
+        if route not in by_route:
+            yield f"it records a loss on route {route}, of which it held nothing"
+
+
+def _unlike_sealed(line: Entry, evidence: dict[str, _Evidence], sealed: Entry) -> Iterator[str]:
+    held = _sealed_routes(sealed)
+    if line.get("damaged") and "sha256" not in line:  # the line lists only the records found
+        for route, entry in sorted(held.items()):
+            found = evidence.get(route)
+            if found is None or not (found.cursors is None or found.slowest >= entry.last or found.expires):
+                yield f"it was damaged, and nothing proves that record {entry.last} of route {route} was read"
+        return
+    # a segment deleted raw has no digest; once it is sealed, another line deletes it
+    for key in ("base", "last") if line.get("form") == "raw" else ("base", "last", "sha256"):
+        if line.get(key) != sealed.get(key):
+            yield f"its {key} is {line.get(key)}, and was {sealed.get(key)} when it was sealed"
+    for route in sorted(held.keys() | evidence.keys()):
+        if route not in evidence:
+            yield f"it leaves out route {route}, of which it held {_text(held[route])}"
+        elif route not in held:
+            yield f"it names route {route}, of which it held nothing"
+        elif (claimed := evidence[route].records) != held[route]:
+            yield f"of route {route} it records {_text(claimed)}, and it held {_text(held[route])}"
+
+
+def _incomplete(line: Entry, dropped: dict[str, _Evidence], before: Entry) -> Iterator[str]:
+    claimed, held = _with_dropped(_sealed_routes(line), dropped), _sealed_routes(before)
+    for key, earlier in (("base", "base"), ("last", "last"), ("was_sha256", "sha256")):
+        if line.get(key) != before.get(earlier):
+            yield f"its {key} is {line.get(key)}, and was {before.get(earlier)} before"
+    for route in sorted(held.keys() | claimed.keys()):
+        if claimed.get(route) != held.get(route):
+            yield f"of route {route} it records {_text(claimed.get(route))}, and it held {_text(held.get(route))}"
+
+
+def _wrong_runs(line: Entry) -> Iterator[str]:
+    for route in line["dropped"]:
+        runs = runs_of(line, route)
+        if runs is None and not route["count"]:  # only pieces of a record that began earlier
+            continue
+        count, end = sum(last + 1 - first for first, last in runs or ()), max(runs or (), default=(0, 0))[1]
+        if (count, end) != (route["count"], route["last"]):
+            yield f"its runs of route {route['route']} are not the records that it says to be dropped"
 
 
 def _with_dropped(remaining: dict[str, RouteEntry], dropped: dict[str, _Evidence]) -> dict[str, RouteEntry]:
@@ -204,7 +190,7 @@ def _evidence(line: Entry) -> dict[str, _Evidence]:
     for entry in line["routes"]:
         try:
             route = str(entry["route"])
-            records = _route(route, entry["count"], entry["first"], entry["last"])
+            records = RouteEntry(route, *(_number(entry[key]) for key in ("count", "first", "last")))
             retired = entry.get("retired") is True
             cursors = None if retired else {str(group): _number(at) for group, at in entry["cursors"].items()}
         except (KeyError, TypeError, AttributeError) as error:
@@ -224,13 +210,12 @@ def _lost(line: Entry) -> dict[str, int]:
 
 def _sealed_routes(line: Entry) -> dict[str, RouteEntry]:
     try:
-        return {str(name): _route(str(name), count, first, last) for name, count, first, last, _ in line["routes"]}
+        return {
+            str(name): RouteEntry(str(name), *map(_number, (count, first, last)))
+            for name, count, first, last, _ in line["routes"]
+        }
     except (KeyError, TypeError, ValueError) as error:
         raise _Malformed("the sealed line does not say what it held") from error
-
-
-def _route(name: str, *numbers: object) -> RouteEntry:
-    return RouteEntry(name, *map(_number, numbers))
 
 
 def _text(held: RouteEntry | None) -> str:
