@@ -47,19 +47,17 @@ class Contents:
 
     def index_and_damage(self, segment: Segment) -> tuple[SealedIndex, str]:
         """The same, and what is wrong with its own index; "" if nothing is."""
-        damage: list[Damaged] = []
         try:
-            index = segment_index(segment, self._log_id, on_damage=damage.append)
-            for error in damage:
-                index = with_lost_routes(
-                    index, segment, self._successors.get(segment.base_sequence), self.history, error
-                )
+            index, damage = segment_index(segment, self._log_id)
+            if damage is not None:
+                following = self._successors.get(segment.base_sequence)
+                index = with_lost_routes(index, segment, following, self.history, damage)
         except Damaged as error:
             raise Unreadable(f"{error.message}; {error.hint}") from error
-        if not damage:
+        if damage is None:
             return index, ""
         source = "its frames show what it holds" if index.sha256 else "segments.jsonl says what it held"
-        return index, f"{damage[0].message}; {source}"
+        return index, f"{damage.message}; {source}"
 
     def needs(self, segment: Segment, index: SealedIndex) -> Sequence[RouteEntry]:
         """The records that the cursors must have reached before it may go."""

@@ -13,7 +13,7 @@ from wald.files.listing import Segment
 from wald.format.names import Kind
 from wald.format.sealed_index import RouteEntry, RouteTable
 from wald.retention.backlog import Condition, GroupBacklog, Growth, SegmentStatus, condition_of
-from wald.retention.blockers import NO_BLOCKERS, CursorSnapshot, Holders
+from wald.retention.blockers import NO_BLOCKERS, CursorSnapshot
 from wald.retention.cursors import Cursor, CursorState
 from wald.retention.progress import Lag
 from wald.segments.view import State
@@ -33,9 +33,7 @@ PULSE = HeadSample(
 
 def group(route: str, group: str = "g", *, lag: int = 0, held: int = 0, oldest_ns: int | None = None) -> GroupBacklog:
     cursor = Cursor(route, group, Path(route), CursorState.VALID, 7)
-    held_back = GroupBacklog(cursor, retired=False, pinned_bytes=held)
-    held_back.lag = Lag(cursor.effective, lag, oldest_ns)
-    return held_back
+    return GroupBacklog(cursor, Lag(cursor.effective, lag, oldest_ns), retired=False, pinned_bytes=held)
 
 
 def log_sample(taken: float, *groups: GroupBacklog, received: dict[str, int] | None = None) -> LogSample:
@@ -130,7 +128,7 @@ def test_every_segment_is_in_one_condition(state: State, pinned: bool, readable:
     """Of one that cannot be read nobody knows who holds it back."""
     segment = Segment(1, Kind.RAW, Path("1"))
     routes = RouteTable.from_entries([RouteEntry("a", 1, 1, 1, 10)])
-    pins = Holders.from_snapshot(CursorSnapshot(), routes.names).blockers(routes) if pinned else NO_BLOCKERS
+    pins = CursorSnapshot().blockers(routes) if pinned else NO_BLOCKERS
     expected = {
         State.ACTIVE: Condition.ACTIVE,
         State.CUT: Condition.WAITING,

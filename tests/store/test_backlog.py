@@ -154,7 +154,7 @@ def test_growth_is_that_of_many_segments_where_each_is_of_a_short_time(apart_sec
     assert growth is not None
     assert growth.bytes_per_second == pytest.approx(100 / apart_seconds)
     assert growth.routes["b"] == pytest.approx(25 / apart_seconds)
-    assert len(gauge) <= 2 * RECENT_SEGMENTS
+    assert len(gauge._recent) <= 2 * RECENT_SEGMENTS
 
 
 def test_a_segment_costs_as_many_steps_with_a_hundred_routes_as_with_ten(tmp_path: Path) -> None:

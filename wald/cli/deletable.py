@@ -175,7 +175,7 @@ def _judged(root: Root, status: SegmentStatus, reclaiming: str) -> Verdict:
     if not status.readable:
         return Verdict(False, f"it is damaged: {status.problem}", status.hint)
     if status.pins:
-        pin, more = status.pins[0], len(status.pins) - 1
+        pin, more = next(iter(status.pins)), len(status.pins) - 1
         others = f", and {more} more" if more else ""
         why = f"{pin.route}/{pin.group} is at {pin.at} and needs it up to {pin.needs}{others}"
         return Verdict(False, why, command_line(root.path, "explain"))

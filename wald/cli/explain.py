@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from wald.setting_types import format_bytes, format_seconds
 if TYPE_CHECKING:
     from wald.log import Log
     from wald.retention.backlog import Backlog, GroupBacklog, Growth, SegmentStatus
-    from wald.retention.blockers import Pin
+    from wald.retention.blockers import Blockers
     from wald.segments.view import State
 
 _OVER = {
@@ -162,14 +163,14 @@ def _unpinned(waived: tuple[str, ...]) -> str:
     return f"its unread records are of {_names(list(waived))}, which {'is' if len(waived) == 1 else 'are'} retired"
 
 
-def _pinned_by(pins: Sequence[Pin]) -> str:
+def _pinned_by(pins: Blockers) -> str:
     from wald.retention.blockers import DIRECTORY_GONE
 
     named = [
         f"{pin.route} ({pin.message}; adding the route brings it back)"
         if pin.message == DIRECTORY_GONE
         else f"{pin.route}/{pin.group} (at {pin.at}, needs {pin.needs})"
-        for pin in pins[:_NAMED]
+        for pin in islice(pins, _NAMED)
     ]
     more = [f"{len(pins) - _NAMED} more"] if len(pins) > _NAMED else []
     return " and ".join([", ".join(named), *more])

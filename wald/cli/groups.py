@@ -130,12 +130,13 @@ def show(root: Path, route: str, group: str, as_json: bool) -> int:
 def _held_back(log: Log, seen: Seen) -> GroupBacklog:
     """What the group keeps from being reclaimed."""
     from wald.retention.backlog import Backlog, GroupBacklog
+    from wald.retention.progress import Lag
 
     backlog = Backlog(log.view())
     for _ in backlog.segments():
         pass
-    file = seen.file
-    return backlog.groups.get((file.route, file.group)) or GroupBacklog(seen.cursor, retired=False)
+    file, cursor = seen.file, seen.cursor
+    return backlog.groups.get((file.route, file.group)) or GroupBacklog(cursor, Lag(cursor.effective), retired=False)
 
 
 def _more_fields(found: FoundGroup, held: GroupBacklog) -> dict[str, object]:

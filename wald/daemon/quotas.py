@@ -285,7 +285,7 @@ class _Count(threading.Thread):
                 if end - 1 <= lowest:
                     continue
                 with contextlib.suppress(Damaged, BadSealed, OSError):  # wald verify reports it
-                    index = view.follow(segment, lambda found: segment_index(found, self._log_id))
+                    index, _ = view.follow(segment, lambda found: segment_index(found, self._log_id))
                     for route, _, first, last, payload_bytes in index.routes:
                         if route in unread and last > unread[route].floor:
                             stretch = _Stretch(segment.base_sequence, first, last, payload_bytes)

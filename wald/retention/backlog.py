@@ -6,13 +6,13 @@ does not grow with the number of segments.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import chain
 from operator import add
+from typing import NamedTuple
 
 from wald.errors import Damaged
 from wald.files.disk import free_bytes
@@ -23,16 +23,14 @@ from wald.hints import hint_for
 from wald.retention.blockers import (
     NO_BLOCKERS,
     Blockers,
-    Holders,
     read_cursor_snapshot,
     required_positions,
     segment_index,
     with_lost_routes,
 )
 from wald.retention.cursors import Cursor
-from wald.retention.handovers import HandoverPin
 from wald.retention.history import History
-from wald.retention.progress import Lag, SealedLags, add_raw
+from wald.retention.progress import Lag, LagCounter
 from wald.segments.raw_scan import FIRST_BATCH
 from wald.segments.view import SegmentGone, State, View, open_segment
 
@@ -83,14 +81,11 @@ class GroupBacklog:
     """Segments that a group of a route pins."""
 
     cursor: Cursor
+    lag: Lag
     retired: bool
     pinned_segments: int = 0
     pinned_bytes: int = 0
     exclusive_bytes: int = 0  # freed when its cursor reaches the head
-    lag: Lag = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.lag = Lag(self.cursor.effective)
 
 
 class Backlog:
@@ -107,20 +102,19 @@ class Backlog:
         self._cursors = read_cursor_snapshot(view.root, log_id=view.log_id)
         self._history = History(view.root)
         self._growth = GrowthMeter()
-        self._sealed = SealedLags(self._lags_of)
-        self._names: tuple[str, ...] = ()
-        self._holders: Holders = NO_BLOCKERS.holders  # of segments with these routes
+        self._counter = LagCounter(self._lags_of)
         self._blockers = NO_BLOCKERS  # shared by the latest segments, whose sums follow
         self._segments = self._stored_bytes = 0
         self.free_bytes = free_bytes(view.root.segments)
         self.alone: Counter[str] = Counter()  # bytes that only this route pins
         self.groups = {
-            (route, cursor.group): GroupBacklog(cursor, route in self._cursors.retired)
+            (route, cursor.group): GroupBacklog(
+                cursor, Lag(cursor.effective, written_ns=view.written_ns), route in self._cursors.retired
+            )
             for route, cursors in self._cursors.cursors.items()
             for cursor in cursors
         }
-        for group in self.groups.values():
-            group.lag.written_ns = view.written_ns
+        self.handovers = self._cursors.handovers
 
     def segments(self) -> Iterator[SegmentStatus]:
         """Yield released segments, then the others, each oldest first."""
@@ -133,15 +127,11 @@ class Backlog:
         for segment in listing.segments:
             with suppress(SegmentGone):
                 yield self._view.follow(segment, lambda found: self._status(found, successors.get(found.base_sequence)))
-        self._sealed.settle()
+        self._counter.settle()
         self._settle_pins()
 
     def growth(self, *, now_ns: int) -> Growth | None:
         return self._growth.growth(now_ns=now_ns)
-
-    @property
-    def handovers(self) -> tuple[HandoverPin, ...]:
-        return self._cursors.handovers
 
     def received(self) -> dict[str, int]:
         return {route: lag.records for route, lag in self._received.items()}
@@ -155,33 +145,25 @@ class Backlog:
         found = SegmentStatus(segment, State.RELEASED, None, _stored_bytes(segment))
         if counts:
             with suppress(Damaged, BadSealed):
-                index = segment_index(segment, self._view.log_id)
-                self._sealed.add(index)
+                index, _ = segment_index(segment, self._view.log_id)
+                self._counter.add(index)
                 return replace(found, routes=index.routes)
         return found
 
     def _status(self, segment: Segment, end: int | None) -> SegmentStatus:
+        """Apply the rules of RECLAIM."""
         state = self._view.state(segment)
         found = SegmentStatus(segment, state, None, _stored_bytes(segment), newest=end is None)
-        if state is not State.ACTIVE:
-            return self._complete(found, end)
         try:
-            return replace(found, last_sequence=self._add_raw(segment))
-        except Damaged as error:
-            return replace(found, problem=error.message, readable=False, hint=error.hint)
-
-    def _complete(self, found: SegmentStatus, end: int | None) -> SegmentStatus:
-        """Apply the rules of RECLAIM."""
-        segment, damage = found.segment, list[Damaged]()
-        try:
-            index = segment_index(segment, self._view.log_id, on_damage=damage.append)
+            if state is State.ACTIVE:
+                return replace(found, last_sequence=self._add_raw(segment))
+            index, damage = segment_index(segment, self._view.log_id)
             self._add_complete(index, found)
-            if damage:
-                index = with_lost_routes(index, segment, end, self._history, damage[0])
+            if damage is not None:
+                index = with_lost_routes(index, segment, end, self._history, damage)
             required = RouteTable.from_entries(required_positions(index, end or index.next_sequence, self._history))
-            pins, waived = self._pins(required), self._cursors.waived(required)
         except Damaged as error:
-            if found.state is State.CUT:  # only the sealer decides about it, but its records count
+            if state is State.CUT:  # only the sealer decides about it, but its records count
                 with suppress(Damaged):
                     self._add_raw(segment)
             return replace(found, problem=error.message, readable=False, hint=error.hint)
@@ -189,15 +171,16 @@ class Backlog:
             problem = f"{segment.path}: its batches cannot be found: {error}"
             root = segment.path.parents[1]
             return replace(found, problem=problem, readable=False, hint=hint_for("lost-routes-unknown", root=root))
+        pins = self._cursors.blockers(required)
         self._add_pins(pins, found.stored_bytes)
-        problem = damage[0].message if damage else ""
-        last = index.next_sequence - 1
-        return replace(found, last_sequence=last, pins=pins, waived=waived, problem=problem, routes=index.routes)
-
-    def _pins(self, routes: RouteTable) -> Blockers:
-        if routes.names is not self._names:
-            self._names, self._holders = routes.names, Holders.from_snapshot(self._cursors, routes.names)
-        return self._holders.blockers(routes)
+        return replace(
+            found,
+            last_sequence=index.next_sequence - 1,
+            pins=pins,
+            waived=self._cursors.waived(required),
+            problem=damage.message if damage is not None else "",
+            routes=index.routes,
+        )
 
     def _add_pins(self, pins: Blockers, stored_bytes: int) -> None:
         if not pins.has_same_groups(self._blockers):
@@ -226,23 +209,20 @@ class Backlog:
             routes = RouteTable.from_entries(merge_routes(index.routes, dropped.routes))
             grown = dropped.stored_bytes or grown
         self._growth.add(earliest_ns, grown, routes.names, routes.payload_bytes)
-        self._sealed.add(index)
+        self._counter.add(index)
 
     def _add_raw(self, segment: Segment) -> int:
         last = segment.base_sequence - 1
         earliest_ns: int | None = None
-        payload_bytes: dict[str, int] = {}
-        reader = open_segment(segment, self._view.log_id)
-        try:
-            for batch in add_raw(reader.batches(FIRST_BATCH, self._view.limit(segment)), self._lags_of):
+        payload_bytes: Counter[str] = Counter()
+        with closing(open_segment(segment, self._view.log_id)) as reader:
+            for batch in self._counter.add_raw(reader.batches(FIRST_BATCH, self._view.limit(segment))):
                 header = batch.header
                 earliest_ns = header.append_time_ns if earliest_ns is None else earliest_ns
                 last = max(last, header.end_sequence - 1)
-                payload_bytes[batch.route] = payload_bytes.get(batch.route, 0) + header.payload_bytes
-        finally:
-            reader.close()
+                payload_bytes[batch.route] += header.payload_bytes
         if earliest_ns is not None:
-            self._growth.add(earliest_ns, sum(payload_bytes.values()), tuple(payload_bytes), [*payload_bytes.values()])
+            self._growth.add(earliest_ns, payload_bytes.total(), tuple(payload_bytes), [*payload_bytes.values()])
         return last
 
     def _lags_of(self, route: str) -> list[Lag]:
@@ -274,8 +254,7 @@ class Growth:
         return free / self.bytes_per_second if self.bytes_per_second > 0 else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
+class _Span(NamedTuple):
     """One or more consecutive segments."""
 
     earliest_ns: int
@@ -292,20 +271,12 @@ class _Span:
         sums.update(dict(zip(following.names, following.payload_bytes, strict=True)))
         return _Span(self.earliest_ns, stored_bytes, tuple(sums), list(sums.values()))
 
-    def shares(self) -> Iterator[tuple[str, float]]:
-        total = sum(self.payload_bytes) or 1
-        for name, each in zip(self.names, self.payload_bytes, strict=True):
-            yield name, self.stored_bytes * each / total
-
 
 class GrowthMeter:
     """Growth over the newest segments, in bounded memory."""
 
     def __init__(self) -> None:
         self._recent: list[_Span] = []
-
-    def __len__(self) -> int:
-        return len(self._recent)
 
     def add(self, earliest_ns: int, stored_bytes: int, names: tuple[str, ...], payload_bytes: Sequence[int]) -> None:
         """Add the next segment; ``earliest_ns`` is its first append time."""
@@ -323,7 +294,9 @@ class GrowthMeter:
         if not self._recent or now_ns < self._recent[0].earliest_ns + LEAST_SECONDS * _SECOND_NS:
             return None
         seconds = (now_ns - self._recent[0].earliest_ns) / _SECOND_NS
-        routes: dict[str, float] = {}
-        for name, stored_bytes in chain.from_iterable(recent.shares() for recent in self._recent):
-            routes[name] = routes.get(name, 0.0) + stored_bytes / seconds
+        routes: dict[str, float] = defaultdict(float)
+        for _, stored_bytes, names, payload_bytes in self._recent:
+            total = seconds * (sum(payload_bytes) or 1)
+            for name, each in zip(names, payload_bytes, strict=True):
+                routes[name] += stored_bytes * each / total
         return Growth(sum(recent.stored_bytes for recent in self._recent) / seconds, routes)

@@ -16,12 +16,12 @@ record, it is never deleted.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import compress, repeat
 from operator import lt
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 from wald.errors import Damaged, NotFound
 from wald.files.layout import Root
@@ -54,6 +54,46 @@ class Pin(NamedTuple):
     message: str = ""  # the problem with its cursor; "" if the cursor is valid but behind
 
 
+class Holders(NamedTuple):
+    """Groups that can pin segments with certain routes, in columns: no Python step per route and segment."""
+
+    names: tuple[str, ...] = ()  # of the routes
+    numbers: tuple[int, ...] = ()  # of each group's route
+    groups: tuple[tuple[str, str], ...] = ()  # (route, group)
+    positions: tuple[int, ...] = ()
+    messages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Blockers:
+    """Pins of one segment, made when read, as there may be thousands."""
+
+    holders: Holders
+    marks: bytes  # 1 for each of ``holders`` that pins the segment, else 0
+    lasts: Sequence[int]  # by route
+
+    def __len__(self) -> int:
+        return self.marks.count(1)
+
+    def __iter__(self) -> Iterator[Pin]:
+        _, numbers, groups, positions, messages = self.holders
+        for number, (route, group), at, message in compress(
+            zip(numbers, groups, positions, messages, strict=True), self.marks
+        ):
+            yield Pin(route, group, at, self.lasts[number], message)
+
+    def groups(self) -> Iterator[tuple[str, str]]:
+        return compress(self.holders.groups, self.marks)
+
+    def has_same_groups(self, other: Blockers) -> bool:
+        if self.holders is other.holders:
+            return self.marks == other.marks
+        return len(self) == len(other) and set(self.groups()) == set(other.groups())
+
+
+NO_BLOCKERS = Blockers(Holders(), b"", ())
+
+
 @dataclass(slots=True, eq=False)
 class CursorSnapshot:
     """Positions of all groups at one moment."""
@@ -63,8 +103,9 @@ class CursorSnapshot:
     handovers: tuple[HandoverPin, ...] = ()  # including unreadable ones
     _groups: dict[str, list[tuple[str, int, str]]] = field(init=False, repr=False)
     _floors: dict[str, int] = field(init=False, repr=False)
+    # of the latest segment's routes, which its neighbours usually share
+    _holders: Holders = field(init=False, repr=False, default=Holders())
     _last_floors: tuple[tuple[str, ...], tuple[int, ...]] = field(init=False, repr=False, default=((), ()))
-    """The latest segment's route names and floors; its neighbours usually share them."""
 
     def __post_init__(self) -> None:
         self._groups = {
@@ -103,6 +144,18 @@ class CursorSnapshot:
                 if at < last:
                     yield Pin(route, group, at, last, message)
 
+    def blockers(self, routes: RouteTable) -> Blockers:
+        """Return all pins of a segment; fast if consecutive segments have the same routes."""
+        if routes.names is not self._holders.names:
+            rows = [
+                (number, (route, group), at, message)
+                for number, route in enumerate(routes.names)
+                for group, at, message in self.groups(route)
+            ]
+            self._holders = Holders(routes.names, *zip(*rows, strict=True))
+        needed = map(routes.lasts.__getitem__, self._holders.numbers)
+        return Blockers(self._holders, bytes(map(lt, self._holders.positions, needed)), routes.lasts)
+
     def still_pins(self, pin: Pin) -> bool:
         return any(group == pin.group and at < pin.needs for group, at, _ in self.groups(pin.route))
 
@@ -111,10 +164,9 @@ class CursorSnapshot:
         routes = self._floors.keys() | earlier._floors.keys()
         return all(self.floor(route) >= earlier.floor(route) for route in routes)
 
-    def waived(self, routes: Sequence[RouteEntry]) -> tuple[str, ...]:
+    def waived(self, routes: RouteTable) -> tuple[str, ...]:
         """Return retired routes with records that a group has not read."""
-        table = RouteTable.from_entries(routes)
-        retired = compress(zip(table.names, table.lasts, strict=True), map(self.retired.__contains__, table.names))
+        retired = compress(zip(routes.names, routes.lasts, strict=True), map(self.retired.__contains__, routes.names))
         return tuple(
             route for route, last in retired if any(cursor.effective < last for cursor in self.cursors.get(route, ()))
         )
@@ -151,64 +203,6 @@ def read_cursor_snapshot(root: Root, *, log_id: bytes) -> CursorSnapshot:
     return CursorSnapshot(cursors, frozenset(retired), tuple(handover_pins(root, log_id)))
 
 
-@dataclass(frozen=True, slots=True)
-class Holders:
-    """Groups that can pin segments with certain routes, in columns: no Python step per route and segment."""
-
-    numbers: tuple[int, ...] = ()  # of the route in the table of routes
-    groups: tuple[tuple[str, str], ...] = ()  # (route, group)
-    positions: tuple[int, ...] = ()
-    messages: tuple[str, ...] = ()
-
-    @classmethod
-    def from_snapshot(cls, snapshot: CursorSnapshot, names: Sequence[str]) -> Holders:
-        rows = [
-            (number, (route, group), at, message)
-            for number, route in enumerate(names)
-            for group, at, message in snapshot.groups(route)
-        ]
-        return cls(*zip(*rows, strict=True)) if rows else cls()
-
-    def blockers(self, routes: RouteTable) -> Blockers:
-        return Blockers(self, bytes(map(lt, self.positions, map(routes.lasts.__getitem__, self.numbers))), routes.lasts)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Blockers(Sequence[Pin]):
-    """Pins of one segment, made when read, as there may be thousands."""
-
-    holders: Holders = Holders()
-    marks: bytes = b""  # 1 for each of ``holders`` that pins the segment, else 0
-    lasts: Sequence[int] = ()  # by route
-
-    def __len__(self) -> int:
-        return self.marks.count(1)
-
-    def __iter__(self) -> Iterator[Pin]:
-        holders = self.holders
-        rows = zip(holders.numbers, holders.groups, holders.positions, holders.messages, strict=True)
-        for number, (route, group), at, message in compress(rows, self.marks):
-            yield Pin(route, group, at, self.lasts[number], message)
-
-    @overload
-    def __getitem__(self, number: int) -> Pin: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[Pin]: ...
-    def __getitem__(self, number: int | slice) -> Pin | list[Pin]:
-        return list(self)[number]
-
-    def groups(self) -> Iterator[tuple[str, str]]:
-        return compress(self.holders.groups, self.marks)
-
-    def has_same_groups(self, other: Blockers) -> bool:
-        if self.holders is other.holders:
-            return self.marks == other.marks
-        return len(self) == len(other) and set(self.groups()) == set(other.groups())
-
-
-NO_BLOCKERS = Blockers()
-
-
 def sealed_index(segment: Segment, log_id: bytes) -> SealedIndex:
     """Raise FileNotFoundError if the segment is gone, Damaged if its index is unusable."""
     try:
@@ -224,24 +218,25 @@ def sealed_index(segment: Segment, log_id: bytes) -> SealedIndex:
     return index
 
 
-def segment_index(
-    segment: Segment, log_id: bytes, *, on_damage: Callable[[Damaged], None] | None = None
-) -> SealedIndex:
-    """Return the index of a complete segment; read all of a raw one, or of one with a damaged index.
+def segment_index(segment: Segment, log_id: bytes) -> tuple[SealedIndex, Damaged | None]:
+    """Return the index of a complete segment, and the damage of one that frames replace; read all of a raw segment.
 
-    ``on_damage`` gets the damage of an index that frames replace. Raise FileNotFoundError if the segment is gone,
-    Damaged if it is unreadable or another one, or if it is raw and damaged, which is for the sealer.
+    Raise FileNotFoundError if the segment is gone, Damaged if it is unreadable, another one, or raw and damaged.
     """
     if segment.kind.form is Kind.SEALED:
         try:
-            return sealed_index(segment, log_id)
+            return sealed_index(segment, log_id), None
         except Misplaced:
             raise
         except Damaged as error:
-            index = _salvaged_index(segment, log_id, error)
-            if on_damage is not None:
-                on_damage(error)
-            return index
+            try:
+                return index_salvaged(segment, log_id, error), error
+            except (FileNotFoundError, Misplaced):
+                raise
+            except OSError:
+                raise error from None
+            except Damaged:
+                raise _routes_unknown(segment, error.message) from error
     with open_file(segment.path) as source:
         try:
             index = index_raw(source.fileno())
@@ -256,18 +251,7 @@ def segment_index(
             case="unsealed-segment-damaged",
             path=segment.path,
         )
-    return index
-
-
-def _salvaged_index(segment: Segment, log_id: bytes, error: Damaged) -> SealedIndex:
-    try:
-        return index_salvaged(segment, log_id, error)
-    except (FileNotFoundError, Misplaced):
-        raise
-    except OSError:
-        raise error from None
-    except Damaged:
-        raise _routes_unknown(segment, error.message) from error
+    return index, None
 
 
 def _routes_unknown(segment: Segment, message: str) -> Damaged:
@@ -295,19 +279,17 @@ def with_lost_routes(
     if not index.damage and index.next_sequence == following:
         return index
     lost = {entry.route: entry for entry in held}
-    # in this order: batches name their routes by number
-    routes = [_extended(entry, lost.pop(entry.route, entry)) for entry in index.routes] + list(lost.values())
+    routes = []
+    for found in index.routes:
+        known = lost.pop(found.route, found)
+        routes.append(known._replace(first=min(found.first, known.first), last=max(found.last, known.last)))
     return replace(
         index,
         next_sequence=max(index.next_sequence, following),
-        routes=routes,
+        routes=routes + list(lost.values()),  # at the end: batches name their routes by number
         damage=index.damage or [(index.raw_bytes, 0)],
         sha256=b"",
     )
-
-
-def _extended(found: RouteEntry, held: RouteEntry) -> RouteEntry:
-    return held._replace(first=min(found.first, held.first), last=max(found.last, held.last))
 
 
 def required_positions(index: SealedIndex, end: int, history: History) -> Sequence[RouteEntry]:

@@ -90,7 +90,7 @@ def reclaimed_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:
     known = {segment.base_sequence for segment in listing.segments}
     for segment in listing.released:
         with suppress(Damaged, OSError):  # the ledger has the contents of deleted and unreadable segments
-            for entry in segment_index(segment, log_id).routes:
+            for entry in segment_index(segment, log_id)[0].routes:
                 if entry.route == cursor.route:
                     range_of[segment.base_sequence].add(entry.first, entry.last)
             known.add(segment.base_sequence)
@@ -120,7 +120,7 @@ def reclaimed_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:
 def _dropped(root: Root, base: int, history: History, *, log_id: bytes) -> Iterable[RouteEntry]:
     """Prefer the index to the ledger."""
     try:
-        dropped = segment_index(Segment(base, Kind.SEALED, root.segment(base, Kind.SEALED)), log_id).shrunk
+        dropped = segment_index(Segment(base, Kind.SEALED, root.segment(base, Kind.SEALED)), log_id)[0].shrunk
     except (Damaged, OSError):
         return history.dropped(base) or ()
     if dropped is None or dropped.is_complete:

@@ -1,13 +1,14 @@
 """Progress and lag of consumer groups.
 
-The lag is the number of records after the cursor that are in the log, up to the durable head. It includes released
-segments, which a cursor that was moved back needs again, but not reclaimed, expired or lost records. An invalid cursor
-counts as 0.
+The lag is the number of records after the cursor in the log, up to the durable head, even in released segments, which a
+cursor that was moved back needs again. An invalid cursor counts as 0.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import chain, compress, pairwise
 from operator import add, and_, gt, lt, mul
@@ -38,9 +39,7 @@ class Lag:
     oldest_ns: int | None = None  # append time of the oldest one
     first: int = 0  # base of the batch with the oldest one
     # Estimates when a record with a future append time was written.
-    written_ns: Callable[[int, int], int | None] = field(
-        default=lambda _sequence, _now_ns: None, compare=False, repr=False
-    )
+    written_ns: Callable[[int, int], int | None] = field(default=lambda *_: None, compare=False, repr=False)
 
     def seconds(self, now_ns: int) -> float:
         since_ns = self.oldest_ns
@@ -56,29 +55,20 @@ class Lag:
                 self.oldest_ns, self.first = time_ns, base
 
 
-LagsOf = Callable[[str], Iterable[Lag]]
-"""Returns the lags that count the records of a route."""
-
-
-class SealedLags:
-    """Counter of the records of sealed segments, in columns: no Python step per route and segment.
+class LagCounter:
+    """Counter of records; of sealed segments in columns, without a Python step per route and segment.
 
     It sums up consecutive segments with the same routes; :meth:`settle` adds the sums to the lags.
     """
 
-    def __init__(self, lags_of: LagsOf) -> None:
+    def __init__(self, lags_of: Callable[[str], Iterable[Lag]]) -> None:
         self._lags_of = lags_of
-        self._names: tuple[str, ...] = ()
-        self._numbers: list[int] = []  # the route of each lag; the lists below are aligned
-        self._one_each = True  # one lag for each route
         self._lags: list[Lag] = []
-        self._positions: list[int] = []
-        self._highest = 0
-        self._dated: list[bool] = []  # the oldest unread record is known
         self._sums: list[int] = []
+        self._align(())
 
     def add(self, index: SealedIndex) -> None:
-        """Count one segment; read its batches only if a cursor is among them."""
+        """Count a sealed segment; read its batches only if a cursor is among them."""
         routes = RouteTable.from_entries(index.routes)
         if routes.names is not self._names:
             self._align(routes.names)
@@ -102,12 +92,12 @@ class SealedLags:
         self.settle()
         found = [(number, lag) for number, name in enumerate(names) for lag in self._lags_of(name)]
         self._names = names
-        self._numbers = [number for number, _ in found]
-        self._one_each = self._numbers == list(range(len(names)))
+        self._numbers = [number for number, _ in found]  # the route of each lag; the lists below are aligned
+        self._one_each = self._numbers == list(range(len(names)))  # one lag for each route
         self._lags = [lag for _, lag in found]
         self._positions = [lag.at for lag in self._lags]
         self._highest = max(self._positions, default=0)
-        self._dated = [lag.oldest_ns is not None for lag in self._lags]
+        self._dated = [lag.oldest_ns is not None for lag in self._lags]  # the oldest unread record is known
         self._sums = [0] * len(found)
 
     def _by_lag(self, column: Sequence[int]) -> Iterable[int]:
@@ -125,53 +115,44 @@ class SealedLags:
         for number in lags:
             self._dated[number] = self._lags[number].oldest_ns is not None
 
-
-def add_raw(batches: Iterable[SegmentItem], lags_of: LagsOf) -> Iterator[StoredBatch]:
-    """Yield each batch of a raw segment after counting it."""
-    for batch in batches:
-        if isinstance(batch, StoredBatch) and not batch.header.is_control:
-            for lag in lags_of(batch.route):
-                lag.add(batch.header.base_sequence, batch.header.count, batch.header.append_time_ns)
-            yield batch
+    def add_raw(self, batches: Iterable[SegmentItem]) -> Iterator[StoredBatch]:
+        """Yield each batch of a raw segment after counting it."""
+        for batch in batches:
+            if isinstance(batch, StoredBatch) and not batch.header.is_control:
+                for lag in self._lags_of(batch.route):
+                    lag.add(batch.header.base_sequence, batch.header.count, batch.header.append_time_ns)
+                yield batch
 
 
 def lags(view: View, cursors: Iterable[Cursor]) -> dict[tuple[str, str], Lag]:
     """Return the lags by (route, group); segments that all have read stay closed."""
     found = {(cursor.route, cursor.group): Lag(cursor.effective, written_ns=view.written_ns) for cursor in cursors}
-    of_route: dict[str, list[Lag]] = {}
+    of_route: defaultdict[str, list[Lag]] = defaultdict(list)
     for (route, _), lag in found.items():
-        of_route.setdefault(route, []).append(lag)
+        of_route[route].append(lag)
     slowest = min((lag.at for lag in found.values()), default=_NO_END)
-
-    def lags_of(route: str) -> list[Lag]:
-        return of_route.get(route, [])
-
-    sealed = SealedLags(lags_of)
+    counter = LagCounter(of_route.__getitem__)
     for segment, following in pairwise((*view.including_released().segments, None)):
         assert segment is not None
         if following is None or following.base_sequence - 1 > slowest:
-            _add_segment(segment, view, slowest, sealed, lags_of)
-    sealed.settle()
+            _add_segment(segment, view, slowest, counter)
+    counter.settle()
     return found
 
 
-def _add_segment(segment: Segment, view: View, slowest: int, sealed: SealedLags, lags_of: LagsOf) -> None:
+def _add_segment(segment: Segment, view: View, slowest: int, counter: LagCounter) -> None:
     try:
         reader = view.open(segment)
     except Damaged:
         return
-    try:
+    with suppress(BadSealed), closing(reader):
         if isinstance(reader, SealedSegment):
-            sealed.add(reader.index)
+            counter.add(reader.index)
             return
         limit = view.limit(segment)
         begin = reader.position_of_sequence(slowest + 1, limit) if slowest >= segment.base_sequence else FIRST_BATCH
-        for _ in add_raw(reader.batches(begin, limit), lags_of):
+        for _ in counter.add_raw(reader.batches(begin, limit)):
             pass
-    except BadSealed:
-        return
-    finally:
-        reader.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +208,7 @@ def last_sequences(view: View) -> dict[str, int | None]:
         newest = view.open(readable[-1])
     except Damaged:
         return unknown
-    try:
+    with suppress(BadControl), closing(newest):
         for batch in newest.batches(FIRST_BATCH, bound.limit(newest.base_sequence)):
             if isinstance(batch, DamagedBytes):
                 found |= unknown
@@ -237,10 +218,5 @@ def last_sequences(view: View) -> dict[str, int | None]:
                 found |= decode_state(batch.payload).routes
             elif batch.header.count:
                 found[batch.route] = batch.header.last_sequence
-        if newest.tail is not None and newest.tail.garbage_bytes:
-            found |= unknown
-    except BadControl:
-        return unknown
-    finally:
-        newest.close()
-    return found
+        return found | unknown if newest.tail is not None and newest.tail.garbage_bytes else found
+    return unknown
