@@ -16,7 +16,7 @@ from wald.errors import Damaged
 from wald.files.layout import Root
 from wald.files.ledger_write import Ledger
 from wald.retention.audit import audit_deletion
-from wald.retention.history import History, archived_runs, bundle_member
+from wald.retention.history import History, bundle_member
 
 
 @pytest.fixture
@@ -211,8 +211,10 @@ def test_bundles_that_follow_one_another_leave_no_gap(
     assert History(root).all_archived(route, first, last) == archived_wholly
 
 
-def test_runs_count_from_where_the_bundle_before_ended() -> None:
-    assert list(archived_runs(archived("a", 6, 12, after=4, runs=[1, 2, 3, 2]))) == [(6, 7), (11, 12)]
+def test_runs_count_from_where_the_bundle_before_ended(root: Root) -> None:
+    tell(root, "archive.jsonl", archived("a", 6, 12, after=4, runs=[1, 2, 3, 2]))
+    history = History(root)
+    assert [sequence for sequence in range(1, 20) if history.archived(sequence)] == [6, 7, 11, 12]
 
 
 @pytest.mark.parametrize(("sequence", "part"), [(1, "1.txt"), (5, "1.txt"), (6, "6.jsonl"), (99, "6.jsonl"), (0, None)])

@@ -21,12 +21,10 @@ from wald.files.layout import Root
 from wald.files.ledger_read import Line, Lines
 from wald.format.ledger_lines import ABOVE_U64, Entry
 from wald.format.names import LEDGERS
-from wald.format.sealed_index import RouteEntry
+from wald.format.sealed_index import RouteEntry, merge_routes
 from wald.format.spans import BadRunLengths, Span, Spans, spans_of, unpack
 from wald.format.times import utc_or_unknown
-from wald.retention.missing import ReclaimedSegment, last_by_route
-
-_EVIDENCE = ("cursors", "retired")
+from wald.retention.missing import ReclaimedSegment
 
 
 class Loss(NamedTuple):
@@ -61,7 +59,9 @@ class History:
         self._segments = self.ledgers["segments.jsonl"]
         self._reclaim = self.ledgers["reclaim.jsonl"]
         self._archive = self.ledgers["archive.jsonl"]
-        self._archived = _ArchivedSpans(self._archive)
+        self._generation = self._archive_lines = 0
+        self._archived: dict[str, Spans] = {}  # wholly archived, by route
+        self._unread: list[tuple[Damaged, Span]] = []  # damaged lines and their possible sequences
 
     def reclaimed(self, sequence: int) -> Entry | None:
         return next(self.deletions(sequence, sequence), None)
@@ -109,41 +109,36 @@ class History:
         """Add routes from other lines; return the entry unchanged if those are lost."""
         if "excused" not in deletion:
             return deletion
-        for line in self._reclaim.about(deletion["base"], deletion["base"]):
-            if _is_evidence(line.entry, deletion):
-                sealed = None
-                with suppress(Damaged):
-                    sealed = self.line_for_digest(deletion["base"], deletion.get("sha256"))
-                return _with_evidence(deletion, line.entry, sealed)
-        return deletion
+        base, excused = deletion["base"], ("excused", deletion["excused"], deletion.get("at"))
+        entries = (line.entry for line in self._reclaim.about(base, base))
+        shared = next(
+            (each for each in entries if (each.get("event"), each.get("base"), each.get("at")) == excused), {}
+        )
+        if not isinstance(shared.get("routes"), list):
+            return deletion
+        sealed = None
+        with suppress(Damaged):
+            sealed = self.line_for_digest(base, deletion.get("sha256"))
+        try:
+            routes = _routes_in_range(deletion, shared) if sealed is None else _routes_when_sealed(sealed, shared)
+            return {key: value for key, value in deletion.items() if key != "excused"} | {"routes": list(routes)}
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return deletion
 
     def reclaimed_segments(self, first: int, last: int) -> Iterator[ReclaimedSegment]:
         for entry in self.deletions(first, last):
-            yield self._reclaimed_segment(entry)
-
-    def _reclaimed_segment(self, entry: Entry) -> ReclaimedSegment:
-        sealed: Entry = {}
-        with suppress(Damaged):
-            sealed = self.sealed(entry["base"]) or {}
-        routes = self._before_shrinks(entry, _route_entries(entry.get("routes")))
-        earliest, latest = (entry.get(key, sealed.get(key)) for key in ("earliest", "latest"))
-        return ReclaimedSegment(
-            entry["base"],
-            entry["last"],
-            _route_entries(sealed.get("routes")) if routes is None else routes,
-            earliest if isinstance(earliest, int) else None,
-            latest if isinstance(latest, int) else None,
-        )
-
-    def _before_shrinks(self, entry: Entry, remaining: tuple[RouteEntry, ...] | None) -> tuple[RouteEntry, ...] | None:
-        if remaining is None:
-            return None
-        routes = {each.route: each for each in remaining}
-        for line in self.shrinks_before(entry):
-            for dropped in _route_entries(line.get("dropped")) or ():
-                other = routes.get(dropped.route)
-                routes[dropped.route] = dropped if other is None else dropped.plus(other)
-        return tuple(routes.values())
+            sealed: Entry = {}
+            with suppress(Damaged):
+                sealed = self.sealed(entry["base"]) or {}
+            routes = route_entries(entry.get("routes"))
+            if routes is None:
+                routes = route_entries(sealed.get("routes"))
+            else:
+                for line in self.shrinks_before(entry):
+                    routes = tuple(merge_routes(routes, route_entries(line.get("dropped")) or ()))
+            times = (entry.get(key, sealed.get(key)) for key in ("earliest", "latest"))
+            earliest_ns, latest_ns = (time_ns if isinstance(time_ns, int) else None for time_ns in times)
+            yield ReclaimedSegment(entry["base"], entry["last"], routes, earliest_ns, latest_ns)
 
     def unexplained(self, first: int, last: int) -> Iterator[Span]:
         """Yield the spans that no line calls reclaimed, skipped or lost."""
@@ -192,12 +187,13 @@ class History:
 
     def shrunk_record(self, sequence: int) -> ShrunkRecord | None:
         """Return None if the segment of a record was not shrunk."""
-        entries = list(_entries(self._reclaim, "shrunk", sequence, sequence))
-        for entry in entries:
+        newest = None
+        for entry in _entries(self._reclaim, "shrunk", sequence, sequence):
             dropped = _has_dropped(entry, sequence)
             if dropped is not False:
                 return ShrunkRecord(entry, dropped)
-        return ShrunkRecord(entries[0], False) if entries else None
+            newest = newest or ShrunkRecord(entry, False)
+        return newest
 
     def dropped(self, base: int) -> tuple[RouteEntry, ...] | None:
         """Return all records that shrinks may have dropped from a segment; None if unknown.
@@ -211,7 +207,7 @@ class History:
         dropped: list[RouteEntry] = []
         for low, entry in newest.items():
             for line in (entry, *self.shrinks_before({"base": low, "sha256": entry.get("was_sha256")})):
-                routes = _route_entries(line.get("dropped"))
+                routes = route_entries(line.get("dropped"))
                 if routes is None:
                     return None
                 dropped += routes
@@ -220,12 +216,11 @@ class History:
     def last_dropped(self, base: int) -> dict[str, int] | None:
         with suppress(Damaged):
             dropped = self.dropped(base)
-            return None if dropped is None else last_by_route(dropped)
+            return None if dropped is None else {each.route: each.last for each in merge_routes((), dropped)}
         return None
 
     def line_for_digest(self, base: int, sha256: object) -> Entry | None:
         """Return the entry about the file with this digest, else that of the sealing."""
-        # A repair may have added a second "sealed" line.
         sealed = (entry for entry in _entries(self._segments, "sealed", base, base) if entry.get("base") == base)
         matching = (entry for entry in chain(self.shrinks(base), sealed) if entry.get("sha256") == sha256)
         return next(matching, None) or self.sealed(base)
@@ -235,7 +230,7 @@ class History:
 
     def sealed_routes(self, base: int) -> tuple[RouteEntry, ...] | None:
         entry = self.sealed(base)
-        return None if entry is None or entry["base"] != base else _route_entries(entry.get("routes"))
+        return None if entry is None or entry["base"] != base else route_entries(entry.get("routes"))
 
     def remaining_routes(self, base: int, *, is_shrunk: bool = False) -> tuple[RouteEntry, ...] | None:
         """Return all records that a segment may have had when last seen; None if unknown.
@@ -247,10 +242,12 @@ class History:
         if entry is None or newest is None or newest["last"] != entry["last"]:
             return self.sealed_routes(base)
         was = newest.get("was_sha256", "")
-        if is_shrunk and was == entry.get("sha256") and _is_unshrunk(entry):
-            return _route_entries(newest.get("routes"))  # the only shrunk form
+        count = sum(each.count for each in route_entries(entry.get("routes")) or ())
+        is_whole = count == entry["last"] - entry["base"] + 1  # not after a repair of a shrunk segment
+        if is_shrunk and is_whole and was == entry.get("sha256"):
+            return route_entries(newest.get("routes"))  # the only shrunk form
         former = next((each for each in self.shrinks(base) if each.get("sha256") == was), entry)
-        return _route_entries(former.get("routes")) if former["base"] == base else None
+        return route_entries(former.get("routes")) if former["base"] == base else None
 
     def last_sealed(self) -> int:
         return self._segments.highest("sealed")
@@ -260,7 +257,7 @@ class History:
         found: dict[str, int] = {}
         while first <= last:
             entry = self.sealed(first)
-            routes = None if entry is None else _route_entries(entry.get("routes"))
+            routes = None if entry is None else route_entries(entry.get("routes"))
             if entry is None or routes is None:
                 return None
             found |= {each.route: each.last for each in routes}
@@ -282,51 +279,38 @@ class History:
         return None
 
     def all_archived(self, route: str, first: int, last: int) -> bool:
-        return self._archived.covers(route, first, last)
-
-    def archived_spans(self) -> Mapping[str, Spans]:
-        """Return fully archived spans by route, updated in place."""
-        return self._archived.routes()
-
-
-class _ArchivedSpans:
-    def __init__(self, lines: Lines) -> None:
-        self._lines = lines
-        self._generation = self._read = 0
-        self._routes: dict[str, Spans] = {}
-        self._unread: list[tuple[Damaged, Span]] = []  # damaged lines and their possible sequences
-
-    def covers(self, route: str, first: int, last: int) -> bool:
-        self._read_new()
-        if route in self._routes and self._routes[route].covers(first, last):
+        self._read_new_bundles()
+        if route in self._archived and self._archived[route].covers(first, last):
             return True
         for error, (low, high) in self._unread:
             if low <= last and first <= high:
                 raise error.with_traceback(None)
         return False
 
-    def routes(self) -> Mapping[str, Spans]:
-        self._read_new()
+    def archived_spans(self) -> Mapping[str, Spans]:
+        """Return wholly archived spans by route; a new object if lines have disappeared."""
+        self._read_new_bundles()
         for error, _ in self._unread:
             raise error.with_traceback(None)
-        return self._routes
+        return self._archived
 
-    def _read_new(self) -> None:
-        for line in self._lines.oldest_first(behind=self._read, listed=False, on_damage=self._note_damage):
-            if self._lines.generation != self._generation:
+    def _read_new_bundles(self) -> None:
+        lines = self._archive.oldest_first(
+            self._archive_lines, listed=False, on_damage=lambda error, span: self._unread.append((error, span))
+        )
+        for line in lines:
+            if self._archive.generation != self._generation:
                 break
-            self._read = line.number
+            self._archive_lines = line.number
             if line.is_range("archived"):
                 # The bundle has every record after ``after``, so it joins the bundle that ends there.
                 after = line.entry.get("after")
                 low = min(line.low, after + 1) if isinstance(after, int) else line.low
-                self._routes.setdefault(str(line.entry.get("route")), Spans()).add(low, line.high)
-        if self._lines.generation != self._generation:  # the lines that were read no longer exist
-            self._generation, self._read, self._routes, self._unread = self._lines.generation, 0, {}, []
-            self._read_new()
-
-    def _note_damage(self, error: Damaged, span: Span) -> None:
-        self._unread.append((error, span))
+                self._archived.setdefault(str(line.entry.get("route")), Spans()).add(low, line.high)
+        if self._archive.generation != self._generation:  # the lines that were read no longer exist
+            self._generation, self._archive_lines = self._archive.generation, 0
+            self._archived, self._unread = {}, []
+            self._read_new_bundles()
 
 
 def candidate_routes(entry: Entry, sequence: int) -> list[tuple[Entry, bool]]:
@@ -346,7 +330,6 @@ def candidate_routes(entry: Entry, sequence: int) -> list[tuple[Entry, bool]]:
 
 
 def runs_of(entry: Entry, route: Entry) -> list[Span] | None:
-    """Return the spans of a route; None if the line lacks them."""
     first, last, runs, name = route["first"], route["last"], entry.get("runs"), str(route.get("route"))
     if isinstance(count := route.get("count"), int) and count > last - first:
         return [(first, last)]
@@ -355,49 +338,30 @@ def runs_of(entry: Entry, route: Entry) -> list[Span] | None:
     return list(spans_of(unpack(runs[name], last - first + 1), first))
 
 
-def archived_runs(entry: Entry) -> Iterator[Span]:
-    yield from spans_of(unpack(entry["runs"], entry["last"] - entry["first"] + 1), int(entry["after"]) + 1)
-
-
 def bundle_member(entry: Entry, sequence: int) -> str | None:
+    members: list[tuple[int, str]] = []
     parts = entry.get("parts")
-    found: tuple[int, str] | None = None
     for part in parts if isinstance(parts, list) else []:
         match part:
-            case [int(first), str(member)] if first <= sequence and (found is None or found[0] < first):
-                found = first, member
-    return found and found[1]
+            case [int(first), str(member)] if first <= sequence:
+                members.append((first, member))
+    return max(members)[1] if members else None
 
 
 def _entries(lines: Lines, event: str, first: int, last: int) -> Iterator[Entry]:
     return (line.entry for line in lines.about(first, last) if line.is_range(event))
 
 
-def _is_evidence(entry: Entry, deletion: Entry) -> bool:
-    same = entry.get("base") == deletion.get("excused") and entry.get("at") == deletion.get("at")
-    return same and entry.get("event") == "excused"
-
-
-def _with_evidence(deletion: Entry, shared: Entry, sealed: Entry | None) -> Entry:
-    """Without a ``sealed`` line, counts are 0, and the ranges come from the shared line."""
-    routes = shared.get("routes")
-    if not isinstance(routes, list):
-        return deletion
-    held = _routes_in_range(deletion, routes) if sealed is None else _routes_when_sealed(sealed, routes)
-    try:
-        return {key: value for key, value in deletion.items() if key != "excused"} | {"routes": list(held)}
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return deletion
-
-
-def _routes_when_sealed(sealed: Entry, routes: list[Entry]) -> Iterator[Entry]:
-    evidence = {each["route"]: {key: each[key] for key in _EVIDENCE if key in each} for each in routes}
+def _routes_when_sealed(sealed: Entry, shared: Entry) -> Iterator[Entry]:
+    evidence = {
+        each["route"]: {key: each[key] for key in ("cursors", "retired") if key in each} for each in shared["routes"]
+    }
     for name, count, first, last, *_ in sealed["routes"]:
         yield {"route": name, "count": count, "first": first, "last": last} | evidence.get(name, {"cursors": {}})
 
 
-def _routes_in_range(deletion: Entry, routes: list[Entry]) -> Iterator[Entry]:
-    for each in routes:
+def _routes_in_range(deletion: Entry, shared: Entry) -> Iterator[Entry]:
+    for each in shared["routes"]:
         first, last = max(each["first"], deletion["base"]), min(each["last"], deletion["last"])
         if each["last"] < deletion["base"]:  # only pieces of a record that began before the segment
             first, last = each["last"], each["last"]
@@ -406,7 +370,7 @@ def _routes_in_range(deletion: Entry, routes: list[Entry]) -> Iterator[Entry]:
 
 
 def _loss(entry: Entry) -> Loss:
-    extent = ReclaimedSegment(entry["base"], entry["last"], _route_entries(entry.get("routes")))
+    extent = ReclaimedSegment(entry["base"], entry["last"], route_entries(entry.get("routes")))
     at, length = utc_or_unknown(entry.get("at")), extent.last - extent.first + 1
     if entry.get("by") == "restore":
         return Loss(extent, f"not restored at {at}: {entry.get('why')}", unrestored=True, records=length)
@@ -417,7 +381,7 @@ def _loss(entry: Entry) -> Loss:
     return Loss(extent, reason, saved_file=saved_file, records=records if isinstance(records, int) else length)
 
 
-def _route_entries(routes: object) -> tuple[RouteEntry, ...] | None:
+def route_entries(routes: object) -> tuple[RouteEntry, ...] | None:
     found = []
     for route in routes if isinstance(routes, list) else [None]:
         match route:
@@ -433,21 +397,16 @@ def _route_entries(routes: object) -> tuple[RouteEntry, ...] | None:
 
 
 def _has_dropped(entry: Entry, sequence: int) -> bool | None:
-    if _route_entries(entry.get("dropped")) is None:
+    if route_entries(entry.get("dropped")) is None:
         return None
     candidates = candidate_routes(entry, sequence)
     return any(is_certain for _, is_certain in candidates) or (None if candidates else False)
 
 
-def _is_unshrunk(sealed: Entry) -> bool:
-    """Return True if it was complete: a repair writes such a line about a shrunk segment, too."""
-    routes = _route_entries(sealed.get("routes"))
-    return routes is not None and sum(each.count for each in routes) == sealed["last"] - sealed["base"] + 1
-
-
 def _is_archived_in(entry: Entry, sequence: int) -> bool:
     try:
-        return sequence in Spans(archived_runs(entry))
+        runs = unpack(entry["runs"], entry["last"] - entry["first"] + 1)
+        return sequence in Spans(spans_of(runs, int(entry["after"]) + 1))
     except (KeyError, TypeError, ValueError):
         return True  # its range has the record, and the ledger has nothing more exact
 
