@@ -181,8 +181,8 @@ class Consumer:
         """Give a new group a cursor in front of the oldest record, so that what it has not processed is kept."""
         succeed_workers(self.log, self.route, self.group)
         if self.log.cursor(self.route, self.group).state is CursorState.ABSENT:
-            begins = start_position(self.log.view(), self.route, self.group)
-            self.log.set_cursor(self.route, begins.sequence - 1, self.group)
+            after, _ = start_position(self.log.view(), self.route, self.group)
+            self.log.set_cursor(self.route, after, self.group)
 
 
 class _Progress:

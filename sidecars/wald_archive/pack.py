@@ -171,10 +171,9 @@ class Packer:
             except (NotFound, Damaged) as error:
                 raise type(error)(error.message, hint=self._passing(request, start)) from error
         if cursor.state is CursorState.ABSENT:
-            begins = start_position(view, request.route, request.group)
-            after = begins.sequence - 1
-            if begins.message:
-                self.on_reclaimed(begins.message)
+            after, reclaimed = start_position(view, request.route, request.group)
+            if reclaimed:
+                self.on_reclaimed(reclaimed)
         return after, batch.first_sequence if batch else None
 
     def _archived(self, request: Request) -> int:

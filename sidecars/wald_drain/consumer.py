@@ -39,9 +39,9 @@ class Consumer:
         """
         if self.cursor.state is CursorState.ABSENT:
             news = new_group_warning(self.log.root, self.route, self.group)
-            begins = start_position(self.log.view(), self.route, self.group)
-            self.commit(begins.sequence - 1)
-            for message in filter(None, (news, begins.message)):
+            after, reclaimed = start_position(self.log.view(), self.route, self.group)
+            self.commit(after)
+            for message in filter(None, (news, reclaimed)):
                 report(message)
 
     def commit(self, sequence: int) -> None:

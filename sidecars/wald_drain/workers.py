@@ -107,8 +107,8 @@ class Workers:
         consumer = self._consumer
         if consumer.cursor.state is CursorState.ABSENT:
             news = new_group_warning(consumer.log.root, consumer.route, consumer.group, with_workers=True)
-            begins = start_position(consumer.log.view(), consumer.route, consumer.group)
-            for message in filter(None, (news, begins.message)):
+            _, reclaimed = start_position(consumer.log.view(), consumer.route, consumer.group)
+            for message in filter(None, (news, reclaimed)):
                 self._drain.report(message)
 
     def _opened(self, file: HandoverFile) -> WorkGroup:

@@ -15,16 +15,8 @@ from wald.errors import InvalidInput, NotFound, Refused
 from wald.files.disk import Disk
 from wald.format.head import CursorLines, encode_cursor
 from wald.retention import cursors
-from wald.retention.cursor_moves import move_cursor
-from wald.retention.cursors import (
-    Cursor,
-    CursorState,
-    SlowestCursor,
-    cursor_lock,
-    read_cursor,
-    read_cursors,
-    set_cursor,
-)
+from wald.retention.cursor_moves import cursor_lock, move_cursor
+from wald.retention.cursors import Cursor, CursorState, SlowestCursor, read_cursor, read_cursors
 
 NOW = "2026-11-21T10:00:00Z"
 
@@ -37,10 +29,11 @@ def built(tmp_path: Path) -> Built:
     return built
 
 
-def move(built: Built, sequence: int, *, disk: Disk | None = None, rewind: bool = False) -> Cursor:
-    return set_cursor(
-        built.root, "a", "processed", sequence, disk=disk or Disk(), head_sequence=10, epoch=1, now=NOW, rewind=rewind
-    )
+def move(
+    built: Built, sequence: int, group: str = "processed", *, disk: Disk | None = None, rewind: bool = False
+) -> Cursor:
+    log_id = built.log_id
+    return move_cursor(built.root, "a", group, sequence, log_id=log_id, disk=disk or Disk(), now=NOW, rewind=rewind)
 
 
 def look(built: Built, content: bytes | None) -> Cursor:
@@ -117,9 +110,9 @@ def test_one_that_cannot_be_trusted_is_replaced_only_when_asked(built: Built, co
 
 def test_bad_names_and_numbers_are_errors(built: Built) -> None:
     with pytest.raises(NotFound):
-        set_cursor(built.root, "nothing", "processed", 1, disk=Disk(), head_sequence=10, epoch=1, now=NOW)
+        built.log.set_cursor("nothing", 1)
     with pytest.raises(InvalidInput):
-        set_cursor(built.root, "a", "../x", 1, disk=Disk(), head_sequence=10, epoch=1, now=NOW)
+        move(built, 1, "../x")
     with pytest.raises(InvalidInput):
         move(built, -1)
 
@@ -158,14 +151,11 @@ def test_of_two_that_move_a_cursor_at_once_the_lower_one_is_refused(built: Built
                 waits.set()
             return is_free
 
-    def lower() -> Cursor:
-        return move_cursor(built.root, "a", "processed", 3, log_id=built.log_id, disk=Awaited(), now=NOW)
-
     with ThreadPoolExecutor() as threads:
         with cursor_lock(built.root.cursor_directory("a"), Disk()):
-            moving = threads.submit(lower)
+            moving = threads.submit(move, built, 3, disk=Awaited())
             assert waits.wait(TIMEOUT_SECONDS)
-            move(built, 7)
+            look(built, b"7\n")
         with pytest.raises(Refused, match="backwards"):
             moving.result()
     assert built.log.cursor("a").sequence == 7
@@ -173,7 +163,7 @@ def test_of_two_that_move_a_cursor_at_once_the_lower_one_is_refused(built: Built
 
 def test_a_second_look_for_the_slowest_reads_only_what_has_changed(built: Built) -> None:
     for group in ("x", "y", "z"):
-        set_cursor(built.root, "a", group, 5, disk=Disk(), head_sequence=10, epoch=1, now=NOW)
+        move(built, 5, group)
     slowest = SlowestCursor()
 
     def look() -> tuple[str, int]:
@@ -183,7 +173,7 @@ def test_a_second_look_for_the_slowest_reads_only_what_has_changed(built: Built)
     assert look()[1] == 5
     expected = {"x": 5, "y": 5, "z": 5}
     for group, sequence in (("x", 3), ("x", 7), ("y", 8), ("z", 9), ("y", 1)):
-        set_cursor(built.root, "a", group, sequence, disk=Disk(), head_sequence=10, epoch=1, now=NOW, rewind=True)
+        move(built, sequence, group, rewind=True)
         expected[group] = sequence
         assert look()[1] == min(expected.values())
     for content, lowest in ((b"7\n", 7), (b"none", 0), (b"2\n", 2)):

@@ -73,12 +73,13 @@ def unprocessed(log: Log, found: Cursor) -> Unprocessed:
 def _lost_behind(log: Log, route: str, sequence: int) -> int:
     """How many records of a route behind ``sequence`` were given up, at most; by the ledger, without reading on."""
     from wald.retention.history import History
-    from wald.retention.missing import RequestedRecords, count_missing
+    from wald.retention.missing import count_missing
     from wald.segments.seek import end_sequence
 
     head = end_sequence(log.root, log.identity.log_id) - 1
-    wanted = RequestedRecords(lambda _: sequence + 1, frozenset([route]), sequence + 1, head)
-    return count_missing([loss.begun_extent for loss in History(log.root).losses(sequence + 1, head)], wanted).records
+    extents = [loss.begun_extent for loss in History(log.root).losses(sequence + 1, head)]
+    missing = count_missing(log.root.path, extents, frozenset([route]), sequence + 1, head)
+    return missing.records if missing else 0
 
 
 @click.command("show")

@@ -18,9 +18,8 @@ from wald.errors import Damaged
 from wald.format.batch import BatchHeader, Encoding, Flag, StoredBatch
 from wald.format.log_state import FIFO_PEER, STDIN_PEER, UNKNOWN_PEER, Peer
 from wald.format.records import Record, decode_columns
-from wald.format.sealed_index import RouteEntry
+from wald.format.sealed_index import RouteEntry, merge_routes
 from wald.reading.scanner import DamagedRange
-from wald.retention.missing import last_by_route
 from wald.segments.reader import OpenSegment
 from wald.segments.view import View
 
@@ -290,7 +289,7 @@ class Assembler:
 
     def drop(self, routes: Iterable[RouteEntry] | None = None) -> list[OpenRecord]:
         """Drop and return open records that may lack a piece, given the missing ``routes``; None if unknown."""
-        lasts = None if routes is None else last_by_route(routes)
+        lasts = None if routes is None else {each.route: each.last for each in merge_routes((), routes)}
         dropped = [
             record for record in self._open.values() if lasts is None or record.sequence <= lasts.get(record.route, 0)
         ]

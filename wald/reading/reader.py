@@ -38,9 +38,9 @@ from wald.retention.missing import (
     Missing,
     OnMissing,
     ReclaimedSegment,
-    RequestedRecords,
     count_missing,
     missing_handler,
+    span_text,
 )
 from wald.segments.durable_end import lost_head
 from wald.segments.reader import SkippedBatches
@@ -338,7 +338,7 @@ class _Reading:
         first, last = damaged.first, damaged.last
         spans = [", ".join(f"record {sequence}" for sequence in begun)] if begun else []
         if first <= min(last, self._selection.last):
-            spans.append(_range(first, last))
+            spans.append(span_text(first, last))
         if spans:
             self._report_lost(f"{damaged.message}; {' and '.join(spans)} cannot be read", max(last, *begun, 0))
         elif damaged.whole_segment and first <= self._selection.last:
@@ -405,7 +405,9 @@ class _Reading:
                 message = f"{self._root.segments}: {_missing(begin, end)}, and no ledger explains why{also}"
                 self._report_lost(message, max(end if begin <= self._selection.last else 0, *sequences, 0))
         if torn and not lost:
-            message = f"{self._root.segments}: {named} cannot be read: {_range(first, last)} may have held pieces of it"
+            message = (
+                f"{self._root.segments}: {named} cannot be read: {span_text(first, last)} may have held pieces of it"
+            )
             self._report_lost(message, max(sequences))
 
     def _report_dropped(self, dropped: DroppedRange) -> None:
@@ -475,24 +477,25 @@ class _Reading:
     def _missing(self, gone: Iterable[ReclaimedSegment], first: int, last: int, lost: str) -> Missing | None:
         """Return the wanted records of ``gone``; ``lost`` is "" if reclaimed."""
         selection = self._selection
-        wanted = RequestedRecords(self._floor, selection.routes, first, last, selection.from_ns, selection.until_ns)
-        counted = count_missing(gone, wanted)
-        if not counted.records:
-            return None
-        ours = (counted.routes or selection.floors.keys()) & (selection.floors.keys() - selection.fresh)
-        route = next(iter(selection.routes)) if selection.routes and len(selection.routes) == 1 else None
-        return Missing(
+        found = count_missing(
             self._root.path,
-            counted.first,
-            counted.last,
-            counted.records,
-            counted.exact,
-            route,
-            frozenset(ours) or counted.routes,
+            gone,
+            selection.routes,
+            first,
+            last,
+            floor=self._floor,
+            from_ns=selection.from_ns,
+            until_ns=selection.until_ns,
+        )
+        if found is None:
+            return None
+        ours = (found.routes or selection.floors.keys()) & (selection.floors.keys() - selection.fresh)
+        return replace(
+            found,
+            routes=frozenset(ours) or found.routes,
             asked=bool(ours) or not (selection.earliest or selection.floors),
             group=selection.group if ours else None,
-            archive=self._history.archive_location(route, first, last),
-            last_of_route=counted.last_of_route,
+            archive=self._history.archive_location(found.route, first, last),
             lost=lost,
         )
 
@@ -553,9 +556,5 @@ def _as_reclaimed(begun: OpenRecord) -> ReclaimedSegment:
     return ReclaimedSegment(sequence, sequence, (RouteEntry(begun.route, 1, sequence, sequence),), time_ns, time_ns)
 
 
-def _range(first: int, last: int) -> str:
-    return f"record {first}" if first == last else f"records {first} to {last}"
-
-
 def _missing(first: int, last: int) -> str:
-    return f"{_range(first, last)} {'is' if first == last else 'are'} missing"
+    return f"{span_text(first, last)} {'is' if first == last else 'are'} missing"

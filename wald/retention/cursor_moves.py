@@ -7,25 +7,48 @@ restores any ``.released`` segment that a moved cursor needs. A deleted one, or 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
 
-from wald.errors import Damaged
+from wald.errors import Damaged, InvalidInput, Refused
+from wald.files.cursor_directory import make_cursor_directory, not_permitted
 from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.files.listing import Segment, list_segments
-from wald.format.ledger_lines import Entry
-from wald.format.names import Kind
+from wald.format.head import CursorLines, encode_cursor
+from wald.format.names import WORK_SUFFIX, Kind
 from wald.format.sealed_index import RouteEntry
-from wald.format.spans import Span
+from wald.format.spans import Spans
 from wald.hints import command_line
 from wald.retention.blockers import segment_index
-from wald.retention.cursors import Cursor, cursor_lock, set_cursor
-from wald.retention.history import History
-from wald.retention.missing import RequestedRecords, count_missing
+from wald.retention.cursors import Cursor, CursorState, cursor_is_directory, read_cursor, read_cursor_file
+from wald.retention.history import History, route_entries
+from wald.retention.missing import count_missing, span_text
 from wald.segments.seek import end_sequence
 from wald.segments.view import View, durable_head
+
+_LOCK_SECONDS = 5.0  # other moves on the route take two syncs each
+_POLL_SECONDS = 0.002
+_MODE = 0o644  # the log's owner reads cursors of other users; the directories above keep others out
+
+
+@contextmanager
+def cursor_lock(directory: Path, disk: Disk) -> Iterator[None]:
+    """Serialise cursor moves; continue unlocked if that is unsupported, not permitted or too slow."""
+    descriptor = -1
+    try:
+        with suppress(OSError):
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            until = time.monotonic() + _LOCK_SECONDS
+            while not disk.lock(descriptor) and time.monotonic() < until:
+                time.sleep(_POLL_SECONDS)
+        yield
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def move_cursor(
@@ -40,129 +63,144 @@ def move_cursor(
     rewind: bool = False,
     any_user: bool = False,
 ) -> Cursor:
-    """Move a cursor durably; errors as in :func:`set_cursor`."""
+    """Create or move a cursor durably, as :meth:`wald.log.Log.set_cursor` describes."""
     try:
         head = durable_head(root)
     except Damaged:  # the next commit rewrites it
         head = None
-    moves_forward = not rewind and os.path.lexists(root.cursor(route, group))
-    with cursor_lock(root.cursor_directory(route), disk):
-        cursor = set_cursor(
-            root,
-            route,
-            group,
-            sequence,
-            disk=disk,
-            head_sequence=end_sequence(root, log_id) - 1,
-            epoch=head.epoch if head else 0,
-            now=now,
-            rewind=rewind,
-            any_user=any_user,
-        )
+    path = root.cursor(route, group)
+    moves_forward = not rewind and os.path.lexists(path)
+    any_user = any_user and os.geteuid() == 0
+    lines = CursorLines(sequence, log_id, head.epoch if head else 0, group, now)
+    with cursor_lock(path.parent, disk):
+        last = end_sequence(root, log_id) - 1
+        while True:
+            current = read_cursor(root, route, group, log_id=log_id, head_sequence=last, any_user=any_user)
+            _require_allowed(root, current, sequence, last, rewind=rewind)
+            is_new = current.state is CursorState.ABSENT
+            owner = current.user_id if any_user and current.user_id > 0 else -1  # Disk gives others to the log's owner
+            make_cursor_directory(root, disk, route)
+            try:
+                disk.replace(path, encode_cursor(lines), mode=_MODE, owner=owner, exclusive=is_new)
+                break
+            except FileExistsError:  # created at this moment, perhaps by another user
+                any_user = False
+            except PermissionError as error:
+                raise not_permitted(root, route, path, error) from error
+            except IsADirectoryError:
+                raise cursor_is_directory(path) from None
+        cursor = read_cursor_file(path, route, group, log_id, last)
     if moves_forward:  # it has pinned all that it needs
         return cursor
     return replace(cursor, message=reclaimed_above(root, cursor, log_id=log_id) or cursor.message)
 
 
-class _Range:
-    def __init__(self, cursor: Cursor) -> None:
-        self._cursor = cursor
-        self.first = self.last = 0
-
-    def add(self, first: int, last: int) -> None:
-        if last > self._cursor.sequence:
-            first = max(first, self._cursor.sequence + 1)
-            self.first, self.last = min(self.first or first, first), max(self.last, last)
-
-    def __bool__(self) -> bool:
-        return self.last > 0
-
-    def __str__(self) -> str:
-        span = f"record {self.first}" if self.first == self.last else f"records {self.first} to {self.last}"
-        return f"{span} of {self._cursor.route}"
+def _require_allowed(root: Root, current: Cursor, sequence: int, head_sequence: int, *, rewind: bool) -> None:
+    path = current.path
+    if sequence < 0:
+        raise InvalidInput(f"{path}: {sequence} is not a sequence", case="cursor-below-zero")
+    if sequence > head_sequence:
+        raise Refused(
+            f"{path}: {sequence} is beyond the head, {head_sequence}, so it cannot have been processed",
+            case="cursor-beyond-head",
+            root=root.path,
+        )
+    moves_back = sequence < current.sequence
+    if not rewind and current.state in (CursorState.UNREADABLE, CursorState.FOREIGN, CursorState.BEYOND):
+        raise Refused(
+            f"{current.message}; it is only replaced on request",
+            case="rewind-needed",
+            root=root.path,
+            route=current.route,
+            sequence=sequence,
+            group=current.group,
+        )
+    if not rewind and moves_back:
+        raise Refused(
+            f"{path}: {sequence} would move the cursor backwards from {current.sequence}",
+            case="rewind-needed",
+            root=root.path,
+            route=current.route,
+            sequence=sequence,
+            group=current.group,
+        )
+    if moves_back and current.of_work_group:
+        journal = path.with_suffix(WORK_SUFFIX)
+        raise Refused(
+            f"{journal}: has the records that the workers of group {current.group} have done; while it exists, "
+            f"none of them is redelivered",
+            case="journal-in-the-way",
+            root=root.path,
+            route=current.route,
+            sequence=sequence,
+            group=current.group,
+            path=journal,
+        )
 
 
 def reclaimed_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:
     """Return a sentence about reclaimed records that the stored ``cursor`` needs, or ""."""
     listing = list_segments(root)
-    released, deleted = _Range(cursor), _Range(cursor)
-    range_of = {s.base_sequence: released if s.kind is s.kind.released else deleted for s in listing.released}
+    released, deleted = Spans(), Spans()
+    spans_of = {s.base_sequence: released if s.kind is s.kind.released else deleted for s in listing.released}
     known = {segment.base_sequence for segment in listing.segments}
+
+    def add(spans: Spans, entries: Iterable[RouteEntry]) -> None:
+        for entry in entries:
+            if entry.route == cursor.route:
+                spans.add(max(entry.first, cursor.sequence + 1), entry.last)
+
     for segment in listing.released:
         with suppress(Damaged, OSError):  # the ledger has the contents of deleted and unreadable segments
-            for entry in segment_index(segment, log_id)[0].routes:
-                if entry.route == cursor.route:
-                    range_of[segment.base_sequence].add(entry.first, entry.last)
+            index, _ = segment_index(segment, log_id)
+            add(spans_of[segment.base_sequence], index.routes)
             known.add(segment.base_sequence)
     parts = []
     try:
         # Read the ledger last: it has every deletion since the listing.
         history = History(root)
         for line in history.deletions(cursor.sequence + 1):
-            if line["base"] not in known:
-                for span in _spans(line, cursor.route):
-                    range_of.get(line["base"], deleted).add(*span)
+            if (base := line["base"]) not in known:
+                routes = route_entries(line.get("routes"))
+                whole = (RouteEntry(cursor.route, 0, base, line["last"]),)
+                add(spans_of.get(base, deleted), whole if routes is None else routes)
         for base in {line["base"] for line in history.all_shrinks(cursor.sequence + 1)}:
-            for entry in _dropped(root, base, history, log_id=log_id):
-                if entry.route == cursor.route:
-                    deleted.add(entry.first, entry.last)
+            add(deleted, _dropped(root, base, history, log_id=log_id))
     except Damaged as error:
         parts.append(error.message)
-    if released:
-        reclaim = command_line(root.path, program="wald-reclaim")
-        parts.append(f"{released} are released; {reclaim} restores them")
-    if deleted:
-        explain = command_line(root.path, f"where {deleted.last}")
-        parts.append(f"{deleted} are deleted; {explain} says why")
+    if found := list(released):
+        records = f"{span_text(found[0][0], found[-1][1])} of {cursor.route}"
+        parts.append(f"{records} are released; {command_line(root.path, program='wald-reclaim')} restores them")
+    if found := list(deleted):
+        records, explain = f"{span_text(found[0][0], found[-1][1])} of {cursor.route}", f"where {found[-1][1]}"
+        parts.append(f"{records} are deleted; {command_line(root.path, explain)} says why")
     return f"{cursor.path}: {'; '.join(parts)}" if parts else ""
 
 
 def _dropped(root: Root, base: int, history: History, *, log_id: bytes) -> Iterable[RouteEntry]:
-    """Prefer the index to the ledger."""
     try:
         dropped = segment_index(Segment(base, Kind.SEALED, root.segment(base, Kind.SEALED)), log_id)[0].shrunk
     except (Damaged, OSError):
         return history.dropped(base) or ()
     if dropped is None or dropped.is_complete:
         return () if dropped is None else dropped.routes
-    # the ledger also has unfinished shrinks
+    # The ledger also has unfinished shrinks.
     return [each for each in history.dropped(base) or () if dropped.dropped_between(each.first, each.first + 1)]
 
 
-def _spans(line: Entry, route: str) -> Iterator[Span]:
-    """Yield the range of a route; the whole segment if its line lists no routes."""
-    match line.get("routes"):
-        case [*routes]:
-            for entry in routes:
-                match entry:
-                    case {"route": name, "first": int(first), "last": int(last)} if name == route:
-                        yield first, last
-        case _:
-            yield line["base"], line["last"]
+def start_position(view: View, route: str, group: str) -> tuple[int, str]:
+    """Return a new group's first cursor, and a message about reclaimed records, or "".
 
-
-@dataclass(frozen=True, slots=True)
-class StartPosition:
-    """Start position of a new group."""
-
-    sequence: int  # missing if no ledger says that it was reclaimed
-    message: str = ""
-
-
-def start_position(view: View, route: str, group: str) -> StartPosition:
-    """Return where a group without a cursor on ``route`` starts: at the oldest record."""
+    A loss that no ledger explains is not passed over.
+    """
     oldest = view.segments[0].base_sequence if view.segments else 1
     if oldest == 1:
-        return StartPosition(1)
+        return 0, ""
     history = History(view.root)
     sequence, _ = next(history.unexplained(1, oldest - 1), (oldest, oldest))
     last = sequence - 1
-    request = RequestedRecords(lambda _: 1, frozenset([route]), 1, last)
-    missing = count_missing(history.reclaimed_segments(1, last), request)
-    if not missing.records:
-        return StartPosition(sequence)
-    is_one = missing.first == missing.last
-    records = f"record {missing.first} was" if is_one else f"records {missing.first} to {missing.last} were"
-    return StartPosition(
-        sequence, f"group {group} is new on route {route} and starts at record {sequence}: {records} already reclaimed"
-    )
+    missing = count_missing(view.root.path, history.reclaimed_segments(1, last), frozenset([route]), 1, last)
+    if missing is None:
+        return last, ""
+    records = f"{span_text(missing.first, missing.last)} {'was' if missing.first == missing.last else 'were'}"
+    return last, f"group {group} is new on route {route} and starts at record {sequence}: {records} already reclaimed"

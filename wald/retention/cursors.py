@@ -1,32 +1,26 @@
 """Cursor files: how far each consumer group has processed each route.
 
-A cursor is replaced atomically; its owner is the user of its group. An invalid one counts as position 0: it pins
-records that RECLAIM might delete, and never releases them.
+A cursor is replaced atomically. An invalid one counts as position 0: it pins records, and never releases them.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from wald.errors import Damaged, InvalidInput, NotFound, Refused
-from wald.files.cursor_directory import UNKNOWN_USER, is_companion, make_cursor_directory, not_permitted
+from wald.errors import Damaged, NotFound, Refused
+from wald.files.cursor_directory import UNKNOWN_USER, is_companion, not_permitted
 from wald.files.disk import Disk
-from wald.files.identity import read_identity
 from wald.files.layout import Root
 from wald.files.safe_open import open_regular
-from wald.format.head import CURSOR_MAX_BYTES, BadCursor, CursorLines, decode_cursor, encode_cursor
+from wald.format.head import CURSOR_MAX_BYTES, BadCursor, decode_cursor
 from wald.format.names import DEFAULT_GROUP, PIN_SUFFIX, WORK_SUFFIX, check_group, parse_cursor_name
 from wald.hints import command_line, user_name
 
-_LOCK_SECONDS = 5.0  # other moves on the route take two syncs each
-_POLL_SECONDS = 0.002
-_MODE = 0o644  # the log's owner reads cursors of other users; the directories above keep others out
 _SETTLED_NS = 1_000_000_000  # a file changed this recently may change again with the same time stamps
 
 
@@ -91,7 +85,7 @@ def read_cursor(
     Raise Refused if it is another user's, and this program runs as the log's owner or root, without ``any_user``.
     """
     root.require_route(route)
-    cursor = _read(root.cursor(route, check_group(group)), route, group, log_id, head_sequence)
+    cursor = read_cursor_file(root.cursor(route, check_group(group)), route, group, log_id, head_sequence)
     if not any_user:
         _require_own(root, cursor)
     return cursor
@@ -109,7 +103,7 @@ def read_cursors(root: Root, route: str, *, log_id: bytes, head_sequence: int) -
         return [Cursor(route, DEFAULT_GROUP, path, CursorState.UNREADABLE, 0, f"{path}: {error.strerror}")]
     if not groups and not strange:
         groups = {DEFAULT_GROUP: root.cursor(route, DEFAULT_GROUP)}
-    cursors = [_read(path, route, group, log_id, head_sequence) for group, path in groups.items()]
+    cursors = [read_cursor_file(path, route, group, log_id, head_sequence) for group, path in groups.items()]
     return cursors + [_strange(route, path) for path in strange]
 
 
@@ -133,7 +127,7 @@ def _owner_name(user_id: int) -> str:
     return "another user" if user_id == UNKNOWN_USER else f"user {user_name(user_id)}"
 
 
-def _read(path: Path, route: str, group: str, log_id: bytes, head_sequence: int) -> Cursor:
+def read_cursor_file(path: Path, route: str, group: str, log_id: bytes, head_sequence: int) -> Cursor:
     try:
         return _read_or_raise(path, route, group, log_id, head_sequence)
     except OSError as error:
@@ -192,103 +186,7 @@ def _strange(route: str, path: Path) -> Cursor:
     return Cursor(route, path.stem, path, CursorState.UNREADABLE, 0, message)
 
 
-@contextmanager
-def cursor_lock(directory: Path, disk: Disk) -> Iterator[None]:
-    """Serialise cursor moves in ``directory``; continue unlocked if that is unsupported, not permitted or too slow."""
-    descriptor = -1
-    try:
-        with suppress(OSError):
-            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            until = time.monotonic() + _LOCK_SECONDS
-            while not disk.lock(descriptor) and time.monotonic() < until:
-                time.sleep(_POLL_SECONDS)
-        yield
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
-
-
-def set_cursor(
-    root: Root,
-    route: str,
-    group: str,
-    sequence: int,
-    *,
-    disk: Disk,
-    head_sequence: int,
-    epoch: int,
-    now: str,
-    rewind: bool = False,
-    any_user: bool = False,
-) -> Cursor:
-    """Create or move a cursor durably.
-
-    Without :func:`cursor_lock`, the lower of two concurrent calls may win. A new cursor never replaces one that another
-    user creates at the same moment. ``rewind`` allows moving back, and replacing an invalid cursor; ``any_user`` lets
-    root move the cursor of another user, who stays its owner.
-
-    Raise InvalidInput, NotFound (of the route), NotPermitted, or Refused: backwards without ``rewind``, beyond the
-    head, a directory, or as in :func:`read_cursor`.
-    """
-    log_id = read_identity(root).log_id
-    any_user = any_user and os.geteuid() == 0
-    current = read_cursor(root, route, group, log_id=log_id, head_sequence=head_sequence, any_user=any_user)
-    if sequence < 0:
-        raise InvalidInput(f"{current.path}: {sequence} is not a sequence", case="cursor-below-zero")
-    if sequence > head_sequence:
-        raise Refused(
-            f"{current.path}: {sequence} is beyond the head, {head_sequence}, so it cannot have been processed",
-            case="cursor-beyond-head",
-            root=root.path,
-        )
-    if not rewind and current.state in (CursorState.UNREADABLE, CursorState.FOREIGN, CursorState.BEYOND):
-        raise Refused(
-            f"{current.message}; it is only replaced on request",
-            case="rewind-needed",
-            root=root.path,
-            route=route,
-            sequence=sequence,
-            group=group,
-        )
-    if not rewind and sequence < current.sequence:
-        raise Refused(
-            f"{current.path}: {sequence} would move the cursor backwards from {current.sequence}",
-            case="rewind-needed",
-            root=root.path,
-            route=route,
-            sequence=sequence,
-            group=group,
-        )
-    journal = current.path.with_suffix(WORK_SUFFIX)
-    if rewind and sequence < current.sequence and current.of_work_group:
-        raise Refused(
-            f"{journal}: has the records that the workers of group {group} have done; while it exists, "
-            f"none of them is redelivered",
-            case="journal-in-the-way",
-            root=root.path,
-            route=route,
-            sequence=sequence,
-            group=group,
-            path=journal,
-        )
-    lines = CursorLines(sequence, log_id, epoch, group, now)
-    is_new = current.state is CursorState.ABSENT
-    owner = current.user_id if any_user and current.user_id > 0 else -1  # Disk gives other files to the log's owner
-    make_cursor_directory(root, disk, route)
-    try:
-        disk.replace(current.path, encode_cursor(lines), mode=_MODE, owner=owner, exclusive=is_new)
-    except FileExistsError:  # created at this moment, perhaps by another user
-        return set_cursor(
-            root, route, group, sequence, disk=disk, head_sequence=head_sequence, epoch=epoch, now=now, rewind=rewind
-        )  # without any_user: the caller has not seen that cursor
-    except PermissionError as error:
-        raise not_permitted(root, route, current.path, error) from error
-    except IsADirectoryError:
-        raise _directory(current.path) from None
-    return _read(current.path, route, group, log_id, head_sequence)
-
-
-def _directory(path: Path) -> Refused:
+def cursor_is_directory(path: Path) -> Refused:
     return Refused(f"{path}: a directory, not a cursor", case="cursor-is-a-directory", path=path)
 
 
@@ -303,7 +201,7 @@ def remove_cursor(root: Root, route: str, group: str, *, disk: Disk) -> Path:
     except PermissionError as error:
         raise not_permitted(root, route, path, error) from error
     except IsADirectoryError:
-        raise _directory(path) from None
+        raise cursor_is_directory(path) from None
     with suppress(FileNotFoundError, IsADirectoryError, PermissionError):  # only an unfinished handover has a pin
         disk.unlink(path.with_suffix(PIN_SUFFIX))
     disk.sync_directory(path.parent)
@@ -357,11 +255,12 @@ class SlowestCursor:
                 status = entry.stat(follow_symlinks=False)
                 key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
                 known_key, cursor = self._unchanged.get(entry.path, ((), None))
-                if cursor is None or known_key != key or _is_reached(cursor, head_sequence):
+                is_reached = cursor and cursor.state is CursorState.BEYOND and cursor.sequence <= head_sequence
+                if cursor is None or known_key != key or is_reached:
                     try:
                         cursor = _read_or_raise(Path(entry.path), route, group, log_id, head_sequence)
                     except OSError:
-                        found.append(_read(Path(entry.path), route, group, log_id, head_sequence))
+                        found.append(read_cursor_file(Path(entry.path), route, group, log_id, head_sequence))
                         continue
                 found.append(cursor)
                 if status.st_ctime_ns < settled_ns:
@@ -372,7 +271,3 @@ class SlowestCursor:
         # Without cursors, or with an unreadable directory:
         cursors = found or read_cursors(root, route, log_id=log_id, head_sequence=head_sequence)
         return min(cursors, key=lambda cursor: (cursor.effective, cursor.group))
-
-
-def _is_reached(cursor: Cursor, head_sequence: int) -> bool:
-    return cursor.state is CursorState.BEYOND and cursor.sequence <= head_sequence

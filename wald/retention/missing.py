@@ -6,15 +6,18 @@ A reclaimed segment without times or routes in its ledger line counts as one tha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from wald.errors import InvalidInput, NotFound
 from wald.format.sealed_index import RouteEntry
 
-POLICIES = ("error", "skip")
 _MIN_NS, _MAX_NS = -(1 << 63), (1 << 63) - 1
+
+
+def span_text(first: int, last: int) -> str:
+    return f"record {first}" if first == last else f"records {first} to {last}"
 
 
 class ReclaimedSegment(NamedTuple):
@@ -51,7 +54,7 @@ class Missing:
     exact: bool
     route: str | None
     routes: frozenset[str]
-    asked: bool
+    asked: bool = False
     group: str | None = None
     archive: str | None = None
     last_of_route: dict[str, int] = field(default_factory=dict)
@@ -59,7 +62,7 @@ class Missing:
 
     def message(self) -> str:
         """Return a sentence about the missing records."""
-        span = f"record {self.first}" if self.first == self.last else f"records {self.first} to {self.last}"
+        span = span_text(self.first, self.last)
         count = f"{'' if self.exact else 'up to '}{self.records} {'record' if self.records == 1 else 'records'}"
         of = "" if self.route is None else f" of route {self.route}"
         are = "is" if self.records == 1 else "are"
@@ -93,7 +96,7 @@ def missing_handler(on_missing: OnMissing) -> Callable[[Missing], None]:
     """Return the handler; for None, one that raises only if the records were requested."""
     if callable(on_missing):
         return on_missing
-    if on_missing is not None and on_missing not in POLICIES:
+    if on_missing not in ("error", "skip", None):
         raise InvalidInput(f"invalid on_missing: {on_missing!r}", case="on-missing-unknown")
 
     def handle(missing: Missing) -> None:
@@ -109,73 +112,52 @@ def skip_lost(missing: Missing) -> None:
         raise missing.error()
 
 
-@dataclass(frozen=True, slots=True)
-class RequestedRecords:
-    """A request; ``floor`` returns the first sequence of a route."""
-
-    floor: Callable[[str], int]
-    routes: frozenset[str] | None
-    first: int
-    last: int
-    from_ns: int = _MIN_NS
-    until_ns: int = _MAX_NS
-
-
-@dataclass(frozen=True, slots=True)
-class MissingCount:
-    """Number and range of missing records; an upper limit unless ``exact``."""
-
-    first: int = 0
-    last: int = 0
-    records: int = 0
-    exact: bool = True
-    routes: frozenset[str] = frozenset()
-    last_of_route: dict[str, int] = field(default_factory=dict)
-
-
-def count_missing(segments: Iterable[ReclaimedSegment], request: RequestedRecords) -> MissingCount:
-    total = MissingCount()
-    all_times = request.from_ns == _MIN_NS and request.until_ns == _MAX_NS
+def count_missing(
+    root: Path,
+    segments: Iterable[ReclaimedSegment],
+    routes: frozenset[str] | None,
+    first: int,
+    last: int,
+    *,
+    floor: Callable[[str], int] | None = None,
+    from_ns: int = _MIN_NS,
+    until_ns: int = _MAX_NS,
+) -> Missing | None:
+    """Return the requested records in reclaimed segments, or None; ``floor`` replaces ``first`` by route."""
+    begin, end, records, exact = last, 0, 0, True
+    last_of_route: dict[str, int] = {}
+    all_times = from_ns == _MIN_NS and until_ns == _MAX_NS
     for segment in segments:
         earliest_ns, latest_ns = segment.earliest_ns, segment.latest_ns
-        if latest_ns is not None and latest_ns < request.from_ns:
+        if latest_ns is not None and latest_ns < from_ns:
             continue
-        if earliest_ns is not None and earliest_ns >= request.until_ns:
+        if earliest_ns is not None and earliest_ns >= until_ns:
             continue
         within = all_times or (
-            earliest_ns is not None
-            and latest_ns is not None
-            and request.from_ns <= earliest_ns
-            and latest_ns < request.until_ns
+            earliest_ns is not None and latest_ns is not None and from_ns <= earliest_ns and latest_ns < until_ns
         )
-        for entry in _requested_routes(segment, request):
-            first, last = max(entry.first, request.floor(entry.route)), min(entry.last, request.last)
-            if first > last:
+        for entry in _requested_routes(segment, routes, first):
+            low, high = max(entry.first, floor(entry.route) if floor else first), min(entry.last, last)
+            if low > high:
                 continue
-            total = replace(
-                total,
-                # a record of which it had only later pieces began before
-                first=min(total.first or request.last, max(segment.first, request.first), first),
-                last=max(total.last, min(segment.last, request.last)),
-                records=total.records + min(entry.count or last - first + 1, last - first + 1),
-                exact=total.exact and within and entry.count > 0 and (first, last) == (entry.first, entry.last),
-                routes=total.routes | ({entry.route} if entry.route else set()),
-                last_of_route=total.last_of_route | {entry.route: max(last, total.last_of_route.get(entry.route, 0))},
-            )
-    return total
+            begin = min(
+                begin, max(segment.first, first), low
+            )  # a record of which it had only later pieces began before
+            end = max(end, min(segment.last, last))
+            records += min(entry.count or high - low + 1, high - low + 1)
+            exact = exact and within and entry.count > 0 and (low, high) == (entry.first, entry.last)
+            last_of_route[entry.route] = max(high, last_of_route.get(entry.route, 0))
+    if not records:
+        return None
+    route = next(iter(routes)) if routes and len(routes) == 1 else None
+    named = frozenset(filter(None, last_of_route))
+    return Missing(root, begin, end, records, exact, route, named, last_of_route=last_of_route)
 
 
-def _requested_routes(segment: ReclaimedSegment, request: RequestedRecords) -> Iterable[RouteEntry]:
+def _requested_routes(segment: ReclaimedSegment, routes: frozenset[str] | None, first: int) -> Iterable[RouteEntry]:
     """Return the requested routes; if unknown, one entry for all records."""
     if segment.routes is not None:
-        return [entry for entry in segment.routes if request.routes is None or entry.route in request.routes]
-    if request.routes is None:
-        return [RouteEntry("", 0, max(segment.first, request.first), segment.last)]
-    return [RouteEntry(route, 0, segment.first, segment.last) for route in sorted(request.routes)[:1]]
-
-
-def last_by_route(entries: Iterable[RouteEntry]) -> dict[str, int]:
-    lasts: dict[str, int] = {}
-    for each in entries:
-        lasts[each.route] = max(each.last, lasts.get(each.route, 0))
-    return lasts
+        return [entry for entry in segment.routes if routes is None or entry.route in routes]
+    if routes is None:
+        return [RouteEntry("", 0, max(segment.first, first), segment.last)]
+    return [RouteEntry(route, 0, segment.first, segment.last) for route in sorted(routes)[:1]]

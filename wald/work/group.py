@@ -342,8 +342,8 @@ class WorkGroup:
         """Up to where the group has processed the route, by its cursor; a new group gets one."""
         if self.log.cursor(self.route, self.group).state is CursorState.ABSENT:
             discard(self.log.root, disk, self.route, self.group)  # of a group of this name that was removed
-            begins = start_position(self.log.view(), self.route, self.group)
-            self.log.set_cursor(self.route, begins.sequence - 1, self.group)
+            after, _ = start_position(self.log.view(), self.route, self.group)
+            self.log.set_cursor(self.route, after, self.group)
         return select(self.log.view(), self.route, "cursor", None, self.group).floor(self.route) - 1
 
     def _unfinished(self, first: int, last: int) -> Iterator[Batch]:

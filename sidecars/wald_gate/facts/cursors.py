@@ -65,7 +65,7 @@ def _sequence(call: Call, wanted: int | str, head: int) -> int:
     """Up to where a group has processed its route, in a number."""
     if isinstance(wanted, int):
         return wanted
-    return head if wanted == "end" else start_position(call.state.log.view(), call.route, call.group).sequence - 1
+    return head if wanted == "end" else start_position(call.state.log.view(), call.route, call.group)[0]
 
 
 def _way(call: Call, wanted: shapes.CursorPosition, sequence: int, head: int) -> str:
