@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from wald.retention.audit import EXPIRING, Overlaps, Ruling, audit_deletion
+from wald.format.spans import Spans
+from wald.retention.audit import EXPIRING, REPEATED, audit_deletion
 
 Line = dict[str, Any]
 SHA256 = "ab" * 32
@@ -140,9 +141,9 @@ def test_deletions_that_overlap_are_found() -> None:
         return line() | {"base": base, "last": last}
 
     def overlapping(*spans: tuple[int, int]) -> list[int]:
-        overlaps = Overlaps()
-        rulings = [overlaps.check(deletion(*span), Ruling(span[0])) for span in spans]
-        return [ruling.base for ruling in rulings if ruling.errors]
+        deleted = Spans()
+        rulings = [audit_deletion(deletion(*span), None, deleted=deleted) for span in spans]
+        return [ruling.base for ruling in rulings if REPEATED in ruling.errors]
 
     assert overlapping((1, 20), (21, 30), (40, 50)) == []
     assert overlapping((1, 20), (20, 22), (22, 30)) == [20, 22]

@@ -15,7 +15,8 @@ from wald.errors import Damaged
 from wald.files.layout import Root
 from wald.format.ledger_lines import Entry
 from wald.format.names import LEDGERS
-from wald.retention.audit import REPEATED, Overlaps, Ruling, audit_deletion, audit_shrink
+from wald.format.spans import Spans
+from wald.retention.audit import REPEATED, Ruling, audit_deletion, audit_shrink
 from wald.retention.history import History
 
 END_OF_TIME_NS = 1 << 63
@@ -70,7 +71,7 @@ class DeletionAudit:
         self._from_ns = from_ns
         self._until_ns = until_ns
         self._history = History(root)
-        self._overlaps = Overlaps()
+        self._deleted = Spans()
         self._undone: dict[int, int] = {}  # base → number of the last line that undid its deletion
         self.lines = self.illegal = 0
         self.broken: list[str] = []
@@ -114,9 +115,7 @@ class DeletionAudit:
         event = self._completed(event)
         if event.is_deletion and self._undone.get(event.entry["base"], 0) > event.number:
             return event
-        event = self._judged(event)
-        if event.is_deletion and event.ruling is not None:
-            event = replace(event, ruling=self._overlaps.check(event.entry, event.ruling))
+        event = self._judged(event, self._deleted)
         self.illegal += event.ruling is not None and bool(event.ruling.errors)
         return event
 
@@ -135,11 +134,12 @@ class DeletionAudit:
         except Damaged as error:
             self.broken.append(error.message)
 
-    def _judged(self, event: Event) -> Event:
+    def _judged(self, event: Event, deleted: Spans | None = None) -> Event:
         entry = event.entry
         match entry:
             case {"base": int(base), "last": int()} if event.is_deletion:
-                return replace(event, ruling=audit_deletion(entry, self._sealing_line(base, entry.get("sha256"))))
+                sealed = self._sealing_line(base, entry.get("sha256"))
+                return replace(event, ruling=audit_deletion(entry, sealed, deleted=deleted))
             case {"event": "shrunk", "base": int(base), "last": int()} if event.ledger == _DELETIONS:
                 return replace(event, ruling=audit_shrink(entry, self._sealing_line(base, entry.get("was_sha256"))))
         return event

@@ -14,7 +14,7 @@ proof; dropped and remaining records together must be the former contents of the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from wald.format.ledger_lines import Entry
 from wald.format.sealed_index import RouteEntry
@@ -55,8 +55,8 @@ class _Evidence:
         return self.records.last if self.cursors is None else min(self.cursors.values(), default=0)
 
 
-def audit_deletion(line: Entry, sealed: Entry | None, *, exists: bool = False) -> Ruling:
-    """Audit a ``reclaimed`` line that has routes."""
+def audit_deletion(line: Entry, sealed: Entry | None, *, exists: bool = False, deleted: Spans | None = None) -> Ruling:
+    """Audit a ``reclaimed`` line that has routes; ``deleted``, the records of the others so far, is extended."""
     errors: list[str] = []
     notes: list[str] = []
     unread = 0
@@ -73,6 +73,10 @@ def audit_deletion(line: Entry, sealed: Entry | None, *, exists: bool = False) -
                 errors.extend(_unlike_sealed(line, evidence, sealed))
         except _Malformed as error:
             errors.append(str(error))
+    if deleted is not None:
+        if deleted.meets(line["base"], line["last"]):
+            errors.append(REPEATED)
+        deleted.add(line["base"], line["last"])
     if sealed is None:
         notes.append("no ledger records what it held when it was sealed")
     if exists:
@@ -170,27 +174,13 @@ def _with_dropped(remaining: dict[str, RouteEntry], dropped: dict[str, _Evidence
     return whole
 
 
-class Overlaps:
-    """Search for deletions that overlap an earlier one."""
-
-    def __init__(self) -> None:
-        self._deleted = Spans()
-
-    def check(self, line: Entry, ruling: Ruling) -> Ruling:
-        base, last = line["base"], line["last"]
-        if self._deleted.meets(base, last):
-            ruling = replace(ruling, errors=(*ruling.errors, REPEATED))
-        self._deleted.add(base, last)
-        return ruling
-
-
 def _evidence(line: Entry) -> dict[str, _Evidence]:
     found: dict[str, _Evidence] = {}
     rule = line.get("rule")
     for entry in line["routes"]:
         try:
             route = str(entry["route"])
-            records = RouteEntry(route, *(_number(entry[key]) for key in ("count", "first", "last")))
+            records = RouteEntry(route, *map(_number, (entry["count"], entry["first"], entry["last"])))
             retired = entry.get("retired") is True
             cursors = None if retired else {str(group): _number(at) for group, at in entry["cursors"].items()}
         except (KeyError, TypeError, AttributeError) as error:

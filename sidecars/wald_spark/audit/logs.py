@@ -13,7 +13,8 @@ from wald.files.identity import read_identity
 from wald.files.layout import Root
 from wald.files.ledger_read import reported_entries
 from wald.files.listing import list_segments
-from wald.retention.audit import Overlaps, Ruling, audit_deletion, audit_shrink
+from wald.format.spans import Spans
+from wald.retention.audit import Ruling, audit_deletion, audit_shrink
 from wald.work.checking import check_journals
 from wald_spark.audit.report import AuditFinding, LogReport
 from wald_spark.audit.work import Outcomes, SegmentWork
@@ -82,13 +83,13 @@ class LogAudit:
         there: set[int] = set()
         with suppress(Damaged):  # reported by the verification
             there = {segment.base_sequence for segment in list_segments(self.root).segments}
-        history, overlaps = self._verification.history, Overlaps()
+        history, deleted = self._verification.history, Spans()
         with suppress(Damaged):
             for line in history.deletions():
                 sealed = None
                 with suppress(Damaged):
                     sealed = history.line_for_digest(line["base"], line.get("sha256"))
-                yield overlaps.check(line, audit_deletion(line, sealed, exists=line["base"] in there))
+                yield audit_deletion(line, sealed, exists=line["base"] in there, deleted=deleted)
             for line in history.all_shrinks():
                 before = None
                 with suppress(Damaged):
