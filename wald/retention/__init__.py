@@ -10,5 +10,5 @@ history       look-ups in the ledgers
 missing       requested records that are missing
 progress      progress and lag of groups
 
-Nothing is deleted here: ``sidecars/wald_reclaim`` does that, and asks ``blockers``.
+Nothing is deleted here: ``sidecars/wald_reclaim`` does that.
 """

@@ -122,7 +122,13 @@ class Backlog:
         bases = {segment.base_sequence for segment in listing.segments}
         for segment in listing.released:
             with suppress(FileNotFoundError):  # its grace period has ended
-                yield self._released(segment, counts=segment.base_sequence not in bases)
+                found = SegmentStatus(segment, State.RELEASED, None, _stored_bytes(segment))
+                if segment.base_sequence not in bases:
+                    with suppress(Damaged, BadSealed):
+                        index, _ = segment_index(segment, self._view.log_id)
+                        self._counter.add(index)
+                        found = replace(found, routes=index.routes)
+                yield found
         successors = listing.successors()
         for segment in listing.segments:
             with suppress(SegmentGone):
@@ -140,15 +146,6 @@ class Backlog:
         """Return routes with records whose directories, and so cursors, are gone."""
         unknown = self._lags.keys() - self._cursors.cursors.keys()
         return tuple(sorted(name for name in unknown if not self._view.root.has_route(name)))
-
-    def _released(self, segment: Segment, *, counts: bool) -> SegmentStatus:
-        found = SegmentStatus(segment, State.RELEASED, None, _stored_bytes(segment))
-        if counts:
-            with suppress(Damaged, BadSealed):
-                index, _ = segment_index(segment, self._view.log_id)
-                self._counter.add(index)
-                return replace(found, routes=index.routes)
-        return found
 
     def _status(self, segment: Segment, end: int | None) -> SegmentStatus:
         """Apply the rules of RECLAIM."""

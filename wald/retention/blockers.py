@@ -219,7 +219,7 @@ def sealed_index(segment: Segment, log_id: bytes) -> SealedIndex:
 
 
 def segment_index(segment: Segment, log_id: bytes) -> tuple[SealedIndex, Damaged | None]:
-    """Return the index of a complete segment, and the damage of one that frames replace; read all of a raw segment.
+    """Return the index of a complete segment, and the damage of one that frames replace.
 
     Raise FileNotFoundError if the segment is gone, Damaged if it is unreadable, another one, or raw and damaged.
     """
@@ -261,7 +261,7 @@ def _routes_unknown(segment: Segment, message: str) -> Damaged:
 def with_lost_routes(
     index: SealedIndex, segment: Segment, end: int | None, history: History, error: Damaged
 ) -> SealedIndex:
-    """Add routes of lost frames, from the ledger, to an ``index`` made from frames because of ``error``.
+    """Add routes of lost frames, from the ledger, to an ``index`` made from frames.
 
     ``end`` is the base of the next segment; None for the newest one.
     """

@@ -86,9 +86,18 @@ def read_cursor(
     """
     root.require_route(route)
     cursor = read_cursor_file(root.cursor(route, check_group(group)), route, group, log_id, head_sequence)
-    if not any_user:
-        _require_own(root, cursor)
-    return cursor
+    if any_user or cursor.user_id == -1:
+        return cursor
+    owner, user = cursor.path.parent.stat().st_uid, os.geteuid()
+    if cursor.user_id in (0, owner, user) or user not in (0, owner, root.path.stat().st_uid):
+        return cursor
+    raise Refused(  # with it, the other user could make the log's owner skip records
+        f"{cursor.path}: the cursor of {_owner_name(cursor.user_id)}, so the log's owner does not use it",
+        case="cursor-of-other-user",
+        root=root.path,
+        route=cursor.route,
+        group=cursor.group,
+    )
 
 
 def read_cursors(root: Root, route: str, *, log_id: bytes, head_sequence: int) -> list[Cursor]:
@@ -105,22 +114,6 @@ def read_cursors(root: Root, route: str, *, log_id: bytes, head_sequence: int) -
         groups = {DEFAULT_GROUP: root.cursor(route, DEFAULT_GROUP)}
     cursors = [read_cursor_file(path, route, group, log_id, head_sequence) for group, path in groups.items()]
     return cursors + [_strange(route, path) for path in strange]
-
-
-def _require_own(root: Root, cursor: Cursor) -> None:
-    """Keep the log's owner from using a cursor with which another user could make it skip records."""
-    if cursor.user_id == -1:
-        return
-    owner, user = cursor.path.parent.stat().st_uid, os.geteuid()
-    if cursor.user_id in (0, owner, user) or user not in (0, owner, root.path.stat().st_uid):
-        return
-    raise Refused(
-        f"{cursor.path}: the cursor of {_owner_name(cursor.user_id)}, so the log's owner does not use it",
-        case="cursor-of-other-user",
-        root=root.path,
-        route=cursor.route,
-        group=cursor.group,
-    )
 
 
 def _owner_name(user_id: int) -> str:
@@ -211,17 +204,16 @@ def remove_cursor(root: Root, route: str, group: str, *, disk: Disk) -> Path:
 def new_group_warning(root: Root, route: str, group: str, *, with_workers: bool = False) -> str:
     """Return a warning, with a hint, about a group without a cursor on a route, or "".
 
-    Unread records of a misspelt group are retained for ever. The default group needs a warning only alongside others.
+    Unread records of a misspelt group are retained for ever. The default group is expected unless others exist.
     """
     others = root.groups(route)
     if check_group(group) in others or (group == DEFAULT_GROUP and not others):
         return ""
     known = f", which already has {', '.join(others)}" if others else ""
-    words = f"group remove {route} {group}" if with_workers else f"cursor remove {route} --group {group}"
-    remove = command_line(root.path, words)
+    remove = f"group remove {route} {group}" if with_workers else f"cursor remove {route} --group {group}"
     return (
         f"group {group} is new on route {route}{known}: from now on the records that it has not read are retained\n"
-        f"  hint: {remove} removes it"
+        f"  hint: {command_line(root.path, remove)} removes it"
     )
 
 

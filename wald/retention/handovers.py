@@ -1,8 +1,7 @@
 """Pins of unfinished handovers (docs/format.md, "The pin of a handover").
 
-A handover copies records to other routes: to a dead-letter route, or back from it. After a crash, the retry looks for
-these copies in the log, so RECLAIM must not delete them in the meantime: ``routes/R/cursors/G.pin`` pins the routes
-until the handover is finished, as a cursor at the same position would.
+A handover copies records to a dead-letter route, or back from it. After a crash, the retry looks for these copies, so
+until then ``routes/R/cursors/G.pin`` pins their routes, as a cursor at the same position would.
 
 Cursor owners may also create pins. A pin that the log's owner does not own counts only if its owner also owns a valid
 cursor of the group. An invalid pin pins nothing. If a pin or its directory cannot be read, or the directory has too

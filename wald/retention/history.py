@@ -1,12 +1,7 @@
 """Look-ups in the ledgers: deleted, shrunk, lost, skipped and archived records (docs/format.md, "A ledger").
 
-    segments.jsonl   sealed, skipped, lost               by the daemon; lost by a repair or restore
-    reclaim.jsonl    reclaimed, excused, kept, shrunk    by wald-reclaim, before each deletion or shrink
-    archive.jsonl    archived                            for each bundle
-
 A ``reclaimed`` line may name an ``excused`` one, the evidence that deletions share; ``kept`` withdraws a deletion. A
-ledger may be missing, so every answer may be "unknown"; a damaged one makes look-ups raise Damaged. They read only the
-lines that they need, and new ones.
+ledger may be missing, so every answer may be "unknown". Look-ups raise Damaged only if they need damaged lines.
 """
 
 from __future__ import annotations
@@ -34,7 +29,7 @@ class Loss(NamedTuple):
     reason: str
     unrestored: bool = False  # in no bundle at a restore, so never in this log
     saved_file: str = ""  # with the rest of their bytes; in the root
-    records: int = 0  # upper limit; fewer than in the extent if a shrink had dropped some before
+    records: int = 0  # upper limit: a shrink may have dropped some
 
     @property
     def begun_extent(self) -> ReclaimedSegment:
@@ -56,8 +51,8 @@ class History:
 
     def __init__(self, root: Root) -> None:
         self.ledgers = {name: Lines(root.ledger / name) for name in LEDGERS}
-        self._segments = self.ledgers["segments.jsonl"]
-        self._reclaim = self.ledgers["reclaim.jsonl"]
+        self._segments = self.ledgers["segments.jsonl"]  # sealed, skipped, lost
+        self._reclaim = self.ledgers["reclaim.jsonl"]  # reclaimed, excused, kept, shrunk
         self._archive = self.ledgers["archive.jsonl"]
         self._generation = self._archive_lines = 0
         self._archived: dict[str, Spans] = {}  # wholly archived, by route

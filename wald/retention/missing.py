@@ -1,6 +1,6 @@
 """Requested records that were reclaimed or lost: their number, and the error or callback for them.
 
-A reclaimed segment without times or routes in its ledger line counts as one that may have held the requested records.
+A reclaimed segment without times or routes in its ledger line may have held any requested records.
 """
 
 from __future__ import annotations

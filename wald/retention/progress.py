@@ -15,7 +15,6 @@ from operator import add, and_, gt, lt, mul
 
 from wald.errors import Damaged
 from wald.files.cursor_directory import cursor_owners_group
-from wald.files.listing import Segment
 from wald.files.routes import has_fifo
 from wald.format.batch import StoredBatch
 from wald.format.log_state import BadControl, decode_state
@@ -134,25 +133,23 @@ def lags(view: View, cursors: Iterable[Cursor]) -> dict[tuple[str, str], Lag]:
     counter = LagCounter(of_route.__getitem__)
     for segment, following in pairwise((*view.including_released().segments, None)):
         assert segment is not None
-        if following is None or following.base_sequence - 1 > slowest:
-            _add_segment(segment, view, slowest, counter)
+        if following is not None and following.base_sequence - 1 <= slowest:
+            continue
+        try:
+            reader = view.open(segment)
+        except Damaged:
+            continue
+        with suppress(BadSealed), closing(reader):
+            if isinstance(reader, SealedSegment):
+                counter.add(reader.index)
+                continue
+            limit, begin = view.limit(segment), FIRST_BATCH
+            if slowest >= segment.base_sequence:
+                begin = reader.position_of_sequence(slowest + 1, limit)
+            for _ in counter.add_raw(reader.batches(begin, limit)):
+                pass
     counter.settle()
     return found
-
-
-def _add_segment(segment: Segment, view: View, slowest: int, counter: LagCounter) -> None:
-    try:
-        reader = view.open(segment)
-    except Damaged:
-        return
-    with suppress(BadSealed), closing(reader):
-        if isinstance(reader, SealedSegment):
-            counter.add(reader.index)
-            return
-        limit = view.limit(segment)
-        begin = reader.position_of_sequence(slowest + 1, limit) if slowest >= segment.base_sequence else FIRST_BATCH
-        for _ in counter.add_raw(reader.batches(begin, limit)):
-            pass
 
 
 @dataclass(frozen=True, slots=True)
