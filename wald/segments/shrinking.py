@@ -201,4 +201,4 @@ def _is_kept(batch: StoredBatch, keeps: Keeps) -> bool:
 
 
 def _damaged(path: Path, reason: str) -> Damaged:
-    return Damaged(f"{path}: offset 0: {reason}", case="raw-segment-damaged", path=path)
+    return Damaged(f"{path}: offset 0: {reason}", case="sealed-segment-damaged", path=path)
