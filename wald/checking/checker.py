@@ -263,7 +263,7 @@ class _Check:
         self._target = target
         self._base = target.segment.base_sequence
         self._path = target.segment.path
-        self._contents = SegmentIndexBuilder(self._base, salt=0)
+        self._contents = SegmentIndexBuilder(self._base)
         self._opening = Opening()
         self._dropped = target.dropped
         self._wrong = False  # an error was found
@@ -293,8 +293,7 @@ class _Check:
         durable = self._target.durable
         with open_file(self._path) as file:
             whole = RawFile(file.fileno(), index=self._index)
-            limit = whole.limit if durable is None else min(durable, whole.limit)
-            yield from self._scan(RawFile(file.fileno(), limit=limit, index=self._index))
+            yield from self._scan(RawFile(file.fileno(), limit=durable, index=self._index))
             if durable is not None:
                 yield from self._behind(next(whole.scan(start=durable)))
         yield from self._sparse_index()
@@ -467,7 +466,7 @@ class _Check:
         held = self._contents.routes()
         if not _same(table, index.routes, self._contents.table, held):
             yield self._error(0, "the batch table of the index differs from the frames")
-        if (index.shrunk.ranges if index.shrunk else []) != self._contents.dropped:
+        if (index.shrunk.ranges if index.shrunk else []) != list(self._contents.dropped):
             yield self._error(0, "the dropped records in the index differ from the frames")
         counted = {entry.route: entry for entry in index.routes}
         if counted != {entry.route: entry for entry in held} or index.next_sequence != self._state.next_sequence:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import zstandard
 
@@ -37,20 +36,11 @@ from wald.format.segment import (
     encode_segment_header,
     encode_sparse_entry,
 )
+from wald.format.spans import Spans
 from wald.segments.raw_scan import FIRST_BATCH
 
-_NO_TIME = ((1 << 63) - 1, -(1 << 63))  # earliest and latest without a batch: neutral under min and max
+_NO_EARLIEST, _NO_LATEST = (1 << 63) - 1, -(1 << 63)  # neutral under min and max
 _CONTINUES, _DROPPED = int(Flag.CONTINUES), int(Flag.DROPPED)  # enums are slow
-
-
-class BatchSpan(NamedTuple):
-    """The last fields of a :class:`Frame`."""
-
-    first_sequence: int
-    next_sequence: int
-    earliest_ns: int
-    latest_ns: int
-    routes: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -65,25 +55,22 @@ class _Tally:
 class SegmentIndexBuilder:
     """Index of the batches added so far."""
 
-    def __init__(self, base_sequence: int, salt: int) -> None:
-        self._base_sequence = self.next_sequence = base_sequence
-        self._salt = salt
+    def __init__(self, base_sequence: int) -> None:
+        self.next_sequence = base_sequence
         self.last_position = 0
         self.table = BatchTable()
-        self.dropped: list[tuple[int, int]] = []
+        self.dropped = Spans()
         self.peers: dict[int, Peer] = {}
+        self.frames: list[Frame] = []
         self._frame_start = 0  # in the table
-        self._first_dropped = self.next_sequence  # of the frame
+        self._first_dropped = base_sequence  # of the frame
         self._dropped_ns = array("q")
         self._tallies: dict[bytes, _Tally] = {}
 
-    def add_window(self, window: bytes, origin: int) -> int:
-        """Add the whole batches at the start of ``window``, and return their end.
-
-        Several times as fast as :meth:`RawFile.scan`, which handles everything else.
-        """
+    def add_window(self, window: bytes, origin: int, salt: int) -> int:
+        """Add the whole batches at the start of ``window``, several times as fast as a scan; return their end."""
         begin = end = 0 if origin else FIRST_BATCH
-        for at, next_at, fields in whole_batches(window, begin, position=origin, salt=self._salt):
+        for at, next_at, fields in whole_batches(window, begin, position=origin, salt=salt):
             _, _, _, payload_bytes, base, time_ns, _, number, count, _, encoding, flags, name, peer = fields
             if base < self.next_sequence:
                 break
@@ -110,32 +97,32 @@ class SegmentIndexBuilder:
             number, size = header.producer_sequence, header.payload_bytes
             self._add(position, route.encode(), base, count, time_ns, header.flags, number, size)
 
-    def end_frame(self) -> BatchSpan:
-        start, self._frame_start = self._frame_start, len(self.table)
-        dropped_ns, self._dropped_ns = self._dropped_ns, array("q")
-        table = self.table
-        times = table.times_ns[start:] + dropped_ns
-        if not times:
-            return BatchSpan(self.next_sequence, self.next_sequence, *_NO_TIME, ())
+    def end_frame(self, offset: int = 0, compressed_bytes: int = 0, raw_offset: int = 0, raw_bytes: int = 0) -> Frame:
+        """Add a frame of the batches since the previous one."""
+        table, start, dropped_ns = self.table, self._frame_start, self._dropped_ns
+        self._frame_start, self._dropped_ns = len(table), array("q")
         begun = (base for base, count in zip(table.bases[start:], table.counts[start:], strict=True) if count)
         first = next(begun, self.next_sequence)
         if dropped_ns:
             first = min(first, self._first_dropped)
+        times = table.times_ns[start:] + dropped_ns
+        span = first, self.next_sequence, min(times, default=_NO_EARLIEST), max(times, default=_NO_LATEST)
         routes = tuple(sorted(set(table.routes[start:])))
-        return BatchSpan(first, self.next_sequence, min(times), max(times), routes)
+        self.frames.append(Frame(offset, compressed_bytes, raw_offset, raw_bytes, *span, routes))
+        return self.frames[-1]
 
-    def sort_routes(self, frames: list[Frame]) -> list[Frame]:
-        """Number the routes by name, also in ``frames``, so that segments with equal routes share a table."""
+    def sort_routes(self) -> None:
+        """Number the routes by name, so that segments with equal routes share a table."""
         ordered = dict(sorted(self._tallies.items()))
         if list(ordered) == list(self._tallies):
-            return frames
+            return
         numbers = [0] * len(ordered)
         for number, tally in enumerate(ordered.values()):
             numbers[tally.id], tally.id = number, number
         self._tallies = ordered
         renumber = numbers.__getitem__
         self.table.routes = array("I", map(renumber, self.table.routes))
-        return [frame._replace(routes=tuple(sorted(map(renumber, frame.routes)))) for frame in frames]
+        self.frames = [frame._replace(routes=tuple(sorted(map(renumber, frame.routes)))) for frame in self.frames]
 
     def routes(self) -> list[RouteEntry]:
         return [
@@ -143,28 +130,26 @@ class SegmentIndexBuilder:
             for name, tally in self._tallies.items()
         ]
 
-    def shrunk(self) -> Shrunk | None:
-        """Return the dropped records, if any; only the ledger knows their routes."""
-        return Shrunk(b"", 0, self.dropped, []) if self.dropped else None
-
     def index(
-        self, *, log_id: bytes, epoch: int, raw_bytes: int, damage: list[tuple[int, int]], sha256: bytes
+        self, header: SegmentHeader, raw_bytes: int, damage: list[tuple[int, int]], *, sha256: bytes = b""
     ) -> SealedIndex:
-        """Return an index in one frame; ``sha256`` is empty if unknown."""
-        span = self.end_frame()
+        """Return an index; one with the batches in one frame if no frame was ended."""
+        stored = {} if self.frames else {"batches": compress_section(self.table.columns())}
+        dropped = list(self.dropped)
         return SealedIndex(
-            log_id=log_id,
-            base_sequence=self._base_sequence,
+            log_id=header.log_id,
+            base_sequence=header.base_sequence,
             next_sequence=self.next_sequence,
             raw_bytes=raw_bytes,
-            epoch=epoch,
-            salt=self._salt,
-            frames=[Frame(0, 0, 0, raw_bytes, *span)],
+            epoch=header.epoch,
+            salt=header.salt,
+            frames=self.frames or [self.end_frame(raw_bytes=raw_bytes)],
             routes=self.routes(),
             sha256=sha256,
             damage=damage,
-            stored={"batches": compress_section(self.table.columns())},
-            shrunk=self.shrunk(),
+            shrunk=Shrunk(b"", 0, dropped, []) if dropped else None,  # only the ledger knows their routes
+            writer=header.writer,
+            stored=stored,
         )
 
     def _drop(self, base: int, count: int, time_ns: int) -> None:
@@ -172,10 +157,7 @@ class SegmentIndexBuilder:
             self._first_dropped = base
         self._dropped_ns.append(time_ns)
         self.next_sequence = max(self.next_sequence, base + count)
-        if count and self.dropped and self.dropped[-1][1] + 1 == base:
-            self.dropped[-1] = self.dropped[-1][0], base + count - 1
-        elif count:
-            self.dropped.append((base, base + count - 1))
+        self.dropped.add(base, base + count - 1)
 
     def _introduce(self, number: int, payload: bytes | memoryview) -> None:
         with suppress(BadControl):
@@ -264,18 +246,25 @@ def find_index(directory: Path, log_id: bytes | None, base_sequence: int) -> Spa
     return read_index(path, log_id, base_sequence) or SparseIndex(salt=salt_recorded_after(directory, base_sequence))
 
 
+def next_base(directory: Path, base_sequence: int) -> int | None:
+    """Return the base of the next segment; a full listing takes longer."""
+    names = (parse_segment_name(name) for name in os.listdir(directory) if name[:20] > f"{base_sequence:020d}")
+    bases = (name.base_sequence for name in names if name is not None and name.kind in (Kind.RAW, Kind.SEALED))
+    return min(bases, default=None)
+
+
 def salt_recorded_after(directory: Path, base_sequence: int) -> int | None:
     """Return the salt that the cut copied to the next segment, in case the header's sector is lost."""
-    bases: dict[int, list[Path]] = {}
+    following = None
     with suppress(OSError):
-        for name in os.listdir(directory):
-            found = parse_segment_name(name)
-            if found is not None and found.base_sequence > base_sequence and found.kind in (Kind.RAW, Kind.SEALED):
-                bases.setdefault(found.base_sequence, []).append(directory / name)
-    for path in bases[min(bases)] if bases else ():
+        following = next_base(directory, base_sequence)
+    if following is None:
+        return None
+    for kind in (Kind.RAW, Kind.SEALED):
+        path = directory / segment_name(following, kind)
         with suppress(Damaged, OSError, BadHeader, zstandard.ZstdError), open_file(path) as file:
-            is_raw = path.name == segment_name(min(bases), Kind.RAW)
-            salt = _previous_salt(file.read if is_raw else zstandard.ZstdDecompressor().stream_reader(file).read)
+            stream = file if kind is Kind.RAW else zstandard.ZstdDecompressor().stream_reader(file)
+            salt = _previous_salt(stream.read)
             if salt is not None:
                 return salt
     return None

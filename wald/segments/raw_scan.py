@@ -69,6 +69,10 @@ class DamagedBytes:
     length: int
     reason: str
 
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
 
 @dataclass(frozen=True, slots=True)
 class SegmentEnd:
@@ -78,9 +82,6 @@ class SegmentEnd:
     outcome: ParseOutcome
     reason: str
     garbage_bytes: int
-
-
-Scan = Iterator[ScannedBatch | DamagedBytes | SegmentEnd]
 
 
 class RawFile:
@@ -98,7 +99,8 @@ class RawFile:
         index: Callable[[], SparseIndex | None] = lambda: None,
     ) -> None:
         self._descriptor = descriptor
-        self.limit = os.fstat(descriptor).st_size if limit is None else limit
+        file_bytes = os.fstat(descriptor).st_size
+        self.limit = file_bytes if limit is None else min(limit, file_bytes)
         self._durable = durable
         self._index = index
         self._memory: memoryview | None = None
@@ -136,7 +138,7 @@ class RawFile:
     def control_payload(self, batch: ScannedBatch) -> bytes:
         return self.payload(batch) if batch.header.is_control else b""
 
-    def scan(self, *, start: int = FIRST_BATCH) -> Scan:
+    def scan(self, *, start: int = FIRST_BATCH) -> Iterator[ScannedBatch | DamagedBytes | SegmentEnd]:
         offset = start
         next_sequence = 0
         damage: tuple[int, Parsed] | None = None  # damage whose end is unknown so far
@@ -154,8 +156,12 @@ class RawFile:
                     continue
                 found = Parsed(ParseOutcome.DAMAGED, header, SEQUENCES_REPEAT)
             damage = damage or (offset, found)
-            resumed = self._resume(offset, header)
-            if resumed is None:
+            resumed: int | None = None
+            if header is not None:  # an intact header shows where to continue
+                resumed = offset + header.total_bytes
+            elif offset < self._data_end:
+                resumed = self._resync.after(offset)
+            if resumed is None or resumed >= self.limit:
                 begin, found = damage
                 yield SegmentEnd(begin, found.outcome, found.reason, max(0, self._data_end - begin))
                 return
@@ -172,7 +178,7 @@ class RawFile:
         position, end, checksum = offset + HEADER.size, offset + header.total_bytes - TRAILER.size, 0
         route = bytes(self._peek(position, header.route_bytes)).decode("ascii", "replace")
         while position < end:
-            part = self._ahead(position, end - position)
+            part = self._peek(position, end - position, least=1)
             if not part:
                 return Parsed(ParseOutcome.TORN, header, "the file became shorter"), ""
             checksum = crc32c(part, checksum)
@@ -182,15 +188,6 @@ class RawFile:
         if batch_begin(self._peek(end, TRAILER.size), end + TRAILER.size, self.salt) != offset:
             return Parsed(ParseOutcome.DAMAGED, header, TRAILER_DAMAGED), ""
         return found, route
-
-    def _resume(self, offset: int, header: BatchHeader | None) -> int | None:
-        """Return where to continue; an intact ``header`` shows it without reading a payload."""
-        if header is not None:
-            resumed = offset + header.total_bytes
-            return resumed if resumed < self.limit else None
-        if offset >= self._data_end:
-            return None
-        return self._resync.after(offset)
 
     @cached_property
     def _resync(self) -> Resync:
@@ -208,31 +205,20 @@ class RawFile:
             position = start
         return 0
 
-    def _peek(self, offset: int, length: int) -> memoryview:
+    def _peek(self, offset: int, length: int, least: int | None = None) -> memoryview:
+        """Return ``length`` bytes, or at least ``least`` of them; fewer only at the limit."""
         inside = offset - self._window_offset
-        if inside < 0 or inside + length > len(self._window):
-            self._move(offset)
-            inside = 0
+        if inside < 0 or inside + (least or length) > len(self._window):
+            if self._memory is None:  # reusing it is faster than allocating
+                self._memory = memoryview(bytearray(WINDOW_BYTES))
+            filled, wanted = 0, min(WINDOW_BYTES, self.limit - offset)
+            while filled < wanted:
+                count = os.preadv(self._descriptor, [self._memory[filled:wanted]], offset + filled)
+                if count == 0:
+                    break
+                filled += count
+            self._window, self._window_offset, inside = self._memory[:filled], offset, 0
         return self._window[inside : inside + length]
-
-    def _ahead(self, offset: int, length: int) -> memoryview:
-        """Return some of the bytes; none only at the limit."""
-        inside = offset - self._window_offset
-        if not 0 <= inside < len(self._window):
-            self._move(offset)
-            inside = 0
-        return self._window[inside : inside + length]
-
-    def _move(self, offset: int) -> None:
-        if self._memory is None:  # reusing it is faster than allocating
-            self._memory = memoryview(bytearray(WINDOW_BYTES))
-        length, filled = max(0, min(WINDOW_BYTES, self.limit - offset)), 0
-        while filled < length:
-            count = os.preadv(self._descriptor, [self._memory[filled:length]], offset + filled)
-            if count == 0:
-                break
-            filled += count
-        self._window, self._window_offset = self._memory[:filled], offset
 
 
 _BACKWARDS_BYTES = 64 << 10  # window for reading trailers backwards

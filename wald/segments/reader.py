@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +31,6 @@ from wald.format.segment import (
     SEGMENT_MAGIC,
     BadHeader,
     SegmentHeader,
-    SparseIndex,
     decode_segment_header,
 )
 from wald.segments.index_builder import find_index
@@ -64,6 +63,7 @@ Passable = Callable[[bytes, int], bool]
 """Returns True if a reader wants no record of the batches in these bytes, from an offset."""
 
 _DROPPED = int(Flag.DROPPED)  # enums are slow
+_NO_LIMIT = 1 << 63
 
 
 def as_item(batch: StoredBatch) -> StoredBatch | DroppedBatches:
@@ -76,18 +76,16 @@ def as_item(batch: StoredBatch) -> StoredBatch | DroppedBatches:
 class OpenSegment(ABC):
     """An open segment; :meth:`batches` of a raw or salvaged one sets ``tail``, where and how it ended."""
 
+    salt: int | None = None  # of its batches, which only a repair changes; None if unknown
+    _descriptor: int
+
     def __init__(self, segment: Segment) -> None:
         self.base_sequence = segment.base_sequence
         self.path = segment.path
         self.tail: SegmentEnd | None = None
 
-    @property
-    @abstractmethod
-    def salt(self) -> int | None:
-        """The salt of its batches, which only a repair changes; None if unknown."""
-
-    @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        os.close(self._descriptor)
 
     @abstractmethod
     def batches(
@@ -96,6 +94,7 @@ class OpenSegment(ABC):
         limit: int | None,
         routes: frozenset[str] | None = None,
         passable: Passable | None = None,
+        /,
     ) -> Iterator[SegmentItem]:
         """Yield batches from ``position`` to ``limit`` (None for its own end), and the damage between them.
 
@@ -103,17 +102,17 @@ class OpenSegment(ABC):
         ``passable``, it decompresses no frame ahead, because a search has other work for each processor.
         """
 
-    @abstractmethod
     def file_offset(self, position: int) -> int:
         """Return the file offset of the byte or frame."""
+        return position
 
-    @abstractmethod
-    def position_of_sequence(self, sequence: int, limit: int | None) -> int:
+    def position_of_sequence(self, sequence: int, limit: int | None) -> int:  # noqa: ARG002
         """Return a position from which reading finds ``sequence``, if it begins here."""
+        return FIRST_BATCH
 
-    @abstractmethod
-    def position_of_time(self, time_ns: int, limit: int | None) -> int:
+    def position_of_time(self, time_ns: int, limit: int | None) -> int:  # noqa: ARG002
         """Return a position from which reading finds all records of ``time_ns`` or later."""
+        return FIRST_BATCH
 
     def first_time_ns(self, limit: int | None) -> int | None:
         for found in self.batches(FIRST_BATCH, limit):
@@ -139,25 +138,25 @@ class OpenSegment(ABC):
 class RawSegment(OpenSegment):
     """An open raw segment; its descriptor keeps it readable after the sealer has replaced it."""
 
+    salt: int
+
     def __init__(self, segment: Segment, log_id: bytes) -> None:
         super().__init__(segment)
-        self._log_id = log_id
+        self._find_index = partial(find_index, segment.path.parent, log_id, segment.base_sequence)
         self._descriptor = open_regular(segment.path)
         try:
-            check_name(segment, log_id, self._header())
+            raw = RawFile(self._descriptor, index=self._find_index)
+            self.salt = raw.salt
+            header: SegmentHeader | None = None
+            try:
+                header = raw.header()
+            except BadHeader:
+                if (first := self._header_at(FIRST_BATCH)) is not None and first.is_control:
+                    header = SegmentHeader(log_id, first.base_sequence, first.epoch, 0, raw.salt)
+            check_name(segment, log_id, header)
         except BaseException:
-            os.close(self._descriptor)
+            self.close()
             raise
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-    @property
-    def salt(self) -> int | None:
-        return self._raw().salt
-
-    def file_offset(self, position: int) -> int:
-        return position
 
     def replaced(self, *, removed: bool) -> bool:
         try:
@@ -166,29 +165,25 @@ class RawSegment(OpenSegment):
             return removed
 
     def position_of_sequence(self, sequence: int, limit: int | None) -> int:
-        position = self._index(limit).position_of_sequence(sequence)
-        header = self._header_at(position)
-        return position if header and header.base_sequence <= sequence else FIRST_BATCH
+        return self._last_position(limit, lambda base, _: base <= sequence)
 
     def position_of_time(self, time_ns: int, limit: int | None) -> int:
-        position = self._index(limit).position_of_time(time_ns)
-        header = self._header_at(position)
-        return position if header and header.append_time_ns < time_ns else FIRST_BATCH
+        return self._last_position(limit, lambda _, appended_ns: appended_ns < time_ns)
 
-    def batches(
-        self,
-        position: int,
-        limit: int | None,
-        routes: frozenset[str] | None = None,  # noqa: ARG002
-        passable: Passable | None = None,  # noqa: ARG002
-    ) -> Iterator[SegmentItem]:
+    def _last_position(self, limit: int | None, is_early: Callable[[int, int], bool]) -> int:
+        """Return the last indexed position of an early batch; the first batch's if the index does not agree."""
+        index = self._find_index()
+        columns = map(reversed, (index.sequences, index.positions, index.times_ns))
+        for sequence, position, time_ns in zip(*columns, strict=True):
+            if (limit is None or position < limit) and is_early(sequence, time_ns):
+                header = self._header_at(position)
+                is_right = header is not None and is_early(header.base_sequence, header.append_time_ns)
+                return position if is_right else FIRST_BATCH
+        return FIRST_BATCH
+
+    def batches(self, position: int, limit: int | None, *_: object) -> Iterator[SegmentItem]:
         self.tail = None
-        file_bytes = os.fstat(self._descriptor).st_size
-        raw = RawFile(
-            self._descriptor,
-            limit=file_bytes if limit is None else min(limit, file_bytes),
-            index=lambda: self._index(limit),
-        )
+        raw = RawFile(self._descriptor, limit=limit, index=self._find_index)
         salt = raw.salt
         window_bytes = WINDOW_BYTES
         while True:
@@ -204,36 +199,14 @@ class RawSegment(OpenSegment):
             found = next(raw.scan(start=position))
             if isinstance(found, DamagedBytes):
                 yield found
-                position = found.offset + found.length
+                position = found.end
             elif isinstance(found, SegmentEnd):
                 self.tail = found
                 return
             window_bytes = WINDOW_BYTES
 
-    def _header(self) -> SegmentHeader | None:
-        """Return the header, or its equivalent from the first batch."""
-        try:
-            return RawFile(self._descriptor).header()
-        except BadHeader:
-            first = self._header_at(FIRST_BATCH)
-            if first is None or not first.is_control:
-                return None
-            return SegmentHeader(self._log_id, first.base_sequence, first.epoch, 0, self._raw().salt)
-
     def _header_at(self, position: int) -> BatchHeader | None:
-        raw = self._raw()
-        return decode_header(raw.read(position, HEADER.size), 0, seed(raw.salt, position))
-
-    def _raw(self) -> RawFile:
-        return RawFile(self._descriptor, index=lambda: self._index(None))
-
-    def _index(self, limit: int | None) -> SparseIndex:
-        index = find_index(self.path.parent, self._log_id, self.base_sequence)
-        if limit is not None:
-            readable = bisect_left(index.positions, limit)
-            for column in (index.sequences, index.positions, index.times_ns):
-                del column[readable:]
-        return index
+        return decode_header(os.pread(self._descriptor, HEADER.size, position), 0, seed(self.salt, position))
 
 
 class SealedSegment(OpenSegment):
@@ -245,6 +218,7 @@ class SealedSegment(OpenSegment):
         self._pool: ThreadPoolExecutor | None = None
         self._ahead: tuple[int, Future[bytes]] | None = None  # the next frame wanted
         self.index = self._file.index
+        self.salt = self.index.salt
         try:
             check_name(segment, log_id, self.index)
         except Misplaced:
@@ -255,10 +229,6 @@ class SealedSegment(OpenSegment):
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
         self._file.close()
-
-    @property
-    def salt(self) -> int | None:
-        return self.index.salt
 
     def file_offset(self, position: int) -> int:
         frames = self.index.frames
@@ -271,9 +241,9 @@ class SealedSegment(OpenSegment):
         return max(frames[number].raw_offset, FIRST_BATCH) if number < len(frames) else self.index.raw_bytes
 
     def position_of_time(self, time_ns: int, limit: int | None) -> int:  # noqa: ARG002
-        frames = [frame for frame in self.index.frames if frame.earliest_ns <= frame.latest_ns]
-        number = bisect_left(frames, time_ns, key=lambda frame: frame.latest_ns)
-        return max(frames[number].raw_offset, FIRST_BATCH) if number < len(frames) else self.index.raw_bytes
+        frames = self.index.frames
+        late = (frame.raw_offset for frame in frames if max(frame.earliest_ns, time_ns) <= frame.latest_ns)
+        return max(next(late, self.index.raw_bytes), FIRST_BATCH)
 
     def first_time_ns(self, limit: int | None) -> int | None:  # noqa: ARG002
         return next((frame.earliest_ns for frame in self.index.frames if frame.earliest_ns <= frame.latest_ns), None)
@@ -293,45 +263,40 @@ class SealedSegment(OpenSegment):
         limit: int | None,
         routes: frozenset[str] | None = None,
         passable: Passable | None = None,
+        /,
     ) -> Iterator[SegmentItem]:
         index = self.index
+        end = _NO_LIMIT if limit is None else limit
         names = RouteTable.from_entries(index.routes).names
         wanted = None if routes is None else {i for i, route in enumerate(names) if route in routes}
         first = max(0, bisect_right(index.frames, position, key=lambda frame: frame.raw_offset) - 1)
-        readable = {
-            number: frame
+        substitutes = {
+            number: self._substitute(frame, wanted)
             for number, frame in enumerate(index.frames[first:], first)
-            if frame.raw_offset + frame.raw_bytes > position and (limit is None or frame.raw_offset < limit)
+            if frame.raw_offset < end and frame.raw_offset + frame.raw_bytes > position
         }
-        needed = [
-            number
-            for number, frame in readable.items()
-            if not index.is_damage(frame) and self._is_needed(frame, wanted)
-        ]
+        needed = [number for number, substitute in substitutes.items() if substitute is None]
         following = dict(pairwise(needed)) if passable is None else {}
-        for number, frame in readable.items():
-            if index.is_damage(frame):
-                yield DamagedBytes(frame.raw_offset, frame.raw_bytes, "damaged before it was sealed")
-            elif not self._is_needed(frame, wanted):
-                yield self._skipped(frame)
+        for number, substitute in substitutes.items():
+            if substitute is not None:
+                yield substitute
             else:
-                yield from self._frame(number, following.get(number), position, limit, passable)
-        if limit is None or limit >= index.raw_bytes:
+                yield from self._frame(number, following.get(number), position, end, passable)
+        if end >= index.raw_bytes:
             yield SkippedBatches(index.raw_bytes, index.next_sequence, index.next_sequence)
 
-    def _is_needed(self, frame: Frame, wanted: set[int] | None) -> bool:
-        if self.index.shrunk is None:
-            return wanted is None or not wanted.isdisjoint(frame.routes)
-        return bool(frame.routes) or frame.raw_offset == 0  # only its batches show the dropped records between them
-
-    def _skipped(self, frame: Frame) -> SkippedBatches:
-        span = frame.raw_offset + frame.raw_bytes, frame.first_sequence, frame.next_sequence
-        if frame.routes or frame.latest_ns < frame.earliest_ns:
-            return SkippedBatches(*span)
-        return DroppedBatches(*span, frame.latest_ns)
+    def _substitute(self, frame: Frame, wanted: set[int] | None) -> DamagedBytes | SkippedBatches | None:
+        """Return the only item of a frame; None if it has to be decompressed."""
+        if self.index.is_damage(frame):
+            return DamagedBytes(frame.raw_offset, frame.raw_bytes, "damaged before it was sealed")
+        if self.index.shrunk is not None:  # only its batches show the dropped records between them
+            needed = bool(frame.routes) or frame.raw_offset == 0
+        else:
+            needed = wanted is None or not wanted.isdisjoint(frame.routes)
+        return None if needed else _skipped(frame)
 
     def _frame(
-        self, number: int, following: int | None, position: int, limit: int | None, passable: Passable | None
+        self, number: int, following: int | None, position: int, limit: int, passable: Passable | None
     ) -> Iterator[SegmentItem]:
         frame = self.index.frames[number]
         end = frame.raw_offset + frame.raw_bytes
@@ -345,16 +310,15 @@ class SealedSegment(OpenSegment):
         is_shrunk = self.index.shrunk is not None
         # A reader of the raw segment may have stopped where one batch now replaces several.
         at = begin if is_shrunk else max(position - frame.raw_offset, begin)
-        is_whole = not reason and not is_shrunk and (limit is None or end <= limit)
-        if is_whole and passable is not None and passable(data, at):
-            yield self._skipped(frame)
+        if passable is not None and not (reason or is_shrunk or end > limit) and passable(data, at):
+            yield _skipped(frame)
             return
         batches = Batches(data, at, position=frame.raw_offset, salt=self.index.salt, verified=not reason)
         for batch in (each for each in batches if each.end > position) if is_shrunk else batches:
-            if limit is not None and batch.position >= limit:
+            if batch.position >= limit:
                 return
             yield as_item(batch)
-        if (at := frame.raw_offset + batches.end) < (end if limit is None else min(end, limit)):
+        if (at := frame.raw_offset + batches.end) < min(end, limit):
             yield DamagedBytes(at, end - at, reason or "no valid batch header")
 
     def _load(self, number: int, following: int | None) -> bytes:
@@ -370,6 +334,13 @@ class SealedSegment(OpenSegment):
         if following is not None:
             self._ahead = (following, self._pool.submit(self._file.frame, following))
         return loading.result()
+
+
+def _skipped(frame: Frame) -> SkippedBatches:
+    span = frame.raw_offset + frame.raw_bytes, frame.first_sequence, frame.next_sequence
+    if frame.routes or frame.latest_ns < frame.earliest_ns:
+        return SkippedBatches(*span)
+    return DroppedBatches(*span, frame.latest_ns)
 
 
 class Misplaced(Damaged):
@@ -396,30 +367,28 @@ def identify(path: Path) -> tuple[Kind, SegmentHeader | SealedIndex | None] | No
 
 def require_named(segment: Segment, log_id: bytes) -> None:
     """Raise Misplaced if a file does not match its name; one that identifies no segment passes."""
-    try:
+    found = None
+    with suppress(Damaged):
         found = identify(segment.path)
-    except Damaged:
-        return
     if found is None:
         return
     form, header = found
     check_name(segment, log_id, header)
     if form is not segment.kind.form:
-        words = {Kind.RAW: "a raw segment", Kind.SEALED: "a sealed segment"}
-        raise _misnamed(segment, f"offset 0: contains {words[form]}, which does not match its name")
+        contents = "a raw segment" if form is Kind.RAW else "a sealed segment"
+        raise _misplaced(segment, f"offset 0: contains {contents}, which does not match its name")
 
 
 def check_name(segment: Segment, log_id: bytes, found: SegmentHeader | SealedIndex | None) -> None:
-    if found is None or (found.log_id, found.base_sequence) == (log_id, segment.base_sequence):
-        return
-    if found.log_id != log_id:
-        raise Misplaced(
-            f"{segment.path}: offset 16: the segment belongs to log {found.log_id.hex()}",
-            case="segment-of-other-log",
-            directory=segment.path.parent,
-        )
-    raise _misnamed(segment, f"offset 32: it is segment {found.base_sequence}, which does not match its name")
+    if found is not None and found.log_id != log_id:
+        raise _misplaced(segment, f"offset 16: the segment belongs to log {found.log_id.hex()}", foreign=True)
+    if found is not None and found.base_sequence != segment.base_sequence:
+        raise _misplaced(segment, f"offset 32: it is segment {found.base_sequence}, which does not match its name")
 
 
-def _misnamed(segment: Segment, reason: str) -> Misplaced:
-    return Misplaced(f"{segment.path}: {reason}", case="segment-misnamed", directory=segment.path.parent)
+def _misplaced(segment: Segment, reason: str, *, foreign: bool = False) -> Misplaced:
+    return Misplaced(
+        f"{segment.path}: {reason}",
+        case="segment-of-other-log" if foreign else "segment-misnamed",
+        directory=segment.path.parent,
+    )

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -21,8 +22,8 @@ import zstandard
 
 from wald.errors import Damaged
 from wald.files.disk import Disk
-from wald.files.safe_open import open_file, open_regular
-from wald.format.batch import HEADER, MAGIC, PAYLOAD_MAX_BYTES, Batches, Buffer
+from wald.files.safe_open import open_regular
+from wald.format.batch import HEADER, Batches, Buffer, decode_header, seed
 from wald.format.sealed_index import (
     SEEK_FOOTER,
     BadSealed,
@@ -36,7 +37,7 @@ from wald.format.sealed_index import (
     seek_table_bytes,
 )
 from wald.format.segment import SparseIndex
-from wald.segments.index_builder import BatchSpan, SegmentIndexBuilder, read_index
+from wald.segments.index_builder import SegmentIndexBuilder
 from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
 
 FRAME_BYTES = (1 << 20) + (1 << 16)  # 1 MiB, and room for the headers of two half-MiB batches that fill it
@@ -60,43 +61,45 @@ def decompress_start(stored: bytes, wanted: int) -> tuple[bytes, str]:
 
 
 class FrameWriter:
-    """Writer of one sealed segment."""
+    """Writer of one sealed segment; ``builder`` has the batches of the next frame."""
 
-    def __init__(self, target: int, disk: Disk, level: int) -> None:
-        self.frames: list[Frame] = []
+    def __init__(self, target: int, disk: Disk, builder: SegmentIndexBuilder, level: int = LEVEL) -> None:
         self.raw_bytes = 0
         self.sha256 = hashlib.sha256()
-        self._stored_bytes = 0
+        self.stored_bytes = 0
         self._target = target
         self._disk = disk
+        self._builder = builder
         self._compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
 
-    def add(self, data: Buffer, span: BatchSpan) -> None:
-        stored = self._compressor.compress(data)
+    def add(self, data: Buffer) -> None:
         self.sha256.update(data)
-        self._disk.write(self._target, [stored], self._stored_bytes)
-        self._enter(len(stored), len(data), span)
+        start = self.stored_bytes
+        self._write(self._compressor.compress(data))
+        self._end_frame(start, len(data))
 
-    def add_long(self, raw: RawFile, length: int, span: BatchSpan) -> None:
+    def add_long(self, raw: RawFile, length: int) -> None:
         """Add the next ``length`` bytes of ``raw`` as one frame, in constant memory."""
         stream = self._compressor.compressobj(size=length)
-        start, written = self.raw_bytes, 0
-        for offset in range(start, start + length, FRAME_BYTES):
-            part = raw.read(offset, min(FRAME_BYTES, start + length - offset))
+        start, end = self.stored_bytes, self.raw_bytes + length
+        for offset in range(self.raw_bytes, end, FRAME_BYTES):
+            part = raw.read(offset, min(FRAME_BYTES, end - offset))
             self.sha256.update(part)
-            written += self._disk.write(self._target, [stream.compress(part)], self._stored_bytes + written)
-        written += self._disk.write(self._target, [stream.flush()], self._stored_bytes + written)
-        self._enter(written, length, span)
+            self._write(stream.compress(part))
+        self._write(stream.flush())
+        self._end_frame(start, length)
 
-    def _enter(self, stored_bytes: int, raw_bytes: int, span: BatchSpan) -> None:
-        self.frames.append(Frame(self._stored_bytes, stored_bytes, self.raw_bytes, raw_bytes, *span))
-        self._stored_bytes += stored_bytes
+    def finish(self, index: SealedIndex) -> None:
+        index_frame = encode_sealed_index(index, self._builder.table, self._builder.peers)
+        sizes = [(frame.compressed_bytes, frame.raw_bytes) for frame in self._builder.frames]
+        self._write(index_frame, encode_seek_table([*sizes, (len(index_frame), 0)]))
+
+    def _write(self, *data: Buffer) -> None:
+        self.stored_bytes += self._disk.write(self._target, data, self.stored_bytes)
+
+    def _end_frame(self, start: int, raw_bytes: int) -> None:
+        self._builder.end_frame(start, self.stored_bytes - start, self.raw_bytes, raw_bytes)
         self.raw_bytes += raw_bytes
-
-    def finish(self, index_frame: bytes) -> int:
-        sizes = [(frame.compressed_bytes, frame.raw_bytes) for frame in self.frames]
-        seek_table = encode_seek_table([*sizes, (len(index_frame), 0)])
-        return self._stored_bytes + self._disk.write(self._target, [index_frame, seek_table], self._stored_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,63 +116,49 @@ def compress_segment(
     target: int,
     disk: Disk,
     *,
-    index_path: Path | None = None,
+    index: Callable[[], SparseIndex | None] = lambda: None,
     level: int = LEVEL,
     frame_bytes: int = FRAME_BYTES,
 ) -> Compressed:
     """Write the sealed form of a complete raw segment to an empty file; the caller syncs it.
 
     Takes a few MiB of memory, and about 60 bytes per batch. Bytes other than zeros after the last batch are damage, and
-    are kept. The sparse index helps to find batches after damage.
+    are kept. The sparse ``index`` helps to find batches after damage.
     """
-
-    def sparse_index() -> SparseIndex | None:
-        return None if index_path is None else read_index(index_path, header.log_id, header.base_sequence)
-
-    raw = RawFile(source, index=sparse_index)
+    raw = RawFile(source, index=index)
     header = raw.header()
-    builder = SegmentIndexBuilder(header.base_sequence, header.salt)
-    writer = FrameWriter(target, disk, level)
+    builder = SegmentIndexBuilder(header.base_sequence)
+    writer = FrameWriter(target, disk, builder, level)
     gaps: list[DamagedBytes] = []
     for part, length in _parts(raw, builder, frame_bytes):
         if isinstance(part, ScannedBatch):
-            writer.add_long(raw, length, builder.end_frame())
+            writer.add_long(raw, length)
         elif isinstance(part, DamagedBytes):
             gaps.append(part)
             end = part.offset + length
             for start in range(part.offset, end, frame_bytes):
-                writer.add(raw.read(start, min(frame_bytes, end - start)), builder.end_frame())
+                writer.add(raw.read(start, min(frame_bytes, end - start)))
         else:
-            writer.add(part, builder.end_frame())
-    index = SealedIndex(
-        log_id=header.log_id,
-        base_sequence=header.base_sequence,
-        next_sequence=builder.next_sequence,
-        raw_bytes=writer.raw_bytes,
-        epoch=header.epoch,
-        salt=header.salt,
-        frames=builder.sort_routes(writer.frames),
-        routes=builder.routes(),
-        sha256=writer.sha256.digest(),
-        damage=[(gap.offset, gap.length) for gap in gaps],
-        shrunk=builder.shrunk(),
-        writer=header.writer,
-    )
-    return Compressed(index, writer.finish(encode_sealed_index(index, builder.table, builder.peers)), gaps)
+            writer.add(part)
+    damage = [(gap.offset, gap.length) for gap in gaps]
+    builder.sort_routes()
+    sealed = builder.index(header, writer.raw_bytes, damage, sha256=writer.sha256.digest())
+    writer.finish(sealed)
+    return Compressed(sealed, writer.stored_bytes, gaps)
 
 
 def index_raw(source: int) -> SealedIndex:
     """Return the index of a complete raw segment, in one frame and without a digest."""
     raw = RawFile(source)
     header = raw.header()
-    builder = SegmentIndexBuilder(header.base_sequence, header.salt)
+    builder = SegmentIndexBuilder(header.base_sequence)
     damage: list[tuple[int, int]] = []
     raw_bytes = 0
     for part, length in _parts(raw, builder, FRAME_BYTES):
         if isinstance(part, DamagedBytes):
-            damage.append((part.offset, length))
+            damage.append((raw_bytes, length))
         raw_bytes += length
-    return builder.index(log_id=header.log_id, epoch=header.epoch, raw_bytes=raw_bytes, damage=damage, sha256=b"")
+    return builder.index(header, raw_bytes, damage)
 
 
 def _parts(
@@ -179,7 +168,7 @@ def _parts(
     offset = 0
     while True:
         window = raw.read(offset, window_bytes)
-        if whole := builder.add_window(window, offset):
+        if whole := builder.add_window(window, offset, raw.salt):
             yield memoryview(window)[:whole], whole
             offset += whole
             continue
@@ -188,18 +177,28 @@ def _parts(
         # from the batch before, on which the accepted sequences depend
         scan = raw.scan(start=builder.last_position or FIRST_BATCH)
         found = next(found for found in scan if found.offset >= offset or isinstance(found, SegmentEnd))
-        if isinstance(found, ScannedBatch):
-            builder.add(found.offset, found.header, found.route, raw.control_payload(found))
-            length = found.header.total_bytes
-        elif isinstance(found, SegmentEnd):
+        if isinstance(found, SegmentEnd):
             if not found.garbage_bytes:
                 return
-            length = raw.limit - offset
-            found = DamagedBytes(offset, length, found.reason)
-        else:
-            length = found.length
-        yield found, length
-        offset += length
+            found = DamagedBytes(offset, raw.limit - offset, found.reason)
+        elif isinstance(found, ScannedBatch):
+            builder.add(found.offset, found.header, found.route, raw.control_payload(found))
+        yield found, found.end - offset
+        offset = found.end
+
+
+def read_seek_table(path: Path, descriptor: int) -> tuple[int, list[tuple[int, int]]]:
+    """Return the offset of the seek table, and stored and raw bytes of each frame, of which the index is the last."""
+    size = os.fstat(descriptor).st_size
+    offset = max(0, size - SEEK_FOOTER.size)
+    try:
+        length = seek_table_bytes(os.pread(descriptor, SEEK_FOOTER.size, offset))
+        if length > size:
+            raise BadSealed(f"a seek table of {length} bytes does not fit: bytes are missing")
+        offset = size - length
+        return offset, decode_seek_table(os.pread(descriptor, length, offset), file_bytes=size)
+    except BadSealed as error:
+        raise damaged(path, str(error), offset) from error
 
 
 class SealedFile:
@@ -225,12 +224,13 @@ class SealedFile:
         try:
             # zstd allocates the length that the frame claims, so check that first.
             if zstandard.frame_content_size(stored) != frame.raw_bytes:
-                raise self._damaged(frame.offset, f"frame {number} does not claim {frame.raw_bytes} bytes")
-            if frame.raw_bytes > FRAME_BYTES and not self._is_one_batch(stored, frame.raw_bytes):
-                raise self._damaged(frame.offset, f"frame {number} claims {frame.raw_bytes} bytes, but is not a batch")
+                raise damaged(self.path, f"frame {number} does not claim {frame.raw_bytes} bytes", frame.offset)
+            if not self._is_plausible(frame, stored):
+                reason = f"frame {number} claims {frame.raw_bytes} bytes, but is not a batch"
+                raise damaged(self.path, reason, frame.offset)
             return self._decompressor.decompress(stored, max_output_size=frame.raw_bytes, allow_extra_data=False)
         except zstandard.ZstdError as error:
-            raise self._damaged(frame.offset, f"frame {number} does not decompress ({error})") from error
+            raise damaged(self.path, f"frame {number} does not decompress ({error})", frame.offset) from error
 
     def batches(self, number: int, data: bytes) -> Batches:
         begin = 0 if number else FIRST_BATCH
@@ -243,24 +243,18 @@ class SealedFile:
         """
         frame = self.index.frames[number]
         stored = self._read(frame.offset, frame.compressed_bytes)
-        if frame.raw_bytes > FRAME_BYTES:
-            try:
-                if not self._is_one_batch(stored, frame.raw_bytes):
-                    return b""
-            except zstandard.ZstdError:
-                return b""
-        return decompress_start(stored, frame.raw_bytes)[0]
+        with suppress(zstandard.ZstdError):
+            if self._is_plausible(frame, stored):
+                return decompress_start(stored, frame.raw_bytes)[0]
+        return b""
 
-    @staticmethod
-    def _is_one_batch(stored: bytes, raw_bytes: int) -> bool:
+    def _is_plausible(self, frame: Frame, stored: bytes) -> bool:
+        """Return True for a frame of normal length, or if a batch of its length begins it."""
+        if frame.raw_bytes <= FRAME_BYTES:
+            return True
         with zstandard.ZstdDecompressor().stream_reader(stored) as stream:  # the file's may be in use by a thread
-            opening = stream.read(HEADER.size)
-        if len(opening) < HEADER.size:
-            return False
-        magic, _, _, payload_bytes, *_ = HEADER.unpack(opening)
-        return bool(
-            magic == MAGIC and payload_bytes <= PAYLOAD_MAX_BYTES and 0 < raw_bytes - payload_bytes < FRAME_BYTES
-        )
+            header = decode_header(stream.read(HEADER.size), 0, seed(self.index.salt, frame.raw_offset))
+        return header is not None and header.total_bytes == frame.raw_bytes
 
     def sha256(self) -> bytes:
         """Hash all raw bytes, in constant memory."""
@@ -281,10 +275,10 @@ class SealedFile:
             except Damaged as error:
                 found.append((frame, error))
             except OSError as error:
-                found.append((frame, self._damaged(frame.offset, error.strerror or str(error))))
+                found.append((frame, damaged(self.path, error.strerror or str(error), frame.offset)))
         if not found and digest.digest() != self.index.sha256:
             reason = f"the sha256 is {digest.hexdigest()}, the index says {self.index.sha256.hex()}"
-            return [(frame, self._damaged(0, reason)) for frame in self.index.frames]
+            return [(frame, damaged(self.path, reason)) for frame in self.index.frames]
         return found
 
     def _parts(self, number: int) -> Iterator[bytes]:
@@ -292,7 +286,7 @@ class SealedFile:
         if frame.raw_bytes <= FRAME_BYTES:
             yield self.frame(number)
             return
-        with open_file(self.path) as file:
+        with os.fdopen(self._descriptor, "rb", closefd=False) as file:
             file.seek(frame.offset)
             stream = self._decompressor.stream_reader(file)
             left = frame.raw_bytes
@@ -302,9 +296,9 @@ class SealedFile:
                     left -= len(part)
                 stream.read(1)  # it compares the checksum after the last byte
             except zstandard.ZstdError as error:
-                raise self._damaged(frame.offset, f"frame {number} does not decompress ({error})") from error
+                raise damaged(self.path, f"frame {number} does not decompress ({error})", frame.offset) from error
         if left:
-            raise self._damaged(frame.offset, f"frame {number} is cut short")
+            raise damaged(self.path, f"frame {number} is cut short", frame.offset)
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -316,27 +310,22 @@ class SealedFile:
         self.close()
 
     def _read_index(self) -> SealedIndex:
-        size = self.stored_bytes
-        offset = max(0, size - SEEK_FOOTER.size)
+        table, (*listed, (index_bytes, _)) = read_seek_table(self.path, self._descriptor)
+        offset = table - index_bytes
         try:
-            table_bytes = seek_table_bytes(self._read(offset, SEEK_FOOTER.size))
-            if table_bytes > size:
-                raise BadSealed(f"a seek table of {table_bytes} bytes does not fit: bytes are missing")
-            offset = size - table_bytes
-            *listed, (index_bytes, _) = decode_seek_table(self._read(offset, table_bytes), file_bytes=size)
-            offset -= index_bytes
             index = decode_sealed_index(self._read(offset, index_bytes))
         except BadSealed as error:
-            raise self._damaged(offset, str(error)) from error
+            raise damaged(self.path, str(error), offset) from error
         frames = FrameTable.from_frames(index.frames)
         if listed != list(zip(frames.compressed_bytes, frames.raw_bytes, strict=True)):
-            raise self._damaged(size - table_bytes, "the seek table and the index disagree about the frames")
+            raise damaged(self.path, "the seek table and the index disagree about the frames", table)
         if [*frames.offsets, offset] != list(accumulate(frames.compressed_bytes, initial=0)):
-            raise self._damaged(offset, "the index is wrong about where the frames are")
+            raise damaged(self.path, "the index is wrong about where the frames are", offset)
         return index
 
     def _read(self, offset: int, length: int) -> bytes:
         return os.pread(self._descriptor, length, offset)
 
-    def _damaged(self, offset: int, reason: str) -> Damaged:
-        return Damaged(f"{self.path}: offset {offset}: {reason}", case="sealed-segment-damaged", path=self.path)
+
+def damaged(path: Path, reason: str, offset: int = 0) -> Damaged:
+    return Damaged(f"{path}: offset {offset}: {reason}", case="sealed-segment-damaged", path=path)

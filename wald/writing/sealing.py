@@ -15,6 +15,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,10 @@ from wald.files.ledger_write import Ledger, lock_ledger
 from wald.files.listing import Segment
 from wald.files.safe_open import open_file
 from wald.files.uptime import Moment
-from wald.format.names import Kind, parse_segment_name, segment_name
+from wald.format.names import Kind, parse_segment_name
 from wald.format.sealed_index import SealedIndex
 from wald.format.segment import BadHeader, NewerVersion
-from wald.segments.index_builder import remove_index
+from wald.segments.index_builder import read_index, remove_index
 from wald.segments.sealed_file import LEVEL, Compressed, SealedFile, compress_segment
 from wald.segments.view import recorded_end, truncated, view_after
 from wald.writing.disk_budget import sealed_bytes_max
@@ -140,7 +141,7 @@ def _compress(segment: Segment, temporary: Path, disk: Disk, level: int, *, rese
                 source.fileno(),
                 target,
                 disk,
-                index_path=segment.path.with_name(segment_name(segment.base_sequence, Kind.INDEX)),
+                index=partial(read_index, segment.named(Kind.INDEX).path, None, segment.base_sequence),
                 level=level,
             )
         disk.truncate(target, compressed.stored_bytes)
