@@ -51,13 +51,9 @@ class Continuity:
         self._log_id = log_id
         self._hint = hint
         self._lock = threading.Lock()
-        self._seen = seen
+        self.seen = seen
         self._marks: tuple[_Mark, _Mark] = (None, None)
         self._replaced: Replaced | None = None
-
-    @property
-    def seen(self) -> Seen | None:
-        return self._seen
 
     def require(self) -> None:
         self.check(readable_head(self._root))
@@ -79,12 +75,12 @@ class Continuity:
                 raise type(self._replaced)(self._replaced.message, hint=self._replaced.hint)
 
     def _compare(self, head: Head | None) -> None:
-        seen = self._seen
+        seen = self.seen
         marks = self._current_marks(seen.epoch if seen else 0)
         advanced = seen is None or head is None or (head.epoch == seen.epoch and head.sequence >= seen.sequence)
         if advanced and marks == self._marks and marks[0] is not None:
             if head is not None and seen is not None:
-                self._seen = Seen(head.sequence, head.epoch, seen.life, head.segment, head.position)
+                self.seen = Seen(head.sequence, head.epoch, seen.life, head.segment, head.position)
             return
         self._require_same_log()
         if head is not None and not advanced:
@@ -97,7 +93,7 @@ class Continuity:
                     case="older-copy",
                     instead=self._hint,
                 )
-            self._seen = seen_at(self._root, head)
+            self.seen = seen_at(self._root, head)
             if seen is None or head.epoch != seen.epoch:
                 marks = self._current_marks(head.epoch)  # its report is complete before a head has its epoch
         self._marks = marks

@@ -21,12 +21,12 @@ from wald.files.listing import SEGMENT_KINDS, Listing, Segment, last_changes, li
 from wald.files.safe_open import open_file
 from wald.format.batch import StoredBatch
 from wald.format.head import Head
-from wald.format.log_state import PreviousEnd, decode_previous
-from wald.format.names import Kind, parse_segment_name
+from wald.format.log_state import decode_previous
+from wald.format.names import Kind
 from wald.format.segment import BadHeader
 from wald.segments.continuity import Continuity
 from wald.segments.durable_end import EVERYTHING, Bound, lost_head, read_head, readable_head
-from wald.segments.index_builder import find_index
+from wald.segments.index_builder import find_index, next_base
 from wald.segments.raw_scan import FIRST_BATCH, RawFile, ScannedBatch
 from wald.segments.reader import Misplaced, OpenSegment, RawSegment, SealedSegment
 from wald.segments.salvage import SalvagedSegment
@@ -91,9 +91,7 @@ class View:
 
         A reclaimed segment gets its name back if it is needed again.
         """
-        with suppress(FileNotFoundError):
-            return action(segment)
-        for kind in 2 * SEGMENT_KINDS:  # twice, because the name may change back in between
+        for kind in (segment.kind, *SEGMENT_KINDS, *SEGMENT_KINDS):  # twice: the name may change back in between
             with suppress(FileNotFoundError):
                 return action(segment.named(kind))
         raise SegmentGone(
@@ -105,8 +103,12 @@ class View:
 
     def renewed(self) -> View:
         """Return a current view; list the directory again only if it has changed."""
-        found = _view(self.root, self.log_id, self.continuity, before=self)
-        return found.including_released() if self.with_released else found
+        head, listing = _checked_head(self.root, self.continuity), self.listing
+        # A network file system may return cached times, so also look for the segment of the head.
+        is_old = head is not None and head.segment > listing.newest_base()
+        if is_old or listing.changed_ns is None or listing.changed_ns != last_changes(self.root):
+            listing = self._list_again()  # after the head, whose segment has its name by then
+        return replace(self, bound=_bound(head, listing), listing=listing, head=head)
 
     def written_ns(self, sequence: int, now_ns: int) -> int | None:
         """Estimate, from file time stamps, when a record with an append time in the future was written.
@@ -115,8 +117,11 @@ class View:
         wrong, too, so the next segment counts.
         """
         for segment in self.segments[self.listing.covering(sequence) :]:
-            with suppress(OSError, Damaged):
-                stamped_ns = _stamped_ns(segment)
+            with suppress(OSError, Damaged), open_file(segment.path) as file:
+                stamped_ns = os.fstat(file.fileno()).st_mtime_ns
+                if segment.kind.form is Kind.RAW:
+                    with suppress(BadHeader):
+                        stamped_ns = RawFile(file.fileno()).header().created_at_ns
                 if stamped_ns <= now_ns:
                     return stamped_ns
         return None
@@ -167,11 +172,11 @@ def read_view(root: Root, log_id: bytes, *, bound: Bound | None = None, continui
 
     Raise Replaced if ``continuity`` does.
     """
-    if bound is None:
-        return _view(root, log_id, continuity)
-    if continuity is not None:
-        continuity.require()
-    return View(root, log_id, bound, list_segments(root), continuity=continuity)
+    head = _checked_head(root, continuity) if bound is None or continuity is not None else None
+    listing = list_segments(root)  # after the head, whose segment has its name by then
+    if bound is not None:
+        return View(root, log_id, bound, listing, continuity=continuity)
+    return View(root, log_id, _bound(head, listing), listing, head=head, continuity=continuity)
 
 
 def no_segment(root: Root, last: int, *, starting: bool = False) -> Damaged:
@@ -186,15 +191,12 @@ def no_segment(root: Root, last: int, *, starting: bool = False) -> Damaged:
 def durable_head(root: Root) -> Head | None:
     """Return the durable head; None before the first durable record. Raise Damaged if it is damaged or missing."""
     found = read_head(root)
-    if found is not None:
-        return found
-    listing = list_segments(root)
-    bound = _bound(None, listing)
-    if not listing.segments or not (bound.lost or bound.sequence != 0):
-        return None
-    found = read_head(root)  # a daemon may have written it since
-    if found is None:
-        raise lost_head(root, bound)
+    if found is None and (listing := list_segments(root)).segments:
+        bound = _bound(None, listing)
+        if bound.lost or bound.sequence != 0:
+            found = read_head(root)  # a daemon may have written it since
+            if found is None:
+                raise lost_head(root, bound)
     return found
 
 
@@ -204,21 +206,22 @@ def recorded_end(view: View, segment: Segment) -> int:
     It reveals a truncation that lost only pieces of records that end later, and so no sequence.
     """
     following = view.listing.behind(segment.base_sequence)
-    ending = None if following is None else _previous(view, following)
-    if ending is not None:
-        with suppress(Damaged, OSError), open_file(segment.path) as file:
+    if following is None:
+        return 0
+    with suppress(Damaged, OSError), closing(view.open(following)) as opened, open_file(segment.path) as file:
+        first = next(opened.batches(FIRST_BATCH, None), None)
+        if isinstance(first, StoredBatch) and first.header.is_state:
+            ending = decode_previous(first.payload)
             index = partial(find_index, segment.path.parent, view.log_id, segment.base_sequence)
             # a repair gives a changed segment a new salt
-            if RawFile(file.fileno(), index=index).salt == ending.salt:
+            if ending is not None and ending.salt == RawFile(file.fileno(), index=index).salt:
                 return ending.position
     return 0
 
 
 def view_after(root: Root, log_id: bytes, base: int) -> View:
     """Return a view of only the segment after ``base``, because a full listing takes longer."""
-    names = (parse_segment_name(entry.name) for entry in os.scandir(root.segments) if entry.name[:20] > f"{base:020d}")
-    bases = (name.base_sequence for name in names if name is not None and name.kind in (Kind.RAW, Kind.SEALED))
-    found = min(bases, default=None)
+    found = next_base(root.segments, base)
     segments = () if found is None else (Segment(found, Kind.RAW, root.segment(found, Kind.RAW)),)
     return View(root, log_id, EVERYTHING, Listing(segments))
 
@@ -231,56 +234,21 @@ def truncated(path: Path, position: int, end: int) -> Damaged:
     )
 
 
-def _view(root: Root, log_id: bytes, continuity: Continuity | None, *, before: View | None = None) -> View:
+def _checked_head(root: Root, continuity: Continuity | None) -> Head | None:
     head = readable_head(root)
     if continuity is not None:
         continuity.check(head)
-    listing = None if before is None else before.listing
-    # A network file system may return cached times, so also look for the segment of the head.
-    if (
-        before is not None
-        and listing is not None
-        and listing.changed_ns is not None
-        and listing.changed_ns == last_changes(root)
-        and (head is None or head.segment <= listing.newest_base())
-    ):
-        if before.with_released:
-            listing = replace(listing, segments=tuple(s for s in listing.segments if not s.kind.reclaimed))
-    else:
-        listing = list_segments(root)  # after the head, whose segment has its name by then
-    return View(root, log_id, _bound(head, listing), listing, head=head, continuity=continuity)
+    return head
 
 
 def _bound(head: Head | None, listing: Listing) -> Bound:
     if head is not None:
         return Bound(head.segment, head.position, head.sequence)
-    newest = listing.segments[-1] if listing.segments else None
-    if newest is not None and newest.kind is Kind.RAW:
-        return Bound(newest.base_sequence, 0, newest.base_sequence - 1, lost=_has_records(newest))
-    return EVERYTHING
-
-
-def _stamped_ns(segment: Segment) -> int:
-    with open_file(segment.path) as file:
-        if segment.kind.form is Kind.RAW:
-            with suppress(BadHeader):
-                return RawFile(file.fileno()).header().created_at_ns
-        return os.fstat(file.fileno()).st_mtime_ns
-
-
-def _has_records(segment: Segment) -> bool:
-    try:
-        with open_file(segment.path) as file:
-            index = partial(find_index, segment.path.parent, None, segment.base_sequence)
-            scan = RawFile(file.fileno(), index=index).scan()
-            return any(isinstance(found, ScannedBatch) and not found.header.is_control for found in scan)
-    except (FileNotFoundError, Damaged):
-        return False
-
-
-def _previous(view: View, following: Segment) -> PreviousEnd | None:
-    with suppress(Damaged, OSError), closing(view.open(following)) as opened:
-        first = next(iter(opened.batches(FIRST_BATCH, None)), None)
-        if isinstance(first, StoredBatch) and first.header.is_state:
-            return decode_previous(first.payload)
-    return None
+    newest = next((segment for segment in reversed(listing.segments) if not segment.kind.reclaimed), None)
+    if newest is None or newest.kind is not Kind.RAW:
+        return EVERYTHING
+    lost, base = False, newest.base_sequence
+    with suppress(FileNotFoundError, Damaged), open_file(newest.path) as file:
+        scan = RawFile(file.fileno(), index=partial(find_index, newest.path.parent, None, base)).scan()
+        lost = any(isinstance(found, ScannedBatch) and not found.header.is_control for found in scan)
+    return Bound(base, 0, base - 1, lost=lost)

@@ -28,14 +28,14 @@ from wald.errors import Damaged, UnsupportedFormat
 from wald.files.disk import Disk
 from wald.files.layout import TEMPORARY, Root
 from wald.files.listing import Segment, list_segments
-from wald.files.safe_open import open_file, read_regular
+from wald.files.safe_open import open_file
 from wald.files.uptime import boot_id, read_steps, step_between
 from wald.format.batch import FRAMING_BYTES, BatchHeader, Flag, ParseOutcome, StoredBatch, padded
-from wald.format.head import Head, decode_head
 from wald.format.log_state import BadControl, LogState, PreviousEnd, decode_state, encode_state
 from wald.format.names import Kind, segment_name
 from wald.format.segment import BadHeader, NewerVersion
 from wald.hints import hint_for
+from wald.segments.durable_end import readable_head
 from wald.segments.index_builder import find_index
 from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
 from wald.segments.reader import Misplaced, identify, require_named
@@ -165,7 +165,7 @@ class _Recovery:
         segments = self._listing.segments
         self._newest = segments[-1] if segments else None
         self._older = segments[-2] if len(segments) > 1 else None
-        self._head = _head(root)
+        self._head = readable_head(root)
         self._ending: PreviousEnd | None = None  # of the newest segment if it is raw
 
     def run(self) -> tuple[LogState, tuple[Path, int] | None]:
@@ -384,13 +384,6 @@ class _Recovery:
         else:
             content = Content.CONTROL if replay.batches else Content.NOTHING
         return _Facts(header, reason, content, replay.state, replay.batches, gaps, tail, salt), torn_at
-
-
-def _head(root: Root) -> Head | None:
-    try:
-        return decode_head(read_regular(root.head))
-    except (FileNotFoundError, Damaged):
-        return None
 
 
 def copy_durably(disk: Disk, path: Path, target: Path, offset: int, length: int) -> None:
