@@ -74,22 +74,3 @@ def test_the_index_of_another_segment_is_none(header: SegmentHeader) -> None:
 
 def test_a_segment_is_not_its_index() -> None:
     assert decoded(encode_segment_header(HEADER) + ENCODED[64:]) is None
-
-
-def test_a_sequence_is_looked_for_from_the_entry_at_or_before_it() -> None:
-    for sequence, position in [(9, 64), (10, 70_000), (29, 70_000), (30, 140_000), (49, 140_000), (50, 280_000)]:
-        index = decoded(ENCODED)
-        assert index is not None
-        assert index.position_of_sequence(sequence) == position
-
-
-def test_a_time_is_looked_for_from_an_entry_that_is_older() -> None:
-    """The batch at the entry before the first of that time may be followed by unindexed ones of that time."""
-    for time_ns, position in [(0, 64), (100, 64), (101, 140_000), (200, 140_000), (201, 210_000), (9999, 280_000)]:
-        index = decoded(ENCODED)
-        assert index is not None
-        assert index.position_of_time(time_ns) == position
-
-
-def test_an_empty_index_leads_to_the_first_batch() -> None:
-    assert (SparseIndex().position_of_sequence(5), SparseIndex().position_of_time(5)) == (64, 64)

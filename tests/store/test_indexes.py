@@ -5,15 +5,19 @@ from __future__ import annotations
 import itertools
 import os
 import resource
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from damage import every_truncation
 from sample_segments import LOG_ID, TIME_NS, segment
 
+from wald.files.listing import Segment
+from wald.format.names import Kind, segment_name
 from wald.format.segment import SPARSE_INTERVAL_BYTES, SegmentHeader, SparseIndex
 from wald.segments.index_builder import SparseIndexWriter, read_index
 from wald.segments.raw_scan import RawFile, ScannedBatch
+from wald.segments.reader import RawSegment
 
 HEADER = SegmentHeader(LOG_ID, 7, 3, TIME_NS, 7)
 
@@ -29,7 +33,7 @@ def scanned(raw: Path) -> list[ScannedBatch]:
 def raw(tmp_path: Path) -> Path:
     """A raw segment of some 600 KB in batches of 1 to 40 KB."""
     payloads = [b"a line of some bytes\n" * (50 + 1900 * (number % 7 == 0)) for number in range(100)]
-    path = tmp_path / "raw.wal"
+    path = tmp_path / segment_name(7, Kind.RAW)
     path.write_bytes(segment(payloads, base=7)[0])
     return path
 
@@ -37,7 +41,7 @@ def raw(tmp_path: Path) -> Path:
 @pytest.fixture
 def index(raw: Path) -> Path:
     """The index a writer makes of it."""
-    path = raw.with_name("raw.wal.idx")
+    path = raw.with_name(segment_name(7, Kind.INDEX))
     writer = SparseIndexWriter(path, HEADER)
     for batch in scanned(raw):
         writer.add(batch.header.base_sequence, batch.offset, batch.header.append_time_ns)
@@ -59,14 +63,22 @@ def test_entries_are_at_least_an_interval_apart(raw: Path, index: Path) -> None:
 def test_every_record_is_found_at_or_behind_the_place_the_index_names(raw: Path, index: Path) -> None:
     read = read_index(index, LOG_ID, 7)
     assert read is not None
-    batches = scanned(raw)
-    begins = {batch.offset for batch in batches} | {64}
-    for batch in batches:
-        for sequence in (batch.header.base_sequence, batch.header.end_sequence - 1):
-            place = read.position_of_sequence(sequence)
-            assert place in begins
+    with closing(RawSegment(Segment(7, Kind.RAW, raw), LOG_ID)) as opened:
+        for batch in scanned(raw):
+            for sequence in (batch.header.base_sequence, batch.header.end_sequence - 1):
+                place = opened.position_of_sequence(sequence, None)
+                assert place in {*read.positions, 64}
+                assert place <= batch.offset < place + 3 * SPARSE_INTERVAL_BYTES
+                assert place == 64 or opened.position_of_sequence(sequence, place) < place
+            place = opened.position_of_time(batch.header.append_time_ns, None)
+            assert place in {*read.positions, 64}
             assert place <= batch.offset < place + 3 * SPARSE_INTERVAL_BYTES
-        assert read.position_of_time(batch.header.append_time_ns) <= batch.offset
+            assert place == 64 or opened.position_of_time(batch.header.append_time_ns, place) < place
+
+
+def test_without_an_index_every_search_begins_at_the_first_batch(raw: Path) -> None:
+    with closing(RawSegment(Segment(7, Kind.RAW, raw), LOG_ID)) as opened:
+        assert (opened.position_of_sequence(999, None), opened.position_of_time(TIME_NS + 999, None)) == (64, 64)
 
 
 @pytest.mark.parametrize("path", ["/dev/full", "/nowhere/at/all.idx"])

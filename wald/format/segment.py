@@ -8,7 +8,6 @@ append times never decrease. The first entry that is out of order ends the index
 from __future__ import annotations
 
 import struct
-from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -93,17 +92,6 @@ class SparseIndex:
     positions: list[int] = field(default_factory=list)
     times_ns: list[int] = field(default_factory=list)
     salt: int | None = None
-
-    def position_of_sequence(self, sequence: int) -> int:
-        """Return the offset of the last indexed batch at or before ``sequence``, or of the first batch."""
-        return self._position(bisect_right(self.sequences, sequence))
-
-    def position_of_time(self, time_ns: int) -> int:
-        """Return an offset from which a scan finds every record appended at ``time_ns`` or later."""
-        return self._position(bisect_right(self.times_ns, time_ns - 1))
-
-    def _position(self, after: int) -> int:
-        return self.positions[after - 1] if after else SEGMENT_HEADER.size
 
 
 def encode_sparse_entry(sequence: int, position: int, append_time_ns: int) -> bytes:
