@@ -21,8 +21,10 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def name(path: Path) -> Iterator[FileIdentity]:
+@pytest.fixture(params=["early", "late"])
+def name(path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[FileIdentity]:
+    """The first calls of a process are by stat(2), the others by statx(2)."""
+    monkeypatch.setattr("wald.files.safe_open._early_calls", iter([1] * 9 if request.param == "early" else []))
     with path.open("rb") as file:
         yield FileIdentity(path, file.fileno())
 
@@ -60,7 +62,9 @@ def test_where_statx_is_forbidden_stat_tells_as_much(tmp_path: Path) -> None:
     """As in containers of some years ago."""
     script = """
 import pathlib, sys
+from wald.files import safe_open
 from wald.files.safe_open import FileIdentity, is_regular
+safe_open._early_calls = iter(())
 path = pathlib.Path(sys.argv[1])
 file = path.open("wb")
 name = FileIdentity(path, file.fileno())
@@ -80,13 +84,16 @@ print(is_regular(file.fileno()), held, name.is_current())
 
 
 def test_a_c_library_without_statx_is_no_obstacle(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wald.files.safe_open._statx", None)
+    monkeypatch.setattr("wald.files.safe_open._early_calls", iter(()))
+    monkeypatch.setattr("wald.files.safe_open._statx", lambda: lambda *_: -1)
     with path.open("rb") as file:
         assert FileIdentity(path, file.fileno()).is_current()
         assert is_regular(file.fileno())
 
 
-def test_only_a_regular_file_is_one(path: Path) -> None:
+@pytest.mark.parametrize("is_early", [True, False])
+def test_only_a_regular_file_is_one(path: Path, monkeypatch: pytest.MonkeyPatch, is_early: bool) -> None:
+    monkeypatch.setattr("wald.files.safe_open._early_calls", iter([1] * 9 * is_early))
     for place in (path, path.parent, Path("/dev/null")):
         descriptor = os.open(place, os.O_RDONLY)
         assert is_regular(descriptor) == place.is_file()

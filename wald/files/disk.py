@@ -7,18 +7,20 @@ names the path.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import os
 import stat
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wald.files.modes import make_directory, make_file, open_or_make_file
 
 if TYPE_CHECKING:
+    from ctypes import CDLL
+
     from wald.format.batch import Buffer
 
 AT_FDCWD = -100
@@ -29,9 +31,16 @@ _IOV_MAX = 1024  # buffers in one pwritev(2)
 _KEEP_SIZE = 1
 _NOREPLACE = 1
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_fallocate = _LIBC.fallocate
-_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+
+@cache
+def _libc() -> CDLL:
+    """Load the C library late: importing ctypes takes a twentieth of a short command."""
+    import ctypes
+
+    library = ctypes.CDLL(None, use_errno=True)
+    library.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    return library
 
 
 class Disk:
@@ -82,8 +91,10 @@ class Disk:
 
     def allocate(self, descriptor: int, length: int) -> bool:
         """Reserve zeros; False if unsupported: posix_fallocate(3) would write every block."""
-        while _fallocate(descriptor, 0, 0, length):
-            number = ctypes.get_errno()
+        from ctypes import get_errno
+
+        while _libc().fallocate(descriptor, 0, 0, length):
+            number = get_errno()
             if number in _UNSUPPORTED:
                 return False
             if number != errno.EINTR:
@@ -92,7 +103,7 @@ class Disk:
 
     def reserve(self, descriptor: int, offset: int, length: int) -> None:
         """Reserve space for a full disk, without growing the file; ignore failures."""
-        _fallocate(descriptor, _KEEP_SIZE, offset, length)
+        _libc().fallocate(descriptor, _KEEP_SIZE, offset, length)
 
     def write(self, descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
         """Write all buffers; return their total length."""
@@ -175,10 +186,12 @@ class Disk:
 
     def rename_to_free(self, source: Path, target: Path) -> None:
         """Rename; FileExistsError if ``target`` exists. Not atomic if renameat2(2) and hard links are both missing."""
+        from ctypes import get_errno
+
         old, new = os.fsencode(source), os.fsencode(target)
         try:
-            failed = _LIBC.renameat2(AT_FDCWD, old, AT_FDCWD, new, _NOREPLACE)
-            number = ctypes.get_errno() if failed else 0
+            failed = _libc().renameat2(AT_FDCWD, old, AT_FDCWD, new, _NOREPLACE)
+            number = get_errno() if failed else 0
         except AttributeError:  # the C library is too old
             number = errno.ENOSYS
         if number in _UNSUPPORTED:

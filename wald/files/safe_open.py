@@ -8,11 +8,12 @@ changes the inode, and on ext4 the next sync of any file waits for that (40 µs 
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import os
 import stat
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from struct import Struct
 from typing import Any, BinaryIO
@@ -26,31 +27,49 @@ _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH = 0x100, 0x1000
 _TYPE_AND_INO = 0x1 | 0x100
 _FIELDS = Struct("=28xHxxQ96xII112x")  # of struct statx: mode, inode, device major and minor
 _NOTHING = (0,) * 4
-_statx = getattr(ctypes.CDLL(None), "statx", None)  # missing in old C libraries
+_early_calls = iter(range(16))  # by stat(2) instead: importing ctypes takes a twentieth of a short command
+
+
+@cache
+def _statx() -> Callable[..., int]:
+    import ctypes
+
+    return getattr(ctypes.CDLL(None), "statx", lambda *_: -1)  # missing in old C libraries
 
 
 class _StatxCall:
     """A prepared call that returns ``_FIELDS``; zeros if it fails."""
 
     def __init__(self, directory: int, path: bytes, flags: int) -> None:
-        self._place = path or directory
+        self._request = directory, path, flags
         self._found = bytearray(_FIELDS.size)
-        self._arguments = (
+        self._call: Callable[[], int] | None = None
+
+    def __call__(self) -> tuple[int, ...]:
+        if next(_early_calls, None) is None:
+            if self._call is None:
+                self._call = self._prepared()
+            if not self._call():
+                return _FIELDS.unpack(self._found)
+        directory, path, _ = self._request
+        try:  # some containers forbid statx(2)
+            status = os.stat(path or directory, follow_symlinks=not path)
+        except OSError:
+            return _NOTHING
+        return status.st_mode, status.st_ino, os.major(status.st_dev), os.minor(status.st_dev)
+
+    def _prepared(self) -> Callable[[], int]:
+        import ctypes
+
+        directory, path, flags = self._request
+        return partial(
+            _statx(),
             ctypes.c_int(directory),
             ctypes.c_char_p(path),
             ctypes.c_int(flags),
             ctypes.c_uint(_TYPE_AND_INO),
             (ctypes.c_char * _FIELDS.size).from_buffer(self._found),
         )
-
-    def __call__(self) -> tuple[int, ...]:
-        if _statx is not None and not _statx(*self._arguments):
-            return _FIELDS.unpack(self._found)
-        try:  # some containers forbid statx(2)
-            status = os.stat(self._place, follow_symlinks=isinstance(self._place, int))
-        except OSError:
-            return _NOTHING
-        return status.st_mode, status.st_ino, os.major(status.st_dev), os.minor(status.st_dev)
 
 
 class FileIdentity:
