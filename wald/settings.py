@@ -13,15 +13,13 @@ durations seconds or "10s", "5m", "1h". Each route has a table:
 
 from __future__ import annotations
 
-import difflib
 import re
-import tomllib
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from wald.errors import InvalidInput
 from wald.format.names import check_route
@@ -54,8 +52,7 @@ _RECORDS_MAX = 10**18
 _GUARDED_MODE = 0o600  # of the FIFO of a route with writers
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """A row of the reference; default and bounds are TOML."""
 
     name: str
@@ -297,7 +294,7 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
         if name in _TYPES:
             values[name] = parse_setting(name, value, _TYPES[name], variable, help_command=_HELP)
             origins[name] = variable
-        elif difflib.get_close_matches(name, _TYPES, cutoff=_SIMILARITY_MIN):
+        elif _similar(name, _TYPES, _SIMILARITY_MIN):
             raise _unknown_setting(name, _TYPES, variable, help_command=_HELP)
     return Config(**values, origins=MappingProxyType(origins))
 
@@ -331,6 +328,8 @@ class SettingFile:
 
     @classmethod
     def read(cls, path: Path, *, help_command: str, homes: Mapping[str, str]) -> SettingFile:
+        import tomllib
+
         try:
             # An editor may have added a byte order mark. Another user than the one that started Python may be unable to
             # import the codec that strips it.
@@ -399,13 +398,19 @@ def parse_setting(name: str, value: object, type_: SettingType, place: str, *, h
         ) from None
 
 
+def _similar(name: str, known: Iterable[str], cutoff: float) -> list[str]:
+    from difflib import get_close_matches
+
+    return get_close_matches(name, known, n=1, cutoff=cutoff)
+
+
 def _unknown_setting(
     name: str, known: Iterable[str], place: str, *, table: str = "", help_command: str
 ) -> InvalidInput:
     return InvalidInput(
         f"{place}: there is no setting {name!r}{table}",
         case="no-such-setting",
-        nearest=difflib.get_close_matches(name, known, n=1),
+        nearest=_similar(name, known, 0.6),
         help_command=help_command,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import stat
@@ -134,10 +133,12 @@ def _raw_damage(root: Root, path: Path) -> str:
 
 def _bundle_damage(bundle: Path) -> str:
     """By the digest beside it, as ``sha256sum -c`` checks it."""
+    from hashlib import file_digest
+
     try:
         expected = bundle.with_name(f"{bundle.name}.sha256").read_text().split()[0]
         with bundle.open("rb") as opened:
-            found = hashlib.file_digest(opened, "sha256").hexdigest()
+            found = file_digest(opened, "sha256").hexdigest()
     except (OSError, IndexError) as error:
         return f"it cannot be compared: {error}"
     return "" if found == expected else f"its sha256 is {found}, not {expected}"

@@ -12,9 +12,9 @@ import click
 from wald.cli.entry import ROOT
 from wald.errors import InvalidInput
 from wald.format.names import DEFAULT_GROUP, check_group, check_route
-from wald.setting_types import TIB, SettingType, duration, size
 
 if TYPE_CHECKING:
+    from wald.setting_types import SettingType
     from wald.settings import Setting
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -151,22 +151,35 @@ def duration_option(
     name: str, default: str | None, help_text: str, *, seconds_min: float = 0, days_max: int = 1
 ) -> Callable[[F], F]:
     """An option that takes seconds, or "10s", "5m", "1h", "7d"; None if it has no default and is not given."""
-    return _kind_option(name, duration(seconds_min, days_max * _DAY), default, help_text, "30s")
+
+    def kind() -> SettingType:
+        from wald.setting_types import duration
+
+        return duration(seconds_min, days_max * _DAY)
+
+    return _kind_option(name, kind, "DURATION", default, help_text, "30s")
 
 
 def size_option(name: str, default: str | None, help_text: str) -> Callable[[F], F]:
     """An option that takes bytes, or "64KiB", "1GiB"; None if it has no default and is not given."""
-    return _kind_option(name, size(0, 1024 * TIB), default, help_text, "64MiB")
+
+    def kind() -> SettingType:
+        from wald.setting_types import TIB, size
+
+        return size(0, 1024 * TIB)
+
+    return _kind_option(name, kind, "SIZE", default, help_text, "64MiB")
 
 
-def _kind_option(name: str, kind: SettingType, default: str | None, help_text: str, example: str) -> Callable[[F], F]:
+def _kind_option(
+    name: str, kind: Callable[[], SettingType], metavar: str, default: str | None, help_text: str, example: str
+) -> Callable[[F], F]:
     def parsed(_: click.Context, __: click.Parameter, given: str | None) -> Any:  # the type depends on the setting
         try:
-            return None if given is None else kind.parse(given)
+            return None if given is None else kind().parse(given)
         except ValueError as error:
             raise InvalidInput(f"{name} must be {error}", hint=f"{name} {example}") from None
 
-    metavar = {"seconds": "DURATION", "bytes": "SIZE"}[kind.unit]
     return click.option(name, default=default, show_default=True, metavar=metavar, callback=parsed, help=help_text)
 
 

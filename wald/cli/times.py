@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import click
 
-from wald.answers.fields import local_now
 from wald.errors import Damaged, InvalidInput
 from wald.format.times import counts_back, nanoseconds, parse_time_option, utc
 from wald.hints import command_line, hint_for
@@ -49,6 +48,8 @@ def due_option(name: str, counted: str, help_text: str) -> Callable[[F], F]:
 
 def now() -> datetime:
     """When the command began to ask: one moment for all that it asks, in the zone that "today" is in."""
+    from wald.answers.fields import local_now
+
     context = click.get_current_context(silent=True)
     moments = {} if context is None else context.meta
     found: datetime = moments.setdefault(f"{__name__}.now", local_now())

@@ -6,7 +6,6 @@ Not thread-safe, except :attr:`Session.unanswered`: :mod:`wald.client.producer` 
 from __future__ import annotations
 
 import os
-import re
 import select
 import socket
 import time
@@ -107,7 +106,6 @@ SOCKET_NAME = "wald.sock"
 _PAUSE_SECONDS, _PAUSE_MAX_SECONDS = 0.02, 1.0  # between attempts to connect, doubled each time
 _RECEIVE_BYTES = 64 << 10
 _LEAST_SECONDS = 0.001  # so that a received answer is read even after the deadline
-_ACKNOWLEDGED = re.compile(rb"OK .*\n")
 _TRY_AGAIN = frozenset({Code.FULL, Code.BUSY, Code.TIMEOUT, Code.FAILED})
 
 
@@ -269,7 +267,7 @@ class Session:
     def _process_answers(self) -> None:
         """Process buffered acknowledgements; the next call that waits raises an error among them."""
         while self._in_flight and self._in_flight[0][0].startswith(b"PUB "):
-            if not _ACKNOWLEDGED.match(self._received):
+            if not self._received.startswith(b"OK ") or b"\n" not in self._received:
                 return
             self._receive()
 

@@ -11,13 +11,14 @@ from wald.errors import InvalidInput
 
 TIME_EXAMPLES = ("2026-11-21T10:00:00Z", "14:00", "yesterday", "5m")  # for hints
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_AGO = re.compile(r"(?:-(?!.*ago))?(?P<number>\d{1,9}(?:\.\d{1,6})?) ?(?P<unit>[smhdw])(?: ago)?", re.ASCII)
+# Compiled at first use, as few commands need them.
+_AGO = r"(?a:(?:-(?!.*ago))?(?P<number>\d{1,9}(?:\.\d{1,6})?) ?(?P<unit>[smhdw])(?: ago)?)"
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _CLOCK = r"(?P<clock>\d\d:\d\d(?::\d\d(?:\.\d+)?)?)"
-_DAY = re.compile(rf"(?P<name>today|yesterday)(?: {_CLOCK})?|{_CLOCK.replace('clock', 'alone')}", re.ASCII)
-_RFC_3339 = re.compile(
-    r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):([0-5]\d|60)(?:\.(\d+))?(?:[Zz]|([+-])([01]\d|2[0-3]):([0-5]\d))",
-    re.ASCII,
+_DAY = rf"(?a:(?P<name>today|yesterday)(?: {_CLOCK})?|{_CLOCK.replace('clock', 'alone')})"
+_RFC_3339 = (
+    r"(?a:(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):([0-5]\d|60)(?:\.(\d+))?"
+    r"(?:[Zz]|([+-])([01]\d|2[0-3]):([0-5]\d)))"
 )
 _OTHER_UNITS_MAX = 10**17  # above the present in s, ms and µs; as nanoseconds, March 1973
 _LATEST_NS = 253_402_300_800 * 10**9  # the year 10000, which datetime does not support
@@ -55,7 +56,7 @@ def timestamp_ns(text: str) -> int:
     >>> timestamp_ns("2026-11-21T10:00:00.000000001+01:00"), timestamp_ns("2016-12-31t23:59:60z")
     (1795251600000000001, 1483228800000000000)
     """
-    found = _RFC_3339.fullmatch(text)
+    found = re.fullmatch(_RFC_3339, text)
     wrong = ValueError(f"{text!r} is not like 2026-11-21T10:00:00Z, with a zone")
     if found is None:
         raise wrong
@@ -92,9 +93,9 @@ def parse_time(text: str, now: datetime) -> datetime:
     try:
         if stripped == "now":
             found = now
-        elif ago := _AGO.fullmatch(stripped):
+        elif ago := re.fullmatch(_AGO, stripped):
             found = now.astimezone(UTC) - timedelta(**{_UNITS[ago["unit"]]: float(ago["number"])})
-        elif day := _DAY.fullmatch(stripped):
+        elif day := re.fullmatch(_DAY, stripped):
             date = now.date() - timedelta(days=day["name"] == "yesterday")
             found = datetime.combine(date, time.fromisoformat(day["clock"] or day["alone"] or "00:00"))
         else:
@@ -107,13 +108,13 @@ def parse_time(text: str, now: datetime) -> datetime:
 
 def counts_back(text: str) -> bool:
     """Return True for a time such as "5m"."""
-    return _AGO.fullmatch(text.strip()) is not None
+    return re.fullmatch(_AGO, text.strip()) is not None
 
 
 def is_absolute(text: str) -> bool:
     """Return True if ``text`` means the same time no matter when it is parsed."""
     text = text.strip()
-    return text != "now" and not counts_back(text) and _DAY.fullmatch(text) is None
+    return text != "now" and not counts_back(text) and re.fullmatch(_DAY, text) is None
 
 
 def parse_time_option(option: str, given: str, now: datetime, examples: Sequence[str] = TIME_EXAMPLES) -> datetime:
