@@ -21,7 +21,7 @@ from wald.files.locks import holders, is_held, is_stopped
 from wald.files.safe_open import read_object
 from wald.hints import command_line
 from wald.writing.daemon_lock import is_hidden
-from wald.writing.run_reports import last_end, last_has_ended, signed
+from wald.writing.run_reports import last_end, run_reports, signed
 
 
 class Life(Enum):
@@ -74,7 +74,7 @@ def liveness(root: Root, identity: Identity, socket: Path, *, seconds: float) ->
     """
     wrote = signed(root)
     if not is_held(root.lock, Disk()):
-        if is_hidden(root) and not last_has_ended(root):
+        if is_hidden(root) and not next(run_reports(root), {}).get("ended"):
             return _unlisted(root, identity, socket, seconds, wrote)
         return _without_lock(root, wrote)
     if (stopped := frozen(root)) is not None:

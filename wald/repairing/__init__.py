@@ -1,9 +1,9 @@
 """Repair of a damaged log, with a record of every loss.
 
-apply    application of a repair plan, in repeatable steps
-plan     repair plan: actions, and the records that are lost
-rescue   intact batches of a damaged segment, and the records they contain
-restore  new log written from records that already have sequences
-rewrite  new segments written from intact batches
-survey   survey of a damaged log, without changes
+apply    application of a plan, in repeatable steps
+plan     actions, and the records that are lost
+rescue   intact batches of a damaged segment, and their records
+restore  new log from records that have sequences
+rewrite  new segments from intact batches
+survey   facts about a damaged log
 """

@@ -5,10 +5,7 @@ rename replaces it, or one unlink removes it. After a killed repair, the next on
 finishes. The parts of a segment are named newest first: only parts before an existing one are still to be named.
 
 A broken ledger, or a damaged sealed part with all later parts, is kept in ``quarantine/`` and begun again with its
-intact lines, numbered; ``from`` is the first line number of the replaced parts:
-
-    {"event": "begun-again", "kept": "quarantine/…", "sha256": …, "whole": 12, "damaged": 1, "at": …}
-    {"event": "sealed", "base": 1, …, "carried": 1}
+intact lines (docs/format.md).
 """
 
 from __future__ import annotations
@@ -103,7 +100,7 @@ def _rebuilt(root: Root, path: Path, now_ns: int) -> tuple[bytes | None, list[Pa
 
 
 def _kept(root: Root, path: Path) -> tuple[Path, str, bytes]:
-    """Return the path in ``quarantine/`` for a file of a ledger, its digest, and its contents."""
+    """Return the path in ``quarantine/``, digest and contents of a ledger's file."""
     data = read_regular(path) if path.exists() else b""
     sha256 = hashlib.sha256(data).hexdigest()
     return root.quarantine / f"{path.name}.{sha256[:16]}", sha256, data
@@ -115,10 +112,9 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextmanager
 def proposed(root: Root) -> Iterator[tuple[Plan, LogSurvey]]:
-    """Yield the plan, and the facts, which are valid within the block; may raise NotFound or Damaged.
+    """Yield the plan, and the facts, which are valid within the block.
 
-    The facts are read with the replacement of a broken ledger or identity: ledgers decide which records are lost, and
-    the identity which files are foreign.
+    A copy first replaces a broken ledger or identity: these decide which records are lost and which files are foreign.
     """
     _remove_abandoned()
     broken = dict(_broken(root))
@@ -139,7 +135,7 @@ def proposed(root: Root) -> Iterator[tuple[Plan, LogSurvey]]:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """Make a locked directory; an unlocked one is a leftover."""
+    """Make a locked directory."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX))
         with suppress(FileNotFoundError):  # removed just before it was locked
@@ -216,7 +212,7 @@ def _rehearsed(root: Root, broken: dict[Path, str], identity: Identity, made: Pa
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Executor of acts, under the caller's locks, whose epoch is ``epoch``."""
+    """Executor of acts, under the caller's locks."""
 
     root: Root
     disk: Disk
@@ -290,7 +286,7 @@ class Repair:
         self._put_in_place(found.segment, made)
         if found.twin is not None:
             self._remove(found.twin)
-        losses = () if act.loses else History(self.root).losses(found.base, SEQUENCE_MAX)
+        losses = History(self.root).losses(found.base, SEQUENCE_MAX)
         if not act.loses and all(loss.saved_file != kept for loss in losses):
             with suppress(FileNotFoundError):  # no line names the old file
                 self.disk.unlink(self.root.path / kept)

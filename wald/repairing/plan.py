@@ -3,7 +3,7 @@
 Segments are handled oldest first: the one in which a broken record begins comes before one that lost a piece of it.
 
 Records that shrinking dropped before the damage are not lost. The index lists them. The ledger only counts remaining
-records, in a line written before the segment shrinks: it counts only with proof that the segment shrank.
+records, in a line written before the segment shrinks, so only with proof that the segment shrank.
 """
 
 from __future__ import annotations
@@ -302,17 +302,13 @@ def _in_order(renames: list[Act], used: set[Path]) -> Iterator[Act]:
         act = next((each for each in pending.values() if each.target not in pending), None)
         if act is None:
             act = next(iter(pending.values()))
-            free = _free_name(act, used)
+            assert act.facts is not None
+            # The last name in a listing counts as the newest segment, so take the next free one.
+            bases = {path.name.partition(".")[0] for path in used}
+            number = next(n for n in itertools.count(act.facts.base + 1) if f"{n:020d}" not in bases)
+            free = act.path.with_name(segment_name(number, act.facts.segment.kind))
             pending[free] = replace(act, path=free)
             yield replace(act, target=free, reason=f"{act.reason}; another segment has its name until that is renamed")
         else:
             yield act
         del pending[act.path]
-
-
-def _free_name(act: Act, used: set[Path]) -> Path:
-    """Return the next free name: the last name in a listing counts as the newest segment."""
-    assert act.facts is not None
-    bases = {path.name.partition(".")[0] for path in used}
-    number = next(n for n in itertools.count(act.facts.base + 1) if f"{n:020d}" not in bases)
-    return act.path.with_name(segment_name(number, act.facts.segment.kind))

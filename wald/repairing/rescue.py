@@ -62,14 +62,6 @@ class Rescued:
         self.pieces = self.pieces or not header.count
         self.spans.add(header.base_sequence, header.end_sequence - 1)
 
-    def drop(self, header: BatchHeader, dropped: Mapping[str, int] | None) -> None:
-        """Add a batch in place of dropped ones, which may be pieces of records."""
-        self.shrunk = True
-        if dropped is None:
-            self.break_open()
-        self.open_records = still_open(self.open_records, dropped)
-        self.spans.add(header.base_sequence, header.end_sequence - 1)
-
     def break_open(self) -> None:
         self.broken |= {sequence: route for route, sequence in self.open_records.items()}
         self.open_records = {}
@@ -91,9 +83,12 @@ def rescue(
         if isinstance(batch, str):
             found.reason = found.reason or batch
             found.break_open()
-        elif batch.header.is_dropped:
-            found.reason = found.reason or batch.rebuilt
-            found.drop(batch.header, dropped)
+        elif batch.header.is_dropped:  # any of the dropped ones may be pieces of records
+            found.shrunk, found.reason = True, found.reason or batch.rebuilt
+            if dropped is None:
+                found.break_open()
+            found.open_records = still_open(found.open_records, dropped)
+            found.spans.add(batch.header.base_sequence, batch.header.end_sequence - 1)
         elif batch.header.is_state:
             # A record open in the previous segment may have ended in a deleted one.
             if (state := state_of(batch)) is not None:
@@ -109,7 +104,7 @@ def intact_batches(
     """Yield batches in order, and a reason for each damaged range; raise Damaged without any batch.
 
     Batches beyond ``end``, the next segment's first sequence, are ignored; after ``durable``, the head's position, only
-    contiguous ones count. ``cut`` is the position at which a raw segment was cut; 0 if unknown.
+    contiguous ones count. A raw segment was cut at ``cut``; 0 if unknown.
     """
     expected, position = segment.base_sequence, 0
     index = readable_index(segment)

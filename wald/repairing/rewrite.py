@@ -41,13 +41,13 @@ class NewSegment:
 
 @dataclass(frozen=True, slots=True)
 class Rewriter:
-    """Rewriter of one segment; ``batches`` reads its intact batches, see :func:`intact_batches`."""
+    """Rewriter of one segment."""
 
     root: Root
     disk: Disk
     segment: Segment
     log_id: bytes
-    batches: Callable[[], Iterator[IntactBatch | str]]
+    batches: Callable[[], Iterator[IntactBatch | str]]  # see :func:`intact_batches`
     is_broken: Callable[[int], bool]  # leave the record out
     dropped: Mapping[str, int] | None  # as in ``still_open``
     complete: bool  # all batches are intact and stay

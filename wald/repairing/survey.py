@@ -41,7 +41,7 @@ from wald.writing.recovery import state_after
 
 
 class _Witness(NamedTuple):
-    """File with a log id, and perhaps its creation time."""
+    """File with a log id."""
 
     path: Path
     log_id: bytes
@@ -51,7 +51,7 @@ class _Witness(NamedTuple):
 def lost_identity(root: Root) -> tuple[Identity, str] | None:
     """Return new contents of ``log.json`` and the reason; None if the current ones agree with the files.
 
-    NotFound: no log exists. UnsupportedFormat: a newer wald. Damaged: files disagree, or none contains the log id.
+    Damaged: files disagree, or none contains the log id.
     """
     require_no_links(root)
     own, wrong = None, "it is missing"
@@ -202,7 +202,7 @@ class LogSurvey:
 
 
 def examine(root: Root) -> LogSurvey:
-    """Raise Damaged if the identity or the segment directory is lost."""
+    """Survey a log; Damaged if its identity or the segment directory is lost."""
     return _Examination(root).facts()
 
 
@@ -272,7 +272,7 @@ class _Examination:
         """Yield segments that readers do not find under their present names.
 
         A sealed segment with another's name hides that one's raw form, and is hidden by leftovers of its interrupted
-        shrinking. A file with a reclaimed name is not reclaimed if no ledger line exists, or if it is another segment.
+        shrinking. A reclaimed name is wrong without a ledger line, or if the file is another segment.
         """
         yield from self._hidden
         for segment in there.segments:

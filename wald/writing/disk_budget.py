@@ -31,12 +31,9 @@ _RESERVE_SHARE = 4  # the reserve is 1/4 of the disk if the configured one does 
 class Cause(StrEnum):
     """Reason why input waits for room."""
 
-    SEGMENTS = "segments"
-    """The log itself fills the disk."""
-    OTHERS = "others"
-    """Other files fill the disk, even without complete segments."""
-    REFUSED = "refused"
-    """The last write hit a full disk or a quota, regardless of the free space."""
+    SEGMENTS = "segments"  # the log itself fills the disk
+    OTHERS = "others"  # other files fill the disk, even without complete segments
+    REFUSED = "refused"  # the last write hit a full disk or a quota, regardless of the free space
 
     def hint(self, root: Path) -> str:
         if self is Cause.SEGMENTS:
@@ -94,7 +91,7 @@ class DiskBudget:
     def __init__(self, path: Path, sizes: Sizes) -> None:
         self._path = path
         self.sizes = sizes
-        # Allocated for the next segment. Set after the allocation and reset before the use, or input would spend the
+        # Allocated for the next segment; set after the allocation and reset before the use, or input would use the
         # room of sealing.
         self.spare_bytes = 0
 

@@ -132,11 +132,7 @@ class Recovered:
 def recover(
     root: Root, disk: Disk, *, log_id: bytes, epoch: int, now_ns: int, about: Mapping[str, Any] | None = None
 ) -> Recovered:
-    """Repair ``root`` for writing; may be interrupted at any step and run again. The report includes ``about``.
-
-    UnsupportedFormat: a newer wald wrote the newest segment. Damaged: it belongs to another log, or recovery would
-    overwrite a foreign file.
-    """
+    """Repair ``root`` for writing; may be interrupted at any step and run again. The report includes ``about``."""
     started = time.monotonic()
     require_own_files(root)
     for left_over in (*root.recovery.glob(f"*{TEMPORARY}"), *root.quarantine.glob(f"*{TEMPORARY}")):
@@ -195,7 +191,7 @@ class _Recovery:
         head, root = self._head, self._root
         if self._newest or self._listing.released or head is None or not head.sequence:
             return
-        # A later start than that of the head may have moved the segment away before it was killed.
+        # by a later start than that of the head, which was then killed
         name = segment_name(head.segment, Kind.RAW)
         found = chain.from_iterable(each.glob(f"{name}.*") for each in (root.quarantine, root.segments))
         epochs = (path.name.removeprefix(f"{name}.") for path in found)
@@ -204,10 +200,9 @@ class _Recovery:
             raise no_segment(root, head.sequence, starting=True)
 
     def _check_names(self) -> None:
-        """Report raw files that are other segments; raise Damaged if the newest name is that of another segment.
+        """Report raw files that are other segments; raise Damaged if the newest one is, unless :meth:`_repair` does.
 
-        Opening older sealed files takes too long. If the newest file and the segment in it are raw, :meth:`_repair`
-        raises the error.
+        Opening older sealed files takes too long.
         """
         for segment in self._listing.segments:
             if segment is not self._newest and segment.kind is not Kind.RAW:
@@ -467,7 +462,6 @@ def state_before(
     errors: list[str],
     dropped: Dropped = lambda _base: None,
 ) -> LogState:
-    """Return the state at the beginning of a segment; ``older`` is the one before it."""
     state = state_after(older, log_id, errors, dropped)
     _replay_clock_step(root, state, _end_of_times(older, state), segment.base_sequence)
     return state

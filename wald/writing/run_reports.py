@@ -40,7 +40,7 @@ def run_reports(root: Root) -> Iterator[dict[str, Any]]:
 def signed(root: Root) -> dict[str, object]:
     """Return epoch, pid, host and started of the daemon that started last, if known.
 
-    A user who cannot open the lock file gets them from the run's report; before that is written, only the start.
+    A user who cannot open the lock file gets them from the run's report, if it is written.
     """
     from wald.writing.daemon_lock import is_hidden, signature
 
@@ -52,10 +52,6 @@ def signed(root: Root) -> dict[str, object]:
     if isinstance(at_ns := report.get("at_ns"), int) and at_ns >= locked_ns:
         found |= {name: report[name] for name in ("epoch", "pid", "host", "started") if report.get(name)}
     return found
-
-
-def last_has_ended(root: Root) -> bool:
-    return bool(next(run_reports(root), {}).get("ended"))
 
 
 def last_end(root: Root) -> str:

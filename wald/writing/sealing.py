@@ -61,8 +61,7 @@ def seal(
 ) -> Compressed:
     """Replace a raw segment by its sealed form. Repeatable after a failure or crash, which keeps the raw file.
 
-    ``reserve`` allocates the largest possible sealed form first; on a tmpfs, this takes as long as writing it. Damaged:
-    the raw file has no valid header or was truncated, or the sealed one reads back differently.
+    ``reserve`` allocates the largest possible sealed form first; on a tmpfs, this takes as long as writing it.
     """
     base = segment.base_sequence
     target = root.segment(base, Kind.SEALED)

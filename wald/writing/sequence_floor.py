@@ -1,12 +1,9 @@
 """Lower bound for new sequences, above every sequence that a cursor, a work-group journal or a ledger names.
 
 If an older backup of the segments is restored under newer cursors, the cursors would count new records as processed. So
-a start skips their sequences and records that in ``segments.jsonl``:
+a start skips their sequences and records that in ``segments.jsonl``.
 
-    {"event": "skipped", "base": 11, "last": 45, "why": "routes/a/cursors/processed.cursor is at 45", "at": …}
-
-Numbers too far beyond the end are not believed: 2^20 records for a cursor that does not name its log, 2^40 otherwise. A
-cursor that is not believed still blocks deletion.
+Numbers too far beyond the end are not believed: 2^20 records for a cursor that does not name its log, 2^40 otherwise.
 """
 
 from __future__ import annotations
@@ -41,18 +38,15 @@ _JOURNAL_MAX_BYTES = 64 << 20  # of its end, read if the tail has no answer
 
 @dataclass(slots=True)
 class Floor:
-    """Highest believed sequence and its reason; ``doubts`` describe files that are not believed."""
+    """Highest believed sequence and its reason."""
 
     last: int
     why: str = ""
-    doubts: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)  # files that are not believed
 
 
 def find_floor(root: Root, *, log_id: bytes, next_sequence: int) -> Floor:
-    """Read every cursor and journal, including those of retired routes, and the ledgers of deletions and archives.
-
-    A sealed sequence that is missing is damage: see :func:`last_sealed`.
-    """
+    """Read every cursor and journal, including those of retired routes, and the ledgers of deletions and archives."""
     floor = Floor(next_sequence - 1)
     for path, sequence, trusted in _sequences(root, log_id):
         if sequence <= floor.last:

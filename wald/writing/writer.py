@@ -242,8 +242,7 @@ _NO_PEERS: dict[Sender, int] = {number: number for number in (UNKNOWN_PEER, FIFO
 class Writer:
     """The only appender of a log; it changes ``state``.
 
-    ``carry`` is a raw file without a sequence, and its good length: the first segment begins with a copy of these bytes
-    and replaces the file.
+    The first segment replaces ``carry``, a raw file without a sequence and its good length; it begins with a copy.
     """
 
     def __init__(
@@ -539,8 +538,7 @@ class Writer:
     def name_again(self) -> Path | None:
         """Continue in a copy of the active segment after its file was removed or replaced.
 
-        Return the new path of a file found in its place, if any. OSError: the copy failed, or its name was not synced,
-        and :attr:`failed` is set.
+        Return the new path of a file found in its place. After an OSError, :attr:`failed` if the name was not synced.
         """
         self._blanks.require_directory()  # an unmounted one may have files with the same names
         blank = self._blanks.take(self.segment_max_bytes)
