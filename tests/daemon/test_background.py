@@ -48,7 +48,7 @@ def sealing(built: Built, counted: Metrics, reported: Reported) -> Background:
     room = DiskBudget(built.root.segments, Sizes(segment_bytes=1 << 20, reserve_bytes=0, payload_bytes=1 << 20))
     filtering = structlog.make_filtering_bound_logger(DEBUG)
     journal = structlog.wrap_logger(None, [reported.write], filtering)
-    return Background(built.root, built.disk, built.ledger, built.writer, room, counted, journal, level=3)
+    return Background(built.root, built.disk, built.ledger, built.writer, room, counted, journal, 3)
 
 
 @pytest.mark.parametrize(("disk_bytes", "held"), [(4 << 20, True), (32 << 20, False)])

@@ -1,8 +1,8 @@
 """Background thread that seals cut segments and allocates the file for the next cut.
 
 It lists the directory whenever woken, so a start after a crash needs nothing special. A segment without room on the
-disk waits; it can be read and reclaimed unsealed. Errors are reported, counted and retried after a pause; none ends the
-thread. Compression and digests release the interpreter's lock, so the loop hardly waits.
+disk waits; it can be read and reclaimed unsealed. No error ends the thread. Compression and digests release the
+interpreter's lock, so the loop hardly waits.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from structlog.typing import FilteringBoundLogger
 
@@ -32,35 +33,27 @@ _RETRY_SECONDS = 5.0  # after a failure; doubled while it lasts
 _RETRY_MAX_SECONDS = 600.0
 
 
+@dataclass(slots=True, eq=False)
 class Background:
     """The thread, which starts at once."""
 
-    def __init__(
-        self,
-        root: Root,
-        disk: Disk,
-        ledger: Ledger,
-        writer: Writer,
-        budget: DiskBudget,
-        metrics: Metrics,
-        journal: FilteringBoundLogger,
-        *,
-        level: int,
-    ) -> None:
-        self._root = root
-        self._disk = disk
-        self._ledger = ledger
-        self._writer = writer
-        self._budget = budget
-        self._metrics = metrics
-        self._journal = journal
-        self._level = level
-        self._wake = threading.Event()
-        self._stopping = False
-        self.waiting = 0  # segments without room at the last attempt
-        self._prepared = False  # the next cut has its file
-        self._failed = False  # in the last pass
-        self._reasons: dict[str, str] = {}  # of the last failure, by name of the segment; "": of the listing
+    _root: Root
+    _disk: Disk
+    _ledger: Ledger
+    _writer: Writer
+    _budget: DiskBudget
+    _metrics: Metrics
+    _journal: FilteringBoundLogger
+    _level: int
+    waiting: int = 0  # segments without room at the last attempt
+    _prepared: bool = False  # the next cut has its file
+    _failed: bool = False  # in the last pass
+    _reasons: dict[str, str] = field(default_factory=dict)  # last failures, by segment; "": of the listing
+    _stopping: bool = False
+    _wake: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
         sys.setswitchinterval(_SWITCH_SECONDS)
         self._thread = threading.Thread(target=self._run, name="background")
         self._thread.start()

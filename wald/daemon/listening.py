@@ -15,6 +15,7 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,10 +34,7 @@ _REPORT_SECONDS = 10.0  # between lines in the journal
 
 
 def check_socket(path: Path, root: Path) -> None:
-    """Raise InvalidInput if no socket can be created at ``path``.
-
-    No daemon runs in the root (:func:`require_free`), so a socket there is stale unless systemd listens on it.
-    """
+    """Raise InvalidInput if no socket can be created at ``path``; in ``root``, only systemd may listen by now."""
     if len(os.fsencode(path)) > _PATH_MAX_BYTES:
         raise _refusal(path, "AF_UNIX path too long")
     if path.parent != root and not path.parent.is_dir():
@@ -64,7 +62,7 @@ class Listener:
         self._reported = ""
 
     def restore(self) -> InvalidInput | str:
-        """Recreate the socket if its file is gone, or a socket without listener; return a message, "" without news."""
+        """Recreate the socket if its file is gone, or a stale socket; return a message, "" without news."""
         path = self._path
         found = None if path is None else _identity(path)
         if path is None or self._identity in (None, found):  # None: systemd made it in another mount namespace
@@ -94,25 +92,24 @@ class Listener:
 
 
 def inherited_listener(sockets: Sequence[socket.socket]) -> socket.socket | None:
-    """Return the socket that systemd passed; InvalidInput for several, or a kind on which nothing would answer."""
+    """Return the socket that systemd passed; InvalidInput for several, or another kind."""
     for each in sockets:
         is_stream = each.family == socket.AF_UNIX and each.type == socket.SOCK_STREAM
         if len(sockets) > 1 or not (is_stream and each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)):
             names = ", ".join(str(each.getsockname()) for each in sockets)
             raise InvalidInput(
-                f"systemd handed over {names}: wald takes one unix socket",
-                case="sockets-of-another-kind",
+                f"systemd handed over {names}: wald takes one unix socket", case="sockets-of-another-kind"
             )
     return sockets[0] if sockets else None
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int, int]:
-    """Return process, user and group ids of the peer when it connected or began to listen."""
+    """Return the peer's process, user and group ids when it connected or began to listen."""
     return _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
 
 
 def process_name(process: int) -> str:
-    """Return a process's command name; "" if it has exited or is hidden."""
+    """Return a command name; "" if the process has exited or is hidden."""
     try:
         with open(f"/proc/{process}/comm", "rb") as file:
             return file.read().rstrip(b"\n").decode("utf-8", "replace")
@@ -124,29 +121,26 @@ class ConnectionRefusal(NamedTuple):
     """Reason for refusing a connection."""
 
     message: str
-    user_id: int | None = None  # only closing one of this user's makes room; None: any
+    user_id: int | None = None  # whose connection to close; None: any user
 
 
+@dataclass(slots=True, eq=False)
 class ConnectionLimits:
-    """Limits on open connections; ``per_user_max`` does not limit root and the log's owner."""
+    """Limits on open connections; ``_per_user_max`` does not limit root and the log's owner."""
 
-    def __init__(
-        self, metrics: Metrics, journal: FilteringBoundLogger, *, connections_max: int, per_user_max: int
-    ) -> None:
-        self._metrics = metrics
-        self._journal = journal
-        self._connections_max = connections_max
-        self._per_user_max = per_user_max
-        self._owners = frozenset({0, os.geteuid()})
-        self.count: Counter[int] = Counter()  # by user id
-        self._refused = 0
-        self._reported_at = float("-inf")
+    _metrics: Metrics
+    _journal: FilteringBoundLogger
+    _connections_max: int
+    _per_user_max: int
+    count: Counter[int] = field(default_factory=Counter)  # by user id
+    _refused: int = 0
+    _reported_at: float = float("-inf")
 
     def check(self, user_id: int, descriptor: int) -> ConnectionRefusal | None:
         if not self.leaves_enough(descriptor):
             return ConnectionRefusal("too few descriptors are left")
         most = self._connections_max
-        if user_id not in self._owners:
+        if user_id not in (0, os.geteuid()):
             if self.count[user_id] >= self._per_user_max:
                 return ConnectionRefusal(f"user {user_id} has {self._per_user_max} connections already", user_id)
             most -= self._connections_max // _OWNERS_SHARE
@@ -155,7 +149,7 @@ class ConnectionLimits:
         return None
 
     def leaves_enough(self, descriptor: int) -> bool:
-        """Return True if the log keeps enough descriptors; the kernel allocates the lowest free one."""
+        """Return True if the log keeps enough descriptors; the lowest free one is allocated."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return descriptor < soft - _RESERVED_DESCRIPTORS
 
@@ -166,7 +160,7 @@ class ConnectionLimits:
         self.count -= Counter((user_id,))  # removes zeros
 
     def report(self, user_id: int, message: str) -> None:
-        """Count a connection refused or closed because of a limit; log at most one every 10 seconds."""
+        """Count a connection refused or closed because of a limit; log some."""
         self._metrics.connections_refused += 1
         self._refused += 1
         now = time.monotonic()
@@ -192,7 +186,7 @@ def _listen(path: Path, mode: int, *, replace: bool) -> socket.socket:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Return device and inode, unique while the socket is open; None without a file."""
+    """Return device and inode; None without a file."""
     try:
         status = path.lstat()
     except OSError:
@@ -201,7 +195,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _occupant(path: Path) -> str:
-    """Return the kind of a file that is not a socket, or on which a process may listen; "" for an unused socket."""
+    """Return the kind of a file that may be in use; "" for a stale socket."""
     found, _ = _connect(path)
     if not (os.path.lexists(path) and stat.S_ISSOCK(path.lstat().st_mode)):
         return "a file"
@@ -209,7 +203,7 @@ def _occupant(path: Path) -> str:
 
 
 def _connect(path: Path) -> tuple[int, int]:
-    """Return the error of a connection, or 0, and the listening process, or 0."""
+    """Return the error number and the listening process, or 0."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as client:
         return client.connect_ex(str(path)), peer_of(client)[0]
 

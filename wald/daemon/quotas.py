@@ -3,7 +3,7 @@
 A commit round adds its records. For a suspect, a route above ``pinned_max_bytes``, the loop reads the cursors and
 subtracts the records that every group has read. At a start a thread counts the backlog from the indexes of complete
 segments; until then routes with a quota accept nothing. If a cursor is moved back, or a group added, the thread counts
-again while the routes stay open. The active segment has no index, so its subtracted records are remembered.
+again while the routes stay open. The active segment has no index, so its read records are remembered.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from structlog.typing import FilteringBoundLogger
 
@@ -30,7 +30,7 @@ from wald.settings import Config
 from wald.writing.writer import Draft
 
 _CHECK_SECONDS = 0.25  # between checks of a suspect
-_RETRY_SECONDS = 0.02  # before an interrupted check continues; between polls of the thread
+_RETRY_SECONDS = 0.02  # after an interrupted check; between polls of the thread
 _CHECK_MAX_SECONDS = 0.002  # of one check
 _RECOUNT_SECONDS = 1.0  # before a failed count is repeated
 # Pauses after slow work, as multiples of its duration.
@@ -54,7 +54,7 @@ class OverQuota:
 
     @property
     def rejects(self) -> bool:
-        """True if requests are refused; until the backlog is counted they wait."""
+        """True if requests are refused; while the backlog is counted they wait."""
         return self.policy == "reject" and bool(self.group)
 
     @property
@@ -139,8 +139,12 @@ class Quotas:
             self._check_rewinds(now, head_sequence)
         if self.due is None or now < self._check_at:
             return
-        if self._counting is not None and self._counting.unread is not None:
-            self._merge(self._counting, self._counting.unread, now)
+        if (count := self._counting) is not None and count.unread is not None:
+            self._counting = None
+            for route, counted in count.unread.items():
+                self._unread[route].replace_older(counted, count.before)
+            self._suspects |= dict.fromkeys([*self.over, *count.unread])
+            self._rewinds_at = max(self._rewinds_at, now + _COUNT_PAUSE * count.seconds)
         self._check_at = now + (_CHECK_SECONDS if self._counting is None else _RETRY_SECONDS)
         if self._counting is not None and self._counting.is_first:
             return  # routes with a quota stay closed
@@ -159,10 +163,10 @@ class Quotas:
     def close(self) -> None:
         if self._counting is not None:
             self._counting.cancelled.set()
-            self._counting.join()
+            self._thread.join()
 
     def _check_rewinds(self, now: float, head_sequence: int) -> None:
-        """Recount routes with a cursor below the counted records; a call checks some."""
+        """Recount routes with a cursor below the counted records."""
         began = time.monotonic()
         self._to_check_for_rewinds = self._to_check_for_rewinds or list(self._unread)
         rewound = []
@@ -176,16 +180,10 @@ class Quotas:
             self._start_count(rewound, head_sequence, is_first=False)
 
     def _start_count(self, routes: list[str], head_sequence: int, *, is_first: bool) -> None:
-        count = _Count(self._root, self._log_id, routes, self._base, head_sequence, self._journal, is_first=is_first)
+        count = _Count(self._root, self._log_id, self._journal, routes, head_sequence, self._base, is_first)
         self._counting = count
-        count.start()
-
-    def _merge(self, count: _Count, unread: dict[str, _Unread], now: float) -> None:
-        self._counting = None
-        for route, counted in unread.items():
-            self._unread[route].replace_older(counted, count.before)
-        self._suspects |= dict.fromkeys([*self.over, *unread])
-        self._rewinds_at = max(self._rewinds_at, now + _COUNT_PAUSE * count.seconds)
+        self._thread = threading.Thread(target=count.run, name="quotas")
+        self._thread.start()
 
     def _check(self, route: str, now: float, head_sequence: int) -> None:
         quota, unread, before = self._quotas.get(route, self._quotas[""]), self._unread[route], self.over.get(route)
@@ -215,7 +213,7 @@ class Quotas:
             )
 
     def _existing(self, now: float) -> Callable[[int], bool]:
-        """Return a predicate for the bases of existing segments, from a recent listing."""
+        """Return a predicate for the bases of existing segments."""
         if now >= self._list_at:
             began = time.monotonic()
             with contextlib.suppress(Damaged, OSError):
@@ -225,34 +223,23 @@ class Quotas:
         return lambda base: base >= newest or base in bases
 
 
-class _Count(threading.Thread):
+@dataclass(slots=True, eq=False)
+class _Count:
     """Count of the unread records in the segments below ``before``, the active one's base."""
 
-    def __init__(
-        self,
-        root: Root,
-        log_id: bytes,
-        routes: list[str],
-        before: int,
-        head_sequence: int,
-        journal: FilteringBoundLogger,
-        *,
-        is_first: bool,
-    ) -> None:
-        super().__init__(name="quotas")
-        self.before = before
-        self.is_first = is_first
-        self.cancelled = threading.Event()
-        self.unread: dict[str, _Unread] | None = None  # the result, by route
-        self.seconds = 0.0
-        self._root = root
-        self._log_id = log_id
-        self._routes = routes
-        self._head_sequence = head_sequence
-        self._journal = journal
+    _root: Root
+    _log_id: bytes
+    _journal: FilteringBoundLogger
+    _routes: list[str]
+    _head_sequence: int
+    before: int
+    is_first: bool
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    unread: dict[str, _Unread] | None = None  # the result, by route
+    seconds: float = 0.0
 
     def run(self) -> None:
-        """Count; after a failure, such as a lack of descriptors, again."""
+        """Count, and repeat that after a failure, such as a lack of descriptors."""
         reported = ""
         while self.unread is None and not self.cancelled.is_set():
             began = time.monotonic()
@@ -295,7 +282,7 @@ class _Count(threading.Thread):
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Records ``first`` to ``last`` of a route; ``base`` is of the segment of ``last``."""
+    """Records of a route; ``base`` is of the segment of ``last``."""
 
     base: int
     first: int
@@ -310,7 +297,7 @@ class _Stretch:
 
 
 class _Unread:
-    """A route's records; those above ``floor`` count as unread."""
+    """A route's records; those above ``floor`` are unread."""
 
     def __init__(self, floor: int = 0) -> None:
         self.floor = floor
@@ -326,7 +313,7 @@ class _Unread:
             self._stretches = [*joined, stretch]
 
     def replace_older(self, counted: _Unread, before: int) -> None:
-        """Replace the records below ``before``; later ones above the floor of ``counted`` become unread again."""
+        """Replace floor and records below ``before``."""
         newer = [stretch.above(before - 1) for stretch in self._stretches if stretch.last >= before]
         self.floor, self._stretches = counted.floor, counted._stretches
         for stretch in newer:
@@ -334,7 +321,7 @@ class _Unread:
         self.drop(self.floor, before)
 
     def drop(self, floor: int, keep_from: int, exists: Callable[[int], bool] | None = None) -> None:
-        """Count records up to ``floor`` as read; forget them below ``keep_from``, and those of deleted segments."""
+        """Raise the floor; forget records below it and ``keep_from``, and of deleted segments."""
         floor = self.floor = max(self.floor, floor)
         self._stretches = [
             stretch
@@ -353,9 +340,9 @@ def _slowest_cursor(root: Root, log_id: bytes, route: str, head_sequence: int, s
 
 
 def _quotas(config: Config) -> dict[str, tuple[int, str] | None]:
-    """Return the bytes and policy that the daemon enforces by configured route; "" stands for all others."""
+    """Return bytes and policy by configured route; "" is for all others. wald-reclaim enforces expire."""
     limits = {route: config.limits(route) for route in ("", *config.routes)}
     return {
         route: (each.pinned_max_bytes, each.on_pinned) if each.pinned_max_bytes and each.on_pinned != "expire" else None
         for route, each in limits.items()
-    }  # wald-reclaim enforces expire
+    }

@@ -57,12 +57,10 @@ _STATUS_METRICS = "degraded degraded_by held_requests records turns cuts sealed 
 
 
 class Signals:
-    """Signal handlers: SIGTERM and SIGINT stop, SIGHUP reloads, SIGUSR1 cuts; ``descriptor`` wakes the loop."""
+    """Signals received; ``descriptor`` wakes the loop."""
 
     def __init__(self) -> None:
-        self.stop = False
-        self.reload = False
-        self.cut = False
+        self.stop = self.reload = self.cut = False
         self.descriptor, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
@@ -112,7 +110,7 @@ class Parts:
             self.budget,
             self.metrics,
             self.journal,
-            level=config.compression_level,
+            config.compression_level,
         )
         closers.callback(self.background.stop)
         self._open_socket()
@@ -227,10 +225,7 @@ class Parts:
             add_to_run(self.root, self._disk, self.lock.epoch, {"ended": how, "ended_at_ns": time.time_ns()})
 
     def _open_pipes(self, stdin: OpenPipe | None) -> None:
-        """Let the intake read unfinished transfers before anything is written or the head moves.
-
-        They are in the last segment, which RECLAIM keeps while the head is in it.
-        """
+        """Let the intake read unfinished transfers while RECLAIM keeps them, in the segment of the head."""
         root, disk, config = self.root, self._disk, self.config
         longest = min(config.record_max_bytes, self.budget.sizes.payload_bytes)
         self.intake = Intake(root, disk, self.poller, self.systemd, record_max_bytes=longest)
@@ -257,12 +252,7 @@ class Parts:
         self.commands = Commands(
             self.root, self._disk, self.writer, self.committer, self.intake, self.routes, self._status
         )
-        limits = ConnectionLimits(
-            self.metrics,
-            self.journal,
-            connections_max=config.connections_max,
-            per_user_max=config.connections_per_user,
-        )
+        limits = ConnectionLimits(self.metrics, self.journal, config.connections_max, config.connections_per_user)
         self.listener = Listener(self.socket_path, config.socket_mode, self.inherited)
         self.connections = Connections(
             self.listener.socket,
@@ -308,12 +298,9 @@ def open_journal(log_format: str, log_level: str) -> FilteringBoundLogger:
     """Return the logger, which writes to stderr; a later call reconfigures it."""
     on_console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
     renderer = structlog.dev.ConsoleRenderer() if on_console else structlog.processors.JSONRenderer()
+    stamper = structlog.processors.TimeStamper(fmt="iso", utc=True)
     structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            renderer,
-        ],
+        processors=[structlog.processors.add_log_level, stamper, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, log_level.upper())),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
