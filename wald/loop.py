@@ -16,7 +16,7 @@ _TICK_MS = 500
 
 
 class _Stop(threading.Event):
-    """Event that a signal handler sets: ``is_set`` is true at once, waiting threads wake a moment later."""
+    """Event that a signal handler sets: waiting threads wake a moment later."""
 
     signalled = False
 
@@ -91,14 +91,14 @@ def wakes(
     from watchfiles import watch  # takes 50 ms, which a single pass does not need
 
     def readable() -> list[Path]:
-        # Not by ignore_permission_denied, which would also hide that the kernel has run out of watches.
+        # ignore_permission_denied would also hide that the kernel has run out of watches.
         return [path for path in directories() if os.access(path, os.R_OK) or not path.exists()]
 
     yield
     without_events = False
     while not stop.is_set():
         watched = readable()
-        due = 0.0  # no event reports a change between the yield above and the start of the watch
+        due = 0.0  # no event reports a change since the yield above
         try:
             for changes in watch(
                 *watched,

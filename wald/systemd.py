@@ -46,16 +46,16 @@ class Systemd:
         return [socket.socket(fileno=self._inherited.pop(file)[1]) for file in files]
 
     def take(self, file: tuple[int, int]) -> int | None:
-        """Return the inherited descriptor of a FIFO, by device and inode, once."""
+        """Return a FIFO's inherited descriptor, by device and inode, once."""
         _, descriptor = self._inherited.pop(file, ("", None))
         return descriptor
 
     def kept(self, name: str) -> int | None:
-        """Return an inherited descriptor of this name that is not taken yet."""
+        """Return a descriptor of this name that is not taken yet."""
         return next((descriptor for found, descriptor in self._inherited.values() if found == name), None)
 
     def take_rest(self) -> list[tuple[str, int]]:
-        """Return names and remaining descriptors, once; their FIFOs are at no route's path."""
+        """Return names and remaining descriptors, once."""
         rest, self._inherited = list(self._inherited.values()), {}
         return rest
 

@@ -1,7 +1,6 @@
 """Commands of the socket (every request but PUB), and the table of routes with their permissions.
 
-Everyone may add routes, and write to those without configured writers. Only owners (root and the daemon's user) may set
-FIFO modes and cursor owners; they and the writers may retire a route.
+All users may add routes, and write to those without configured writers. Owners are root and the daemon's user.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Routes:
         self._entries: dict[bytes, tuple[Route, Collection[int] | None]] = {}
 
     def find(self, name: bytes, user_id: int) -> Route:
-        """Raise ProtocolError if the name is invalid, the route absent or retired, or the user may not write to it."""
+        """Raise ProtocolError if the route is missing or retired, or the user may not write to it."""
         route, writers = self._entries.get(name) or self._read(name)
         if writers is not None and user_id not in writers:
             raise _denied(user_id, f"write to {route.name}")
@@ -120,7 +119,7 @@ class Commands:
         return encode_err(Code.BAD_REQUEST, _USAGE)
 
     def make_route(self, name: str, *, fifo: bool, mode: int | None, consumers: str | None) -> None:
-        """Create or restore a route and read its FIFO; raises as :func:`add_route` does."""
+        """Create or restore a route and read its FIFO."""
         add_route(self._root, self._disk, name, fifo=fifo, mode=mode, consumers=consumers)
         if has_fifo(self._root, name):
             self._intake.add(name)

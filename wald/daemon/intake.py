@@ -1,10 +1,8 @@
 """Pipes of all routes, read in rotation, and the paths of the FIFOs.
 
-A start, which may be killed too, finishes the previous run's transfers in their slots before it assigns slots. A pipe
-that cannot be opened yet keeps its slot.
-
-A removed or replaced FIFO is created again. The old pipe, which writers still hold open, is read to its end. A FIFO
-that cannot be read is reported and retried; the others are read.
+A start, which may be killed too, finishes the previous run's transfers before it assigns slots. A pipe that cannot be
+opened yet keeps its slot. A removed or replaced FIFO is created again; writers may still hold the old pipe open, which
+is read to its end.
 """
 
 from __future__ import annotations
@@ -59,9 +57,9 @@ class Intake:
         self._scratch = Scratch()
         self._transfers = Transfers(root.transfers, PIPES_MAX, disk)
         self._pipes: dict[int, Pipe] = {}
-        # Rounds and path checks iterate over these: of a thousand pipes, one may be busy.
+        # Rounds and checks iterate over these: of a thousand pipes, one may be busy.
         self._current: dict[str, Pipe] = {}  # by route, last found at its path
-        self._awake: dict[Pipe, None] = {}  # ready, or waiting for the rest of a line; the next comes first
+        self._awake: dict[Pipe, None] = {}  # ready or waiting for a line; the next comes first
         self._inside: set[Pipe] = set()  # inside a record
         self._replaced: set[Pipe] = set()  # no longer at their path
         self._closing: list[Pipe] = []
@@ -70,8 +68,7 @@ class Intake:
         self._pause = _PAUSE_SECONDS
         self._check_lines_at = self._check_paths_at = 0.0
         self._free_slots: list[int] = []
-        # Slot, length and stored payload of the previous run's transfers, by inode of the pipe.
-        self._unfinished: dict[int, tuple[int, int, bytes]] = {}
+        self._unfinished: dict[int, tuple[int, int, bytes]] = {}  # as from unfinished_transfers
 
     def __contains__(self, descriptor: int) -> bool:
         return descriptor in self._pipes
@@ -89,8 +86,12 @@ class Intake:
 
     @property
     def is_stalled(self) -> bool:
-        """True if a pipe holds readable bytes, in a healthy daemon only for moments."""
-        return any(pipe.is_overlooked and not self._must_wait(pipe) for pipe in self._pipes.values())
+        """True if a pipe holds complete lines, in a healthy daemon only for moments."""
+        return any(
+            held_bytes(pipe.descriptor) > 0 and not self._must_wait(pipe)
+            for pipe in self._pipes.values()
+            if not (pipe.waits or pipe.ended)
+        )
 
     @property
     def busy(self) -> frozenset[str]:
@@ -113,9 +114,7 @@ class Intake:
     ) -> tuple[list[str], list[Draft]]:
         """Open all pipes; return messages, and drafts to end ``open_records`` (sequences) whose rest is lost."""
         self._stdin_route = stdin.route if stdin else ""
-        opened = self.fifos.open_all(stdin)
-        replaced, messages = self.fifos.open_replaced()
-        opened = replaced + opened
+        opened, messages = self.fifos.open_all(stdin)
         self._unfinished = unfinished_transfers(self._root, self._transfers, log_id=log_id)
         messages += [message for each in opened if (message := self._finish_transfer(each))]
         self._unfinished = {inode: each for inode, each in self._unfinished.items() if each[0] != _STDIN_SLOT}
@@ -123,9 +122,9 @@ class Intake:
         self._free_slots = [slot for slot in range(PIPES_MAX - 1, _STDIN_SLOT, -1) if slot not in kept]
         for slot in {*range(PIPES_MAX)} - kept:
             self._transfers.clear(slot)
-        replaced_routes = {each.route for each in replaced}
+        replaced_routes = {each.route for each in opened if each.replaced}
         for each in opened:
-            if self.fifos.is_retired(each.route):
+            if self._root.retired(each.route).exists():
                 os.close(each.descriptor)
                 self._systemd.forget(each.route)
             else:
@@ -157,7 +156,7 @@ class Intake:
         return self._check_paths_at if self._pipes or self.fifos.unread else None
 
     def check_paths(self, now: float) -> list[str]:
-        """Restore missing FIFOs and follow replaced ones if due; return messages."""
+        """Restore missing FIFOs and follow replaced ones; return messages."""
         if now < self._check_paths_at:
             return []
         self._check_paths_at = now + _PATHS_SECONDS
@@ -176,10 +175,7 @@ class Intake:
         return messages + fifos.new_problems()
 
     def check_lines(self, now: float) -> None:
-        """Check the unfinished lines, at growing intervals.
-
-        The kernel reports a write when it ends, so not one that fills a nonempty pipe and waits for the daemon.
-        """
+        """Check the unfinished lines, at growing intervals: the kernel does not report a blocked write."""
         if now >= self._check_lines_at:
             for pipe in self._awake:
                 pipe.check(now)
@@ -234,10 +230,7 @@ class Intake:
             self._awake[pipe] = None
 
     def drain_at_shutdown(self) -> bool:
-        """Return True while pipes have bytes to commit.
-
-        An open record ends if its pipe was replaced, or if another pipe of the route waits for that.
-        """
+        """Return True while pipes have bytes to commit; end records for which other pipes wait, or of replaced ones."""
         for pipe in self._pipes.values():
             pipe.drain_at_shutdown(displaced=pipe in self._replaced)
             if pipe.ready:
@@ -249,10 +242,7 @@ class Intake:
         return bool(self._ending)
 
     def lost(self, *, failed: bool) -> list[str]:
-        """Return the routes whose pipes hold bytes that no later start finds.
-
-        Unless the disk ``failed``, another process may still read stdin.
-        """
+        """Return the routes whose pipes hold lost bytes; those of stdin count as lost only if the disk ``failed``."""
         return [
             pipe.route.name
             for pipe in self._pipes.values()
@@ -298,7 +288,7 @@ class Intake:
         del self._current[pipe.route.name]
 
     def _promote(self, pipe: Pipe) -> None:
-        """Make a pipe current that is at its path again: a second one would read everything twice."""
+        """Make a pipe current that is at its path again."""
         self._reopen(pipe, pipe.hold_writing_end)
         route = pipe.route.name
         if route in self._current:
@@ -316,7 +306,7 @@ class Intake:
         self._awake[pipe] = None
 
     def _close_next_round(self, pipe: Pipe) -> None:
-        """Let the next round end its record and close it: this one may have a batch of it."""
+        """Let the next round close it; this one may have a batch of it."""
         with contextlib.suppress(FileNotFoundError):  # at a stop it is no longer watched
             self._poller.unregister(pipe.descriptor)
         del self._pipes[pipe.descriptor]
@@ -327,7 +317,7 @@ class Intake:
         self._closing.append(pipe)
 
     def _must_wait(self, pipe: Pipe, commit_round: CommitRound | None = None) -> bool:
-        """Return True if its route is over quota, or inside a long line of another pipe."""
+        """Return True if the route is over quota, or inside another pipe's line."""
         if pipe.route.name in self.over_quota and not pipe.inside_record:
             return True
         return bool(self._replaced) and (
@@ -352,14 +342,8 @@ class Intake:
             raise InvalidInput(f"route {opened.route}: more than {PIPES_MAX - 1} FIFOs", case="too-many-fifos")
         if not (opened.is_stdin or opened.handed_over):
             self._systemd.keep(opened.route, opened.descriptor)
-        pipe = Pipe(
-            opened,
-            self._scratch,
-            self._transfers,
-            _STDIN_SLOT if opened.is_stdin else self._free_slots.pop(),
-            record_max_bytes=self._record_max_bytes,
-            open_sequence=open_sequence,
-        )
+        slot = _STDIN_SLOT if opened.is_stdin else self._free_slots.pop()
+        pipe = Pipe(opened, self._scratch, self._transfers, slot, self._record_max_bytes, open_sequence)
         self._pipes[opened.descriptor] = self._current[opened.route] = pipe
         self._awake[pipe] = None
         if pipe.inside_record:
@@ -367,25 +351,23 @@ class Intake:
         self._poller.register(opened.descriptor, select.EPOLLIN | select.EPOLLET)
 
     def _finish_transfer(self, opened: OpenPipe) -> str:
-        """Consume what the previous run committed from this pipe; return a message."""
+        """Consume what the previous run committed; return a message."""
         if (unfinished := self._unfinished.pop(opened.file[1], None)) is None:
             return ""
         slot, count, payload = unfinished
-        done = self._consume_stored(opened.descriptor, slot, count, payload) if opened.held else ""
-        self._free(slot)
-        return f"{opened.route}: {done}" if done else ""
-
-    def _consume_stored(self, descriptor: int, slot: int, count: int, payload: bytes) -> str:
-        if len(payload) != count:
-            return f"{count} bytes were to be written, {len(payload)} are in the log: left in the pipe"
         front = bytearray(count)
-        # Only the beginning if the scratch pipe is smaller than it was.
-        length = self._scratch.peek(descriptor, memoryview(front)) or 0
-        if length == 0 or front[:length] != payload[:length] or held_bytes(descriptor) < count:
-            return f"{count} bytes are in the log and not in the pipe, which is a new one: nothing to consume"
-        with self._transfers.mark(slot) as mark:
-            self._scratch.consume(descriptor, count, mark)
-        return f"consumed {count} bytes that were already in the log"
+        # Only the beginning if the scratch pipe has shrunk.
+        length = self._scratch.peek(opened.descriptor, memoryview(front)) or 0 if opened.held else 0
+        if len(payload) != count:
+            done = f"{count} bytes were to be written, {len(payload)} are in the log: left in the pipe"
+        elif length == 0 or front[:length] != payload[:length] or held_bytes(opened.descriptor) < count:
+            done = f"{count} bytes are in the log and not in the pipe, which is a new one: nothing to consume"
+        else:
+            with self._transfers.mark(slot) as mark:
+                self._scratch.consume(opened.descriptor, count, mark)
+            done = f"consumed {count} bytes that were already in the log"
+        self._free(slot)
+        return f"{opened.route}: {done}" if opened.held else ""
 
     def _free(self, slot: int) -> None:
         with contextlib.suppress(OSError):  # a file shortened on a full disk records nothing either
@@ -428,11 +410,12 @@ class Fifos:
         except OSError as error:
             self.unread[route] = f"{error.filename or self._root.fifo(route)}: {error.strerror or error}"
 
-    def open_all(self, stdin: OpenPipe | None) -> list[OpenPipe]:
-        """Open all FIFOs; return them after ``stdin``."""
+    def open_all(self, stdin: OpenPipe | None) -> tuple[list[OpenPipe], list[str]]:
+        """Return replaced FIFOs, ``stdin`` and the others, and messages about closed descriptors."""
         opened = [] if stdin is None else [stdin]
         files = {each.file: each.route for each in opened}
-        for route in self._root.route_names():
+        routes = self._root.route_names()
+        for route in routes:
             with self.reporting(route):
                 self.note_displaced(route)
                 stored = self._systemd.kept(route)  # its FIFO was removed if nothing is at the path
@@ -441,11 +424,20 @@ class Fifos:
                     self.restore(route, stored)
                     opened.append(self.open(route, files))
                     files[opened[-1].file] = route
-        self.unread = {route: reason for route, reason in self.unread.items() if not self.is_retired(route)}
-        return opened
+        self.unread = {route: reason for route, reason in self.unread.items() if not self._root.retired(route).exists()}
+        closed = []
+        for name, descriptor in self._systemd.take_rest():
+            if name in routes and stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+                opened.insert(0, OpenPipe(name, descriptor, held=True, handed_over=True, replaced=True))
+            else:
+                path = os.readlink(f"/proc/self/fd/{descriptor}")
+                closed.append(f"{path}: closed: systemd handed it over as {name!r}, and it is not the FIFO of a route")
+                os.close(descriptor)
+                self._systemd.forget(name)
+        return opened, closed
 
     def open(self, route: str, others: Mapping[tuple[int, int], str]) -> OpenPipe:
-        """Open a route's FIFO; raise InvalidInput if ``others`` (open files) has it for another route."""
+        """Open a route's FIFO; raise InvalidInput if it is one of another route's files, ``others``."""
         path = self._root.fifo(route)
         file = file_id(os.stat(path))
         other = others.get(file, route)
@@ -461,34 +453,17 @@ class Fifos:
             return OpenPipe(route, inherited, held=True, handed_over=True)
         return OpenPipe(route, *open_fifo(path))
 
-    def open_replaced(self) -> tuple[list[OpenPipe], list[str]]:
-        """Return inherited FIFOs that were replaced while no daemon ran; close the rest, with messages."""
-        routes = self._root.route_names()
-        replaced, closed = [], []
-        for name, descriptor in self._systemd.take_rest():
-            if name in routes and stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-                replaced.append(OpenPipe(name, descriptor, held=True, handed_over=True, replaced=True))
-            else:
-                path = os.readlink(f"/proc/self/fd/{descriptor}")
-                closed.append(f"{path}: closed: systemd handed it over as {name!r}, and it is not the FIFO of a route")
-                os.close(descriptor)
-                self._systemd.forget(name)
-        return replaced, closed
-
     def is_at_path(self, route: str, file: tuple[int, int]) -> bool:
         try:
             return file_id(os.stat(self._path_of(route))) == file
         except OSError:
             return False
 
-    def is_retired(self, route: str) -> bool:
-        return self._root.retired(route).exists()
-
     def restore(self, route: str, descriptor: int | None) -> list[str]:
-        """Recreate a removed or replaced FIFO, whose ``descriptor`` may be open; move a replacement aside."""
+        """Recreate a removed or replaced FIFO; move a replacement aside."""
         if has_fifo(self._root, route) or (descriptor is None and not is_displaced(self._root, route)):
             return []
-        if self.is_retired(route):
+        if self._root.retired(route).exists():
             return []
         mode = None if descriptor is None else stat.S_IMODE(os.fstat(descriptor).st_mode)
         found = make_fifo(self._root, route, mode)

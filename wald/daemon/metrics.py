@@ -1,10 +1,7 @@
 """Metrics that the loop writes, and the pages ``/metrics`` and ``/healthz``.
 
-The daemon is unhealthy if there is input but the head has not moved for ``stall_timeout``. A daemon that cannot seal
-still accepts input, so it is only degraded.
-
-``wald metrics`` provides the directory's metrics from a separate process: reading the segments' indexes would block the
-event loop by holding the GIL.
+The daemon is unhealthy if input waits but the head has not moved for ``stall_timeout``. If it cannot seal, it is only
+degraded. A separate process, ``wald metrics``, reads the segments' indexes: here that would block the loop.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ from wald.exposition import (
 from wald.writing.disk_budget import Cause
 
 INTERVAL_SECONDS = 10.0  # minimum between starts of wald metrics
-_REST = 9  # minimum pause, in durations of a run: it uses a tenth of one core
+_REST = 9  # minimum pause, in durations of a run
 _FIRST_SECONDS = 3.0  # the scraper that starts a run waits for its output
 _RUN_SECONDS = 600.0
 _NICENESS = 5  # with 19 a run would take minutes on a busy machine
@@ -117,7 +114,7 @@ class Metrics:
 
 
 def elapsed(since: float, now: float) -> float:
-    """Return the seconds since a time of :class:`Metrics`, which the loop may change in the meantime."""
+    """Return the seconds since a time of :class:`Metrics`, passed so that it is read once."""
     return max(0.0, now - since) if since else 0.0
 
 

@@ -2,9 +2,9 @@
 
 ``tee(2)`` copies a pipe into a scratch pipe, whole lines are committed, and one ``readv(2)`` consumes exactly those
 bytes: a kill loses nothing while another process holds the pipe open. Nor does it store bytes twice: before the write,
-a slot of the transfers file records the batch; in one uninterruptible step, ``readv`` consumes the bytes and puts the
-first into the slot's mark, a mapped page; the next start compares. Python code never touches that page: in a shortened
-file it would get a SIGBUS, the system call EFAULT.
+a slot of the transfers file records the batch; in the same uninterruptible step, ``readv`` stores the first byte in the
+slot's mark, a mapped page, which the next start compares. Only system calls touch that page: in a shortened file they
+get EFAULT, Python a SIGBUS.
 
 A line longer than a chunk becomes several batches that CONTINUE one record.
 """
@@ -90,7 +90,7 @@ class Transfers:
 
 
 class Scratch:
-    """Pipe for copies, and buffer for consumed bytes."""
+    """Pipe and buffer for copies."""
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -98,7 +98,7 @@ class Scratch:
         self._trash = memoryview(bytearray(_TRASH_BYTES))
 
     def peek(self, source: int, into: memoryview) -> int | None:
-        """Return the length copied; None if the pipe is empty, 0 if it also has no writer."""
+        """Return the length copied; None for an empty pipe, 0 for one without a writer."""
         length: int = _tee(source, self._writer, len(into), os.SPLICE_F_NONBLOCK)
         if length < 0:
             code = ctypes.get_errno()
@@ -113,7 +113,7 @@ class Scratch:
     def consume(self, source: int, length: int, mark: memoryview) -> int:
         """Consume ``length`` bytes, the first into ``mark``; return fewer only if another process reads the pipe."""
         whole, rest = divmod(length - 1, _TRASH_BYTES)
-        # Without a mark, in a shortened transfers file, the next start has nothing to compare.
+        # In a shortened file, which has no mark, the next start finds nothing to compare.
         for first in (mark, self._trash[:1]):
             try:
                 return os.readv(source, [first, *[self._trash] * whole, self._trash[:rest]])
@@ -139,12 +139,10 @@ class Relay:
         self._open = True
 
     def refill(self) -> None:
-        while self._open:
-            try:
+        with contextlib.suppress(BlockingIOError):
+            while self._open:
                 if os.splice(self._source, self._writer, 1 << 20, flags=os.SPLICE_F_NONBLOCK) == 0:
                     self.close()
-            except BlockingIOError:
-                return
 
     def close(self) -> None:
         if self._open:
@@ -178,7 +176,6 @@ class Pipe:
         scratch: Scratch,
         transfers: Transfers,
         slot: int,
-        *,
         record_max_bytes: int,
         open_sequence: int,
     ) -> None:
@@ -188,9 +185,9 @@ class Pipe:
         self.file = opened.file
         self.slot = slot
         self.ready = True  # may hold unread bytes
-        self.waits = False  # holds an unfinished line that was read
+        self.waits = False  # holds an unfinished line
         self.hung_up = False  # no process can write to it
-        self.ended = False  # hung up, and everything is in the log
+        self.ended = False  # hung up, and empty
         self._scratch = scratch
         self._transfers = transfers
         self._record_max_bytes = record_max_bytes
@@ -199,15 +196,15 @@ class Pipe:
         self._seen_bytes = 0  # of the unfinished line, when it was last read
         self._seen_at = 0.0
         self._stalled = False
-        self._drain_bytes = 0  # still read at a stop if another process keeps writing
+        self._drain_bytes = 0  # to read at a stop if another process keeps writing
         self._holds_both_ends = not opened.is_stdin
         self._relay = opened.relay
-        # Producers fill one half of the capacity while the other is written to disk.
+        # Producers fill one half while the other is written to disk.
         self.chunk_bytes = min(_enlarge(opened.descriptor), scratch.capacity) // 2
 
     @property
     def inside_record(self) -> bool:
-        """True while a record is unfinished: no other source may write to the route."""
+        """True while no other source may write to the route."""
         return self._open_sequence != 0
 
     @property
@@ -215,18 +212,11 @@ class Pipe:
         return self.ready and (self._relay is not None or held_bytes(self.descriptor) > 0)
 
     @property
-    def is_overlooked(self) -> bool:
-        """True if it holds bytes other than an unfinished line."""
-        return not (self.waits or self.ended) and held_bytes(self.descriptor) > 0
-
-    @property
     def unfinished_bytes(self) -> int:
         return self._open_bytes + (held_bytes(self.descriptor) if self.waits else 0)
 
     def collect(self, arena: Arena) -> Draft | None:
-        """Copy the bytes to commit; None without any, or if the arena is full."""
-        if arena.free < self.chunk_bytes:
-            return None  # still ready in the next round
+        """Copy the bytes to commit; None without any."""
         self.waits = False
         if self._relay is not None:
             self._relay.refill()
@@ -235,7 +225,12 @@ class Pipe:
         length = self._scratch.peek(self.descriptor, into)
         if not length:
             self.ready = False
-            return None if length is None else self._end()
+            if length is None:
+                return None
+            self.hung_up = True
+            closing = self.close_record()
+            self.ready, self.ended = closing is not None, closing is None
+            return closing
         end = arena.buffer.rfind(b"\n", start, start + length) + 1
         size, flags = (end - start, Flag.NONE) if end else self._unfinished_line(length, full=length == len(into))
         if not size:
@@ -255,7 +250,7 @@ class Pipe:
         return Draft(self.route, [payload], size, begins, flags=flags, continues=continues, source=self, peer=self.peer)
 
     def check(self, now: float) -> None:
-        """Become ready if an unfinished line has grown, or has stalled and may block writers."""
+        """Become ready if an unfinished line has grown, or may block writers."""
         if not self.waits:
             return
         held = held_bytes(self.descriptor)
@@ -276,7 +271,7 @@ class Pipe:
             self._transfers.write(self.slot, transfer)
 
     def after_sync(self, draft: Draft) -> str:
-        """Consume the durable bytes; return a message if another process has read some."""
+        """Consume the durable bytes; return a message if some are gone."""
         consumed = 0
         if draft.payload:
             with self._transfers.mark(self.slot) as mark:
@@ -286,7 +281,7 @@ class Pipe:
             self._open_bytes += draft.payload_bytes
         else:
             self._open_sequence = self._open_bytes = 0
-        # The poller reports the next write to an empty pipe: no round needs to find it empty.
+        # The poller reports the next write to an empty pipe.
         if draft.payload and not (self.hung_up or self._relay) and not held_bytes(self.descriptor):
             self.ready = False
         if consumed == draft.payload_bytes:
@@ -315,10 +310,7 @@ class Pipe:
         self.hung_up = self.ended = False
 
     def drain_at_shutdown(self, *, displaced: bool) -> None:
-        """Stay ready until the pipe is empty or, if a process can still write, one capacity was read.
-
-        No later start finds a ``displaced`` pipe, so its unfinished line is read too.
-        """
+        """Stay ready until the pipe, with an unfinished line if ``displaced``, or one capacity of it was read."""
         self.hung_up = bool(_poll_events(self.descriptor, select.POLLIN) & select.POLLHUP)
         self._stalled = self._stalled or displaced
         self.ready = not self.ended and (self.hung_up or (self.ready and self._drain_bytes > 0))
@@ -330,14 +322,8 @@ class Pipe:
         os.close(descriptor)
         self._holds_both_ends = access == os.O_RDWR
 
-    def _end(self) -> Draft | None:
-        self.hung_up = True
-        closing = self.close_record()
-        self.ready, self.ended = closing is not None, closing is None
-        return closing
-
     def _unfinished_line(self, length: int, *, full: bool) -> tuple[int, Flag]:
-        """Return the length to commit, and its flag; 0 while the end of the line may still arrive."""
+        """Return the length to commit, and its flag; 0 to wait for the rest of the line."""
         if full or self.inside_record or self._stalled or self._is_full():
             # At the limit, the rest of the line becomes another record.
             is_continued = self._open_bytes + length < self._record_max_bytes
@@ -350,7 +336,7 @@ class Pipe:
         return 0, Flag.NONE
 
     def _is_full(self) -> bool:
-        """Return True if writers are blocked, which only a descriptor open for writing shows."""
+        """Return True if writers are blocked; only a writing end shows it."""
         return self._holds_both_ends and not _poll_events(self.descriptor, select.POLLOUT) & select.POLLOUT
 
 
@@ -363,7 +349,7 @@ def end_of_record(route: Route, sequence: int, source: Pipe | None = None) -> Dr
 def unfinished_transfers(root: Root, transfers: Transfers, *, log_id: bytes) -> dict[int, tuple[int, int, bytes]]:
     """Return slot, length and stored payload of unconsumed transfers by the inode of their pipe.
 
-    Call this before anything is written, while the log has the recorded places; their segment may be sealed.
+    Only before the first write does the log still have all recorded places.
     """
     found = {}
     for slot in range(transfers.count):
@@ -374,10 +360,9 @@ def unfinished_transfers(root: Root, transfers: Transfers, *, log_id: bytes) -> 
 
 
 def open_fifo(path: Path) -> tuple[int, bool]:
-    """Open both ends of a FIFO, so that it does not end with a writer; True if its contents can have survived.
+    """Open both ends of a FIFO, which thus never ends; return True if its contents can have survived.
 
-    If it opens for writing only, another process reads it; if not, :func:`_was_enlarged` tells an old pipe of a waiting
-    producer from a new one.
+    If it opens for writing only, another process reads it; if not, :func:`_was_enlarged` recognises an old pipe.
     """
     try:
         writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -438,9 +423,9 @@ def _stored_payload(root: Root, transfer: Transfer, log_id: bytes) -> bytes | No
 def _was_enlarged(descriptor: int) -> bool:
     """Return True if the previous run seems to have read this pipe; enlarge it.
 
-    A pipe keeps its size while it is open. If that run could not enlarge it, it counts as new: an unfinished record
-    ends, and bytes that a kill left in both log and pipe are stored twice. If this run cannot, it counts as old: a new
-    line may continue an unfinished record.
+    A pipe keeps its size while it is open. One that the previous run could not enlarge counts as new: bytes that a kill
+    left in both log and pipe are stored twice. One that this run cannot enlarge counts as old: a new line may continue
+    an unfinished record.
     """
     before = fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
     return not before <= _NEW_PIPE_MAX_BYTES < _enlarge(descriptor)
