@@ -48,7 +48,7 @@ def measure(stage: Stage) -> tuple[list[Row], list[str]]:
     asked = (
         ("wald where, an archived record", f"{archived}: archived", ["wald", "where", archived]),
         ("wald where, a reclaimed record", ": reclaimed", ["wald", "where", archived + RECORDS - 1]),
-        ("wald history --since 1h", "every deletion on record was legal", ["wald", "history", "--since", "1h"]),
+        ("wald history --since 1h", "every deletion on record was allowed", ["wald", "history", "--since", "1h"]),
         ("wald-reclaim, all held back", "deleted: 0; kept: 20", ["wald_reclaim", "--once"]),
     )
     rows += [row for what, answer, command in asked for row in _rows(stage, group, what, root, command, answer)]

@@ -30,7 +30,7 @@ def consume(root: Path, cold: Path, texts: list[Text]) -> None:
 
 
 def let_go(root: Path, cold: Path, texts: list[Text]) -> None:
-    title("Let go", "the ledger has each deletion and the cursors that made it legal, before it happens")
+    title("Let go", "the ledger has each deletion and the cursors that allowed it, before it happens")
     show(root, "--grace", "0", program="wald-reclaim", lines_max=5)
     expect(not sealed_segments(root), "every group has read everything, and segments are left")
     restored = hashlib.sha256(

@@ -3,7 +3,7 @@
     in     the body of a request goes to the daemon as it comes; 200 means that its records are on disk
     out    positions as ``wald read`` takes them; lines, JSON, Server-Sent Events, Arrow; with an end or without
     groups leases and acknowledgements of work groups, which the gate owns
-    facts  routes, cursors, the head, what became of a record, what holds back which bytes
+    facts  routes, cursors, the head, what became of a record, what pins which bytes
 
 The gate writes nothing into the log itself but cursors: records, routes and CUT go through the daemon's socket, so one
 process writes, and parsers, TLS and strangers stay out of it. One table has all verbs; the application and the OpenAPI

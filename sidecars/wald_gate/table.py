@@ -191,7 +191,7 @@ VERBS: tuple[Verb, ...] = (
         _GET,
         "/v1/explain",
         "explain",
-        "What holds back which bytes.",
+        "What pins which bytes.",
         Right.ADMIN,
         facts.explain,
         answers={JSON: list[said.Explained], NDJSON: list[said.Explained]},

@@ -134,7 +134,7 @@ class Reclaim:
             return [*withdrawals, *(entry for entry, _ in lines)]
         routes = joined([excuse.routes for _, excuse in sharing])
         shared = excused_entry([entry for entry, _ in sharing], self.excuses.text(routes, sharing[0][1].claims, {}))
-        shares = {"excused": shared["base"]}
+        shares = {"evidence": shared["base"]}
         return [*withdrawals, shared, *(entry if excuse is None else entry | shares for entry, excuse in lines)]
 
     def _renamed(self, segment: Segment, kind: Kind) -> Segment:

@@ -113,7 +113,7 @@ def command(
     """Delete the segments that every consumer group has read.
 
     A complete segment, sealed or not, is deleted when, for every route that has records in it and is not retired, every
-    cursor has reached the route's last record in it. `wald explain` shows which group holds back which segments. Each
+    cursor has reached the route's last record in it. `wald explain` shows which group pins which segments. Each
     deletion is recorded in ledger/reclaim.jsonl before it happens, with the cursors that allowed it. Only one
     wald-reclaim works on a root at a time.
     """

@@ -1,8 +1,8 @@
 """The lines that reclaim writes into ``ledger/reclaim.jsonl``, without the moment of the boot that each gets.
 
-{"event": "reclaimed", "base", "last", "at", "rule", "bytes", "sha256" or "form", "routes" or "excused", "lost",
+{"event": "reclaimed", "base", "last", "at", "rule", "bytes", "sha256" or "form", "routes" or "evidence", "lost",
  "lost_bytes", "damaged"}
-{"event": "excused", "base", "last", "at", "routes"}      of the segments whose lines follow and say "excused": base
+{"event": "evidence", "base", "last", "at", "routes"}      of the segments whose lines follow and say "evidence": base
 {"event": "shrunk", "base", "last", "at", "bytes", "sha256", "was_bytes", "was_sha256", "routes", "dropped",
  "runs"}
 {"event": "kept", "base", "why", "at"}      an earlier line about the segment does not hold any more
@@ -54,7 +54,7 @@ def reclaimed_entry(
     """The segment is deleted: by which rule, and where the cursors of its routes were.
 
     Args:
-        routes: as :mod:`wald_reclaim.excuses` lists them; None: a line ``excused`` does.
+        routes: as :mod:`wald_reclaim.excuses` lists them; None: a line ``evidence`` does.
         lost: of each route, how many of its records are unread, if any are.
     """
     line: Entry = {
@@ -91,7 +91,7 @@ def may_share(segment: Segment, index: SealedIndex) -> bool:
 def excused_entry(lines: Sequence[Entry], routes: RawJson) -> Entry:
     """What the segments of these lines held together, and where the cursors of their routes were."""
     base, last = min(line["base"] for line in lines), max(line["last"] for line in lines)
-    return {"event": "excused", "base": base, "last": last, "at": lines[0]["at"], "routes": routes}
+    return {"event": "evidence", "base": base, "last": last, "at": lines[0]["at"], "routes": routes}
 
 
 def shrunk_entry(

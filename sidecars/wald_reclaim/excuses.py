@@ -22,14 +22,14 @@ LISTED_MAX = 32  # routes that a segment's own line lists: about 3 KB, and one l
 
 @dataclass(frozen=True, slots=True)
 class Excuse:
-    """What a segment held, and the cursors that make its deletion legal."""
+    """What a segment held, and the cursors that allow its deletion."""
 
     routes: RouteTable
     claims: CursorSnapshot
 
 
 def excused(entry: RouteEntry, claims: CursorSnapshot) -> Entry:
-    """The records of one route, and what makes it legal to delete them."""
+    """The records of one route, and what allows their deletion."""
     held = {"route": entry.route, "count": entry.count, "first": entry.first, "last": entry.last}
     return held | _excuse(entry.route, claims)
 

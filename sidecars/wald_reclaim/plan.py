@@ -84,7 +84,7 @@ class Planner:
         self._claims = CursorSnapshot()
         """Those that were read last."""
         self._passed: set[int] = set()
-        """The segments that no group holds back under these."""
+        """The segments that no group pins under these."""
         listing = self._contents.take_in(list_segments(self._root))
         there = {segment.base_sequence for segment in (*listing.segments, *listing.released)}
         for entry in self._contents.history.latest_deletions(there):

@@ -57,7 +57,7 @@ class OnRecord:
             return
         if entry.get("event") == "reclaimed":
             self._found[base] = Recorded.of(entry)
-        elif entry.get("event") != "excused":
+        elif entry.get("event") != "evidence":
             self._found.pop(base, None)
 
     def forget(self, base: int) -> None:

@@ -41,7 +41,7 @@ class Report:
     _kept: Counter[Verdict] = field(default_factory=Counter)
     _kept_bytes: int = 0
     _alone: Counter[str] = field(default_factory=Counter)
-    """The bytes that one route alone holds back."""
+    """The bytes that one route alone pins."""
     _holding: dict[int, str] = field(default_factory=dict)
     """That route, of each segment that may be shrunk."""
     _lost: Counter[str] = field(default_factory=Counter)
@@ -135,7 +135,7 @@ class Report:
                 "shrunk_segments": self._shrunk,
                 "kept_segments": {_key(verdict): count for verdict, count in self._kept.items()},
                 "kept_bytes": self._kept_bytes,
-                "held_back_alone": dict(self._alone),
+                "pinned_alone": dict(self._alone),
                 "lost": dict(self._lost),
             }
             self._object("pass", fields)
@@ -164,7 +164,7 @@ class Report:
         return (
             f"segments {marked} for deletion: {self._gone} ({format_bytes(self._gone_bytes)}); {deleted}: "
             f"{self._deleted}; kept: {self._kept.total()} ({format_bytes(self._kept_bytes)}{kept and f'; {kept}'})"
-            f"{alone and f'; held back by one route alone: {alone}'}"
+            f"{alone and f'; pinned by one route alone: {alone}'}"
         )
 
 

@@ -100,7 +100,7 @@ class Shrinker:
             if name.endswith(SHRUNK_SUFFIX):
                 self.disk.unlink(self.root.segments / name)
             elif found is not None and found.kind is Kind.SEALED:
-                segment = Segment(found.base_sequence, Kind.SEALED, self.root.segments / str(found))
+                segment = Segment(found.base_sequence, Kind.SEALED, self.root.segment(found.base_sequence, Kind.SEALED))
                 try:
                     require_named(segment._replace(path=self.root.segments / name), self.log_id)
                     if self._history.reclaimed(segment.base_sequence) is not None:

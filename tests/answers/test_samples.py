@@ -115,7 +115,7 @@ def test_a_sealed_segment_that_does_not_tell_its_batches_is_unreadable(built: Bu
         assert log_sample.states[state] == Amount(1, len(data))
         seen.add(state)
 
-    assert seen == {Condition.HELD_BACK, Condition.UNREADABLE}
+    assert seen == {Condition.PINNED, Condition.UNREADABLE}
 
 
 def test_what_was_written_is_told_by_the_head_through_cuts_and_seals(built: Built) -> None:
@@ -209,7 +209,7 @@ def test_a_survey_goes_on_without_a_head(built: Built) -> None:
     built.seal()
     built.root.head.write_bytes(b"nonsense" * 20)
 
-    assert counts(LogSource(built.log).sample(1.0))[Condition.HELD_BACK] == 1
+    assert counts(LogSource(built.log).sample(1.0))[Condition.PINNED] == 1
 
 
 def test_a_root_that_vanishes_is_trouble(built: Built) -> None:

@@ -138,4 +138,4 @@ def test_every_segment_is_in_one_condition(state: State, pinned: bool, readable:
 
     found = condition_of(SegmentStatus(segment, state, 1, 10, pins, readable=readable))
 
-    assert found is (Condition.UNREADABLE if not readable else Condition.HELD_BACK if pinned else expected[state])
+    assert found is (Condition.UNREADABLE if not readable else Condition.PINNED if pinned else expected[state])

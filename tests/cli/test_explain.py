@@ -57,7 +57,7 @@ def test_segments_that_are_alike_are_told_in_one_line(built: Built) -> None:
     assert lines[1].startswith("  records 1 to 6 (")
     assert lines[1].endswith(": every group has read it; wald-reclaim may delete it")
     assert lines[2].startswith("  records 7 to 18 (2 segments, ")
-    assert lines[2].endswith(": held back by b/processed (at 6, needs 18)")
+    assert lines[2].endswith(": pinned by b/processed (at 6, needs 18)")
     assert lines[3].startswith("  from record 19 on (")
     assert lines[3].endswith(f": being written; wald --root {built.root.path} cut completes it")
 
@@ -70,7 +70,7 @@ def test_each_group_is_reported_with_its_lag_and_what_it_costs(built: Built) -> 
 
     assert row[:4] == ["a", "processed", "3", "12"]
     assert f"{sealed / 1024:.1f} KiB" in " ".join(row)
-    assert "1 more group has read everything and holds back nothing." in explain(built)
+    assert "1 more group has read everything and pins nothing." in explain(built)
 
 
 def test_a_cursor_that_cannot_be_trusted_and_a_retired_route_are_reported(built: Built) -> None:
@@ -79,7 +79,7 @@ def test_a_cursor_that_cannot_be_trusted_and_a_retired_route_are_reported(built:
     retire_route(built.root, built.disk, "b", now="")
     text = explain(built)
 
-    assert "Retired: b. Nothing is held back for them" in text
+    assert "Retired: b. Nothing is pinned for them" in text
     assert "audit.cursor: 999 is beyond the head, 18." in text
     assert "cursor set a SEQUENCE --group audit --rewind" in text
 
@@ -115,10 +115,10 @@ def test_json_has_every_segment_every_group_and_the_whole(built: Built) -> None:
     assert (b["route"], b["lag_records"], b["pinned_segments"], b["state"]) == ("b", 2, 2, "valid")
     assert b["frees_bytes"] == b["pinned_bytes"] == kinds["segment"][1]["bytes"] + kinds["segment"][2]["bytes"]
     (log,) = kinds["log"]
-    assert log["segments"] == {"free": 1, "held_back": 2, "active": 1}
+    assert log["segments"] == {"free": 1, "pinned": 2, "active": 1}
     assert log["free_bytes"] > 0
-    assert log["held_back_alone"] == {"b": b["frees_bytes"]}
-    assert "\nWhat one route alone holds back: b " in explain(built)
+    assert log["pinned_alone"] == {"b": b["frees_bytes"]}
+    assert "\nWhat one route alone pins: b " in explain(built)
 
 
 def test_a_segment_names_so_many_of_its_groups(built: Built) -> None:
@@ -148,9 +148,9 @@ def test_who_holds_back_a_segment_that_is_not_sealed_yet_is_reported(built: Buil
     built.log.set_cursor("b", 19)
     read = explain(built).splitlines()
 
-    assert "1 held back" in held[0]
+    assert "1 pinned" in held[0]
     assert re.fullmatch(
-        r"  records 19 to 19 \(.*, not sealed yet\): held back by b/processed \(at 18, needs 19\)", held[2]
+        r"  records 19 to 19 \(.*, not sealed yet\): pinned by b/processed \(at 18, needs 19\)", held[2]
     )
     assert "4 free" in read[0]
     assert re.fullmatch(

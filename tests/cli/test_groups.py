@@ -59,8 +59,8 @@ def test_a_group_without_an_owner_says_so_and_what_happens_next(log: Built) -> N
     owner.lease("worker-1", 2)
     owner.kill()
     said = shown(log)
-    assert "owner       none runs; the next one delivers again all that is open\n" in said
-    assert "next        start its workers\n" in said
+    assert "owner    none runs; the next one delivers again all that is open\n" in said
+    assert "next     start its workers\n" in said
     assert "worker-1" in pending(log)
     assert "No owner runs: the next one delivers again all that is open." in pending(log)
 
@@ -70,7 +70,7 @@ def test_show_names_who_has_the_oldest_record(log: Built) -> None:
         owner.lease("worker-1", 2, lease_for=598)
         assert "record 1, appended 2023-11-14T" in shown(log)
         assert "; worker-1 has it, try 1, 9 min 5" in shown(log)
-        assert "tries       1, of the open record that was delivered most\n" in shown(log)
+        assert "tries    1, of the open record that was delivered most\n" in shown(log)
         owner.ask("nack", "worker-1", [1], 3600)
         assert "; waits until 20" in shown(log)
         owner.ask("release", "worker-1")
@@ -84,13 +84,13 @@ def test_show_says_what_a_group_holds_back(log: Built) -> None:
     log.seal()
     log.lines("b", [b"y"])
     with Owning(log.root.path, "a", "g"):
-        assert "holds back  1 segment, " in shown(log)
+        assert "pins     1 segment, " in shown(log)
 
 
 def test_a_group_that_has_done_everything_needs_nothing(log: Built) -> None:
     with Owning(log.root.path, "a", "g") as owner:
         owner.ask("ack", "worker-1", owner.lease("worker-1", 10))
-        assert "next        nothing: every record is done\n" in shown(log)
+        assert "next     nothing: every record is done\n" in shown(log)
         assert pending(log) == "nothing is out, waits, or is being given up\n"
 
 
@@ -136,7 +136,7 @@ def test_an_owner_that_is_stopped_is_named_with_what_lets_it_go_on(log: Built) -
         os.kill(owner.pid, signal.SIGSTOP)
         said = shown(log)
         os.kill(owner.pid, signal.SIGCONT)
-        assert f"next        kill -CONT {owner.pid}: the owner was stopped by a signal or a debugger\n" in said
+        assert f"next     kill -CONT {owner.pid}: the owner was stopped by a signal or a debugger\n" in said
         eventually(lambda: "kill -CONT" not in shown(log))
 
 
@@ -248,10 +248,10 @@ def test_a_group_in_which_all_waits_says_when_the_next_record_is_due(log: Built)
         said = output_of("group", "show", "b", "g", "--root", log.root.path).decode()
     due = re.search(r"next due +(\S+), in ", said)
     assert due, said
-    expected = f"next        nothing before {due[1]}, when the next record is due"
+    expected = f"next      nothing before {due[1]}, when the next record is due"
     assert said.endswith(f"{expected}\n")
     assert output_of("group", "show", "b", "g", "--root", log.root.path).endswith(
         f"{expected}; start its workers by then\n".encode()
     )
     log.lines("b", [b"more"])
-    assert output_of("group", "show", "b", "g", "--root", log.root.path).endswith(b"next        start its workers\n")
+    assert output_of("group", "show", "b", "g", "--root", log.root.path).endswith(b"next      start its workers\n")

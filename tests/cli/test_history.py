@@ -47,9 +47,10 @@ def test_each_event_has_a_line_and_each_deletion_the_reason_why_it_was_legal(bui
     assert {"begun", "archived", "finished"} < set(events)
     (deletion,) = (line for line in lines if " reclaimed " in line)
     assert re.search(
-        r"segment 1: records 1 to 3 \(a 2, b 1\); legal by the rule read \(a/\w+ at \d+, b/processed at 3\)$", deletion
+        r"segment 1: records 1 to 3 \(a 2, b 1\); allowed by the rule read \(a/\w+ at \d+, b/processed at 3\)$",
+        deletion,
     )
-    assert lines[-1].endswith("lines read: the chain is whole; every deletion on record was legal")
+    assert lines[-1].endswith("lines read: the chain is whole; every deletion on record was allowed")
 
 
 def test_a_span_of_time_and_a_route_leave_out_the_rest(built: Built) -> None:
@@ -58,7 +59,7 @@ def test_a_span_of_time_and_a_route_leave_out_the_rest(built: Built) -> None:
     _, lines = history(built, "--until", "yesterday")
     assert {line.split()[1] for line in lines[:-1]} == {"sealed", "begun", "archived", "finished"}
     _, lines = history(built, "--since", "2100-01-01T00:00:00Z")
-    assert lines == ["0 lines read: the chain is whole; every deletion on record was legal"]
+    assert lines == ["0 lines read: the chain is whole; every deletion on record was allowed"]
 
 
 def test_a_route_that_neither_the_log_nor_a_line_knows_is_not_found(built: Built) -> None:
@@ -96,15 +97,15 @@ def test_a_deletion_that_no_cursor_made_legal_is_an_error(built: Built) -> None:
     text = "\n".join(lines)
 
     assert code == 4
-    assert "NOT LEGAL: record 5 of route a was deleted, and not read by processed at 4; its sha256 is None" in text
-    assert lines[-1].endswith("the chain is whole; 1 deletions not legal")
+    assert "NOT ALLOWED: record 5 of route a was deleted, and not read by processed at 4; its sha256 is None" in text
+    assert lines[-1].endswith("the chain is whole; 1 deletions not allowed")
     ledger = Ledger(built.root.ledger / "reclaim.jsonl", Unsynced())
     ledger.append({"event": "kept", "base": 4, "why": "unread", "at": 2})
     ledger.close()
     code, lines = history(built, "--json")
     events = [json.loads(line) for line in lines]
-    assert {event["legal"] for event in events if event.get("event") == "reclaimed"} == {True, None}
-    assert (code, events[-1]["illegal"]) == (0, 0)
+    assert {event["allowed"] for event in events if event.get("event") == "reclaimed"} == {True, None}
+    assert (code, events[-1]["not_allowed"]) == (0, 0)
 
 
 def test_what_expired_is_counted(built: Built) -> None:
@@ -113,7 +114,7 @@ def test_what_expired_is_counted(built: Built) -> None:
     code, lines = history(built)
 
     assert code == 0
-    assert any("legal by the rule max_bytes, 1 records expired unread" in line for line in lines)
+    assert any("allowed by the rule max_bytes, 1 records expired unread" in line for line in lines)
 
 
 def test_a_skip_is_a_sentence(built: Built) -> None:
@@ -135,7 +136,7 @@ def test_a_broken_chain_is_an_error_and_what_is_before_it_is_shown(built: Built)
 
     assert code == 4
     assert any(f"{path}: line 1: checksum mismatch" in line for line in lines)
-    assert any("legal by the rule read" in line for line in lines)
+    assert any("allowed by the rule read" in line for line in lines)
     assert "the chain is broken" in lines[-1]
 
 

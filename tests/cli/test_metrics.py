@@ -39,7 +39,7 @@ def samples(built: Built, *options: str) -> dict[tuple[str, ...], float]:
 
 
 def test_every_group_has_what_explain_says_of_it(built: Built) -> None:
-    """Records, seconds, bytes that it holds back, and when the oldest unread record was written."""
+    """Records, seconds, bytes that it pins, and when the oldest unread record was written."""
     built.log.set_cursor("a", 5)
     explained = output_of("explain", "--json", "--root", built.root.path).splitlines()
     groups = [line for line in map(json.loads, explained) if line["kind"] == "group"]
@@ -74,7 +74,7 @@ def test_segments_are_counted_by_what_keeps_them(built: Built) -> None:
     found = samples(built)
 
     states = {name[1]: value for name, value in found.items() if name[0] == "wald_segments"}
-    assert states == {"released": 0, "free": 1, "held_back": 1, "unreadable": 0, "waiting": 0, "active": 1}
+    assert states == {"released": 0, "free": 1, "pinned": 1, "unreadable": 0, "waiting": 0, "active": 1}
     assert found["wald_segment_bytes", "free"] == built.path(1, Kind.SEALED).stat().st_size
 
 

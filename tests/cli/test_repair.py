@@ -63,7 +63,7 @@ def test_afterwards_the_log_verifies_with_the_loss_on_record(damaged: Path) -> N
     found = json.loads(output_of("repair", "--accept-loss", "--json", "--root", damaged))
     require_documented("wald repair", found)
     assert (found["schema"], found["lost_records"], found["left"]) == ("wald.repair/1", 3, [])
-    assert [(act["act"], act["lost"], act["done"]) for act in found["acts"]] == [
+    assert [(act["action"], act["lost"], act["done"]) for act in found["actions"]] == [
         ("set aside", [{"first": 1, "last": 3}], True)
     ]
     verified = output_of("verify", "--root", damaged).decode()
@@ -155,7 +155,7 @@ def test_what_verify_does_not_call_damage_a_dry_run_does_not_either(log: Path) -
     assert b"the ledger has no line about its sealing; a repair writes one" in verified.stdout
     proposed = output_of("repair", "--dry-run", "--root", log)
     assert b"repair: record segments/00000000000000000001.wal.zst" in proposed
-    assert b"good: 1 act would be done" in proposed
+    assert b"good: 1 action would be done" in proposed
     assert ledger.read_bytes() == b""
     output_of("repair", "--root", log)
     assert b"no line of the ledger" not in output_of("verify", "--root", log)
@@ -169,7 +169,7 @@ def test_a_stray_segment_behind_the_head_is_no_damage_to_either(log: Path, stray
     assert b"after the head; not checked" in output_of("verify", "--root", log)
     proposed = output_of("repair", "--dry-run", "--root", log)
     assert b"repair: set aside segments/00000000000000005000.wal" in proposed
-    assert b"good: 1 act would be done" in proposed
+    assert b"good: 1 action would be done" in proposed
     output_of("repair", "--root", log)
     assert not path.exists()
 
@@ -200,7 +200,7 @@ def test_a_log_that_has_lost_its_identity_gets_it_back_by_what_other_commands_sa
     assert proposed.returncode == Damaged.exit_code
     assert b"repair: identity log.json: it is missing; " in proposed.stdout
 
-    assert b"good: 1 act done, 0 records lost" in output_of("repair", "--root", log)
+    assert b"good: 1 action done, 0 records lost" in output_of("repair", "--root", log)
     assert json.loads((log / "log.json").read_bytes())["log"] == json.loads(content)["log"]
     assert b"log.json was made again: it is missing" in output_of("history", "--root", log)
     assert output_of("read", "a", "--root", log) == b"one\ntwo\nthree\nfour\nfive\nsix\n"

@@ -32,7 +32,7 @@ INVENTORY = Inventory(
     age_seconds=0.2,
     states={
         Condition.FREE: Amount(20, GIB),
-        Condition.HELD_BACK: Amount(80, 4 * GIB),
+        Condition.PINNED: Amount(80, 4 * GIB),
         Condition.ACTIVE: Amount(1, 64 * MIB),
     },
     rows=(ROW,),
@@ -42,7 +42,7 @@ INVENTORY = Inventory(
     seconds_until_full=120 * 86400.0,
 )
 SNAPSHOT = Snapshot("logs/one", ACTIVITY, INVENTORY)
-HEADINGS = ["ROUTE", "LAST", "IN/S", "GROUP", "CURSOR", "LAG", "OLDEST", "OUT/S", "HOLDS", "BACK"]
+HEADINGS = ["ROUTE", "LAST", "IN/S", "GROUP", "CURSOR", "LAG", "OLDEST", "OUT/S", "PINS"]
 
 
 def with_rows(*rows: Row) -> Snapshot:
@@ -61,13 +61,13 @@ def test_everything_is_reported() -> None:
         "head      1,234,567   1,500 records/s   1.5 MiB/s   last commit 0.4 s ago",
         "segments  101 segments, 5.1 GiB",
         "          " + "░" * 12 + "█" * 46 + "▓" * 2,
-        "          ░ free 20, 1.0 GiB   █ held back 80, 4.0 GiB   ▓ active 1, 64.0 MiB",
+        "          ░ free 20, 1.0 GiB   █ pinned 80, 4.0 GiB   ▓ active 1, 64.0 MiB",
         "sealing   2 waiting   14 sealed since this began   - B/s",
         "disk      " + "█" * 42 + "░" * 18,
         "          120.0 GiB free of 400.0 GiB   grows 1.0 GiB a day   full in 120 d if nothing is reclaimed",
         "",
-        "ROUTE        LAST   IN/S  GROUP         CURSOR     LAG   OLDEST  OUT/S  HOLDS BACK",
-        "access  1,234,567  1,500  processed  1,200,000  34,567  1 d 2 h    2.5         0 B",
+        "ROUTE        LAST   IN/S  GROUP         CURSOR     LAG   OLDEST  OUT/S  PINS",
+        "access  1,234,567  1,500  processed  1,200,000  34,567  1 d 2 h    2.5   0 B",
     ]
 
 
@@ -110,15 +110,15 @@ def test_what_does_not_fit_is_summed_up() -> None:
     shown = table(with_rows(*rows), width=80, height=22)
 
     assert [line.split()[0] for line in shown[:3]] == ["ROUTE", "big", "r000"]
-    assert shown[-1] == f"and {1000 - (len(shown) - 2)} more routes, holding back nothing"
+    assert shown[-1] == f"and {1000 - (len(shown) - 2)} more routes, pinning nothing"
 
 
 def test_hidden_rows_tell_the_most_that_one_of_them_holds_back() -> None:
-    """Two groups may hold back the same segment: what all of them hold back is no sum."""
+    """Two groups may pin the same segment: what all of them pin is no sum."""
     rows = [replace(ROW, group=group, held_bytes=GIB) for group in "abcdefghijklm"]
     shown = table(with_rows(*rows), width=80, height=16)
 
-    assert shown[-1] == f"and {13 - (len(shown) - 2)} more groups of 1 route, holding back 1.0 GiB or less each"
+    assert shown[-1] == f"and {13 - (len(shown) - 2)} more groups of 1 route, pinning 1.0 GiB or less each"
 
 
 def test_rows_that_fit_exactly_are_all_shown() -> None:
@@ -126,14 +126,14 @@ def test_rows_that_fit_exactly_are_all_shown() -> None:
     height = len(lines(snapshot, width=120, height=None))
 
     assert len(table(snapshot, width=120, height=height)) == 6
-    assert table(snapshot, width=120, height=height - 1)[-1] == "and 2 more routes, holding back nothing"
+    assert table(snapshot, width=120, height=height - 1)[-1] == "and 2 more routes, pinning nothing"
 
 
 def test_narrow_screens_lose_columns_and_keep_who_holds_back_what() -> None:
-    headings = [table(SNAPSHOT, width=width, height=40)[0].split() for width in (120, 60, 40)]
+    headings = [table(SNAPSHOT, width=width, height=40)[0].split() for width in (120, 60, 34)]
 
     assert headings[0] == HEADINGS
-    assert headings[2] == ["ROUTE", "GROUP", "LAG", "HOLDS", "BACK"]
+    assert headings[2] == ["ROUTE", "GROUP", "LAG", "PINS"]
     assert set(headings[2]) < set(headings[1]) < set(headings[0])
 
 

@@ -118,7 +118,7 @@ RECLAIM: list[dict[str, Any]] = [
         "boottime": 1,
     },
     {
-        "event": "excused",
+        "event": "evidence",
         "base": 260,
         "last": 289,
         "at": TIME_NS + 1,
@@ -137,7 +137,7 @@ RECLAIM: list[dict[str, Any]] = [
         "sha256": "00" * 32,
         "boot": "00ad4aa5-eeab-42a0-9c91-ab6bc4b1f1ea",
         "boottime": 2,
-        "excused": 260,
+        "evidence": 260,
     },
 ]
 INDEX = sealed_index.SealedIndex(

@@ -93,7 +93,7 @@ def test_the_lag_counts_records_of_the_route_and_the_oldest_tells_how_long(
 def test_bytes_are_those_held_back_and_those_that_would_go_if_this_one_moved(built: Built) -> None:
     built.log.set_cursor("a", 0)
     assert (group(built, "a").pinned_segments, group(built, "a").pinned_bytes) == (2, size(built, 2, 6))
-    assert group(built, "a").exclusive_bytes == size(built, 6)  # the other one is held back by b too
+    assert group(built, "a").exclusive_bytes == size(built, 6)  # the other one is pinned by b too
     raw_bytes = built.path(7, Kind.RAW).stat().st_blocks * 512
     assert (group(built, "b").pinned_bytes, group(built, "b").exclusive_bytes) == (
         size(built, 2) + raw_bytes,

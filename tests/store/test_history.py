@@ -74,10 +74,10 @@ def test_the_golden_deletions_are_legal_each_with_the_cursors_of_its_own_line_or
 
 
 def test_a_shared_line_that_makes_no_sense_gives_a_deletion_no_routes(root: Root) -> None:
-    bare = reclaimed(1, 2) | {"excused": 1}
+    bare = reclaimed(1, 2) | {"evidence": 1}
     wrong: tuple[Any, ...] = (5, [5], [{}], [{"route": "a", "first": "1", "last": 2}])
     for routes in wrong:
-        tell(root, "reclaim.jsonl", {"event": "excused", "base": 1, "last": 2, "routes": routes}, bare)
+        tell(root, "reclaim.jsonl", {"event": "evidence", "base": 1, "last": 2, "routes": routes}, bare)
 
         assert next(History(root).deletions()) == bare
         assert next(History(root).reclaimed_segments(1, 2)).routes is None

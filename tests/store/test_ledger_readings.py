@@ -128,4 +128,4 @@ def test_legal_deletions_stay_legal_though_the_ledger_is_cut_while_they_are_judg
 
     assert [event.entry["base"] for event in found if event.ruling] == BASES
     assert [event.ruling.errors for event in found if event.ruling and event.ruling.errors] == []
-    assert story.illegal == 0
+    assert story.not_allowed == 0

@@ -173,7 +173,7 @@ class TestAReclaimedSegmentWithAPiece:
             built.log.set_cursor(route, to, group="g")
         reclaim(built)
         assert bases(built.root) == [1, 9]
-        assert '"event":"excused"' in (built.root.ledger / "reclaim.jsonl").read_text()
+        assert '"event":"evidence"' in (built.root.ledger / "reclaim.jsonl").read_text()
         assert numbered(built.log.records("a")) == [(10, b"next")]
         (built.root.ledger / "segments.jsonl").unlink()
         assert numbered(built.log.records("a")) == [(10, b"next")]

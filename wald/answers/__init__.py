@@ -7,7 +7,7 @@ docs/json.md says what is in each. ::
     cursors      how far one group has processed a route
     groups       who works for each work group, and how far it is
     pending      what of a work group is with workers, or waits
-    explain      what holds back which bytes
+    explain      what pins which bytes
     history      what happened to the log
     liveness     whether the daemon is alive
     latency      where the time of an acknowledgement goes

@@ -1,4 +1,4 @@
-"""What holds back which bytes: FIFOs in trouble, quotas, segments, groups, and how long the disk lasts."""
+"""What pins which bytes: FIFOs in trouble, quotas, segments, groups, and how long the disk lasts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def explanation(log: Log, backlog: Backlog, now_ns: int) -> Iterator[dict[str, o
         "free_bytes": backlog.free_bytes,
         "bytes_per_second": growth.bytes_per_second if growth else None,
         "seconds_until_full": growth.seconds_until(backlog.free_bytes) if growth else None,
-        "held_back_alone": dict(backlog.alone),
+        "pinned_alone": dict(backlog.alone),
         "no_daemon": no_daemon(log.root, Disk()),
     }
 
@@ -62,7 +62,7 @@ def state_of(status: SegmentStatus) -> str:
     if not status.readable:
         return "unreadable"
     if status.pins:
-        return "held back"
+        return "pinned"
     if status.state in (State.SEALED, State.CUT):
         return "newest" if status.newest else "free"
     return str(status.state.value)

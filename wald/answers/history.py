@@ -115,7 +115,7 @@ def event_fields(event: Event) -> dict[str, object]:
         "event": event.entry.get("event"),
         "ledger": event.ledger,
         "line": event.number,
-        "legal": None if ruling is None else not ruling.errors,
+        "allowed": None if ruling is None else not ruling.errors,
         "reasons": [] if ruling is None else list(ruling.errors),
         "lost_records": 0 if ruling is None else ruling.lost,
         "entry": ledger_fields({key: value for key, value in event.entry.items() if key not in ("at", "event")}),
@@ -135,9 +135,9 @@ def _of_lives(root: Root, before: Mapping[str, int]) -> Iterator[Event]:
 
 
 def sentence(event: Event) -> str:
-    """An event in a sentence, as ``wald history`` writes it: what happened, and of a deletion why it was legal."""
+    """An event in a sentence, as ``wald history`` writes it: what happened, and of a deletion why it was allowed."""
     judged = event.entry.get("event") in ("reclaimed", "shrunk")
-    return f"{deed(event)}; {_legality(event)}" if judged else deed(event)
+    return f"{deed(event)}; {_judgement(event)}" if judged else deed(event)
 
 
 def deed(event: Event, figures: Figures = EXACT) -> str:
@@ -212,7 +212,7 @@ def _list(given: object) -> list[object]:
 def _repair(entry: dict[str, Any], figures: Figures) -> str:
     """What was done to a segment; nothing of it may have been whole."""
     base, last = entry["base"], entry["last"]
-    done = "set aside" if entry.get("deed") == "set aside" else "made again from what was whole of it"
+    done = "set aside" if entry.get("action") == "set aside" else "made again from what was whole of it"
     span = f"{figures.number(base)} up to {figures.number(last)}"
     whole = f"whole were records from {span}" if last >= base else "no record in it was whole"
     kept = "" if entry.get("lossless") else f"; the old file is {entry.get('kept')}"
@@ -232,14 +232,14 @@ def _skip(entry: dict[str, Any], figures: Figures) -> str:
     return f"{moved}{who}{why}"
 
 
-def _legality(event: Event) -> str:
+def _judgement(event: Event) -> str:
     ruling = event.ruling
     if ruling is None:
         return "taken back later"
     if ruling.errors:
-        return f"NOT LEGAL: {'; '.join(ruling.errors)}"
+        return f"NOT ALLOWED: {'; '.join(ruling.errors)}"
     lost = f", {ruling.lost} records expired unread" if ruling.lost else ""
-    return f"legal by the rule {event.entry.get('rule')}{lost}{_cursors(event.entry)}"
+    return f"allowed by the rule {event.entry.get('rule')}{lost}{_cursors(event.entry)}"
 
 
 def _cursors(entry: dict[str, Any]) -> str:

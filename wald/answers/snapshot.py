@@ -135,7 +135,7 @@ class Inventory:
 
     Attributes:
         age_seconds: since the newest of them began.
-        rows: those that hold back the most come first.
+        rows: those that pin the most come first.
         seconds_until_full: if nothing is reclaimed; None if the log does not grow, or its growth is not known.
     """
 

@@ -21,7 +21,7 @@ from wald.retention.history import History
 
 END_OF_TIME_NS = 1 << 63
 _DELETIONS = "reclaim.jsonl"
-_NO_EVENTS = ("seen", "continues", "excused")  # other lines report what happened
+_NO_EVENTS = ("seen", "continues", "evidence")  # other lines report what happened
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class DeletionAudit:
 
     Attributes:
         lines: number of lines read.
-        illegal: deletions that were not allowed.
+        not_allowed: deletions that were not allowed.
         broken: a message for each damaged ledger; its lines end where the damage begins.
     """
 
@@ -73,7 +73,7 @@ class DeletionAudit:
         self._history = History(root)
         self._deleted = Spans()
         self._undone: dict[int, int] = {}  # base → number of the last line that undid its deletion
-        self.lines = self.illegal = 0
+        self.lines = self.not_allowed = 0
         self.broken: list[str] = []
 
     def events(self) -> Iterator[Event]:
@@ -116,7 +116,7 @@ class DeletionAudit:
         if event.is_deletion and self._undone.get(event.entry["base"], 0) > event.number:
             return event
         event = self._judged(event, self._deleted)
-        self.illegal += event.ruling is not None and bool(event.ruling.errors)
+        self.not_allowed += event.ruling is not None and bool(event.ruling.errors)
         return event
 
     def _read_backwards(self, name: str, before: int | None) -> Iterator[Event]:

@@ -100,7 +100,7 @@ def _of_route(root: Root, path: Path, named: Named) -> Verdict:
     route, group = named.route, named.group
     match named.kind:
         case FileKind.ROUTE:
-            why = "its records would be held back for a route that nothing shows, and its cursors would be lost"
+            why = "its segments would be pinned for a route that nothing shows, and its cursors would be lost"
             return Verdict(False, why, command_line(root.path, f"route retire {route}"))
         case FileKind.FIFO if not stat.S_ISFIFO(os.stat(path).st_mode):
             return Verdict(False, "it is no FIFO: what was written to it is not in the log", _append(root, path, route))

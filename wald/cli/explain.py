@@ -1,4 +1,4 @@
-"""``wald explain``: which route and group holds back which bytes, how fast that grows, and when the disk is full."""
+"""``wald explain``: which route and group pins which bytes, how fast that grows, and when the disk is full."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OVER = {
     "reject": "Its FIFO is not read, and its requests are refused",
 }
 _NAMED = 3  # groups shown of one segment; --json shows all
-_HEADINGS = ("ROUTE", "GROUP", "CURSOR", "LAG", "OLDEST", "HOLDS BACK", "FREES", "GROWS A DAY")
+_HEADINGS = ("ROUTE", "GROUP", "CURSOR", "LAG", "OLDEST", "PINS", "FREES", "GROWS A DAY")
 _NUMERIC = (2, 3, 4, 5, 6, 7)
 _DAY = 86400
 
@@ -79,7 +79,7 @@ def _text(log: Log, backlog: Backlog, now_ns: int) -> Iterator[str]:
     if idle := len(backlog.groups) - len(groups):
         more = " more" if groups else ""
         others = f"1{more} group has" if idle == 1 else f"{idle}{more} groups have"
-        yield f"{others} read everything and hold{'s' * (idle == 1)} back nothing."
+        yield f"{others} read everything and pin{'s' * (idle == 1)} nothing."
     if backlog.alone:
         yield f"\n{_alone(backlog.alone)}"
     for paragraph in _advice(log, groups):
@@ -153,11 +153,11 @@ def _segments_line(stretch: _Stretch, cutting: str) -> str:
     if not last.pins:
         follows = "it stays, because it is the newest" if last.newest else "wald-reclaim may delete it"
         return f"{place}: {_unpinned(last.waived)}; {follows}{damaged}"
-    return f"{place}: held back by {_pinned_by(last.pins)}{damaged}"
+    return f"{place}: pinned by {_pinned_by(last.pins)}{damaged}"
 
 
 def _unpinned(waived: tuple[str, ...]) -> str:
-    """Why nothing is held back."""
+    """Why nothing is pinned."""
     if not waived:
         return "every group has read it"
     return f"its unread records are of {_names(list(waived))}, which {'is' if len(waived) == 1 else 'are'} retired"
@@ -206,7 +206,7 @@ def _advice(log: Log, groups: list[GroupBacklog]) -> Iterator[str]:
         yield f"{over['message']}. {_OVER[over['policy']]}, until the group has read on or the quota is raised."
     retired = sorted({group.cursor.route for group in groups if group.retired})
     if retired:
-        yield f"Retired: {_names(retired)}. Nothing is held back for them, and their unread records may be deleted."
+        yield f"Retired: {_names(retired)}. Nothing is pinned for them, and their unread records may be deleted."
     gating = [group.cursor for group in groups if not group.retired]
     absent = [cursor.route for cursor in gating if cursor.state is CursorState.ABSENT]
     if absent:
@@ -227,10 +227,10 @@ def _names(routes: list[str]) -> str:
 
 
 def _alone(alone: Counter[str]) -> str:
-    """The routes that hold back segments which no other route needs."""
+    """The routes that pin segments which no other route needs."""
     named = [f"{route} {format_bytes(size)}" for route, size in alone.most_common(_NAMED)]
     more = f" and {len(alone) - _NAMED} routes more" if len(alone) > _NAMED else ""
-    return f"What one route alone holds back: {', '.join(named)}{more}."
+    return f"What one route alone pins: {', '.join(named)}{more}."
 
 
 def _outlook(growth: Growth | None, free: int) -> str:

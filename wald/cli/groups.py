@@ -119,7 +119,7 @@ def show(root: Path, route: str, group: str, as_json: bool) -> int:
     now_ns = time.time_ns()
     seen = look(log, work_file(log.root, route, group), now_ns)
     (found,) = with_lags(log, [seen])
-    held = _held_back(log, seen)
+    held = _backlog_of(log, seen)
     if as_json:
         click.echo(json_line("group.show", group_fields(found) | _more_fields(found, held)))
     else:
@@ -127,7 +127,7 @@ def show(root: Path, route: str, group: str, as_json: bool) -> int:
     return Damaged.exit_code if seen.damage else 0
 
 
-def _held_back(log: Log, seen: Seen) -> GroupBacklog:
+def _backlog_of(log: Log, seen: Seen) -> GroupBacklog:
     """What the group keeps from being reclaimed."""
     from wald.retention.backlog import Backlog, GroupBacklog
     from wald.retention.progress import Lag
@@ -183,7 +183,7 @@ def _rows(log: Log, found: FoundGroup, held: GroupBacklog, now_ns: int) -> Itera
         if picture.open:
             yield "tries", f"{picture.tries_max}, of the open record that was delivered most"
     yield "journal", f"{seen.file.path}, {format_bytes(seen.reading.size)}"
-    yield "holds back", _holding(held)
+    yield "pins", _holding(held)
     yield "next", _next(log, found)
 
 

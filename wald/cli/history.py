@@ -1,4 +1,4 @@
-"""``wald history``: what happened to a log, and whether every deletion was legal."""
+"""``wald history``: what happened to a log, and whether every deletion was allowed."""
 
 from __future__ import annotations
 
@@ -63,18 +63,20 @@ def history(root: Path, since: datetime | None, until: datetime | None, route: s
     if route is not None and not known and not story.broken:
         here.require_route(route)
     _report(story, as_json=as_json)
-    return Damaged.exit_code if story.illegal or story.broken else 0
+    return Damaged.exit_code if story.not_allowed or story.broken else 0
 
 
 def _report(story: DeletionAudit, *, as_json: bool) -> None:
     if as_json:
-        fields = {"kind": "summary", "lines": story.lines, "illegal": story.illegal, "broken": story.broken}
+        fields = {"kind": "summary", "lines": story.lines, "not_allowed": story.not_allowed, "broken": story.broken}
         click.echo(json_line("history", fields))
         return
     for message in story.broken:
         click.echo(f"damaged: {message}")
     chain = "the chain is broken" if story.broken else "the chain is whole"
-    judged = f"{story.illegal} deletions not legal" if story.illegal else "every deletion on record was legal"
+    judged = (
+        f"{story.not_allowed} deletions not allowed" if story.not_allowed else "every deletion on record was allowed"
+    )
     click.echo(f"{story.lines} lines read: {chain}; {judged}")
 
 

@@ -53,7 +53,7 @@ class Measured:
     Attributes:
         seconds: that it took to read it.
         damaged: segments of which a part cannot be read.
-        groups: of routes that are not retired; those that hold back the most come first.
+        groups: of routes that are not retired; those that pin the most come first.
         left_out: how many groups are not among them, because there are too many.
         quarantine: the size of each file in it.
         work: of the groups that are work groups, by route and group.

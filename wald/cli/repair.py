@@ -137,7 +137,13 @@ def _report(
         acts = [_fields(act, root, done=not dry_run and (accept_loss or not act.loses)) for act in plan.acts]
         lost = sum(act.lost_records for act in plan.acts)
         remaining = [{"path": str(found.path), "message": found.message, "hint": _hint(found)} for found in left]
-        fields = {"dry_run": dry_run, "accept_loss": accept_loss, "acts": acts, "lost_records": lost, "left": remaining}
+        fields = {
+            "dry_run": dry_run,
+            "accept_loss": accept_loss,
+            "actions": acts,
+            "lost_records": lost,
+            "left": remaining,
+        }
         click.echo(json_line("repair", fields | {"exit_code": code}))
         return code
     if dry_run:
@@ -177,14 +183,14 @@ def _summary(plan: Plan, left: tuple[Finding, ...], root: Root, *, dry_run: bool
             again = f"findmnt -T {root.segments} shows whether it is mounted; {again}"
         return f"damaged: {lost} records cannot be read any more; {again} gives them up"
     good = "damaged" if left or (dry_run and plan.damage) else "good"
-    acts = f"{len(plan.acts)} act{'s' * (len(plan.acts) != 1)}"
+    actions = f"{len(plan.acts)} action{'s' * (len(plan.acts) != 1)}"
     if dry_run:
-        return f"{good}: {acts} would be done, {lost} records given up; {len(left)} errors would be left"
-    return f"{good}: {acts} done, {lost} records lost, on record; {len(left)} errors left"
+        return f"{good}: {actions} would be done, {lost} records given up; {len(left)} errors would be left"
+    return f"{good}: {actions} done, {lost} records lost, on record; {len(left)} errors left"
 
 
 def _fields(act: Act, root: Root, *, done: bool) -> dict[str, object]:
-    fields = {"act": act.kind.value, "path": _short(act.path, root), "reason": act.reason, "loses": act.loses}
+    fields = {"action": act.kind.value, "path": _short(act.path, root), "reason": act.reason, "loses": act.loses}
     return fields | {"lost": [{"first": first, "last": last} for first, last in act.lost], "done": done}
 
 

@@ -7,7 +7,7 @@
     sealing   how many segments wait, how many are done
     disk      a bar, how much is free, and for how long
 
-    ROUTE … GROUP … HOLDS BACK      most first; the last line sums up the rows that do not fit
+    ROUTE … GROUP … PINS      most first; the last line sums up the rows that do not fit
 
 Every state has a texture besides its colour, so that a bar can be read without colours.
 """
@@ -36,7 +36,7 @@ _DAY = 86400
 _TEXTURES = {
     Condition.RELEASED: ("·", "bright_black"),
     Condition.FREE: ("░", "green"),
-    Condition.HELD_BACK: ("█", "yellow"),
+    Condition.PINNED: ("█", "yellow"),
     Condition.UNREADABLE: ("X", "red"),
     Condition.WAITING: ("▒", "blue"),
     Condition.ACTIVE: ("▓", "cyan"),
@@ -48,7 +48,7 @@ _CURSOR_WORDS = {
     CursorState.FOREIGN: ("foreign", "red"),
     CursorState.BEYOND: ("beyond", "red"),
 }
-_HEADINGS = ("ROUTE", "LAST", "IN/S", "GROUP", "CURSOR", "LAG", "OLDEST", "OUT/S", "HOLDS BACK")
+_HEADINGS = ("ROUTE", "LAST", "IN/S", "GROUP", "CURSOR", "LAG", "OLDEST", "OUT/S", "PINS")
 _NAMES = (0, 3)
 _LEAST_FIRST = (1, 6, 4, 7, 2, 3, 5)  # columns, in the order in which they go where the screen is narrow
 
@@ -240,7 +240,7 @@ def _summed_up(rows: Sequence[Row]) -> str:
     if len(rows) > routes:
         what = f"{len(rows):,} more groups of {routes:,} route{'s' * (routes != 1)}"
     most = max(row.held_bytes for row in rows)
-    return f"and {what}, holding back {f'{format_bytes(most)} or less each' if most else 'nothing'}"
+    return f"and {what}, pinning {f'{format_bytes(most)} or less each' if most else 'nothing'}"
 
 
 def _packed(label: str, pieces: Sequence[Cell], width: int) -> Iterator[Text]:

@@ -375,7 +375,7 @@ class Repair:
         found = act.facts
         assert found is not None
         last = max((last for _, last in found.spans), default=found.base - 1)
-        entry = {"event": "repaired", "base": found.base, "last": last, "why": act.reason, "deed": act.kind.value}
+        entry = {"event": "repaired", "base": found.base, "last": last, "why": act.reason, "action": act.kind.value}
         return entry | {"kept": kept, "lossless": not act.loses, "epoch": self.epoch} | self._when()
 
     def _sealed(self, index: SealedIndex, path: Path) -> Entry:

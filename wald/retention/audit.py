@@ -61,7 +61,7 @@ def audit_deletion(line: Entry, sealed: Entry | None, *, exists: bool = False, d
     notes: list[str] = []
     unread = 0
     if not isinstance(line.get("routes"), list):
-        reason = "its line 'excused' is missing" if "excused" in line else "no cursors are recorded"
+        reason = "its line 'evidence' is missing" if "evidence" in line else "no cursors are recorded"
         rule = line.get("rule", "no rule")
         errors.append(f"{reason} ({rule}): it cannot be proven that the deletion was allowed")
     else:

@@ -61,7 +61,7 @@ class Condition(Enum):
 
     RELEASED = "released"
     FREE = "free"
-    HELD_BACK = "held back"
+    PINNED = "pinned"
     UNREADABLE = "unreadable"
     WAITING = "not sealed yet"  # cut and not pinned
     ACTIVE = "active"
@@ -73,7 +73,7 @@ _CONDITIONS = {State.ACTIVE: Condition.ACTIVE, State.CUT: Condition.WAITING, Sta
 def condition_of(status: SegmentStatus) -> Condition:
     if not status.readable:
         return Condition.UNREADABLE
-    return Condition.HELD_BACK if status.pins else _CONDITIONS.get(status.state, Condition.FREE)
+    return Condition.PINNED if status.pins else _CONDITIONS.get(status.state, Condition.FREE)
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """Look-ups in the ledgers: deleted, shrunk, lost, skipped and archived records (docs/format.md, "A ledger").
 
-A ``reclaimed`` line may name an ``excused`` one, the evidence that deletions share; ``kept`` withdraws a deletion. A
+A ``reclaimed`` line may name an ``evidence`` one, which deletions share; ``kept`` withdraws a deletion. A
 ledger may be missing, so every answer may be "unknown". Look-ups raise Damaged only if they need damaged lines.
 """
 
@@ -52,7 +52,7 @@ class History:
     def __init__(self, root: Root) -> None:
         self.ledgers = {name: Lines(root.ledger / name) for name in LEDGERS}
         self._segments = self.ledgers["segments.jsonl"]  # sealed, skipped, lost
-        self._reclaim = self.ledgers["reclaim.jsonl"]  # reclaimed, excused, kept, shrunk
+        self._reclaim = self.ledgers["reclaim.jsonl"]  # reclaimed, evidence, kept, shrunk
         self._archive = self.ledgers["archive.jsonl"]
         self._generation = self._archive_lines = 0
         self._archived: dict[str, Spans] = {}  # wholly archived, by route
@@ -102,12 +102,12 @@ class History:
 
     def with_routes(self, deletion: Entry) -> Entry:
         """Add routes from other lines; return the entry unchanged if those are lost."""
-        if "excused" not in deletion:
+        if "evidence" not in deletion:
             return deletion
-        base, excused = deletion["base"], ("excused", deletion["excused"], deletion.get("at"))
+        base, evidence = deletion["base"], ("evidence", deletion["evidence"], deletion.get("at"))
         entries = (line.entry for line in self._reclaim.about(base, base))
         shared = next(
-            (each for each in entries if (each.get("event"), each.get("base"), each.get("at")) == excused), {}
+            (each for each in entries if (each.get("event"), each.get("base"), each.get("at")) == evidence), {}
         )
         if not isinstance(shared.get("routes"), list):
             return deletion
@@ -116,7 +116,7 @@ class History:
             sealed = self.line_for_digest(base, deletion.get("sha256"))
         try:
             routes = _routes_in_range(deletion, shared) if sealed is None else _routes_when_sealed(sealed, shared)
-            return {key: value for key, value in deletion.items() if key != "excused"} | {"routes": list(routes)}
+            return {key: value for key, value in deletion.items() if key != "evidence"} | {"routes": list(routes)}
         except (KeyError, TypeError, ValueError, AttributeError):
             return deletion
 

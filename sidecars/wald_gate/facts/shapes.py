@@ -117,7 +117,7 @@ class OverQuota(Struct, tag_field="kind", tag="quota"):
 
 
 class Pin(Struct):
-    """What holds back a segment: a cursor, and the sequence that it must reach."""
+    """What pins a segment: a cursor, and the sequence that it must reach."""
 
     route: str
     group: str
@@ -142,7 +142,7 @@ class HeldSegment(Struct, tag_field="kind", tag="segment"):
 
 
 class HoldingGroup(Struct, tag_field="kind", tag="group"):
-    """A group, and what it holds back."""
+    """A group, and what it pins."""
 
     route: str
     group: str
@@ -169,7 +169,7 @@ class WholeLog(Struct, tag_field="kind", tag="log"):
     free_bytes: int
     bytes_per_second: float | None
     seconds_until_full: float | None
-    held_back_alone: dict[str, int]
+    pinned_alone: dict[str, int]
     no_daemon: str
 
 

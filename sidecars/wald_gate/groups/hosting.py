@@ -1,6 +1,6 @@
 """The work groups that the gate owns: each is opened by the first request for it, and closed when it is not used.
 
-A request makes no group, as a name may be misspelt, and a group holds back what it has not processed. A group is there
+A request makes no group, as a name may be misspelt, and a group pins what it has not processed. A group is there
 once it has a cursor; one that the settings name is made by the first request.
 
 Requests that come meanwhile share the opening. A group without requests for some time, of which no consumer

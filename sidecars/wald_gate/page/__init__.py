@@ -27,6 +27,6 @@ and a handler that ends with ``await page(call, template, facts)``, or ``await l
     record       the page of one sequence
     values       bytes of a record as text, JSON or hexadecimal
     history      what happened to the log
-    routes       routes and their groups, and why they hold back what
+    routes       routes and their groups, and why they pin what
     letters      where records go that are given up
 """

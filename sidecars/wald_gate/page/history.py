@@ -1,4 +1,4 @@
-"""The view of history: what happened to the log by its ledgers, the newest first, and what made each deletion legal."""
+"""The view of history: what happened to the log by its ledgers, the newest first, and what allowed each deletion."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Item:
     Attributes:
         id: of its element.
         cursors: of a deletion: group and route, and where the cursor was; cursors_left: how many more there are.
-        legal: None: it is no deletion, or was taken back.
+        allowed: None: it is no deletion, or was taken back.
     """
 
     id: str
@@ -96,7 +96,7 @@ class Item:
     rule: str
     cursors: list[tuple[str, str]]
     cursors_left: int
-    legal: bool | None
+    allowed: bool | None
     lost: int
     errors: tuple[str, ...]
 
@@ -137,7 +137,7 @@ def _days(found: Excerpt) -> list[tuple[str, list[Item]]]:
 
 
 def _cursors(event: Event) -> list[tuple[str, str]]:
-    """Where the cursors were when a segment was deleted, and what else made that legal."""
+    """Where the cursors were when a segment was deleted, and what else allowed it."""
     if event.ruling is None:
         return []
     found = []

@@ -1,7 +1,7 @@
 """The log at one moment, as all pages show it, and the camera that takes such pictures.
 
 A picture has two parts. What moves every second is quick to read: the head, the daemon, the names of the segments. What
-takes a walk through all segments, such as what each group holds back, is read beside it and less often the longer it
+takes a walk through all segments, such as what each group pins, is read beside it and less often the longer it
 takes; a picture has the newest there is, and says how old that is.
 """
 
@@ -213,7 +213,7 @@ class Camera:
                 last = min(last, max(walked.last, base))  # what is between them has been reclaimed
             if walked is not None and walked.is_damaged:
                 look = Look.DAMAGED
-            held = int(walked is not None and walked.condition is Condition.HELD_BACK)
+            held = int(walked is not None and walked.condition is Condition.PINNED)
             fill = _fill(facts, base) if look is Look.ACTIVE else 1.0
             stored_bytes = walked.stored_bytes if walked is not None else 0
             piece = Piece(base, last, look, held, stored_bytes=stored_bytes, fill=fill)

@@ -1,4 +1,4 @@
-"""Routes and their groups: how far behind, what they hold back and why, and the command that would free it."""
+"""Routes and their groups: how far behind, what they pin and why, and the command that would free it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Line:
 
     Attributes:
         lag, oldest: those of the group that is furthest behind.
-        held: bytes that its groups hold back, those of the group that holds back most.
+        held: bytes that its groups pin, those of the group that pins most.
         leased, waiting, dead: records of its work groups: with workers; not due; being given up.
         signs: what is special about it.
     """
@@ -78,7 +78,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What a group holds back, and what can be done.
+    """What a group pins, and what can be done.
 
     Attributes:
         said: why.
@@ -182,7 +182,7 @@ def lines(picture: Picture, may_read: Callable[[str], bool]) -> list[Line]:
 
 
 def ways(call: Call, row: Row, group: GroupBacklog) -> Iterator[Way]:
-    """Why a group holds back what it does, and what can be done; nothing if it holds back nothing."""
+    """Why a group pins what it does, and what can be done; nothing if it pins nothing."""
     root, cursor = call.root, group.cursor
     if group.retired:
         return

@@ -37,7 +37,7 @@ class Piece:
 
     Attributes:
         first, last: sequences; of the active one, up to the head.
-        held: how many of its segments cursors hold back.
+        held: how many of its segments cursors pin.
         segments, stored_bytes: how many it stands for, and their bytes.
         archived: records of its segments that are in archives with all their records.
         partly: the same of those of which some are.

@@ -30,7 +30,7 @@ PAGES: tuple[Verb, ...] = (
     _page(_GET, "/records/{sequence}/value", "value", "The bytes of a record, as a file.", Right.KNOWN, value),
     _page(_GET, "/history", "history", "What happened to the log.", Right.ADMIN, history),
     _page(_GET, "/routes", "route_table", "The routes, and how far behind they are.", Right.KNOWN, routes),
-    _page(_GET, "/routes/{route}", "route", "A route with its groups, and why it holds back what.", Right.READ, route),
+    _page(_GET, "/routes/{route}", "route", "A route with its groups, and why it pins what.", Right.READ, route),
     _page(_GET, "/live", "live", "What changes in the frame of every page.", Right.KNOWN, only_frame),
     _page(_GET, "/login", "login", "Where a token is typed.", Right.NONE, form),
     _page(_POST, "/login", "log_in", "A session for a token.", Right.NONE, log_in),

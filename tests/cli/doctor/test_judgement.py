@@ -180,7 +180,7 @@ TABLE = [
     Row(log.FILES, log.Files(9, troubles=("in: not a FIFO",)), WARN, "not a FIFO"),
     Row(log.FILES, log.Files(9, is_complete=False), UNKNOWN, "there are more"),
     Row(log.FILES, log.Files(9), OK, "9 names"),
-    Row(space.SPACE, replace(SPACE, free_bytes=MIB, pinned_bytes=MIB), FAIL, "1.0 MiB are held back"),
+    Row(space.SPACE, replace(SPACE, free_bytes=MIB, pinned_bytes=MIB), FAIL, "1.0 MiB are pinned"),
     Row(space.SPACE, replace(SPACE, free_bytes=MIB), FAIL, "are needed to take input"),
     Row(space.SPACE, replace(SPACE, full_in_seconds=3600.0), WARN, "full in 1 h"),
     Row(space.SPACE, replace(SPACE, full_in_seconds=200000.0), OK, "full in 2 d"),

@@ -83,7 +83,7 @@ def test_it_says_what_goes_and_why_the_rest_stays(daemon: Daemon, root: Path) ->
     assert done.stdout.decode().splitlines()[0].startswith("reclaimed 00000000000000000001.wal.zst: records 1 to 2, ")
     assert "; kept: 1 (" in done.stdout.decode()
     assert "1: a group has not read it" in done.stdout.decode()
-    assert "; held back by one route alone: b " in done.stdout.decode()
+    assert "; pinned by one route alone: b " in done.stdout.decode()
     assert sealed(root) == ["3"]
     assert errors(root) == []
 

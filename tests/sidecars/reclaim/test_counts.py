@@ -76,7 +76,7 @@ def test_a_line_that_takes_a_deletion_back_and_the_end_of_the_file_are_taken_in(
     recorded = OnRecord()
     line = {"event": "reclaimed", "base": 1, "rule": "read"}
     recorded.take_in(line)
-    recorded.take_in({"event": "excused", "base": 1})
+    recorded.take_in({"event": "evidence", "base": 1})
     assert recorded.get(1) is not None
     recorded.take_in({"event": "kept", "base": 1})
     assert recorded.get(1) is None

@@ -63,8 +63,8 @@ def test_many_routes_are_listed_once_for_all_segments_recorded_together(built: B
     shared, *lines = ledger(built.root.path)
 
     assert bases(built.root) == []
-    assert [line["event"] for line in (shared, *lines)] == ["excused", *["reclaimed"] * 4]
-    assert [line.get("excused") for line in lines] == [1, None, 1, 1]
+    assert [line["event"] for line in (shared, *lines)] == ["evidence", *["reclaimed"] * 4]
+    assert [line.get("evidence") for line in lines] == [1, None, 1, 1]
     assert ["routes" in line for line in lines] == [False, True, False, False]
     assert (shared["base"], shared["last"]) == (1, built.last)
     last, end = {name: final for routes in before.values() for name, _, _, final, _ in routes}, built.last
@@ -117,7 +117,7 @@ def test_a_deletion_whose_shared_line_is_lost_is_not_proven(built: Built) -> Non
 
     found = rulings(built.root)
     assert [base for base, objections in found.items() if not objections] == [1 + 2 * HALF]
-    assert found[1] == ("its line 'excused' is missing (read): it cannot be proven that the deletion was allowed",)
+    assert found[1] == ("its line 'evidence' is missing (read): it cannot be proven that the deletion was allowed",)
     assert History(built.root).reclaimed(1) is not None
 
 
@@ -147,7 +147,7 @@ def test_a_segment_that_came_back_and_went_again_is_judged_by_the_newer_shared_l
     reclaimer.ledger.close()
 
     events = [entry["event"] for entry in ledger(built.root.path)]
-    assert events.count("excused") == 2
+    assert events.count("evidence") == 2
     entry = History(built.root).reclaimed(1)
     assert entry is not None
     audited = [each["route"] for each in entry["routes"] if "audit" in each["cursors"]]
@@ -164,12 +164,12 @@ def test_a_shared_line_of_an_earlier_time_proves_nothing(built: Built) -> None:
     reclaimer.look(now_ns=built.now_ns + 2)
     reclaimer.ledger.close()
     lines = ledger(built.root.path)
-    first, second = [number for number, line in enumerate(lines) if line["event"] == "excused"]
+    first, second = [number for number, line in enumerate(lines) if line["event"] == "evidence"]
     assert lines[first]["base"] == lines[second]["base"]
     rewrite(built.root, [*lines[:second], *lines[second + 1 :]])
 
     found = rulings(built.root)
-    assert found[1] == ("its line 'excused' is missing (read): it cannot be proven that the deletion was allowed",)
+    assert found[1] == ("its line 'evidence' is missing (read): it cannot be proven that the deletion was allowed",)
     assert found[1 + 2 * HALF] == ()
 
 
@@ -195,7 +195,7 @@ def test_cursors_that_were_read_again_get_a_shared_line_of_their_own(built: Buil
 
     assert [decision.verdict.goes for decision in released] == [True] * 4
     lines = ledger(built.root.path)
-    assert [line["routes"][0]["cursors"] for line in lines if line["event"] == "excused"] == [
+    assert [line["routes"][0]["cursors"] for line in lines if line["event"] == "evidence"] == [
         {"processed": 2 * HALF},
         {"processed": built.last},
     ]

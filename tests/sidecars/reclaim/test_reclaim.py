@@ -72,7 +72,7 @@ def test_when_a_stuck_cursor_moves_exactly_what_it_held_back_goes(built: Built) 
 
 
 def test_one_route_may_free_segments_between_those_another_one_needs(tmp_path: Path) -> None:
-    """An idle route holds back the one segment it is in, not everything behind it."""
+    """An idle route pins the one segment it is in, not everything behind it."""
     built = Built(tmp_path / "root")
     for route in ("idle", "busy", "busy"):
         built.lines(route, [b"x"])
@@ -354,7 +354,7 @@ def test_with_its_own_ledger_damaged_it_deletes_nothing_and_says_what_to_do(buil
 
 
 def test_what_has_once_held_a_segment_back_is_asked_first_and_then_the_others(built: Built) -> None:
-    """One process, many looks: what it remembers never frees too much and never holds back for ever."""
+    """One process, many looks: what it remembers never frees too much and never pins for ever."""
     reclaimer = Reclaimer(built.root, built.disk)
     for a, b, left in [(0, 0, [1, 3, 5, 7]), (8, 2, [3, 5, 7]), (2, 8, [3, 5, 7]), (4, 8, [5, 7]), (8, 8, [])]:
         read_all(built, a=a, b=b)

@@ -144,9 +144,9 @@ def test_the_summary_counts_what_is_kept_after_shrinking(built: Built) -> None:
     again = run(sidecar("reclaim", "--root", built.root.path, "--json"))
 
     assert summary["shrunk_segments"] == 2
-    assert summary["held_back_alone"] == {"stuck": sum(sizes(built))}
+    assert summary["pinned_alone"] == {"stuck": sum(sizes(built))}
     after = json.loads(again.stdout.splitlines()[-1])
-    assert (summary["kept_bytes"], summary["held_back_alone"]) == (after["kept_bytes"], after["held_back_alone"])
+    assert (summary["kept_bytes"], summary["pinned_alone"]) == (after["kept_bytes"], after["pinned_alone"])
 
 
 def test_a_cursor_that_is_set_back_learns_what_was_dropped(built: Built) -> None:

@@ -112,7 +112,7 @@ def test_a_segment_whose_index_is_damaged_goes_once_it_is_read_by_what_its_frame
     standing = json.loads(reported.splitlines()[0])
     assert [(pin["route"], pin["needs"]) for pin in standing["pins"]] == [("b", 6)]
     assert "checksum is wrong" in standing["message"]
-    assert "held back by b/processed (at 5, needs 6); its index is damaged" in words
+    assert "pinned by b/processed (at 5, needs 6); its index is damaged" in words
 
     built.log.set_cursor("b", 8)
     done = reclaim(built)

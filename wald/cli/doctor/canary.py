@@ -1,6 +1,6 @@
 """One record on its way through a log: connected, appended, head moved, read back, acknowledged.
 
-It has a route of its own, which is kept: its one cursor follows each record, so nothing is held back for it. If a
+It has a route of its own, which is kept: its one cursor follows each record, so it pins nothing. If a
 canary ends between the record and the cursor, the next one moves the cursor past both.
 """
 
@@ -112,7 +112,7 @@ def _reading(log: Log, sequence: int, value: bytes) -> Iterator[Step]:
 
 
 def _require_cursor(log: Log) -> None:
-    """Before there is a record, which would be held back without a cursor.
+    """Before there is a record, which would be pinned without a cursor.
 
     Raises:
         NotPermitted: this user may not set it.

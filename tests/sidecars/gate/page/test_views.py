@@ -78,7 +78,7 @@ def test_the_overview_shows_head_segments_and_cursors(gate: Gate, root: Path) ->
     gate.post("/v1/cut")
     gate.post("/v1/routes/orders/records", b"three\n")
     wald("cursor", "set", "orders", 1, "--group", "billing", "--root", root)
-    eventually(lambda: re.search(r"active 1 .*held back 1", text(gate.get("/"))))  # after a walk through the segments
+    eventually(lambda: re.search(r"active 1 .*pinned 1", text(gate.get("/"))))  # after a walk through the segments
     found = text(gate.get("/"))
 
     assert "Head 3" in found
@@ -140,7 +140,7 @@ def test_a_route_says_why_it_is_held_back_and_what_frees_it(gate: Gate, root: Pa
     command = f"wald --root {root} cursor set orders 2 --group billing"
     assert command in found
     wald(*command.split()[1:])
-    eventually(lambda: "Nothing is held back for this route" in text(gate.get("/routes/orders")))
+    eventually(lambda: "Nothing is pinned for this route" in text(gate.get("/routes/orders")))
 
 
 def test_routes_are_sorted_and_found_without_javascript(gate: Gate) -> None:

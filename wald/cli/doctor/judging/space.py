@@ -40,7 +40,7 @@ class Space:
 
     @property
     def pinned(self) -> str:
-        return f"; {format_bytes(self.pinned_bytes)} are held back by groups" if self.pinned_bytes else ""
+        return f"; {format_bytes(self.pinned_bytes)} are pinned by groups" if self.pinned_bytes else ""
 
     @property
     def outlook(self) -> str:
@@ -51,7 +51,7 @@ class Space:
 
 SPACE: Check[Space] = Check(
     "space",
-    "free space beside what the daemon needs, what groups hold back, and how fast the log grows",
+    "free space beside what the daemon needs, what groups pin, and how fast the log grows",
     (9,),
     (
         Rule(

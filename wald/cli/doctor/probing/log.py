@@ -171,7 +171,7 @@ def space(place_: Place, config: Config, answer: Mapping[str, Any]) -> Space:
 
 
 def _backlog(root: Path) -> tuple[int | None, float | None]:
-    """Bytes that groups hold back, and seconds until the disk is full."""
+    """Bytes that groups pin, and seconds until the disk is full."""
     here = Root(root)
     try:
         backlog = Backlog(read_view(here, read_identity(here).log_id))
