@@ -24,7 +24,16 @@ from wald.files.layout import Root
 from wald.files.routes import add_route
 from wald.format.head import Head, encode_head
 from wald.format.names import Kind
-from wald.format.sealed_index import BatchTable, Frame, RouteEntry, SealedIndex, encode_sealed_index, encode_seek_table
+from wald.format.sealed_index import (
+    BatchTable,
+    Frame,
+    FrameTable,
+    RouteEntry,
+    RouteTable,
+    SealedIndex,
+    encode_sealed_index,
+    encode_seek_table,
+)
 
 _SECONDS, _MIB = Goal(10, at_most=True), Goal(64, at_most=True)
 
@@ -92,6 +101,7 @@ def _backlog(path: Path, segments: int, routes: int, present: int) -> Root:
 def sealed_segment(log_id: bytes, base: int, names: list[str], time_ns: int, stored: bytes) -> bytes:
     """The bytes of a segment with a record of each route in ``names`` from ``base`` on; ``stored`` is its frame."""
     routes, ids = len(names), range(len(names))
+    frame = Frame(0, len(stored), 0, 1 << 16, base, base + routes, time_ns, time_ns, tuple(ids))
     index = SealedIndex(
         log_id=log_id,
         base_sequence=base,
@@ -99,8 +109,8 @@ def sealed_segment(log_id: bytes, base: int, names: list[str], time_ns: int, sto
         raw_bytes=1 << 16,
         epoch=1,
         salt=0,
-        frames=[Frame(0, len(stored), 0, 1 << 16, base, base + routes, time_ns, time_ns, tuple(ids))],
-        routes=[RouteEntry(name, 1, base + i, base + i, 64) for i, name in enumerate(names)],
+        frames=FrameTable.from_frames([frame]),
+        routes=RouteTable.from_entries([RouteEntry(name, 1, base + i, base + i, 64) for i, name in enumerate(names)]),
         sha256=bytes(32),
         damage=[],
     )

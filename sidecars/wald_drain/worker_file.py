@@ -14,7 +14,7 @@ from typing import NamedTuple
 from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.format.ledger_lines import decode_line, encode_line
-from wald.format.names import worker_suffix
+from wald.format.names import COMMAND_SUFFIX
 from wald.work.window import runs_of
 from wald_drain.command_file import LINE_BYTES, CommandFile, padded
 
@@ -84,7 +84,7 @@ class WorkerFile(CommandFile):
 
     def __init__(self, root: Root, route: str, group: str, worker: int, disk: Disk) -> None:
         self.worker = worker
-        super().__init__(root, route, group, worker_suffix(worker), disk)
+        super().__init__(root, route, group, f"{COMMAND_SUFFIX}-{worker}", disk)
 
     def begin(self, run: int, sequences: Sequence[int], number: int) -> None:
         """Write down which records the command is about to get, in which try.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import suppress
 
 from wald.errors import Damaged
 from wald.files.layout import Root
 from wald.files.listing import Listing, Segment
-from wald.format.sealed_index import BadSealed, RouteEntry, SealedIndex
+from wald.format.sealed_index import BadSealed, RouteTable, SealedIndex
 from wald.hints import hint_for
 from wald.retention.blockers import required_positions, segment_index, with_lost_routes
 from wald.retention.history import History
@@ -59,7 +59,7 @@ class Contents:
         source = "its frames show what it holds" if index.sha256 else "segments.jsonl says what it held"
         return index, f"{damage.message}; {source}"
 
-    def needs(self, segment: Segment, index: SealedIndex) -> Sequence[RouteEntry]:
+    def needs(self, segment: Segment, index: SealedIndex) -> RouteTable:
         """The records that the cursors must have reached before it may go."""
         try:
             return required_positions(
@@ -69,11 +69,11 @@ class Contents:
             hint = hint_for("lost-routes-unknown", root=segment.path.parents[1])
             raise Unreadable(f"{segment.path}: it is damaged: {error}; {hint}") from error
 
-    def routes(self, segment: Segment) -> Sequence[RouteEntry]:
+    def routes(self, segment: Segment) -> RouteTable:
         """What it holds of each route; nothing if it cannot be read, or is deleted."""
         with suppress(Unreadable, FileNotFoundError):
             return self.index(segment).routes
-        return ()
+        return RouteTable.from_entries([])
 
     def last(self, segment: Segment) -> int:
         """Its last sequence; its base if it cannot be read."""

@@ -18,7 +18,7 @@ from wald.errors import Damaged
 from wald.files.listing import Segment
 from wald.format.ledger_lines import Entry, RawJson
 from wald.format.names import Kind
-from wald.format.sealed_index import RouteTable, SealedIndex
+from wald.format.sealed_index import SealedIndex
 from wald.format.spans import pack, run_lengths
 from wald.retention.blockers import CursorSnapshot
 from wald.segments.sealed_file import SealedFile
@@ -147,7 +147,7 @@ def unread_records(index: SealedIndex, claims: CursorSnapshot) -> dict[str, int]
     if not pins:
         return {}
     slowest: dict[int, int] = {}
-    numbers = {route: number for number, route in enumerate(RouteTable.from_entries(index.routes).names)}
+    numbers = {route: number for number, route in enumerate(index.routes.names)}
     for pin in pins:
         number = numbers[pin.route]
         slowest[number] = min(pin.at, slowest.get(number, pin.at))

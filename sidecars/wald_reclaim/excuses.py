@@ -41,13 +41,12 @@ class Excuses:
         self._made_of: tuple[tuple[str, ...], CursorSnapshot, Mapping[str, Verdict]] | None = None
         self._template = ""
 
-    def text(self, routes: Sequence[RouteEntry], claims: CursorSnapshot, rules: Mapping[str, Verdict]) -> RawJson:
+    def text(self, table: RouteTable, claims: CursorSnapshot, rules: Mapping[str, Verdict]) -> RawJson:
         """The list of a segment's routes, as JSON.
 
         Args:
             rules: the rule of each, if the line has not the same one for all of them; else empty.
         """
-        table = RouteTable.from_entries(routes)
         made_of = self._made_of
         if made_of is None or made_of[0] != table.names or made_of[1] is not claims or made_of[2] != rules:
             self._template = f"[{','.join(_templates(table.names, claims, rules))}]"

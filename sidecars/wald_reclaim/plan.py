@@ -18,7 +18,7 @@ from wald.files.listing import Segment, being_sealed, list_segments
 from wald.files.uptime import Moment
 from wald.format.ledger_lines import Entry
 from wald.format.names import Kind
-from wald.format.sealed_index import BadSealed, RouteTable, SealedIndex
+from wald.format.sealed_index import BadSealed, SealedIndex
 from wald.retention.blockers import CursorSnapshot, Pin, read_cursor_snapshot
 from wald.segments.reader import Misplaced, require_named
 from wald.segments.view import read_view
@@ -348,7 +348,7 @@ class Planner:
             known.damage = damage or known.damage
         lost = unread_records(index, claims) if pins else {}
         sharing = verdict is not Verdict.EACH_ROUTE and not lost and may_share(segment, index)
-        excuse = Excuse(RouteTable.from_entries(index.routes), claims) if sharing else None
+        excuse = Excuse(index.routes, claims) if sharing else None
         entry = self._reclaimed(
             segment, index, claims, verdict, rules, lost, known.stored_bytes, now_ns, listed=excuse is None
         )

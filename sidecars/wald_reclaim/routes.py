@@ -61,9 +61,7 @@ class Routes:
         self._remembered: dict[tuple[int, int], array[int]] = {}
         self._remembered_numbers = 0
 
-    def count(
-        self, segments: Sequence[tuple[Segment, int]], held_by: Callable[[Segment], Sequence[RouteEntry]]
-    ) -> None:
+    def count(self, segments: Sequence[tuple[Segment, int]], held_by: Callable[[Segment], RouteTable]) -> None:
         """Take in what the complete segments hold, if they are others than the last time.
 
         Args:
@@ -140,8 +138,8 @@ class Routes:
         """The last mark of the route that is not older than the segment; newer limits are passed there as well."""
         return next((mark for mark in reversed(self._marks.get(route, ())) if mark.base >= base), None)
 
-    def _remember(self, key: tuple[int, int], held: Sequence[RouteEntry]) -> array[int]:
-        amounts, table = array("Q"), RouteTable.from_entries(held)
+    def _remember(self, key: tuple[int, int], table: RouteTable) -> array[int]:
+        amounts = array("Q")
         wanted = map(self._limited, table.names) if self._limited is not None else [True] * len(table)
         rows = zip(table.names, table.payload_bytes, table.counts, strict=True)
         for name, payload_bytes, count in compress(rows, wanted):

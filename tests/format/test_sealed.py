@@ -23,6 +23,7 @@ from wald.format.sealed_index import (
     BadSealed,
     BatchTable,
     Frame,
+    FrameTable,
     RouteEntry,
     RouteTable,
     SealedIndex,
@@ -103,9 +104,8 @@ def indexes(draw: st.DrawFn) -> tuple[SealedIndex, BatchTable]:
             column.append(value)
     damage = draw(st.lists(st.tuples(U64, U64), max_size=3))
     log_id, sha256 = draw(st.binary(min_size=16, max_size=16)), draw(st.binary(min_size=32, max_size=32))
-    return SealedIndex(
-        log_id, draw(U64), draw(U64), raw_offset, draw(U64), draw(U32), frames, routes, sha256, damage
-    ), table
+    tables = FrameTable.from_frames(frames), RouteTable.from_entries(routes)
+    return SealedIndex(log_id, draw(U64), draw(U64), raw_offset, draw(U64), draw(U32), *tables, sha256, damage), table
 
 
 @settings(max_examples=100, deadline=None)
@@ -296,4 +296,4 @@ def test_segments_with_the_same_routes_share_their_names() -> None:
     """What was made of the names of the segment before is used again."""
     one, other = decode_sealed_index(ENCODED), decode_sealed_index(ENCODED)
 
-    assert RouteTable.from_entries(one.routes).names is RouteTable.from_entries(other.routes).names
+    assert one.routes.names is other.routes.names

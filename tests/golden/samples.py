@@ -28,7 +28,7 @@ from wald.format.ledger_lines import (
     part_index_bytes,
 )
 from wald.format.log_state import PRODUCER_WINDOW, DedupEntry, LogState, Peer, Producers, decode_peer, decode_state
-from wald.format.sealed_index import BatchTable, Frame, RouteEntry
+from wald.format.sealed_index import BatchTable, Frame, FrameTable, RouteEntry, RouteTable
 from wald.format.segment import (
     SPARSE_MAGIC,
     SegmentHeader,
@@ -147,11 +147,13 @@ INDEX = sealed_index.SealedIndex(
     raw_bytes=1500,
     epoch=3,
     salt=SALT,
-    frames=[
-        Frame(0, 400, 0, 1000, 250, 255, TIME_NS, TIME_NS + 1, (0,)),
-        Frame(400, 300, 1000, 500, 255, 260, TIME_NS + 1, TIME_NS + 2, (0, 1)),
-    ],
-    routes=[RouteEntry("web", 8, 250, 259, 700), RouteEntry("db", 2, 256, 257, 40)],
+    frames=FrameTable.from_frames(
+        [
+            Frame(0, 400, 0, 1000, 250, 255, TIME_NS, TIME_NS + 1, (0,)),
+            Frame(400, 300, 1000, 500, 255, 260, TIME_NS + 1, TIME_NS + 2, (0, 1)),
+        ]
+    ),
+    routes=RouteTable.from_entries([RouteEntry("web", 8, 250, 259, 700), RouteEntry("db", 2, 256, 257, 40)]),
     sha256=bytes(range(32)),
     damage=[(900, 40)],
     writer=WRITER,

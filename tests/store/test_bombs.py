@@ -11,7 +11,7 @@ from bombs import GIB, MEMORY_MAX_BYTES, MIB, ZEROS, run
 from logs import Built
 
 from wald.format.names import Kind
-from wald.format.sealed_index import Frame, encode_sealed_index, encode_seek_table
+from wald.format.sealed_index import Frame, FrameTable, encode_sealed_index, encode_seek_table
 from wald.segments.sealed_file import SealedFile
 
 LARGEST = (1 << 32) - 1  # what the index can say of a frame
@@ -27,7 +27,12 @@ def plant(path: Path, raw_bytes: int) -> None:
     pieces = [compressor.compress(ZEROS[: min(MIB, raw_bytes - at)]) for at in range(0, raw_bytes, MIB)]
     frame = b"".join([*pieces, compressor.flush()])
     more = Frame(end, len(frame), index.raw_bytes, raw_bytes, index.next_sequence, 1000, 0, 1 << 62, (0,))
-    index = replace(index, frames=[*index.frames, more], raw_bytes=index.raw_bytes + raw_bytes, next_sequence=1000)
+    index = replace(
+        index,
+        frames=FrameTable.from_frames([*index.frames, more]),
+        raw_bytes=index.raw_bytes + raw_bytes,
+        next_sequence=1000,
+    )
     section = encode_sealed_index(index, batches)
     sizes = [(each.compressed_bytes, each.raw_bytes) for each in index.frames]
     path.write_bytes(path.read_bytes()[:end] + frame + section + encode_seek_table([*sizes, (len(section), 0)]))

@@ -24,7 +24,7 @@ from wald.files.disk import Disk
 from wald.format import records
 from wald.format.batch import Encoding, Flag, ParseOutcome, parse_batch, seed
 from wald.format.log_state import LogState
-from wald.format.sealed_index import BadSealed, SealedIndex, encode_sealed_index, encode_seek_table
+from wald.format.sealed_index import BadSealed, FrameTable, SealedIndex, encode_sealed_index, encode_seek_table
 from wald.format.segment import BadHeader
 from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch
 from wald.segments.sealed_file import FRAME_BYTES, Compressed, SealedFile, compress_segment
@@ -174,7 +174,7 @@ def test_control_batches_are_in_no_table(tmp_path: Path) -> None:
     path, _ = compress(tmp_path, raw)
     index, data = everything(path)
     assert data == raw
-    assert (index.base_sequence, index.next_sequence, index.routes) == (5, 5, [])
+    assert (index.base_sequence, index.next_sequence, list(index.routes)) == (5, 5, [])
     assert len(index.batch_table()) == 0
     assert [(frame.first_sequence, frame.next_sequence, frame.routes) for frame in index.frames] == [(5, 5, ())]
 
@@ -412,7 +412,9 @@ def test_an_index_with_other_places_is_reported(tmp_path: Path) -> None:
     """Its checksums hold: it was written wrong."""
     stored, index, _ = small_file(tmp_path)
     end = index.frames[-1].offset + index.frames[-1].compressed_bytes
-    wrong = replace(index, frames=[frame._replace(offset=frame.offset + 1) for frame in index.frames])
+    wrong = replace(
+        index, frames=FrameTable.from_frames([frame._replace(offset=frame.offset + 1) for frame in index.frames])
+    )
     index_frame = encode_sealed_index(wrong, index.batch_table())
     sizes = [(frame.compressed_bytes, frame.raw_bytes) for frame in index.frames]
     path = tmp_path / "wrong.zst"

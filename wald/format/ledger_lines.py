@@ -12,7 +12,7 @@ import re
 import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from wald.format.checksum import crc32c
@@ -224,8 +224,7 @@ class PartIndex:
 
 
 def encode_part_index(index: PartIndex) -> bytes:
-    content = {name: getattr(index, name) for name in PartIndex.__dataclass_fields__}
-    text = _encoded(content).encode()
+    text = _encoded(asdict(index)).encode()
     footer = _FOOTER.pack(len(text), crc32c(text), _MAGIC)
     return SKIPPABLE.pack(INDEX_FRAME_MAGIC, len(text) + len(footer)) + text + footer
 

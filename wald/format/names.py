@@ -127,15 +127,6 @@ def _check(name: str, kind: str) -> str:
     return name
 
 
-def worker_suffix(worker: int) -> str:
-    """Return the suffix of a worker's file.
-
-    >>> worker_suffix(3)
-    '.command-3'
-    """
-    return f"{COMMAND_SUFFIX}-{worker}"
-
-
 def is_group_file(name: str, group: str | None = None) -> bool:
     """Return True if ``name`` is that of a file of ``group`` (None: any), such as its cursor."""
     match = re.fullmatch(_GROUP_FILE, name)

@@ -119,8 +119,6 @@ class RouteTable(_Table[RouteEntry]):
 
     @classmethod
     def from_entries(cls, entries: Sequence[RouteEntry]) -> Self:
-        if isinstance(entries, cls):
-            return entries
         return cls(*zip(*entries, strict=True)) if entries else cls((), (), (), (), ())
 
     def __iter__(self) -> Iterator[RouteEntry]:
@@ -183,8 +181,6 @@ class FrameTable(_Table[Frame]):
 
     @classmethod
     def from_frames(cls, frames: Sequence[Frame]) -> Self:
-        if isinstance(frames, cls):
-            return frames
         columns: list[Any] = list(zip(*frames, strict=True)) or 9 * [()]
         routes = columns.pop()
         columns += [list(accumulate(map(len, routes))), list(chain.from_iterable(routes))]
@@ -242,8 +238,8 @@ class SealedIndex:
     raw_bytes: int
     epoch: int
     salt: int
-    frames: Sequence[Frame]
-    routes: Sequence[RouteEntry]
+    frames: FrameTable
+    routes: RouteTable
     sha256: bytes
     damage: list[tuple[int, int]]
     shrunk: Shrunk | None = None
@@ -277,7 +273,7 @@ class SealedIndex:
 
 def encode_sealed_index(index: SealedIndex, batches: BatchTable, peers: Mapping[int, Peer] | None = None) -> bytes:
     """Encode the index frame; ``batches`` and ``peers`` replace the stored sections of ``index``."""
-    frames, routes = FrameTable.from_frames(index.frames).columns(), RouteTable.from_entries(index.routes).columns()
+    frames, routes = index.frames.columns(), index.routes.columns()
     del frames[2]  # raw_offsets, the sums of raw_bytes
     sections: dict[str, Sequence[bytes | array[int]]] = {
         "frames": [
@@ -461,19 +457,16 @@ def _decode_names(data: bytes) -> tuple[str, ...]:
 def _decode_losses(sections: dict[str, StoredSection]) -> tuple[list[tuple[int, int]], Shrunk | None]:
     damage, shrunk = _section(sections, "damage", b"[]"), _section(sections, "shrunk", b"null")
     try:
-        return _pairs(json.loads(damage)), _decode_shrunk(json.loads(shrunk))
+        ranges, found = _pairs(json.loads(damage)), json.loads(shrunk)
+        if found is None:
+            return ranges, None
+        names, *columns = list(zip(*found["routes"], strict=True)) or 5 * [()]
+        if set(map(type, names)) - {str} or any(set(map(type, column)) - {int} for column in columns):
+            raise TypeError("not a table of routes")
+        routes, dropped = list(RouteTable(names, *columns)), _pairs(found["dropped"])
+        return ranges, Shrunk(bytes.fromhex(found["sha256"]), int(found["bytes"]), dropped, routes)
     except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise BadSealed(f"the section damage or shrunk does not decode: {error}") from error
-
-
-def _decode_shrunk(found: Any) -> Shrunk | None:  # JSON
-    if found is None:
-        return None
-    names, *columns = list(zip(*found["routes"], strict=True)) or 5 * [()]
-    if set(map(type, names)) - {str} or any(set(map(type, column)) - {int} for column in columns):
-        raise TypeError("not a table of routes")
-    ranges, routes = _pairs(found["dropped"]), list(RouteTable(names, *columns))
-    return Shrunk(bytes.fromhex(found["sha256"]), int(found["bytes"]), ranges, routes)
 
 
 def _pairs(table: list[list[int]]) -> list[tuple[int, int]]:

@@ -53,17 +53,15 @@ def decode_segment_header(data: bytes | memoryview, magic: bytes = SEGMENT_MAGIC
     """Decode a header with this magic, or raise BadHeader."""
     if len(data) < SEGMENT_HEADER.size:
         raise BadHeader(f"{len(data)} bytes are too short for a {SEGMENT_HEADER.size}-byte header")
-    found, checksum, version, header_bytes, log_id, base, epoch, created, salt, writer = SEGMENT_HEADER.unpack_from(
-        data
-    )
+    found, checksum, version, size, log_id, base, epoch, created, salt, writer = SEGMENT_HEADER.unpack_from(data)
     if found != magic:
         raise BadHeader(f"the magic is {found!r}, not {magic!r}")
     if crc32c(data[_CHECKED_FROM : SEGMENT_HEADER.size]) != checksum:
         raise BadHeader("the header's checksum is wrong")
     if version > VERSION:
         raise NewerVersion(f"version {version} is newer than the {VERSION} this program reads")
-    if header_bytes != SEGMENT_HEADER.size:
-        raise BadHeader(f"a header of {header_bytes} bytes in version {version}")
+    if size != SEGMENT_HEADER.size:
+        raise BadHeader(f"a header of {size} bytes in version {version}")
     return SegmentHeader(log_id, base, epoch, created, salt, version, writer)
 
 

@@ -93,8 +93,7 @@ class Commit:
     dead: list[DeadRecord] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        settled = self.done or self.extended or self.returned or self.reasons
-        return bool(settled or self.read or self.due or self.leased or self.dead)
+        return any((self.done, self.extended, self.returned, self.reasons, self.read, self.due, self.leased, self.dead))
 
 
 Line = Start | Page | Commit

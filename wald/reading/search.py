@@ -19,7 +19,6 @@ from wald.errors import Damaged, WaldError
 from wald.files.listing import Segment
 from wald.files.uptime import read_steps
 from wald.format.names import Kind
-from wald.format.sealed_index import FrameTable
 from wald.reading.assembler import Batch
 from wald.reading.reader import read_portion
 from wald.reading.selection import Selection
@@ -61,7 +60,7 @@ def _frames(segment: Segment, view: View) -> Iterable[tuple[int, int, int, int]]
     """Return each frame's first sequence, raw bytes, earliest and latest time; one large frame without an index."""
     if segment.kind.form is Kind.SEALED:
         with suppress(Damaged, FileNotFoundError):
-            table = FrameTable.from_frames(sealed_index(segment, view.log_id).frames)
+            table = sealed_index(segment, view.log_id).frames
             return zip(table.first_sequences, table.raw_bytes, table.earliest_ns, table.latest_ns, strict=True)
     return [(segment.base_sequence, PORTION_BYTES, 0, -1)]
 

@@ -18,7 +18,7 @@ from wald.errors import Damaged
 from wald.files.disk import free_bytes
 from wald.files.listing import Segment
 from wald.format.names import Kind
-from wald.format.sealed_index import BadSealed, FrameTable, RouteEntry, RouteTable, SealedIndex, merge_routes
+from wald.format.sealed_index import BadSealed, RouteEntry, RouteTable, SealedIndex, merge_routes
 from wald.hints import hint_for
 from wald.retention.blockers import (
     NO_BLOCKERS,
@@ -158,7 +158,7 @@ class Backlog:
             self._add_complete(index, found)
             if damage is not None:
                 index = with_lost_routes(index, segment, end, self._history, damage)
-            required = RouteTable.from_entries(required_positions(index, end or index.next_sequence, self._history))
+            required = required_positions(index, end or index.next_sequence, self._history)
         except Damaged as error:
             if state is State.CUT:  # only the sealer decides about it, but its records count
                 with suppress(Damaged):
@@ -199,8 +199,8 @@ class Backlog:
         self._blockers, self._segments, self._stored_bytes = NO_BLOCKERS, 0, 0
 
     def _add_complete(self, index: SealedIndex, found: SegmentStatus) -> None:
-        earliest_ns = min(FrameTable.from_frames(index.frames).earliest_ns, default=0)
-        routes = RouteTable.from_entries(index.routes)
+        earliest_ns = min(index.frames.earliest_ns, default=0)
+        routes = index.routes
         grown = found.stored_bytes if found.state is State.SEALED else sum(routes.payload_bytes)
         if (dropped := index.shrunk) is not None:  # dropped records were received, too
             routes = RouteTable.from_entries(merge_routes(index.routes, dropped.routes))

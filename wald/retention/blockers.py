@@ -28,7 +28,7 @@ from wald.files.layout import Root
 from wald.files.listing import Segment
 from wald.files.safe_open import open_file
 from wald.format.names import DEFAULT_GROUP, Kind
-from wald.format.sealed_index import BadSealed, RouteEntry, RouteTable, SealedIndex
+from wald.format.sealed_index import BadSealed, RouteTable, SealedIndex
 from wald.format.segment import BadHeader
 from wald.retention.cursors import Cursor, CursorState, read_cursors
 from wald.retention.handovers import HandoverPin, handover_pins
@@ -132,8 +132,7 @@ class CursorSnapshot:
         """Return the last unpinned record; of a retired route, a number beyond any."""
         return self._floors.get(route, 0)
 
-    def pins(self, routes: Sequence[RouteEntry]) -> Iterator[Pin]:
-        table = RouteTable.from_entries(routes)
+    def pins(self, table: RouteTable) -> Iterator[Pin]:
         names, floors = self._last_floors
         if names != table.names:
             floors = tuple(map(self._floors.get, table.names, repeat(0)))
@@ -286,13 +285,13 @@ def with_lost_routes(
     return replace(
         index,
         next_sequence=max(index.next_sequence, following),
-        routes=routes + list(lost.values()),  # at the end: batches name their routes by number
+        routes=RouteTable.from_entries([*routes, *lost.values()]),  # in this order: batches name their routes by number
         damage=index.damage or [(index.raw_bytes, 0)],
         sha256=b"",
     )
 
 
-def required_positions(index: SealedIndex, end: int, history: History) -> Sequence[RouteEntry]:
+def required_positions(index: SealedIndex, end: int, history: History) -> RouteTable:
     """Return the routes of a complete segment, each with the record that its cursors have to reach.
 
     Raise BadSealed if the lost records of a damaged segment are unknown, or are all of its records.
@@ -301,7 +300,7 @@ def required_positions(index: SealedIndex, end: int, history: History) -> Sequen
         return index.routes
     if not index.routes:
         raise BadSealed("all of its records are lost, and their routes are unknown")
-    return RouteTable.from_entries(index.routes).reaching(lost)
+    return index.routes.reaching(lost)
 
 
 def _true_end(index: SealedIndex, end: int, history: History) -> int:

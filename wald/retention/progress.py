@@ -18,7 +18,7 @@ from wald.files.cursor_directory import cursor_owners_group
 from wald.files.routes import has_fifo
 from wald.format.batch import StoredBatch
 from wald.format.log_state import BadControl, decode_state
-from wald.format.sealed_index import BadSealed, RouteTable, SealedIndex
+from wald.format.sealed_index import BadSealed, SealedIndex
 from wald.retention.cursors import Cursor, read_cursors
 from wald.segments.durable_end import seconds_ahead
 from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes
@@ -68,7 +68,7 @@ class LagCounter:
 
     def add(self, index: SealedIndex) -> None:
         """Count a sealed segment; read its batches only if a cursor is among them."""
-        routes = RouteTable.from_entries(index.routes)
+        routes = index.routes
         if routes.names is not self._names:
             self._align(routes.names)
         if self._highest < index.base_sequence and False not in self._dated:  # nearly always

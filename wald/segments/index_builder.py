@@ -22,7 +22,7 @@ from wald.files.safe_open import open_file, read_regular, read_start
 from wald.format.batch import HEADER, BatchHeader, Flag, checksum_body, decode_header, seed, whole_batches
 from wald.format.log_state import BadControl, Peer, decode_peer, decode_previous
 from wald.format.names import Kind, parse_segment_name, segment_name
-from wald.format.sealed_index import BatchTable, Frame, RouteEntry, SealedIndex, Shrunk, compress_section
+from wald.format.sealed_index import BatchTable, Frame, FrameTable, RouteTable, SealedIndex, Shrunk, compress_section
 from wald.format.segment import (
     SEGMENT_HEADER,
     SEGMENT_MAGIC,
@@ -124,11 +124,10 @@ class SegmentIndexBuilder:
         self.table.routes = array("I", map(renumber, self.table.routes))
         self.frames = [frame._replace(routes=tuple(sorted(map(renumber, frame.routes)))) for frame in self.frames]
 
-    def routes(self) -> list[RouteEntry]:
-        return [
-            RouteEntry(name.decode("ascii", "replace"), tally.count, tally.first, tally.last, tally.payload_bytes)
-            for name, tally in self._tallies.items()
-        ]
+    def routes(self) -> RouteTable:
+        names = tuple(name.decode("ascii", "replace") for name in self._tallies)
+        rows = [(tally.count, tally.first, tally.last, tally.payload_bytes) for tally in self._tallies.values()]
+        return RouteTable(names, *zip(*rows, strict=True)) if rows else RouteTable.from_entries([])
 
     def index(
         self, header: SegmentHeader, raw_bytes: int, damage: list[tuple[int, int]], *, sha256: bytes = b""
@@ -143,7 +142,7 @@ class SegmentIndexBuilder:
             raw_bytes=raw_bytes,
             epoch=header.epoch,
             salt=header.salt,
-            frames=self.frames or [self.end_frame(raw_bytes=raw_bytes)],
+            frames=FrameTable.from_frames(self.frames or [self.end_frame(raw_bytes=raw_bytes)]),
             routes=self.routes(),
             sha256=sha256,
             damage=damage,

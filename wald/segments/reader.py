@@ -25,7 +25,7 @@ from wald.files.safe_open import open_file, open_regular
 from wald.format.batch import HEADER, Batches, BatchHeader, Flag, StoredBatch, decode_header, seed
 from wald.format.log_state import BadControl, Peer, decode_peer, peer_position
 from wald.format.names import Kind
-from wald.format.sealed_index import BadSealed, Frame, RouteTable, SealedIndex
+from wald.format.sealed_index import BadSealed, Frame, SealedIndex
 from wald.format.segment import (
     SEGMENT_HEADER,
     SEGMENT_MAGIC,
@@ -267,7 +267,7 @@ class SealedSegment(OpenSegment):
     ) -> Iterator[SegmentItem]:
         index = self.index
         end = _NO_LIMIT if limit is None else limit
-        names = RouteTable.from_entries(index.routes).names
+        names = index.routes.names
         wanted = None if routes is None else {i for i, route in enumerate(names) if route in routes}
         first = max(0, bisect_right(index.frames, position, key=lambda frame: frame.raw_offset) - 1)
         substitutes = {

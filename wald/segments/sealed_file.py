@@ -28,7 +28,6 @@ from wald.format.sealed_index import (
     SEEK_FOOTER,
     BadSealed,
     Frame,
-    FrameTable,
     SealedIndex,
     decode_sealed_index,
     decode_seek_table,
@@ -316,7 +315,7 @@ class SealedFile:
             index = decode_sealed_index(self._read(offset, index_bytes))
         except BadSealed as error:
             raise damaged(self.path, str(error), offset) from error
-        frames = FrameTable.from_frames(index.frames)
+        frames = index.frames
         if listed != list(zip(frames.compressed_bytes, frames.raw_bytes, strict=True)):
             raise damaged(self.path, "the seek table and the index disagree about the frames", table)
         if [*frames.offsets, offset] != list(accumulate(frames.compressed_bytes, initial=0)):

@@ -22,7 +22,7 @@ from wald.format.batch import (
     encode_batch,
     seed,
 )
-from wald.format.sealed_index import RouteEntry, SealedIndex, Shrunk, merge_routes
+from wald.format.sealed_index import FrameTable, RouteEntry, SealedIndex, Shrunk, merge_routes
 from wald.format.spans import Spans
 from wald.segments.index_builder import SegmentIndexBuilder
 from wald.segments.raw_scan import FIRST_BATCH
@@ -68,12 +68,13 @@ def shrink_segment(source: SealedFile, target: int, disk: Disk, keeps: Keeps) ->
     writer.add(frame)
     if writer.raw_bytes != old.raw_bytes or builder.next_sequence != old.next_sequence:
         raise damaged(source.path, "it differs from its index")
-    dropped, ranges = lost.routes(), list(builder.dropped)
+    dropped, ranges = list(lost.routes()), list(builder.dropped)
     if old.shrunk is None:
         shrunk = Shrunk(old.sha256, source.stored_bytes, ranges, dropped)
     else:
         shrunk = replace(old.shrunk, ranges=ranges, routes=merge_routes(old.shrunk.routes, dropped))
-    index = replace(old, frames=builder.frames, routes=builder.routes(), sha256=writer.sha256.digest(), shrunk=shrunk)
+    frames = FrameTable.from_frames(builder.frames)
+    index = replace(old, frames=frames, routes=builder.routes(), sha256=writer.sha256.digest(), shrunk=shrunk)
     writer.finish(index)
     return Shrinkage(index, dropped, writer.stored_bytes, spans)
 

@@ -17,7 +17,7 @@ from wald.errors import Locked
 from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.files.locks import command_of, is_held, name_of, parent_of, process_group_of, sharers, started_ns
-from wald.format.names import COMMAND_SUFFIX, worker_suffix
+from wald.format.names import COMMAND_SUFFIX
 from wald.format.times import utc
 from wald.work.picture import Seen
 
@@ -78,7 +78,7 @@ def commands_of(groups: Sequence[Seen]) -> dict[Path, list[RunningCommand]]:
 
 def command_files(directory: Path, group: str) -> list[Path]:
     """The files of a group whose locks commands hold: of a drain without workers, and of each worker."""
-    workers = (worker_suffix(each) for each in workers_of(directory, group))
+    workers = (f"{COMMAND_SUFFIX}-{each}" for each in workers_of(directory, group))
     return [directory / f"{group}{suffix}" for suffix in (COMMAND_SUFFIX, *workers)]
 
 

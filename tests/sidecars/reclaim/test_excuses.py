@@ -21,8 +21,10 @@ def claims(**at: int) -> CursorSnapshot:
     )
 
 
-def segment(base: int, *routes: str) -> list[RouteEntry]:
-    return [RouteEntry(route, 2 + n, base + n, base + 9 + n, 1) for n, route in enumerate(routes)]
+def segment(base: int, *routes: str) -> RouteTable:
+    return RouteTable.from_entries(
+        [RouteEntry(route, 2 + n, base + n, base + 9 + n, 1) for n, route in enumerate(routes)]
+    )
 
 
 def test_the_text_follows_the_routes_the_cursors_and_the_rules() -> None:
@@ -38,7 +40,7 @@ def test_the_text_follows_the_routes_the_cursors_and_the_rules() -> None:
         (segment(31, "a", "b"), late, by_a),
         (segment(41, "a", "b"), late, by_a | {"a": Verdict.MAX_BYTES}),
         (segment(51, "a", "b"), late, {}),
-        ([], late, {}),
+        (segment(51), late, {}),
     ):
         text = excuses.text(held, under, rules)
         own = {route: {"rule": verdict.value} for route, verdict in rules.items()}
@@ -50,7 +52,7 @@ def test_the_text_follows_the_routes_the_cursors_and_the_rules() -> None:
 
 def test_segments_together_hold_of_each_route_what_each_of_them_holds_whatever_routes_are_in_which() -> None:
     segments = [segment(1, "a", "b"), segment(20, "b", "c"), segment(40, "a", "b"), segment(60, "d"), segment(80, "c")]
-    together = joined([RouteTable.from_entries(each) for each in segments])
+    together = joined(segments)
 
     by_route = {name: [entry for each in segments for entry in each if entry.route == name] for name in "abcd"}
     assert sorted(together) == [

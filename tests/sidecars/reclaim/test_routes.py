@@ -17,7 +17,7 @@ from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
 from wald.files.listing import Segment
 from wald.files.routes import retire_route
 from wald.format.names import Kind
-from wald.format.sealed_index import RouteEntry
+from wald.format.sealed_index import RouteEntry, RouteTable
 from wald_reclaim.policy import Limits, RouteFacts, RouteLimits, Verdict, judge_route
 from wald_reclaim.recorded import Recorded
 from wald_reclaim.routes import Routes
@@ -259,7 +259,7 @@ def test_marks_say_the_same_as_counting_everything_that_is_newer(
     limits = Limits(of_routes=of_routes, others=others)
     listed = [(Segment(base, Kind.SEALED, Path(f"{base}")), 100) for base in range(1, len(segments) + 1)]
     entries = {
-        base: [RouteEntry(route, count, 1, 2, size) for route, (count, size) in held.items()]
+        base: RouteTable.from_entries([RouteEntry(route, count, 1, 2, size) for route, (count, size) in held.items()])
         for base, held in enumerate(segments, start=1)
     }
     routes = Routes(limits, remembered_max=0 if forgetful else 1000)
@@ -304,9 +304,9 @@ def test_marks_say_the_same_as_counting_everything_that_is_newer(
 def test_a_segment_is_read_once_and_only_if_something_is_counted(limits: Limits, reads: list[int]) -> None:
     routes, read = Routes(limits), list[int]()
 
-    def held_by(segment: Segment) -> list[RouteEntry]:
+    def held_by(segment: Segment) -> RouteTable:
         read.append(segment.base_sequence)
-        return [RouteEntry("a", 1, 1, 1, 10)]
+        return RouteTable.from_entries([RouteEntry("a", 1, 1, 1, 10)])
 
     listed = [(Segment(base, Kind.SEALED, Path(f"{base}")), 100) for base in (3, 2, 1)]
     routes.count(listed, held_by)

@@ -19,7 +19,7 @@ from wald.files.ledger_write import Ledger
 from wald.files.listing import list_segments
 from wald.files.routes import retire_route
 from wald.format.names import WHOLE_SUFFIX, Kind
-from wald.format.sealed_index import SealedIndex
+from wald.format.sealed_index import RouteTable, SealedIndex
 from wald.retention.blockers import read_cursor_snapshot, sealed_index
 from wald.retention.history import History
 from wald_reclaim.floors import Floors, floors_of
@@ -106,7 +106,12 @@ def test_half_of_the_file_and_16_kib_are_enough(tmp_path: Path) -> None:
 
     assert read.freed_bytes(held, 32 << 10) == 16 << 10
     assert read.freed_bytes(held, (32 << 10) - 1) == 0
-    more = replace(held, routes=[each._replace(payload_bytes=101 + (each.route == "stuck")) for each in held.routes])
+    more = replace(
+        held,
+        routes=RouteTable.from_entries(
+            [each._replace(payload_bytes=101 + (each.route == "stuck")) for each in held.routes]
+        ),
+    )
     assert read.freed_bytes(more, 1 << 20) == 0
     assert Floors({"web": 0, "stuck": 0}).freed_bytes(held, 1 << 20) == 0
 
