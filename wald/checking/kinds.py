@@ -3,130 +3,95 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from wald.format.names import CURSORS, FOUND_PREFIX, WHOLE_SUFFIX
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _ROUTE = rf"routes/{_NAME}"
-_GROUP = rf"{_ROUTE}/{CURSORS}/{_NAME}"
+_GROUP = rf"{_ROUTE}/{CURSORS}/(?P<group>{_NAME})"
 _SEGMENT = r"segments/[0-9]{20}\.wal"
 _BUNDLE = rf"{_NAME}-[0-9]{{20}}\.tar(?:\.zst|\.gz)?"
 _BAG = rf"(?:.*/)?{_NAME}/[0-9]{{20}}-[0-9]{{20}}"
 
 
 class FileKind(Enum):
-    """The value describes the file to operators."""
+    """Meaning for operators and pattern of the path in the root; the first kind that matches wins."""
 
-    ROOT = "the root of a log"
-    IDENTITY = "the identity of the log: its id and the version of its format"
-    LOCK = "the lock of the running daemon; contains the signature of the last one"
-    HEAD = "the head: the last durable record"
-    TRANSFERS = "the transfers: bytes in transfer from each pipe"
-    CLOCK = "the clock steps: records after which append times restart"
-    SOCKET = "the socket of the daemon"
-    RAW = "a raw segment"
-    SPARSE_INDEX = "the sparse index of a raw segment, a hint for readers"
-    SEALED = "a sealed segment"
-    RELEASED = "a segment in its grace period; wald-reclaim takes it back if a group needs it"
-    DELETING = "a segment whose grace period is over; wald-reclaim deletes it"
-    WHOLE = "the original of a segment whose shrinking was interrupted; it may be the only intact copy"
-    TEMPORARY = "a file in preparation"
-    ROUTE = "the directory of a route"
-    FIFO = "the FIFO of a route"
-    FOUND = "a file found at the path of a FIFO; its contents are not in the log"
-    CURSOR = "a cursor: the last record of a route that a group has processed"
-    HANDOVER = "the lock of wald-drain for a group, and the records that it is giving up"
-    WORK = "the journal of a work group: acknowledgements above its cursor"
-    PIN = "the routes that an unfinished handover of a group pins"
-    ASK = "the request of a command to the owner of a work group; usually empty"
-    COMMAND = "the lock of the command that wald-drain runs for a group, and its result"
-    CURSORS = "the files of the groups of a route"
-    RETIRED = "the mark that the route is retired"
-    MOVED = "the mark of a version that could rename routes; it has no effect"
-    LEDGER = "a ledger: a chain of lines about segments and bundles"
-    LEDGER_PART = "a sealed part of a ledger: its older lines"
-    LEDGER_LOCK = "the lock of a program that writes a ledger"
-    QUARANTINE = "bytes that a start or a repair removed from the log"
-    RECOVERY = "the report of one run of the daemon"
-    KEYS = "the Idempotency-Keys that wald-gate has seen, rebuilt from the log"
-    KEYS_LOCK = "the lock of the gate that writes the Idempotency-Keys"
-    DIRECTORY = "a directory of the log"
-    ARCHIVED_ROUTE = "the bags of a route"
-    BAG = "a bag: the output of one run of wald-archive"
-    BUNDLE = "a bundle: a tar of archived records"
-    DIGEST = "the sha256 of a bundle, in the format of sha256sum"
-    BAG_PART = "a file of a bag, listed in its manifest"
-    FOREIGN = "not a file of the log"
-
-
-_OF_A_GROUP = (FileKind.CURSOR, FileKind.HANDOVER, FileKind.COMMAND, FileKind.WORK, FileKind.ASK, FileKind.PIN)
-_BY_PATH = tuple(
-    (re.compile(pattern), kind)
-    for pattern, kind in (
-        (r"\.", FileKind.ROOT),
-        (r"log\.json", FileKind.IDENTITY),
-        (r"lock", FileKind.LOCK),
-        (r"head", FileKind.HEAD),
-        (r"transfers", FileKind.TRANSFERS),
-        (r"clock\.jsonl", FileKind.CLOCK),
-        (r"wald\.sock", FileKind.SOCKET),
-        (_SEGMENT, FileKind.RAW),
-        (rf"{_SEGMENT}\.idx", FileKind.SPARSE_INDEX),
-        (rf"{_SEGMENT}\.zst", FileKind.SEALED),
-        (rf"{_SEGMENT}(?:\.zst)?\.released", FileKind.RELEASED),
-        (rf"{_SEGMENT}(?:\.zst)?\.deleting", FileKind.DELETING),
-        (rf"{_SEGMENT}\.zst\{WHOLE_SUFFIX}", FileKind.WHOLE),
-        (rf"(?:[a-z]+/)?[^/]+\.tmp|{_ROUTE}/(?:.*/)?[^/]+\.tmp", FileKind.TEMPORARY),
-        (rf"{_ROUTE}/in", FileKind.FIFO),
-        (rf"{_ROUTE}/{re.escape(FOUND_PREFIX)}[0-9]+", FileKind.FOUND),
-        (rf"{_GROUP}\.cursor", FileKind.CURSOR),
-        (rf"{_GROUP}\.drain", FileKind.HANDOVER),
-        (rf"{_GROUP}\.command(?:-[0-9]+)?", FileKind.COMMAND),
-        (rf"{_GROUP}\.work", FileKind.WORK),
-        (rf"{_GROUP}\.ask", FileKind.ASK),
-        (rf"{_GROUP}\.pin", FileKind.PIN),
-        (rf"{_ROUTE}/{CURSORS}", FileKind.CURSORS),
-        (rf"{_ROUTE}/retired", FileKind.RETIRED),
-        (rf"{_ROUTE}/moved", FileKind.MOVED),
-        (_ROUTE, FileKind.ROUTE),
-        (r"ledger/[a-z]+\.jsonl", FileKind.LEDGER),
-        (r"ledger/[a-z]+-[0-9]{20}\.jsonl\.zst", FileKind.LEDGER_PART),
-        (r"ledger/[a-z.]+\.lock", FileKind.LEDGER_LOCK),
-        (r"quarantine/.+", FileKind.QUARANTINE),
-        (r"recovery/[0-9]{10}\.json", FileKind.RECOVERY),
-        (r"gate/keys\.db(?:-wal|-shm)?", FileKind.KEYS),
-        (r"gate/keys\.lock", FileKind.KEYS_LOCK),
-        (rf"archive/{_NAME}", FileKind.ARCHIVED_ROUTE),
-        (r"segments|routes|ledger|quarantine|recovery|archive|gate", FileKind.DIRECTORY),
+    ROOT = "the root of a log", r"\."
+    IDENTITY = "the identity of the log: its id and the version of its format", r"log\.json"
+    LOCK = "the lock of the running daemon; contains the signature of the last one", r"lock"
+    HEAD = "the head: the last durable record", r"head"
+    TRANSFERS = "the transfers: bytes in transfer from each pipe", r"transfers"
+    CLOCK = "the clock steps: records after which append times restart", r"clock\.jsonl"
+    SOCKET = "the socket of the daemon", r"wald\.sock"
+    RAW = "a raw segment", _SEGMENT
+    SPARSE_INDEX = "the sparse index of a raw segment, a hint for readers", rf"{_SEGMENT}\.idx"
+    SEALED = "a sealed segment", rf"{_SEGMENT}\.zst"
+    RELEASED = (
+        "a segment in its grace period; wald-reclaim takes it back if a group needs it",
+        rf"{_SEGMENT}(?:\.zst)?\.released",
     )
-)
-_BY_END = tuple(  # an archive may be anywhere
-    (re.compile(pattern), kind)
-    for pattern, kind in (
-        (_BAG, FileKind.BAG),
-        (rf"{_BAG}/data/{_BUNDLE}", FileKind.BUNDLE),
-        (rf"{_BAG}/data/{_BUNDLE}\.sha256", FileKind.DIGEST),
-        (rf"{_BAG}/[^/]+", FileKind.BAG_PART),
+    DELETING = "a segment whose grace period is over; wald-reclaim deletes it", rf"{_SEGMENT}(?:\.zst)?\.deleting"
+    WHOLE = (
+        "the original of a segment whose shrinking was interrupted; it may be the only intact copy",
+        rf"{_SEGMENT}\.zst\{WHOLE_SUFFIX}",
     )
-)
+    TEMPORARY = "a file in preparation", rf"(?:[a-z]+/)?[^/]+\.tmp|{_ROUTE}/(?:.*/)?[^/]+\.tmp"
+    ROUTE = "the directory of a route", _ROUTE
+    FIFO = "the FIFO of a route", rf"{_ROUTE}/in"
+    FOUND = (
+        "a file found at the path of a FIFO; its contents are not in the log",
+        rf"{_ROUTE}/{re.escape(FOUND_PREFIX)}[0-9]+",
+    )
+    CURSOR = "a cursor: the last record of a route that a group has processed", rf"{_GROUP}\.cursor"
+    HANDOVER = "the lock of wald-drain for a group, and the records that it is giving up", rf"{_GROUP}\.drain"
+    WORK = "the journal of a work group: acknowledgements above its cursor", rf"{_GROUP}\.work"
+    PIN = "the routes that an unfinished handover of a group pins", rf"{_GROUP}\.pin"
+    ASK = "the request of a command to the owner of a work group; usually empty", rf"{_GROUP}\.ask"
+    COMMAND = (
+        "the lock of the command that wald-drain runs for a group, and its result",
+        rf"{_GROUP}\.command(?:-[0-9]+)?",
+    )
+    CURSORS = "the files of the groups of a route", rf"{_ROUTE}/{CURSORS}"
+    RETIRED = "the mark that the route is retired", rf"{_ROUTE}/retired"
+    MOVED = "the mark of a version that could rename routes; it has no effect", rf"{_ROUTE}/moved"
+    LEDGER = "a ledger: a chain of lines about segments and bundles", r"ledger/[a-z]+\.jsonl"
+    LEDGER_PART = "a sealed part of a ledger: its older lines", r"ledger/[a-z]+-[0-9]{20}\.jsonl\.zst"
+    LEDGER_LOCK = "the lock of a program that writes a ledger", r"ledger/[a-z.]+\.lock"
+    QUARANTINE = "bytes that a start or a repair removed from the log", r"quarantine/.+"
+    RECOVERY = "the report of one run of the daemon", r"recovery/[0-9]{10}\.json"
+    KEYS = "the Idempotency-Keys that wald-gate has seen, rebuilt from the log", r"gate/keys\.db(?:-wal|-shm)?"
+    KEYS_LOCK = "the lock of the gate that writes the Idempotency-Keys", r"gate/keys\.lock"
+    DIRECTORY = "a directory of the log", r"segments|routes|ledger|quarantine|recovery|archive|gate"
+    ARCHIVED_ROUTE = "the bags of a route", rf"archive/{_NAME}"
+    BAG = "a bag: the output of one run of wald-archive", _BAG
+    BUNDLE = "a bundle: a tar of archived records", rf"{_BAG}/data/{_BUNDLE}"
+    DIGEST = "the sha256 of a bundle, in the format of sha256sum", rf"{_BAG}/data/{_BUNDLE}\.sha256"
+    BAG_PART = "a file of a bag, listed in its manifest", rf"{_BAG}/[^/]+"
+    FOREIGN = "not a file of the log", r"(?s).*"
+
+    def __init__(self, meaning: str, pattern: str) -> None:
+        self.meaning = meaning
+        self.pattern = pattern
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
+_ANYWHERE = (FileKind.BAG, FileKind.BUNDLE, FileKind.DIGEST, FileKind.BAG_PART, FileKind.FOREIGN)  # not only in a root
+
+
+class Named(NamedTuple):
     """Kind of a path, with its route (files in ``routes``) and group (its cursor, locks and journals), or ""."""
 
     kind: FileKind
-    route: str = ""
-    group: str = ""
+    route: str
+    group: str
 
 
 def kind_of(relative: str, *, in_root: bool) -> Named:
     """Parse a path: relative to the root, or the whole path outside a root."""
-    found = next((kind for pattern, kind in _BY_PATH if in_root and pattern.fullmatch(relative)), None)
-    found = found or next((kind for pattern, kind in _BY_END if pattern.fullmatch(relative)), FileKind.FOREIGN)
+    kinds = FileKind if in_root else _ANYWHERE
+    kind, match = next((kind, found) for kind in kinds if (found := re.fullmatch(kind.pattern, relative)))
     parts = relative.split("/")
     route = parts[1] if in_root and parts[0] == "routes" and len(parts) > 1 else ""
-    group = parts[-1].rpartition(".")[0] if found in _OF_A_GROUP else ""
-    return Named(found, route, group)
+    return Named(kind, route, match.groupdict().get("group", ""))

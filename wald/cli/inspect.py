@@ -183,7 +183,7 @@ def _software(manifest: Path) -> str:
 
 
 def _text(root: Root | None, path: Path, named: Named, by: str, damage: str | None, verdict: Verdict) -> Iterator[str]:
-    rows = [("file", str(path)), ("is", named.kind.value)]
+    rows = [("file", str(path)), ("is", named.kind.meaning)]
     rows += [("log", str(root.path))] if root else []
     rows += [(name, value) for name, value in (("route", named.route), ("group", named.group)) if value]
     rows.append(("written by", by or "not on record"))
@@ -202,7 +202,7 @@ def _fields(
         "path": str(path),
         "root": str(root.path) if root else None,
         "kind": named.kind.name.lower().replace("_", "-"),
-        "meaning": named.kind.value,
+        "meaning": named.kind.meaning,
         "route": named.route or None,
         "group": named.group or None,
         "written_by": by or None,
