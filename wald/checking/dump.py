@@ -15,13 +15,12 @@ from wald.errors import Damaged, InvalidInput, NotFound
 from wald.files.ledger_read import PartName, decode_part, read_ledger, stored_index
 from wald.files.safe_open import open_file, read_regular
 from wald.format import records as columns
-from wald.format.batch import Batches, BatchHeader, Encoding, Flag
+from wald.format.batch import BatchHeader, Encoding, Flag
 from wald.format.head import BadCursor, decode_cursor, decode_head
 from wald.format.ledger_lines import BadPart, DecodedLedger
 from wald.format.log_state import BadControl, decode_peer, decode_state
 from wald.format.names import Kind, parse_cursor_name, parse_ledger_part_name, parse_segment_name
 from wald.format.records import text_or_bytes
-from wald.format.sealed_index import SealedIndex, Shrunk
 from wald.format.segment import SEGMENT_HEADER as FILE_HEADER
 from wald.format.segment import (
     SEGMENT_MAGIC,
@@ -34,75 +33,56 @@ from wald.format.segment import (
 )
 from wald.format.transfers import SLOT_BYTES, decode_transfer
 from wald.segments.index_builder import find_index
-from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
+from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch
 from wald.segments.sealed_file import SealedFile
 
 Item = dict[str, Any]  # JSON objects
 
 
 def dump(path: Path, *, records: bool = False) -> Iterator[Item]:
-    """Yield the items of a file.
-
-    Args:
-        records: yield each record of a batch, too.
-
-    Raises:
-        NotFound: there is no such file.
-        InvalidInput: it is not a regular file, or its name is not that of a file of a log.
-        Damaged: nothing in it can be read.
-    """
-    _require_file(path)
-    name = parse_segment_name(path.name)
-    if name is not None:
-        match name.kind:
-            case Kind.RAW | Kind.RAW_RELEASED | Kind.RAW_DELETING:
-                return _raw(path, records=records)
-            case Kind.INDEX:
-                return _sparse_index(path)
-            case Kind.SEALED | Kind.RELEASED | Kind.DELETING:
-                return _sealed(path, records=records)
-    if parse_cursor_name(path.name) is not None:
-        return _cursor(path)
-    if path.suffix == ".jsonl":
-        return _ledger(path)
-    if (part := parse_ledger_part_name(path.name)) is not None:
-        return _ledger_part(PartName(part[1], path))
-    if path.name in ("head", "transfers", "log.json"):
-        return {"head": _head, "transfers": _transfers, "log.json": _identity}[path.name](path)
-    if path.suffix == ".json" and path.stem.isdecimal():
-        return _recovery(path)
-    raise InvalidInput(
-        f"{path}: not a file of a log by its name",
-        case="not-a-file-of-a-log",
-    )
-
-
-def _require_file(path: Path) -> None:
+    """Return the items of a file, with ``records`` also each record; raise Damaged if nothing in it can be read."""
     if not path.exists():
         raise NotFound(f"{path}: no such file", case="no-such-file", directory=path.parent)
     if path.is_dir():
         raise InvalidInput(f"{path}: a directory; --content takes one file", case="directory-to-dump", path=path)
     if not path.is_file():
         raise InvalidInput(f"{path}: not a regular file", case="file-unreadable", path=path)
-
-
-def _raw(path: Path, *, records: bool) -> Iterator[Item]:
     name = parse_segment_name(path.name)
-    index = None if name is None else find_index(path.parent, None, name.base_sequence)
+    if name is not None and name.kind is Kind.INDEX:
+        return _sparse_index(path)
+    if name is not None:
+        return _raw(path, name.base_sequence, records) if name.kind.form is Kind.RAW else _sealed(path, records)
+    if path.suffix == ".jsonl":
+        return _ledger(path)
+    if (part := parse_ledger_part_name(path.name)) is not None:
+        return _ledger_part(PartName(part[1], path))
+    if path.name == "transfers":
+        return _transfers(read_regular(path))
+    if path.name == "head":
+        return iter([_head(read_regular(path))])
+    if parse_cursor_name(path.name) is not None:
+        return iter([_cursor(read_regular(path))])
+    if path.name == "log.json" or (path.suffix == ".json" and path.stem.isdecimal()):
+        return iter([_json("identity" if path.name == "log.json" else "recovery", read_regular(path))])
+    raise InvalidInput(f"{path}: not a file of a log by its name", case="not-a-file-of-a-log")
+
+
+def _raw(path: Path, base: int, records: bool) -> Iterator[Item]:
+    index = find_index(path.parent, None, base)
     with open_file(path) as file:
         raw = RawFile(file.fileno(), index=lambda: index)
         yield _segment_header(raw.read(0, FIRST_BATCH), SEGMENT_MAGIC)
         for found in raw.scan():
             if isinstance(found, ScannedBatch):
-                payload = memoryview(raw.payload(found))
-                yield from _batch(found.offset, found.header, found.route, payload, records=records)
+                yield from _batch(found.offset, found.header, found.route, memoryview(raw.payload(found)), records)
             elif isinstance(found, DamagedBytes):
-                yield _damage(found)
+                yield _gap(found.offset, found.length, found.reason)
             else:
-                yield _end(found, raw.limit)
+                garbage = {"damage": found.reason, "garbage_bytes": found.garbage_bytes} if found.garbage_bytes else {}
+                yield {"kind": "end", "offset": found.offset, "file_bytes": raw.limit} | garbage
 
 
-def _sealed(path: Path, *, records: bool) -> Iterator[Item]:
+def _sealed(path: Path, records: bool) -> Iterator[Item]:
     with SealedFile(path) as file:
         index = file.index
         for number, frame in enumerate(index.frames):
@@ -115,70 +95,39 @@ def _sealed(path: Path, *, records: bool) -> Iterator[Item]:
                 continue
             yield item
             if index.is_damage(frame):
-                yield _damage(DamagedBytes(frame.raw_offset, len(data), "damaged before it was sealed"))
-            else:
-                yield from _frame(file.batches(number, data), records=records)
-        yield _sealed_index(index)
+                yield _gap(frame.raw_offset, len(data), "damaged before it was sealed")
+                continue
+            if frame.raw_offset == 0:
+                yield _segment_header(data[:FIRST_BATCH], SEGMENT_MAGIC)
+            batches = file.batches(number, data)
+            for batch in batches:
+                yield from _batch(batch.position, batch.header, batch.route, batch.payload, records)
+            if batches.end < len(data):
+                yield _gap(frame.raw_offset + batches.end, len(data) - batches.end, batches.rest.reason)
+        shrunk = index.shrunk
+        yield {
+            "kind": "index",
+            "log": index.log_id.hex(),
+            "base_sequence": index.base_sequence,
+            "next_sequence": index.next_sequence,
+            "raw_bytes": index.raw_bytes,
+            "epoch": index.epoch,
+            "sha256": index.sha256.hex(),
+            "routes": [entry._asdict() for entry in index.routes],
+            "damaged": [list(span) for span in index.damage],
+            "writer": version_text(index.writer),
+            "shrunk": None
+            if shrunk is None
+            else {
+                "sha256": shrunk.sha256.hex(),
+                "bytes": shrunk.stored_bytes,
+                "dropped": [list(span) for span in shrunk.ranges],
+                "routes": [entry._asdict() for entry in shrunk.routes],
+            },
+        }
 
 
-def _sealed_index(index: SealedIndex) -> Item:
-    return {
-        "kind": "index",
-        "log": index.log_id.hex(),
-        "base_sequence": index.base_sequence,
-        "next_sequence": index.next_sequence,
-        "raw_bytes": index.raw_bytes,
-        "epoch": index.epoch,
-        "sha256": index.sha256.hex(),
-        "routes": [entry._asdict() for entry in index.routes],
-        "damaged": [list(span) for span in index.damage],
-        "writer": version_text(index.writer),
-        "shrunk": None if index.shrunk is None else _shrunk(index.shrunk),
-    }
-
-
-def _shrunk(shrunk: Shrunk) -> Item:
-    return {
-        "sha256": shrunk.sha256.hex(),
-        "bytes": shrunk.stored_bytes,
-        "dropped": [list(span) for span in shrunk.ranges],
-        "routes": [entry._asdict() for entry in shrunk.routes],
-    }
-
-
-def _frame(batches: Batches, *, records: bool) -> Iterator[Item]:
-    data, raw_offset = batches.data, batches.position
-    if raw_offset == 0:
-        yield _segment_header(data[:FIRST_BATCH], SEGMENT_MAGIC)
-    for batch in batches:
-        yield from _batch(batch.position, batch.header, batch.route, batch.payload, records=records)
-    if batches.end < len(data):
-        yield _damage(DamagedBytes(raw_offset + batches.end, len(data) - batches.end, batches.rest.reason))
-
-
-def _batch(offset: int, header: BatchHeader, route: str, payload: memoryview, *, records: bool) -> Iterator[Item]:
-    item = _header(offset, header, route)
-    try:
-        state = decode_state(payload) if header.is_state else None
-        peer = decode_peer(payload) if header.is_control and header.peer else None
-        shown = list(_records(header, payload)) if records and not header.is_control else []
-    except (BadControl, columns.BadColumns) as error:
-        yield item | {"damage": str(error)}
-        return
-    if peer is not None:
-        item |= {"kind": "peer"} | peer._asdict()
-    if state is not None:
-        item |= {"kind": "control", "next_sequence": state.next_sequence, "routes": state.routes}
-        item |= {"open_records": state.open_records, "producers": len(state.producers.table)}
-        if state.previous is not None:
-            item["previous_end"] = state.previous.position
-    if header.is_dropped:
-        item |= {"kind": "dropped"}
-    yield item
-    yield from shown
-
-
-def _header(offset: int, header: BatchHeader, route: str) -> Item:
+def _batch(offset: int, header: BatchHeader, route: str, payload: memoryview, records: bool) -> Iterator[Item]:
     item: Item = {
         "kind": "batch",
         "offset": offset,
@@ -196,7 +145,23 @@ def _header(offset: int, header: BatchHeader, route: str) -> Item:
         item["continues_sequence"] = header.continues_sequence
     elif header.producer_id:
         item |= {"producer_id": f"{header.producer_id:x}", "producer_sequence": header.producer_sequence}
-    return item
+    shown: list[Item] = []
+    try:
+        if header.is_state:
+            state = decode_state(payload)
+            item |= {"kind": "control", "next_sequence": state.next_sequence, "routes": state.routes}
+            item |= {"open_records": state.open_records, "producers": len(state.producers.table)}
+            if state.previous is not None:
+                item["previous_end"] = state.previous.position
+        elif header.is_control and header.peer:
+            item |= {"kind": "peer"} | decode_peer(payload)._asdict()
+        elif records and not header.is_control:
+            shown = list(_records(header, payload))
+    except (BadControl, columns.BadColumns) as error:
+        yield item | {"damage": str(error)}
+        return
+    yield item | ({"kind": "dropped"} if header.is_dropped else {})
+    yield from shown
 
 
 def _records(header: BatchHeader, payload: memoryview) -> Iterator[Item]:
@@ -225,18 +190,8 @@ def _segment_header(data: bytes, magic: bytes) -> Item:
     return {"kind": "header", "offset": 0} | shown
 
 
-def _damage(damaged: DamagedBytes) -> Item:
-    return {
-        "kind": "gap",
-        "offset": damaged.offset,
-        "bytes": damaged.length,
-        "damage": damaged.reason or "zeros between batches",
-    }
-
-
-def _end(end: SegmentEnd, file_bytes: int) -> Item:
-    item: Item = {"kind": "end", "offset": end.offset, "file_bytes": file_bytes}
-    return item | ({"damage": end.reason, "garbage_bytes": end.garbage_bytes} if end.garbage_bytes else {})
+def _gap(offset: int, length: int, reason: str) -> Item:
+    return {"kind": "gap", "offset": offset, "bytes": length, "damage": reason or "zeros between batches"}
 
 
 def _sparse_index(path: Path) -> Iterator[Item]:
@@ -253,52 +208,38 @@ def _sparse_index(path: Path) -> Iterator[Item]:
         yield {"kind": "end", "offset": offset, "damage": f"{len(data) - offset} bytes of an entry"}
 
 
-def _cursor(path: Path) -> Iterator[Item]:
+def _cursor(data: bytes) -> Item:
     try:
-        lines = decode_cursor(read_regular(path))
+        lines = decode_cursor(data)
     except BadCursor as error:
-        yield {"kind": "cursor", "damage": str(error)}
-        return
+        return {"kind": "cursor", "damage": str(error)}
     log_id = lines.log_id.hex() if lines.log_id is not None else None
-    yield {"kind": "cursor", "sequence": lines.sequence, "log": log_id, "epoch": lines.epoch} | {
-        "group": lines.group,
-        "at": lines.at,
-    }
+    place = {"sequence": lines.sequence, "log": log_id, "epoch": lines.epoch}
+    return {"kind": "cursor"} | place | {"group": lines.group, "at": lines.at}
 
 
-def _head(path: Path) -> Iterator[Item]:
-    head = decode_head(read_regular(path))
-    yield {"kind": "head"} | (head._asdict() if head is not None else {"damage": "not a head line"})
+def _head(data: bytes) -> Item:
+    head = decode_head(data)
+    return {"kind": "head"} | (head._asdict() if head is not None else {"damage": "not a head line"})
 
 
-def _transfers(path: Path) -> Iterator[Item]:
-    data = read_regular(path)
+def _transfers(data: bytes) -> Iterator[Item]:
     for number in range(len(data) // SLOT_BYTES):
         found = decode_transfer(data[number * SLOT_BYTES : (number + 1) * SLOT_BYTES])
         if found is not None:
             yield {"kind": "transfer", "slot": number} | asdict(found[0]) | {"taken": found[1]}
 
 
-def _identity(path: Path) -> Iterator[Item]:
+def _json(kind: str, data: bytes) -> Item:
     try:
-        content = json.loads(read_regular(path))
-    except ValueError as error:
-        yield {"kind": "identity", "damage": str(error)}
-        return
-    yield {"kind": "identity", "content": content}
-
-
-def _recovery(path: Path) -> Iterator[Item]:
-    try:
-        content = json.loads(read_regular(path))
+        content = json.loads(data)
     except (ValueError, RecursionError) as error:
-        yield {"kind": "recovery", "damage": str(error)}
-        return
-    if isinstance(content, dict):
-        ended = {} if content.get("ended") else {"ended": "unknown: it runs, or was killed"}
-        yield {"kind": "recovery"} | content | ended
-    else:
-        yield {"kind": "recovery", "damage": "not a report"}
+        return {"kind": kind, "damage": str(error)}
+    if kind == "identity":
+        return {"kind": kind, "content": content}
+    if not isinstance(content, dict):
+        return {"kind": kind, "damage": "not a report"}
+    return {"kind": kind} | content | ({} if content.get("ended") else {"ended": "unknown: it runs, or was killed"})
 
 
 def _ledger_part(part: PartName) -> Iterator[Item]:
