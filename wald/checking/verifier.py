@@ -24,7 +24,6 @@ from wald.files.listing import Listing, Segment
 from wald.files.routes import fifo_problems, moved_marks
 from wald.files.uptime import read_steps, require_steps, step_between
 from wald.format.head import Head
-from wald.format.ledger_lines import DecodedLedger
 from wald.format.log_state import LogState
 from wald.format.names import LEDGERS, PART_SUFFIX, WHOLE_SUFFIX, Kind, parse_segment_name
 from wald.format.spans import Spans
@@ -35,6 +34,8 @@ from wald.segments.durable_end import EVERYTHING, read_head
 from wald.segments.reader import Misplaced, require_named
 from wald.segments.view import SegmentGone, View, read_view, recorded_end
 
+_IGNORE_DAMAGE = contextlib.suppress(Damaged)  # of a ledger: the check of the ledgers reports it
+
 
 def verify(root: Root) -> Iterator[Finding]:
     """Check a whole log; it is intact without an ERROR."""
@@ -42,17 +43,7 @@ def verify(root: Root) -> Iterator[Finding]:
 
 
 class Verification:
-    """One pass over a root, as of the moment when this is created.
-
-    Args:
-        first: first record that must exist.
-
-    Attributes:
-        segments, records, raw_bytes: numbers checked so far.
-
-    Raises:
-        NotFound: there is no log.
-    """
+    """One pass over a root, as of the moment when this is created; ``first`` is the first record that must exist."""
 
     def __init__(self, root: Root, *, first: int = 1) -> None:
         self._root = root
@@ -60,11 +51,31 @@ class Verification:
         self.history = History(root)
         self._log_id: bytes | None = None
         self._head: Head | None = None
-        self._head_is_damaged = False
         self._view = View(root, b"", EVERYTHING, Listing(()))
         self._state = NOTHING
         self._last_base = 0  # of the last segment checked
-        self._first = [*self._identity(), *self._read_head(), *self._strangers(), *self._list(), *self._headless()]
+        first_findings = self._first = list[Finding]()
+        try:
+            self._log_id = read_identity(root).log_id
+        except (Damaged, UnsupportedFormat) as error:
+            first_findings.append(Finding.of(Level.ERROR, root.identity, error.message))
+        head_is_damaged = False
+        try:
+            self._head = read_head(root)
+        except Damaged as error:
+            head_is_damaged = True
+            first_findings.append(Finding.of(Level.ERROR, root.head, error.message))
+        first_findings += self._strangers()
+        try:
+            self._view = read_view(root, self._log_id or b"", bound=EVERYTHING)
+        except Damaged as error:
+            first_findings.append(Finding.of(Level.ERROR, root.segments, error.message))
+        if self._head is None and not head_is_damaged:
+            # It is written before the first segment, so a log with segments has lost it.
+            level = Level.ERROR if self._view.segments else Level.INFO
+            unknown = "missing or empty, so the last durable record is unknown"
+            message = f"{unknown}; the next start of the daemon rewrites it"
+            first_findings.append(Finding(level, root.head, 0, message))
         self._steps = read_steps(root)  # after the head, so that no step before it is missed
         self.segments = self.records = self.raw_bytes = 0
 
@@ -72,11 +83,7 @@ class Verification:
         return [self.target(segment) for segment in self._view.segments if not self._behind_head(segment)]
 
     def findings(self, ahead: Callable[[SegmentToCheck], Checked | None] = lambda _: None) -> Iterator[Finding]:
-        """Yield all findings; call once per instance.
-
-        Args:
-            ahead: looks up the result of an earlier check against :data:`NOTHING`; None: the segment is checked now.
-        """
+        """Yield all findings; call once. ``ahead`` may have the result of an earlier check against :data:`NOTHING`."""
         yield from self._first
         yield from self._segments(ahead)
         yield from self._head_agrees()
@@ -89,26 +96,6 @@ class Verification:
         for mark in moved_marks(self._root):
             yield Finding(Level.INFO, mark.path, 0, f"{mark.message}: {mark.hint}")
 
-    def _identity(self) -> Iterator[Finding]:
-        try:
-            self._log_id = read_identity(self._root).log_id
-        except (Damaged, UnsupportedFormat) as error:
-            yield Finding.of(Level.ERROR, self._root.identity, error.message)
-
-    def _read_head(self) -> Iterator[Finding]:
-        try:
-            self._head = read_head(self._root)
-        except Damaged as error:
-            self._head_is_damaged = True
-            yield Finding.of(Level.ERROR, self._root.head, error.message)
-
-    def _headless(self) -> Iterator[Finding]:
-        """Report a missing head: it is written before the first segment, so a log with segments has lost it."""
-        if self._head is None and not self._head_is_damaged:
-            level = Level.ERROR if self._view.segments else Level.INFO
-            unknown = "missing or empty, so the last durable record is unknown"
-            yield Finding(level, self._root.head, 0, f"{unknown}; the next start of the daemon rewrites it")
-
     def _clock(self) -> Iterator[Finding]:
         try:
             require_steps(self._root)
@@ -117,21 +104,20 @@ class Verification:
 
     def _strangers(self) -> Iterator[Finding]:
         if not self._root.segments.is_dir():
-            return  # _list reports it
+            return  # reading the view reports it
         for entry in sorted(os.scandir(self._root.segments), key=lambda entry: entry.name):
+            path, is_original = Path(entry.path), entry.name.endswith(WHOLE_SUFFIX)
             name = parse_segment_name(entry.name.removesuffix(WHOLE_SUFFIX))
-            unread = name is not None and (name.kind.reclaimed or entry.name.endswith(WHOLE_SUFFIX))
-            segment = None if name is None else Segment(name.base_sequence, name.kind, Path(entry.path))
-            if segment is not None and unread and (error := self.misplaced(segment)):
-                yield Finding.of(Level.ERROR, Path(entry.path), f"{error.message}; {error.hint}")
-            elif name is not None and name.kind.reclaimed:
-                yield Finding(Level.INFO, Path(entry.path), 0, "reclaimed; in its grace period")
-            elif entry.name.endswith(WHOLE_SUFFIX):
-                yield Finding(
-                    Level.INFO, Path(entry.path), 0, "left by an interrupted shrinking; wald-reclaim finishes it"
-                )
+            is_reclaimed = name is not None and name.kind.reclaimed
+            unread = None if name is None else Segment(name.base_sequence, name.kind, path)
+            if unread is not None and (is_reclaimed or is_original) and (error := self.misplaced(unread)):
+                yield Finding.of(Level.ERROR, path, f"{error.message}; {error.hint}")
+            elif is_reclaimed:
+                yield Finding(Level.INFO, path, 0, "reclaimed; in its grace period")
+            elif is_original:
+                yield Finding(Level.INFO, path, 0, "left by an interrupted shrinking; wald-reclaim finishes it")
             elif name is None and not entry.name.endswith(".tmp"):
-                yield Finding(Level.INFO, Path(entry.path), 0, "not a file of the log")
+                yield Finding(Level.INFO, path, 0, "not a file of the log")
 
     def misplaced(self, segment: Segment) -> Misplaced | None:
         try:
@@ -142,12 +128,6 @@ class Verification:
         except OSError:  # it was removed in the meantime, or cannot be read, and no reader needs it
             pass
         return None
-
-    def _list(self) -> Iterator[Finding]:
-        try:
-            self._view = read_view(self._root, self._log_id or b"", bound=EVERYTHING)
-        except Damaged as error:
-            yield Finding.of(Level.ERROR, self._root.segments, error.message)
 
     def _segments(self, ahead: Callable[[SegmentToCheck], Checked | None]) -> Iterator[Finding]:
         waiting = deque(self._view.segments)
@@ -199,7 +179,7 @@ class Verification:
 
     def _without_lost(self, target: SegmentToCheck, done: Checked, before: LogState) -> Checked:
         """Check without open records that a repair has dropped: those given up, or whose beginning was reclaimed."""
-        with contextlib.suppress(Damaged):  # the check of the ledgers reports it
+        with _IGNORE_DAMAGE:
             still = {
                 route: at
                 for route, at in before.open_records.items()
@@ -211,7 +191,7 @@ class Verification:
     def _unrecorded(self, segment: Segment) -> Iterator[Finding]:
         """Report a sealed segment without a ledger line, unless its sealer may still write it."""
         if segment.kind.form is Kind.SEALED and not segment.path.with_suffix("").exists():
-            with contextlib.suppress(Damaged):  # the check of the ledgers reports it
+            with _IGNORE_DAMAGE:
                 sealed = self.history.sealed(segment.base_sequence)
                 if sealed is None or sealed["base"] != segment.base_sequence:
                     message = "the ledger has no line about its sealing; a repair writes one"
@@ -249,7 +229,7 @@ class Verification:
             yield Finding(Level.INFO, self._root.segments, 0, f"{records}; {loss.reason}")
 
     def _losses(self, first: int, last: int) -> list[Loss]:
-        with contextlib.suppress(Damaged):  # the check of the ledgers reports it
+        with _IGNORE_DAMAGE:
             return self.history.losses(first, last)
         return []
 
@@ -267,7 +247,7 @@ class Verification:
         if segment.kind.form is Kind.SEALED:
             sealed, shrunk, base = None, frozenset[str](), segment.base_sequence
             dropped = self.history.last_dropped(base)
-            with contextlib.suppress(Damaged):  # the check of the ledgers reports it
+            with _IGNORE_DAMAGE:
                 sealed = self.history.sealed(base)
                 shrunk = frozenset(str(shrinking.get("sha256")) for shrinking in self.history.shrinks(base))
             sha256 = None if sealed is None else str(sealed.get("sha256"))
@@ -285,7 +265,7 @@ class Verification:
             for _ in self._lost(head.sequence, head.sequence):
                 message = f"no segment; findmnt -T {segments} shows whether it is mounted"
                 yield Finding(Level.ERROR, segments, 0, message)
-        with contextlib.suppress(Damaged):  # the check of the ledgers reports it
+        with _IGNORE_DAMAGE:
             sealed = self.history.last_sealed()
         for begin, end in self._lost(last + 1, sealed):
             yield self._missing(self._root.segments, begin, end, "were sealed and are in no segment")
@@ -301,7 +281,13 @@ class Verification:
     def _ledger(self, path: Path) -> Iterator[Finding]:
         try:
             for file, decoded in read_files(path):
-                yield from _ledger_file(file, decoded)
+                for number, reason in decoded.broken:
+                    yield Finding(Level.ERROR, file, 0, f"line {number}: {reason}")
+                if file.exists() and not decoded.broken:
+                    lines = len(decoded.entries)
+                    yield Finding(Level.OK, file, 0, f"{lines} line{'s' * (lines != 1)}")
+                if file.suffix != PART_SUFFIX and file.exists() and file.stat().st_size > decoded.whole_bytes:
+                    yield Finding(Level.INFO, file, decoded.whole_bytes, "an unfinished line; its owner removes it")
         except Damaged as error:
             yield Finding.of(Level.ERROR, path, error.message)
         except OSError as error:
@@ -332,12 +318,3 @@ class Verification:
         with contextlib.suppress(Damaged):  # it was reported at the beginning
             head = read_head(self._root) or head
         return head.sequence if head is not None else max(self._state.next_sequence - 1, 0)
-
-
-def _ledger_file(path: Path, decoded: DecodedLedger) -> Iterator[Finding]:
-    for number, reason in decoded.broken:
-        yield Finding(Level.ERROR, path, 0, f"line {number}: {reason}")
-    if path.exists() and not decoded.broken:
-        yield Finding(Level.OK, path, 0, f"{len(decoded.entries)} line{'s' * (len(decoded.entries) != 1)}")
-    if path.suffix != PART_SUFFIX and path.exists() and path.stat().st_size > decoded.whole_bytes:
-        yield Finding(Level.INFO, path, decoded.whole_bytes, "an unfinished line; its owner removes it")
