@@ -11,7 +11,7 @@ Lines become a binary array by Arrow's split, which releases the interpreter's l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any, Protocol
 
@@ -85,58 +85,54 @@ def record_batches(batches: Iterable[Stored], columns: Sequence[str] = schema.na
 
 def record_batch(batches: Sequence[Stored], columns: Sequence[str] = schema.names) -> pa.RecordBatch:
     """Return one Arrow batch for one batch, or for several of lines."""
-    made: _Lines | _Columns = _Columns(batches[0]) if batches[0].is_columns else _Lines(batches)
-    each = _Each(batches)
-    makers: dict[str, Callable[[], pa.Array]] = {
-        "sequence": each.sequences,
-        "route": each.routes,
-        "append_time": lambda: each.repeated([batch.append_time_ns for batch in batches]).view(_TIME),
-        "segment": lambda: each.repeated([batch.segment for batch in batches]),
-        "event_time": made.event_times,
-        "key": made.keys,
-        "value": made.values,
-        "headers": made.headers,
-    }
-    return pa.RecordBatch.from_arrays([makers[name]() for name in columns], schema=schema_of(columns))
+    made = _Columns(batches)
+    return pa.RecordBatch.from_arrays([getattr(made, name)() for name in columns], schema=schema_of(columns))
 
 
-class _Each:
-    """Columns in which a stored batch has one value, or consecutive ones."""
+class _Columns:
+    """Makers of the Arrow columns, one method for each field."""
 
     def __init__(self, batches: Sequence[Stored]) -> None:
         self._batches = batches
         self._counts = np.array([batch.count for batch in batches])
+        self._count = int(self._counts.sum())
+        self._stored = decode_columns(batches[0].payload) if batches[0].is_columns else None  # None for lines
 
-    def repeated(self, numbers: list[int]) -> pa.Array:
-        return pa.array(np.repeat(np.array(numbers, dtype=np.int64), self._counts))
-
-    def sequences(self) -> pa.Array:
+    def sequence(self) -> pa.Array:
         ends = np.cumsum(self._counts)
         firsts = np.array([batch.first_sequence for batch in self._batches], dtype=np.int64)
         numbers = np.arange(ends[-1], dtype=np.int64)
         numbers += np.repeat(firsts - (ends - self._counts), self._counts)
         return pa.array(numbers)
 
-    def routes(self) -> pa.Array:
+    def route(self) -> pa.Array:
         names = {name: number for number, name in enumerate(dict.fromkeys(batch.route for batch in self._batches))}
         ids = np.array([names[batch.route] for batch in self._batches], dtype=np.int32)
         return pa.DictionaryArray.from_arrays(np.repeat(ids, self._counts), pa.array(list(names), pa.string()))
 
+    def append_time(self) -> pa.Array:
+        return self._repeated([batch.append_time_ns for batch in self._batches]).view(_TIME)
 
-class _Lines:
-    def __init__(self, batches: Sequence[Stored]) -> None:
-        self._batches = batches
-        self._count = sum(batch.count for batch in batches)
+    def segment(self) -> pa.Array:
+        return self._repeated([batch.segment for batch in self._batches])
 
-    def event_times(self) -> pa.Array:
-        return _nulls(self._count, _TIME)
+    def _repeated(self, numbers: list[int]) -> pa.Array:
+        return pa.array(np.repeat(np.array(numbers, dtype=np.int64), self._counts))
 
-    def keys(self) -> pa.Array:
-        return _nulls(self._count, pa.binary())
+    def event_time(self) -> pa.Array:
+        if self._stored is None or self._stored.times is None:
+            return _nulls(self._count, _TIME)
+        return self._selected(_TIME, [None, self._stored.times])
 
-    headers = keys
+    def key(self) -> pa.Array:
+        return self._binary(None if self._stored is None else self._stored.keys)
 
-    def values(self) -> pa.Array:
+    def headers(self) -> pa.Array:
+        return self._binary(None if self._stored is None else self._stored.headers)
+
+    def value(self) -> pa.Array:
+        if self._stored is not None:
+            return self._binary(self._stored.values)
         parts = [batch.raw() for batch in self._batches]
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         ends = np.array([0, len(data)], dtype=np.int32)  # payloads are far below 2 GiB
@@ -144,37 +140,16 @@ class _Lines:
         pieces = compute.split_pattern(text, b"\n").values
         return pieces.slice(0, len(pieces) - 1)  # nothing follows the last newline
 
-
-class _Columns:
-    def __init__(self, batch: Stored) -> None:
-        self._stored = decode_columns(batch.payload)
-        self._skipped = batch.skipped
-        self._count = batch.count
-
-    def event_times(self) -> pa.Array:
-        times = self._stored.times
-        if times is None:
-            return _nulls(self._count, _TIME)
-        return self._cut(pa.Array.from_buffers(_TIME, self._stored.count, [None, pa.py_buffer(times)]))
-
-    def keys(self) -> pa.Array:
-        return self._binary(self._stored.keys)
-
-    def headers(self) -> pa.Array:
-        return self._binary(self._stored.headers)
-
-    def values(self) -> pa.Array:
-        return self._binary(self._stored.values)
-
     def _binary(self, column: Binary | None) -> pa.Array:
         if column is None:
             return _nulls(self._count, pa.binary())
-        validity = None if column.validity is None else pa.py_buffer(column.validity)
-        buffers = [validity, pa.py_buffer(column.offsets), pa.py_buffer(column.data)]
-        return self._cut(pa.Array.from_buffers(pa.binary(), self._stored.count, buffers))
+        return self._selected(pa.binary(), [column.validity, column.offsets, column.data])
 
-    def _cut(self, array: pa.Array) -> pa.Array:
-        return array.slice(self._skipped, self._count)
+    def _selected(self, kind: Any, stored: list[memoryview | None]) -> pa.Array:
+        assert self._stored is not None
+        buffers = [None if buffer is None else pa.py_buffer(buffer) for buffer in stored]
+        array = pa.Array.from_buffers(kind, self._stored.count, buffers)
+        return array.slice(self._batches[0].skipped, self._count)
 
 
 def _nulls(count: int, kind: Any) -> pa.Array:  # a pyarrow type; the package has no stubs
