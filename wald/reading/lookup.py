@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from wald.errors import Damaged, InvalidInput
@@ -16,7 +17,7 @@ from wald.retention.cursors import Cursor, CursorState, read_cursors
 from wald.retention.history import History, ShrunkRecord, bundle_member, candidate_routes
 from wald.segments.durable_end import lost_head
 from wald.segments.raw_scan import DamagedBytes
-from wald.segments.reader import DroppedBatches, Misplaced
+from wald.segments.reader import DroppedBatches, Misplaced, OpenSegment
 from wald.segments.view import SegmentGone, State, View
 
 
@@ -82,12 +83,17 @@ def _locate(view: View, sequence: int, history: History) -> Whereabouts:
     holding.sort(key=lambda found: (found.base_sequence, not found.kind.reclaimed))
     for segment in reversed(holding):
         try:
-            found = _in_segment(view, sequence, segment)
+            opened = view.open(segment)
         except Misplaced as error:  # the previous one may hold the record
             reason = reason or error.message
             continue
         except SegmentGone:
             break  # the ledger has the reason
+        except Damaged as error:
+            reason = error.message
+            break
+        with closing(opened):
+            found = _in_segment(view, sequence, segment, opened)
         if isinstance(found, Whereabouts):
             return found
         if isinstance(found, DroppedBatches):
@@ -100,30 +106,21 @@ def _locate(view: View, sequence: int, history: History) -> Whereabouts:
     return _fate(view, sequence, reason, history, dropped_from=dropped_from)
 
 
-def _in_segment(view: View, sequence: int, segment: Segment) -> Whereabouts | DroppedBatches | str:
+def _in_segment(view: View, sequence: int, segment: Segment, opened: OpenSegment) -> Whereabouts | DroppedBatches | str:
     """Return the record's place, the obstacle found there, or ""."""
     limit = view.limit(segment)
-    try:
-        opened = view.open(segment)
-    except (Misplaced, SegmentGone):
-        raise
-    except Damaged as error:
-        return error.message
     gap: DamagedBytes | None = None
-    try:
-        for item in opened.batches(opened.position_of_sequence(sequence, limit), limit):
-            if isinstance(item, DamagedBytes):
-                gap = item
-            elif isinstance(item, StoredBatch) and item.header.count and item.header.base_sequence <= sequence:
-                gap = None
-                if sequence < item.header.end_sequence:
-                    return _location(view, sequence, segment, item)
-            elif isinstance(item, DroppedBatches) and item.first_sequence <= sequence < item.next_sequence:
-                return item
-            elif isinstance(item, StoredBatch) and item.header.base_sequence > sequence:
-                break
-    finally:
-        opened.close()
+    for item in opened.batches(opened.position_of_sequence(sequence, limit), limit):
+        if isinstance(item, DamagedBytes):
+            gap = item
+        elif isinstance(item, StoredBatch) and item.header.count and item.header.base_sequence <= sequence:
+            gap = None
+            if sequence < item.header.end_sequence:
+                return _location(view, sequence, segment, item)
+        elif isinstance(item, DroppedBatches) and item.first_sequence <= sequence < item.next_sequence:
+            return item
+        elif isinstance(item, StoredBatch) and item.header.base_sequence > sequence:
+            break
     tail = opened.tail
     if gap is not None:
         return f"{segment.path}: offset {opened.file_offset(gap.offset)}: damaged ({gap.reason})"
