@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from wald.errors import Damaged
@@ -31,8 +30,7 @@ from wald.segments.seek import end_of
 from wald.segments.view import SegmentGone, View, recorded_end, truncated
 
 
-@dataclass(frozen=True, slots=True)
-class DamagedRange:
+class DamagedRange(NamedTuple):
     """Unreadable records. If last < first, no whole record is lost, only a piece of one or control state."""
 
     message: str
@@ -41,16 +39,14 @@ class DamagedRange:
     whole_segment: bool = False  # it cannot be opened: reported even if no record is lost
 
 
-@dataclass(frozen=True, slots=True)
-class MissingRange:
+class MissingRange(NamedTuple):
     """Records that are in no segment."""
 
     first: int
     last: int
 
 
-@dataclass(frozen=True, slots=True)
-class DroppedRange:
+class DroppedRange(NamedTuple):
     """Records dropped to shrink ``segment``; if last < first, only pieces of a record that began before."""
 
     first: int
@@ -60,16 +56,14 @@ class DroppedRange:
     routes: tuple[RouteEntry, ...] | None  # all of the segment; None if unknown
 
 
-@dataclass(frozen=True, slots=True)
-class DeletedSegment:
+class DeletedSegment(NamedTuple):
     """Segment deleted while an earlier copy of its file was open; the copy ends at ``position``."""
 
     segment: int
     position: int
 
 
-@dataclass(frozen=True, slots=True)
-class RebuiltSegment:
+class RebuiltSegment(NamedTuple):
     """Segment that a repair rebuilt or split while it was open; the scan restarts at ``sequence``."""
 
     sequence: int
@@ -139,12 +133,8 @@ class Scanner:
         self._only_control = False  # read only control batches here; a start may write longer ones
         self._expected: int | None = None  # the next sequence; None before the first batch
         begin = view.segments[view.listing.covering(sequence)].base_sequence if view.segments else sequence
-        self._behind = begin - 1 if begin <= sequence else 0  # segments with a larger base are still to come
+        self.segment = begin - 1 if begin <= sequence else 0  # segments with a larger base are still to come
         self._pending: DamagedBytes | None = None
-
-    @property
-    def segment(self) -> int:
-        return self._behind
 
     @property
     def begun(self) -> bool:
@@ -166,8 +156,7 @@ class Scanner:
             if self._current is None:
                 following = self._following(view)
                 if following is None:
-                    yield from self._missing_head_segment(view)
-                    return
+                    break
                 if self._expected is not None and following.base_sequence < self._expected:
                     yield self._begin_again(view)  # split from a segment that was read before
                     continue
@@ -183,10 +172,16 @@ class Scanner:
                 yield from self._rest(segment, view)
                 if self._current is None:
                     continue
-                if self._behind >= view.bound.segment:
-                    yield from self._missing_end(view)
-                    return
+                if self.segment >= view.bound.segment:
+                    break
                 self.close()
+        # The segment of the head is gone, or a repair gave up its end.
+        last = view.bound.sequence
+        is_ended = self._current is not None or self.segment < view.bound.segment
+        if last is not None and self._due <= last and is_ended:
+            yield MissingRange(self._due, last)
+            self._expected = last + 1
+            self.segment = max(self.segment, view.bound.segment - 1)
 
     def _begin_again(self, view: View) -> RebuiltSegment:
         due = self._due
@@ -195,7 +190,7 @@ class Scanner:
         return RebuiltSegment(due)
 
     def _following(self, view: View) -> Segment | None:
-        found = view.listing.behind(self._behind)
+        found = view.listing.behind(self.segment)
         return found if found is not None and found.base_sequence <= view.bound.segment else None
 
     def _enter(self, segment: Segment, view: View) -> View:
@@ -207,7 +202,7 @@ class Scanner:
         limit, bound = view.limit(segment), view.bound
         self._current = opened
         self._was_active = limit is not None
-        self._behind = segment.base_sequence
+        self.segment = segment.base_sequence
         if self._expected is not None:
             self._position = FIRST_BATCH
         elif limit is not None and bound.sequence is not None and self._wanted > bound.sequence:
@@ -222,8 +217,8 @@ class Scanner:
         # The writer may have continued in a copy until it cut the segment, which may now be sealed, or deleted.
         if (limit is not None or self._was_active) and segment.replaced(removed=limit is None):
             salt = segment.salt
-            try:
-                segment = self._reopen(segment, view)
+            try:  # positions are the same in every copy and form
+                reopened = view.open(Segment(segment.base_sequence, Kind.RAW, segment.path))
             except SegmentGone:
                 deleted = limit is None
             except Damaged as error:
@@ -231,23 +226,26 @@ class Scanner:
                 yield from self._unreadable(Segment(segment.base_sequence, Kind.RAW, segment.path), error, view)
                 return
             else:
-                if segment.salt != salt and not self._only_control:  # positions in the other file are different
+                segment.close()
+                segment = self._current = reopened
+                if self._only_control:
+                    self._position = FIRST_BATCH
+                elif segment.salt != salt:  # a repair rebuilt it: positions in the other file are different
                     yield self._begin_again(view)
                     return
         for found in segment.batches(self._position, limit, self._routes, self._passable):
             if isinstance(found, DamagedBytes):
                 self._pending = self._pending or found
                 self._position = found.offset + found.length
-            elif isinstance(found, DroppedBatches):
-                yield from self._dropped(segment, found)
             elif isinstance(found, SkippedBatches):
-                if found.next_sequence > self._due and (
+                if (found.next_sequence > self._due or isinstance(found, DroppedBatches)) and (
                     gap := self._gap(segment, found.first_sequence, self._position)
                 ):
                     yield gap
+                first = max(self._due, found.first_sequence)
                 self._expected = max(found.next_sequence, self._expected or 0)
                 self._position = found.position
-                yield found
+                yield _dropped(segment, found, first) if isinstance(found, DroppedBatches) else found
             else:
                 header = found.header
                 if not header.is_control:
@@ -262,16 +260,6 @@ class Scanner:
         if deleted:
             yield DeletedSegment(segment.base_sequence, self._position)
 
-    def _dropped(self, segment: OpenSegment, found: DroppedBatches) -> Iterator[DamagedRange | DroppedRange]:
-        if gap := self._gap(segment, found.first_sequence, self._position):
-            yield gap
-        shrunk = segment.index.shrunk if isinstance(segment, SealedSegment) else None
-        routes = None if shrunk is None or not shrunk.is_complete else tuple(shrunk.routes)
-        first = max(self._due, found.first_sequence)
-        self._expected = max(found.next_sequence, self._expected or 0)
-        self._position = found.position
-        yield DroppedRange(first, found.next_sequence - 1, segment.base_sequence, found.latest_ns, routes)
-
     def _gap(self, segment: OpenSegment, resumed: int, position: int = 0) -> DamagedRange | None:
         """Return the damage that ends at record ``resumed``, or a jump to that record."""
         gap, self._pending = self._pending, None
@@ -283,69 +271,52 @@ class Scanner:
 
     def _at_end(self, segment: OpenSegment, view: View) -> Iterator[DamagedRange]:
         """Report a segment whose batches end too early."""
-        bound = view.bound
-        if segment.base_sequence == bound.segment:
+        bound, tail = view.bound, segment.tail
+        is_last = segment.base_sequence == bound.segment
+        if is_last:
             due = None if bound.sequence is None or self._position >= bound.position else bound.sequence + 1
         else:
             behind = view.listing.behind(segment.base_sequence)
             due = None if behind is None else behind.base_sequence
-        tail = segment.tail
         if self._pending is not None:
             if gap := self._gap(segment, due or 0):
                 yield gap
-        elif tail is not None and (tail.garbage_bytes or (due and segment.base_sequence == bound.segment)):
+        elif tail is None:
+            return
+        elif tail.garbage_bytes or (due and is_last):
             message = _message(segment, tail.offset, tail.reason or "the file ends before the head")
             yield DamagedRange(message, self._due, (due or 0) - 1)
-        elif tail is not None and (end := self._recorded_end(segment, view)) > tail.offset:
-            yield DamagedRange(truncated(segment.path, tail.offset, end).message, self._due, (due or 0) - 1)
-        else:
+        elif is_last or not isinstance(segment, RawSegment):
             return
+        else:
+            end = recorded_end(view, Segment(segment.base_sequence, Kind.RAW, segment.path))
+            if end <= tail.offset:
+                return
+            yield DamagedRange(truncated(segment.path, tail.offset, end).message, self._due, (due or 0) - 1)
         if due is not None:
             self._expected = max(due, self._expected or 0)
-        if segment.base_sequence == bound.segment:
+        if is_last:
             self._position = bound.position
-
-    def _recorded_end(self, segment: OpenSegment, view: View) -> int:
-        """Return the position at which a complete raw segment was cut; 0 if unknown."""
-        if segment.base_sequence == view.bound.segment or not isinstance(segment, RawSegment):
-            return 0
-        return recorded_end(view, Segment(segment.base_sequence, Kind.RAW, segment.path))
-
-    def _reopen(self, segment: OpenSegment, view: View) -> OpenSegment:
-        """Open the file in which the segment continues: positions are the same in every copy and form."""
-        self._current = view.open(Segment(segment.base_sequence, Kind.RAW, segment.path))
-        if self._only_control:
-            self._position = FIRST_BATCH
-        segment.close()
-        return self._current
 
     def _unreadable(self, segment: Segment, error: Damaged, view: View) -> Iterator[DamagedRange]:
         """Report a segment that cannot be opened; for a misplaced first one, try the segment before it."""
         before = view.listing.before(segment)
         if isinstance(error, Misplaced) and self._expected is None and before is not None:
-            self._behind = before.base_sequence - 1
+            self.segment = before.base_sequence - 1
             return
         begin = max(self._due, segment.base_sequence)
-        self._behind = segment.base_sequence
+        self.segment = segment.base_sequence
         following = self._following(view)
         end = (view.bound.sequence or begin) + 1 if following is None else following.base_sequence
         self._expected = max(end, begin)
         yield DamagedRange(error.message, begin, end - 1, whole_segment=True)
 
-    def _missing_head_segment(self, view: View) -> Iterator[MissingRange]:
-        bound = view.bound
-        if bound.sequence is not None and self._behind < bound.segment and self._due <= bound.sequence:
-            yield MissingRange(self._due, bound.sequence)
-            self._expected = bound.sequence + 1
-            self._behind = bound.segment - 1
-
-    def _missing_end(self, view: View) -> Iterator[MissingRange]:
-        """Report records that a repair gave up: the last segment ends at the head's position."""
-        last = view.bound.sequence
-        if last is not None and self._due <= last:
-            yield MissingRange(self._due, last)
-            self._expected = last + 1
-
 
 def _message(segment: OpenSegment, position: int, reason: str) -> str:
     return f"{segment.path}: offset {segment.file_offset(position)}: {reason}"
+
+
+def _dropped(segment: OpenSegment, found: DroppedBatches, first: int) -> DroppedRange:
+    shrunk = segment.index.shrunk if isinstance(segment, SealedSegment) else None
+    routes = None if shrunk is None or not shrunk.is_complete else tuple(shrunk.routes)
+    return DroppedRange(first, found.next_sequence - 1, segment.base_sequence, found.latest_ns, routes)
