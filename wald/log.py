@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -260,7 +261,7 @@ class Log:
         """
         from wald.reading.assembler import Senders
 
-        with Senders(self.view) as senders:
+        with closing(Senders(self.view)) as senders:
             return senders.of(batch.segment, batch.header)
 
     def cursor(self, route: str, group: str = DEFAULT_GROUP, *, any_user: bool = False) -> Cursor:

@@ -15,6 +15,7 @@ from wald.errors import Damaged, NotFound
 from wald.hints import command_line
 from wald.reading.assembler import Batch
 from wald.reading.reader import read_span
+from wald.reading.selection import Selection
 from wald.retention.history import History
 from wald.retention.missing import Missing
 from wald.segments.continuity import Continuity, Seen, seen_at
@@ -79,9 +80,7 @@ class LogPiece:
             try:
                 yield from read_span(
                     read_view(self.location.root, self.location.log_id, bound=self.bound, continuity=continuity),
-                    routes=self.routes,
-                    first=self.first,
-                    last=self.last,
+                    Selection(self.routes, self.first, last=self.last),
                     on_missing="skip" if self.gaps else pass_over if self.tolerance.loss else "error",
                     on_damage=damage.add,
                 )

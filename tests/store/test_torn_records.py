@@ -18,7 +18,7 @@ from wald.format.names import Kind
 from wald.format.records import Record
 from wald.reading.assembler import Batch
 from wald.reading.reader import read_onward, read_span
-from wald.reading.selection import Start
+from wald.reading.selection import Selection, Start
 from wald.retention.missing import Missing
 from wald_reclaim import entries
 
@@ -109,7 +109,7 @@ class TestAReclaimedSegmentWithoutAPiece:
         assert steps(follower) == WHOLE
 
     def test_it_is_whole_for_a_span_that_ends_in_front_of_the_gap(self, gap: Built) -> None:
-        spans = read_span(gap.view, routes=frozenset("a"), first=1, last=1)
+        spans = read_span(gap.view, Selection(frozenset("a"), 1, last=1))
         assert [bytes(batch.raw()) for batch in spans] == [LONG + b"\n"]
 
     def test_it_is_dropped_if_the_line_does_not_name_the_routes(self, built: Built) -> None:
@@ -146,7 +146,7 @@ class TestAReclaimedSegmentWithAPiece:
         with pytest.raises(NotFound, match="record 1: 1 record of route a is missing"):
             list(built.log.records("a", start=1, stop=1))
         with pytest.raises(NotFound, match="record 1"):
-            list(read_span(built.view, routes=frozenset("a"), first=1, last=1))
+            list(read_span(built.view, Selection(frozenset("a"), 1, last=1)))
 
     def test_it_is_whole_again_once_the_deletion_is_taken_back(self, built: Built) -> None:
         with_a_piece(built)

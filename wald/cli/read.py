@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -99,7 +100,7 @@ def read(root: Path, route: str | None, on_missing: str | None, **options: Any) 
         on_damage=None if asked.commit else damage.report,  # a cursor after damage lets RECLAIM delete it
         on_missing=missing.handle,
     )
-    with Senders(log.view) as senders:
+    with closing(Senders(log.view)) as senders:
         output = Output(
             senders if asked.form == "json" else None,
             times=asked.times,

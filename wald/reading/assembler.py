@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from wald.errors import Damaged
 from wald.format.batch import BatchHeader, Encoding, Flag, StoredBatch
@@ -26,6 +25,7 @@ from wald.segments.view import View
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_CONTINUES, _UNTERMINATED = int(Flag.CONTINUES), int(Flag.UNTERMINATED)  # enums are slow
 _VIA = {UNKNOWN_PEER: "unknown", FIFO_PEER: "fifo", STDIN_PEER: "stdin"}
 
 
@@ -57,7 +57,7 @@ class Sender:
 
 
 class Senders:
-    """Lookup of the senders of batches; keeps one segment open until ``__exit__``."""
+    """Lookup of the senders of batches; keeps one segment open until ``close``."""
 
     def __init__(self, view: Callable[[], View]) -> None:
         self._view = view
@@ -65,27 +65,19 @@ class Senders:
         self._segment: OpenSegment | None = None
         self._known: dict[int, Sender] = {}  # by the segment's peer numbers
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._enter(-1)
+    def close(self) -> None:
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
 
     def of(self, segment: int, header: BatchHeader) -> Sender:
         if segment != self._base:
-            self._enter(segment)
+            self.close()
+            self._base, self._known = segment, {number: Sender(via) for number, via in _VIA.items()}
         sender = self._known.get(header.peer)
         if sender is None:
             sender = self._known[header.peer] = Sender("socket", self._peer(header.peer))
         return sender if not header.producer_id else Sender(sender.via, sender.peer, header.producer_id)
-
-    def _enter(self, segment: int) -> None:
-        if self._segment is not None:
-            self._segment.close()
-        self._base, self._segment = segment, None
-        self._known = {number: Sender(via) for number, via in _VIA.items()}
 
     def _peer(self, number: int) -> Peer | None:
         try:
@@ -100,7 +92,6 @@ class Senders:
             return None
 
 
-T = TypeVar("T")
 _RECORD: Callable[[tuple[object, ...]], Record] = partial(tuple.__new__, Record)  # twice as fast as Record(*fields)
 
 
@@ -123,7 +114,8 @@ class Rows:
         numbers = range(self.first + here.start, self.first + here.stop)
         end = 0 if self.terminated else self.first + self.count - 1
         ended = (number != end for number in numbers) if end in numbers else repeat(True)
-        keys, times, headers = (_part(column, here) for column in (self.keys, self.times, self.headers))
+        optional = (self.keys, self.times, self.headers)
+        keys, times, headers = (repeat(None) if column is None else column[here] for column in optional)
         made_of = (repeat(self.route), numbers, self.values[here], repeat(self.append_time_ns), keys, times, headers)
         return map(_RECORD, zip(*made_of, ended, strict=False))
 
@@ -132,10 +124,6 @@ class Rows:
 
     def _place(self, first: int, last: int) -> slice:
         return slice(max(0, first - self.first), max(0, min(last + 1 - self.first, self.count)))
-
-
-def _part(column: Sequence[T] | None, here: slice) -> Sequence[T] | repeat[None]:
-    return repeat(None) if column is None else column[here]
 
 
 _WINDOW_BYTES = 64 << 10  # searched for newlines at a time: slicing takes linear time
@@ -248,16 +236,6 @@ def _offset_after_lines(payload: memoryview, count: int) -> int:
         offset += len(window)
 
 
-def _complete(stored: StoredBatch, segment: int, count: int, start: int, end: int) -> Batch:
-    """Return the first ``count`` records of a stored batch; lines are at ``start`` to ``end`` of its data."""
-    header = stored.header
-    lines = header.encoding == Encoding.LINES
-    payload = memoryview(stored.data)[start:end] if lines else stored.payload
-    terminated = not header.flags & Flag.UNTERMINATED
-    base = header.base_sequence
-    return Batch(stored.route, base, base + count - 1, payload, terminated, header, segment, stored.position)
-
-
 @dataclass(slots=True)
 class OpenRecord:
     """Record whose last piece is still unread."""
@@ -269,65 +247,55 @@ class OpenRecord:
     segment: int
     position: int
 
+    def complete(self, *, terminated: bool) -> Batch:
+        number, payload = self.sequence, memoryview(b"".join(self.pieces))
+        return Batch(self.route, number, number, payload, terminated, self.header, self.segment, self.position)
+
 
 class Assembler:
     """Assembler of whole records; at most one of each route is open."""
 
     def __init__(self) -> None:
-        self._open: dict[str, OpenRecord] = {}
-
-    @property
-    def has_open(self) -> bool:
-        return bool(self._open)
-
-    @property
-    def first_open(self) -> int | None:
-        return min((record.sequence for record in self._open.values()), default=None)
-
-    def open_records(self, route: str | None = None) -> list[OpenRecord]:
-        return [record for record in self._open.values() if route in (None, record.route)]
+        self.open_records: dict[str, OpenRecord] = {}  # by route
 
     def drop(self, routes: Iterable[RouteEntry] | None = None) -> list[OpenRecord]:
         """Drop and return open records that may lack a piece, given the missing ``routes``; None if unknown."""
         lasts = None if routes is None else {each.route: each.last for each in merge_routes((), routes)}
-        dropped = [
-            record for record in self._open.values() if lasts is None or record.sequence <= lasts.get(record.route, 0)
-        ]
+        records = self.open_records.values()
+        dropped = [each for each in records if lasts is None or each.sequence <= lasts.get(each.route, 0)]
         for record in dropped:
-            del self._open[record.route]
+            del self.open_records[record.route]
         return dropped
 
     def add(self, stored: StoredBatch, segment: int, first: int, last: int) -> list[Batch | DamagedRange]:
         """Return the records within ``first`` to ``last`` that ``stored`` completes."""
         done: list[Batch | DamagedRange] = []
-        header = stored.header
-        start, end = stored.at + header.payload_offset, stored.at + header.payload_offset + header.payload_bytes
-        record = self._open.get(stored.route)
+        header, route = stored.header, stored.route
+        start = stored.at + header.payload_offset
+        end = start + header.payload_bytes
+        record = self.open_records.get(route)
         if record is not None and record.sequence != header.continues_sequence:
-            del self._open[stored.route]
+            del self.open_records[route]
             done.append(DamagedRange(f"record {record.sequence} has lost a piece", record.sequence, record.sequence))
             record = None
-        if header.flags & Flag.CONTINUES:
+        if header.flags & _CONTINUES:
             newline = stored.data.find(b"\n", start, end)
-            stop = newline if newline >= 0 else end
+            begin, start = start, newline + 1 if newline >= 0 else end
             if record is not None:  # otherwise its beginning was not read or not selected
-                record.pieces.append(stored.data[start:stop])
+                record.pieces.append(stored.data[begin:start])
                 if newline >= 0 or not header.open_sequence:
-                    done.append(self._finish(record, terminated=newline >= 0))
-            start = newline + 1 if newline >= 0 else end
-        count, number = header.count, header.open_sequence
+                    done.append(record.complete(terminated=newline >= 0))
+                    del self.open_records[route]
+        count, number, base = header.count, header.open_sequence, header.base_sequence
         if number and count:
             begin = max(stored.data.rfind(b"\n", start, end) + 1, start)
             if first <= number <= last:
                 pieces = [stored.data[begin:end]]
-                self._open[stored.route] = OpenRecord(stored.route, number, pieces, header, segment, stored.position)
+                self.open_records[route] = OpenRecord(route, number, pieces, header, segment, stored.position)
             count, end = count - 1, begin
-        if count and (trimmed := _complete(stored, segment, count, start, end).between(first, last)) is not None:
-            done.append(trimmed)
+        if count:
+            payload, ended = memoryview(stored.data)[start:end], not header.flags & _UNTERMINATED
+            batch = Batch(route, base, base + count - 1, payload, ended, header, segment, stored.position)
+            if (selected := batch.between(first, last)) is not None:
+                done.append(selected)
         return done
-
-    def _finish(self, record: OpenRecord, *, terminated: bool) -> Batch:
-        del self._open[record.route]
-        payload = memoryview(b"".join([*record.pieces, b"\n" if terminated else b""]))
-        number = record.sequence
-        return Batch(record.route, number, number, payload, terminated, record.header, record.segment, record.position)

@@ -17,6 +17,7 @@ from wald.format.records import Record
 from wald.format.sealed_index import BadSealed, SealedIndex
 from wald.reading.assembler import Batch
 from wald.reading.reader import read_span
+from wald.reading.selection import Selection
 from wald.segments.reader import OpenSegment, SealedSegment
 from wald.segments.seek import end_of
 from wald.segments.view import View
@@ -58,16 +59,17 @@ def start_of_latest(
 
 def _runs(
     view: View, segment: Segment, routes: frozenset[str] | None, top: int, count: int, found: Found | None
-) -> Iterable[Run]:
-    """Return runs up to ``top``, newest first, possibly stopping after ``count`` records."""
-    base = segment.base_sequence
+) -> Iterator[Run]:
+    """Yield runs up to ``top``, newest first; of a raw segment at least ``count`` records if it has them."""
+    base, limit = segment.base_sequence, view.limit(segment)
     if found is not None:
-        return _widening(lambda first: _matching(view, routes, first, top, found), base, top, count)
+        yield from _widening(lambda first: _matching(view, routes, first, top, found), base, top, count)
+        return
     with closing(view.open(segment)) as opened:
         if isinstance(opened, SealedSegment):
-            return list(_until(_indexed(opened.index, routes), top, count))
-        limit = view.limit(segment)
-        return _widening(lambda first: _stored(opened, limit, routes, first, top), base, top, count)
+            yield from _indexed(opened.index, routes)
+        else:
+            yield from _widening(lambda first: _stored(opened, limit, routes, first, top), base, top, count)
 
 
 def _widening(runs_from: Callable[[int], list[Run]], base: int, top: int, count: int) -> Iterable[Run]:
@@ -79,14 +81,6 @@ def _widening(runs_from: Callable[[int], list[Run]], base: int, top: int, count:
         if first == base or sum(records for _, records in runs) >= count:
             return reversed(runs)
         window *= _WIDER
-
-
-def _until(runs: Iterable[Run], top: int, count: int) -> Iterator[Run]:
-    for base, records in runs:
-        yield base, records
-        count -= max(0, min(records, top + 1 - base))
-        if count <= 0:
-            return
 
 
 def _indexed(index: SealedIndex, routes: frozenset[str] | None) -> Iterator[Run]:
@@ -116,5 +110,6 @@ def _stored(opened: OpenSegment, limit: int | None, routes: frozenset[str] | Non
 
 
 def _matching(view: View, routes: frozenset[str] | None, first: int, top: int, found: Found) -> list[Run]:
-    batches = read_span(view, routes=routes, first=first, last=top, on_missing="skip", on_damage=lambda _: None)
+    span = Selection(routes, first, last=top)
+    batches = read_span(view, span, on_missing="skip", on_damage=lambda _: None)
     return [(record.sequence, 1) for batch in batches for record in found(batch)]

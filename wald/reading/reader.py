@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 from wald.errors import Damaged, InvalidInput, NotFound
@@ -35,7 +35,6 @@ from wald.reading.selection import Selection, Start, Stop, select
 from wald.retention.cursors import read_cursor
 from wald.retention.history import History
 from wald.retention.missing import (
-    Missing,
     OnMissing,
     ReclaimedSegment,
     count_missing,
@@ -71,43 +70,25 @@ def read_batches(
     selection = select(view, route, start, stop, group)
     if limit is not None and limit < 0:
         raise InvalidInput(f"a limit of {limit} records", case="limit-below-zero")
-    reading = _Reading(view, selection, on_damage, missing_handler(on_missing))
-    found = reading.batches(follow=follow, cancel=cancel or threading.Event(), on_wait=on_wait)
+    reading = _Reading(view, selection, on_damage, on_missing)
+    found = reading.batches(renewed=True, follow=follow, cancel=cancel, on_wait=on_wait)
     return found if limit is None else _limited(found, limit)
 
 
 def read_span(
     view: View,
-    *,
-    routes: frozenset[str] | None,
-    first: int,
-    last: int,
-    on_missing: OnMissing = "error",
-    on_damage: Callable[[Damaged], None] | None = None,
-) -> Iterator[Batch]:
-    """Read the records ``first`` to ``last`` of ``routes``, or of all."""
-    reading = _Reading(view, Selection(routes, first, last=last), on_damage, missing_handler(on_missing))
-    return reading.batches(follow=False, cancel=threading.Event(), renewed=False)
-
-
-def read_portion(
-    view: View,
     selection: Selection,
-    first: int,
-    last: int,
     *,
-    absent: Callable[[bytes], bool],
-    on_damage: Callable[[Damaged], None],
-    on_missing: Callable[[Missing], None],
+    on_damage: Callable[[Damaged], None] | None = None,
+    on_missing: OnMissing = "error",
+    absent: Callable[[bytes], bool] | None = None,
 ) -> Iterator[Batch]:
-    """Read the selected records within ``first`` to ``last``.
+    """Read the selected records up to the end of ``view``.
 
     ``absent`` returns True if verified bytes of a sealed segment contain no wanted record. Their batches are then not
     parsed, unless a record continues into or out of one.
     """
-    portion = replace(selection, first=max(first, selection.first), last=min(last, selection.last))
-    reading = _Reading(view, portion, on_damage, on_missing, absent)
-    return reading.batches(follow=False, cancel=threading.Event(), renewed=False)
+    return _Reading(view, selection, on_damage, on_missing, absent).batches()
 
 
 def read_onward(
@@ -132,7 +113,7 @@ def read_onward(
     selection = select(view, route, start, stop, group)
     if since_ns is not None:
         selection = replace(selection, from_ns=max(selection.from_ns, since_ns))
-    return _Reading(view, selection, on_damage, missing_handler(on_missing)).onward(resume_at)
+    return _Reading(view, selection, on_damage, on_missing).onward(resume_at)
 
 
 class _Reading:
@@ -141,7 +122,7 @@ class _Reading:
         view: View,
         selection: Selection,
         on_damage: Callable[[Damaged], None] | None,
-        on_missing: Callable[[Missing], None],
+        on_missing: OnMissing,
         absent: Callable[[bytes], bool] | None = None,
     ) -> None:
         self._root = view.root
@@ -153,7 +134,7 @@ class _Reading:
         self._begun: dict[str, int] = {}  # records before that to read again, by route
         self._restart: tuple[int, tuple[int, ...]] | None = None
         self._on_damage = on_damage
-        self._on_missing = on_missing
+        self._on_missing = missing_handler(on_missing)
         self._absent = absent
         self._history = History(view.root)
         self._mark = self._history.version()
@@ -165,152 +146,139 @@ class _Reading:
     def batches(
         self,
         *,
-        follow: bool,
-        cancel: threading.Event,
+        renewed: bool = False,
+        follow: bool = False,
+        cancel: threading.Event | None = None,
         on_wait: Callable[[], None] | None = None,
-        renewed: bool = True,
     ) -> Generator[Batch]:
         """Yield batches to the end, with ``renewed`` even of records appended before the first step."""
-        if renewed:
-            self.renew()
-        with closing(self):
+        with self._closing():
+            if renewed:
+                self._renew()
             while True:
-                for found in self.to_end():
+                for found in self._to_end():
                     if found is not None:
                         yield found
                 if self._complete:
                     return
                 if not follow:
-                    self.require_head()
+                    self._require_head()
                     return
-                if not self._await_change(cancel, on_wait):
+                if not self._await_change(cancel or threading.Event(), on_wait):
                     return
                 follow = not self._is_over()  # before the view is renewed, which then contains all wanted records
                 self._view = self._view.renewed()
 
     def onward(self, resume_at: Callable[[], int]) -> Generator[Batch | int | None]:
-        with closing(self):
+        with self._closing():
             while not self._complete:
-                self.renew()
-                yield from self.to_end()
-                self.require_head()
+                self._renew()
+                yield from self._to_end()
+                self._require_head()
                 last = end_of(self._view) - 1
-                yield min(last, (self._assembler.first_open or last + 1) - 1)
+                yield min([last, *(each.sequence - 1 for each in self._assembler.open_records.values())])
                 begin = resume_at()
-                if begin - last > _WORTH_A_JUMP and not self._assembler.has_open:
-                    self.close()
+                if begin - last > _WORTH_A_JUMP and not self._assembler.open_records:
+                    self._close()
                     self._begin, self._begun = begin, {}
 
-    def renew(self) -> None:
-        if has_moved(self._view):
-            self._view = self._view.renewed()
+    @contextmanager
+    def _closing(self) -> Iterator[None]:
+        try:
+            yield
+        except (Damaged, NotFound):
+            self._view.require_continuity()
+            raise
+        finally:
+            self._close()
 
-    def to_end(self) -> Generator[Batch | None]:
-        """Yield batches to the end of the view or the wanted records; None is a step without a batch."""
-        again = True
-        while again and not self._complete:
-            if self._scanner is None or not self._scanner.begun:
-                self.close()
-                self._scanner = self._scanner_from(min([self._begin, *self._begun.values()]))
-            try:
-                again = yield from self._advance(self._scanner)
-            except (Damaged, NotFound):
-                self._view.require_continuity()
-                raise
-
-    def require_head(self) -> None:
-        bound = self._view.bound
-        if bound.lost and not self._complete and self._selection.last > (bound.sequence or 0):
-            self._report(lost_head(self._root, bound))
-
-    def close(self) -> None:
+    def _close(self) -> None:
         if self._scanner is not None:
             self._scanner.close()
             self._scanner = None
 
-    def _scanner_from(self, sequence: int) -> Scanner:
-        absent = self._absent
+    def _renew(self) -> None:
+        if has_moved(self._view):
+            self._view = self._view.renewed()
 
-        def passable(data: bytes, at: int) -> bool:
-            return absent is not None and not self._assembler.has_open and absent(data) and not holds_pieces(data, at)
+    def _to_end(self) -> Generator[Batch | None]:
+        """Yield batches to the end of the view or the wanted records; None is a step without a batch."""
+        selection, assembler = self._selection, self._assembler
+        while not self._complete:
+            if self._scanner is None or not self._scanner.begun:
+                self._close()
+                begin = min([self._begin, *self._begun.values()])
+                passable = None if self._absent is None else self._is_passable
+                self._scanner = Scanner(self._view, sequence=begin, routes=selection.routes, passable=passable)
+            scanner = self._scanner
+            for item in scanner.advance(self._view):
+                if assembler.open_records:
+                    self._report_given_up(item.route if isinstance(item, StoredBatch) else None)
+                if isinstance(item, StoredBatch):
+                    last, header = selection.last, item.header
+                    if header.append_time_ns >= selection.until_ns and not self._steps_behind(scanner.segment):
+                        last = min(last, header.base_sequence - 1)
+                    if selection.routes is None or item.route in selection.routes:
+                        first = max(selection.floor(item.route), self._begun.get(item.route, self._begin))
+                        for done in assembler.add(item, scanner.segment, first, last):
+                            if isinstance(done, DamagedRange):
+                                self._report_lost(f"{self._root.segments}: {done.message}", done.last)
+                            elif selection.from_ns <= done.append_time_ns < selection.until_ns:
+                                yield done
+                    self._complete = header.end_sequence > last and not assembler.open_records
+                elif isinstance(item, SkippedBatches):
+                    self._complete = item.next_sequence > selection.last and not assembler.open_records
+                elif isinstance(item, DamagedRange):
+                    self._report_damaged(item)
+                elif isinstance(item, DroppedRange):
+                    self._report_dropped(item)
+                    self._complete = item.last >= selection.last and not assembler.open_records
+                elif isinstance(item, DeletedSegment):
+                    self._report_deleted(item)
+                elif isinstance(item, RebuiltSegment):
+                    self._begin_again(item.sequence)
+                    break  # to continue in a new view
+                elif self._report_missing(item, scanner):
+                    break
+                if self._complete:
+                    return
+                yield None
+            else:
+                self._report_given_up()
+                return
 
-        routes = self._selection.routes
-        return Scanner(self._view, sequence=sequence, routes=routes, passable=absent and passable)
+    def _is_passable(self, data: bytes, at: int) -> bool:
+        absent = self._absent is not None and self._absent(data)
+        return absent and not self._assembler.open_records and not holds_pieces(data, at)
 
-    def _advance(self, scanner: Scanner) -> Generator[Batch | None, None, bool]:
-        """Return True to continue in a new view."""
-        for item in scanner.advance(self._view):
-            if self._assembler.has_open:
-                self._report_given_up(item.route if isinstance(item, StoredBatch) else None)
-            if isinstance(item, StoredBatch):
-                last = self._last(item, scanner.segment)
-                for done in self._assemble(item, scanner.segment, last):
-                    if isinstance(done, DamagedRange):
-                        self._report_lost(f"{self._root.segments}: {done.message}", done.last)
-                    elif self._selection.from_ns <= done.append_time_ns < self._selection.until_ns:
-                        yield done
-                self._complete = item.header.end_sequence > last and not self._assembler.has_open
-            elif isinstance(item, SkippedBatches):
-                self._complete = item.next_sequence > self._selection.last and not self._assembler.has_open
-            elif isinstance(item, DamagedRange):
-                self._report_damaged(item)
-            elif isinstance(item, DroppedRange):
-                self._report_dropped(item)
-                self._complete = item.last >= self._selection.last and not self._assembler.has_open
-            elif isinstance(item, DeletedSegment):
-                self._report_deleted(item)
-            elif isinstance(item, RebuiltSegment):
-                self._begin_again(item.sequence)
-                return True
-            elif self._report_missing(item, scanner):
-                return True
-            if self._complete:
-                return False
-            yield None
-        self._report_given_up()
-        return False
+    def _require_head(self) -> None:
+        bound = self._view.bound
+        if bound.lost and not self._complete and self._selection.last > (bound.sequence or 0):
+            self._report(lost_head(self._root, bound))
 
     def _begin_again(self, due: int) -> None:
         restart = due, self._history.version()
-        if restart != self._restart:  # otherwise overlapping segments have led here again
-            self._restart = restart
-            self._begun = {each.route: each.sequence for each in self._assembler.drop()}
-        else:
-            self._begun = {}
-        self._begin = due
-        self.close()
+        again = restart == self._restart  # overlapping segments have led here
+        self._begun = {} if again else {each.route: each.sequence for each in self._assembler.drop()}
+        self._begin, self._restart = due, restart
+        self._close()
         self._view = self._view.renewed()
 
     def _report_given_up(self, route: str | None = None) -> None:
         """Report open records that a repair gave up: later pieces may be gone."""
-        begun = self._assembler.open_records(route)
+        begun = [each for each in self._assembler.open_records.values() if route in (None, each.route)]
         if not begun or self._history.version() == self._mark:
             return
         for each in begun:
-            reason = self._why_given_up(each.sequence)
-            if reason is not None:
-                torn = self._assembler.drop([RouteEntry(each.route, 1, each.sequence, each.sequence)])
-                self._report_gone(map(_as_reclaimed, torn), each.sequence, each.sequence, reason)
-
-    def _why_given_up(self, sequence: int) -> str | None:
-        """Return why a record was given up; "" if it was reclaimed, None if it was not given up."""
-        with suppress(Damaged):  # a repair would have replaced a damaged ledger
-            if self._history.is_given_up(sequence):
-                return next((loss.reason for loss in self._history.losses(sequence, sequence)), "")
-        return None
-
-    def _last(self, stored: StoredBatch, segment: int) -> int:
-        selection = self._selection
-        if stored.header.append_time_ns >= selection.until_ns and not self._steps_behind(segment):
-            return min(selection.last, stored.header.base_sequence - 1)
-        return selection.last
-
-    def _assemble(self, stored: StoredBatch, segment: int, last: int) -> list[Batch | DamagedRange]:
-        selection = self._selection
-        if selection.routes is not None and stored.route not in selection.routes:
-            return []
-        first = max(selection.floor(stored.route), self._begun.get(stored.route, self._begin))
-        return self._assembler.add(stored, segment, first, last)
+            try:
+                if not self._history.is_given_up(each.sequence):
+                    continue
+                losses = self._history.losses(each.sequence, each.sequence)  # none if it was reclaimed
+            except Damaged:  # a repair would have replaced a damaged ledger
+                continue
+            torn = self._assembler.drop([RouteEntry(each.route, 1, each.sequence, each.sequence)])
+            reason = losses[0].reason if losses else ""
+            self._report_gone(map(_as_reclaimed, torn), each.sequence, each.sequence, reason)
 
     def _steps_behind(self, segment: int) -> bool:
         """Return True if append times restart after a segment: later records may be older."""
@@ -350,7 +318,7 @@ class _Reading:
         RECLAIM may have renamed their segments before the listing, and undone that in its ledger.
         """
         first, last = missing.first, missing.last
-        if not self._assembler.has_open:
+        if not self._assembler.open_records:
             last = min(last, self._selection.last)  # otherwise pieces of wanted records may follow it
         unmounted = None
         try:
@@ -366,14 +334,17 @@ class _Reading:
                     raise unmounted
                 lost = list(self._history.unexplained(first, last))  # they may just have been deleted
             explained = Spans()
-            missing_records = [self._missing(self._deleted(first, last, explained), first, last, "")]
+            reclaimed: list[ReclaimedSegment] = []
+            for segment in self._history.reclaimed_segments(first, last):
+                explained.add(segment.first, segment.last)
+                torn = self._assembler.drop(segment.routes)
+                reclaimed += [_without_pieces(segment, torn), *map(_as_reclaimed, torn)]
+            gone = [(reclaimed, "")]
             for loss in self._history.losses(first, last):
                 explained.add(loss.extent.first, loss.extent.last)
                 # A repair removes the beginning of every record that lacks a piece.
                 torn = self._assembler.drop(loss.extent.routes or ())
-                missing_records.append(
-                    self._missing([loss.begun_extent, *map(_as_reclaimed, torn)], first, last, loss.reason)
-                )
+                gone.append(([loss.begun_extent, *map(_as_reclaimed, torn)], loss.reason))
         except Damaged as error:  # of the ledger
             if error is unmounted:  # not a loss that a consumer may skip
                 raise
@@ -382,18 +353,9 @@ class _Reading:
             return False
         torn = [] if explained.covers(first, last) else self._assembler.drop()
         self._report_unexplained(first, last, lost, torn)
-        for found in filter(None, missing_records):
-            self._view.require_continuity()
-            self._on_missing(found)
+        for segments, reason in gone:
+            self._report_gone(segments, first, last, reason)
         return False
-
-    def _deleted(self, first: int, last: int, explained: Spans) -> Iterator[ReclaimedSegment]:
-        """Yield deleted segments, and the open records that now lack a piece; drop these."""
-        for segment in self._history.reclaimed_segments(first, last):
-            explained.add(segment.first, segment.last)
-            torn = self._assembler.drop(segment.routes)
-            yield _without_pieces(segment, torn)
-            yield from map(_as_reclaimed, torn)
 
     def _report_unexplained(self, first: int, last: int, lost: list[tuple[int, int]], torn: list[OpenRecord]) -> None:
         """Report a gap without explanation, and the records ``torn`` by it."""
@@ -402,7 +364,8 @@ class _Reading:
         for begin, end in lost:
             if torn or begin <= self._selection.last:
                 also = f"; {named} cannot be read" if torn else ""
-                message = f"{self._root.segments}: {_missing(begin, end)}, and no ledger explains why{also}"
+                missing = f"{span_text(begin, end)} {'is' if begin == end else 'are'} missing"
+                message = f"{self._root.segments}: {missing}, and no ledger explains why{also}"
                 self._report_lost(message, max(end if begin <= self._selection.last else 0, *sequences, 0))
         if torn and not lost:
             message = (
@@ -454,7 +417,7 @@ class _Reading:
         base = deleted.segment
         try:
             sealed = self._history.sealed(base)
-            if not self._assembler.has_open or (sealed is not None and sealed.get("raw_bytes") == deleted.position):
+            if not self._assembler.open_records or (sealed is not None and sealed.get("raw_bytes") == deleted.position):
                 return
             gone = next(self._history.reclaimed_segments(base, base), None)
         except Damaged as error:  # of the ledger
@@ -469,13 +432,7 @@ class _Reading:
             self._report_gone(map(_as_reclaimed, torn), min(sequences), max(sequences), "")
 
     def _report_gone(self, gone: Iterable[ReclaimedSegment], first: int, last: int, lost: str) -> None:
-        missing = self._missing(gone, first, last, lost)
-        if missing is not None:
-            self._view.require_continuity()
-            self._on_missing(missing)
-
-    def _missing(self, gone: Iterable[ReclaimedSegment], first: int, last: int, lost: str) -> Missing | None:
-        """Return the wanted records of ``gone``; ``lost`` is "" if reclaimed."""
+        """Report the wanted records of ``gone``; ``lost`` is "" if reclaimed."""
         selection = self._selection
         found = count_missing(
             self._root.path,
@@ -488,9 +445,9 @@ class _Reading:
             until_ns=selection.until_ns,
         )
         if found is None:
-            return None
+            return
         ours = (found.routes or selection.floors.keys()) & (selection.floors.keys() - selection.fresh)
-        return replace(
+        missing = replace(
             found,
             routes=frozenset(ours) or found.routes,
             asked=bool(ours) or not (selection.earliest or selection.floors),
@@ -498,6 +455,8 @@ class _Reading:
             archive=self._history.archive_location(found.route, first, last),
             lost=lost,
         )
+        self._view.require_continuity()
+        self._on_missing(missing)
 
     def _floor(self, route: str) -> int:
         """Read the cursor again: records that the group has processed since may be reclaimed, and are not missing."""
@@ -512,17 +471,15 @@ class _Reading:
     def _report_lost(self, message: str, last: int) -> None:
         """Report damage; ``last`` is the last lost record, or 0."""
         selection = self._selection
-        damaged = Damaged(message, case="records-lost", root=self._root.path)
-        if last and selection.floors and selection.routes is not None:  # reading began at a cursor
-            (route,) = selection.routes
-            damaged = Damaged(
-                message,
-                case="records-lost-behind-cursor",
-                root=self._root.path,
-                route=route,
-                last=last,
-                group=selection.group,
-            )
+        behind_cursor = last and selection.floors and selection.routes is not None  # reading began at the cursor
+        damaged = Damaged(
+            message,
+            case="records-lost-behind-cursor" if behind_cursor else "records-lost",
+            root=self._root.path,
+            route=next(iter(selection.routes or ()), ""),
+            last=last,
+            group=selection.group,
+        )
         damaged.last = last
         self._report(damaged)
 
@@ -554,7 +511,3 @@ def _without_pieces(segment: ReclaimedSegment, torn: list[OpenRecord]) -> Reclai
 def _as_reclaimed(begun: OpenRecord) -> ReclaimedSegment:
     sequence, time_ns = begun.sequence, begun.header.append_time_ns
     return ReclaimedSegment(sequence, sequence, (RouteEntry(begun.route, 1, sequence, sequence),), time_ns, time_ns)
-
-
-def _missing(first: int, last: int) -> str:
-    return f"{span_text(first, last)} {'is' if first == last else 'are'} missing"

@@ -8,10 +8,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import gc
-import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from itertools import chain, takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +21,7 @@ from wald.files.listing import Segment
 from wald.files.uptime import read_steps
 from wald.format.names import Kind
 from wald.reading.assembler import Batch
-from wald.reading.reader import read_portion
+from wald.reading.reader import read_span
 from wald.reading.selection import Selection
 from wald.retention.blockers import sealed_index
 from wald.retention.missing import Missing
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 PORTION_BYTES = 8 << 20  # raw; much more than opening a segment costs, much less than a process's memory
 
 
-def portions(view: View, selection: Selection) -> Iterator[tuple[int, int]]:
-    """Yield each portion's first and last sequence, in order, without gaps even if records are missing."""
+def portions(view: View, selection: Selection) -> Iterator[Portion]:
+    """Yield the portions in order, without gaps even if records are missing."""
     first, last, collected = selection.first, selection.last, 0
     stepped = max((step.base for step in read_steps(view.root)), default=0)  # append times restart there
     segments = view.segments[view.listing.covering(first) :] if view.segments else ()
@@ -77,18 +78,13 @@ class Match(NamedTuple):
     output: bytes
 
 
-class _Output(NamedTuple):
-    """Announcement of a :class:`Match` whose output follows in the pipe."""
-
-    records: int
-    output_bytes: int
-
-
 class _Failed(NamedTuple):
     error: Exception
 
 
 Event = Match | Damaged | Missing
+Portion = tuple[int, int]  # first and last sequence
+Find = Callable[[Portion], Iterator[Event]]
 Show = Callable[[Batch], Match]
 Absent = Callable[[bytes], bool]
 
@@ -100,18 +96,17 @@ def search(view: View, selection: Selection, show: Show, *, absent: Absent, jobs
     """
     view = view if selection.earliest else view.including_released()
     dealt = list(portions(view, selection))
+    find = partial(_find, view, selection, show, absent)
     if jobs == 1 or len(dealt) == 1:
-        return chain.from_iterable(_searched(view, selection, portion, show, absent) for portion in dealt)
-    return _in_processes(view, selection, dealt, show, absent, min(jobs, len(dealt)))
+        return chain.from_iterable(map(find, dealt))
+    return _in_processes(find, dealt, min(jobs, len(dealt)))
 
 
-def _searched(
-    view: View, selection: Selection, portion: tuple[int, int], show: Show, absent: Absent
-) -> Iterator[Event]:
+def _find(view: View, selection: Selection, show: Show, absent: Absent, portion: Portion) -> Iterator[Event]:
     events: list[Event] = []
     records, parts, held = 0, list[bytes](), 0
-    report = events.append
-    batches = read_portion(view, selection, *portion, absent=absent, on_damage=report, on_missing=report)
+    report, span = events.append, replace(selection, first=portion[0], last=portion[1])
+    batches = read_span(view, span, absent=absent, on_damage=report, on_missing=report)
     for batch in batches:
         found = show(batch)
         if events or held > _WRITTEN_BYTES:
@@ -127,9 +122,7 @@ def _searched(
     yield from events
 
 
-def _in_processes(
-    view: View, selection: Selection, dealt: Sequence[tuple[int, int]], show: Show, absent: Absent, jobs: int
-) -> Iterator[Event]:
+def _in_processes(find: Find, dealt: Sequence[Portion], jobs: int) -> Iterator[Event]:
     import multiprocessing  # 20 ms, which a small log can save
 
     context = multiprocessing.get_context("fork")
@@ -141,7 +134,7 @@ def _in_processes(
             with suppress(OSError):  # smaller if the user's limit is reached
                 fcntl.fcntl(sender.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
             receivers.append(receiver)
-            work = (view, selection, dealt[number::jobs], show, absent, sender, receivers)
+            work = (find, dealt[number::jobs], sender, receivers)
             processes.append(context.Process(target=_work, args=work, daemon=True))
             processes[-1].start()
             sender.close()
@@ -155,33 +148,20 @@ def _in_processes(
 
 
 def _received(receiver: Connection) -> Iterator[Event]:
-    try:
-        while (event := receiver.recv()) is not None:
-            if isinstance(event, _Failed):
-                raise event.error
-            if not isinstance(event, _Output):
-                yield event
-                continue
-            records, left = event
-            while left or records:
-                part = os.read(receiver.fileno(), min(left, _PIPE_BYTES)) if left else b""
-                if left and not part:
-                    raise EOFError
-                yield Match(records, part)
-                records, left = 0, left - len(part)
-    except EOFError:
-        raise OSError(errno.ECHILD, "a process of the search was killed") from None
+    """Yield the events of one portion, which None ends."""
+    while True:
+        try:
+            event = receiver.recv()
+        except (EOFError, OSError):
+            raise OSError(errno.ECHILD, "a process of the search was killed") from None
+        if event is None:
+            return
+        if isinstance(event, _Failed):
+            raise event.error
+        yield event
 
 
-def _work(
-    view: View,
-    selection: Selection,
-    dealt: Sequence[tuple[int, int]],
-    show: Show,
-    absent: Absent,
-    sender: Connection,
-    receivers: Sequence[Connection],
-) -> None:
+def _work(find: Find, dealt: Sequence[Portion], sender: Connection, receivers: Sequence[Connection]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent reports it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     gc.freeze()  # existing objects stay to the end
@@ -189,28 +169,16 @@ def _work(
         receiver.close()
     try:
         for portion in dealt:
-            held, held_bytes = list[Event](), 0
-            for event in _searched(view, selection, portion, show, absent):
+            held, held_bytes = list[Event | None](), 0
+            for event in chain(find(portion), [None]):
                 held.append(event)
                 held_bytes += len(event.output) if isinstance(event, Match) else 0
-                if held_bytes > _HELD_BYTES:
-                    _send(sender, held)
+                if event is None or held_bytes > _HELD_BYTES:
+                    for each in held:
+                        sender.send(each)
                     held, held_bytes = [], 0
-            _send(sender, held)
-            sender.send(None)
     except BrokenPipeError:
         pass
     except (WaldError, OSError) as error:
         with suppress(BrokenPipeError):
             sender.send(_Failed(error))
-
-
-def _send(sender: Connection, events: Sequence[Event]) -> None:
-    for event in events:
-        if not isinstance(event, Match):
-            sender.send(event)
-            continue
-        sender.send(_Output(event.records, len(event.output)))
-        left = memoryview(event.output)
-        while left:
-            left = left[os.write(sender.fileno(), left) :]

@@ -30,6 +30,7 @@ from wald.format.log_state import BadControl, decode_state
 from wald.log import Log
 from wald.reading.assembler import Batch
 from wald.reading.reader import read_span
+from wald.reading.selection import Selection
 from wald.segments.durable_end import lost_head
 from wald.segments.raw_scan import FIRST_BATCH
 from wald.segments.seek import sequence_since
@@ -328,4 +329,4 @@ def _connected(path: Path | str) -> sqlite3.Connection:
 
 
 def _span(view: View, first: int, last: int) -> Iterator[Batch]:
-    return read_span(view, routes=None, first=first, last=last, on_missing="skip", on_damage=lambda _: None)
+    return read_span(view, Selection(None, first, last=last), on_missing="skip", on_damage=lambda _: None)
