@@ -149,13 +149,13 @@ class NotPermitted(WaldError):
 
 
 class Partial(WaldError):
-    """Every available record was read, but some of those requested were reclaimed."""
+    """Some of the requested records were reclaimed; the others were read."""
 
     exit_code = 12
 
 
 class NotProcessed(WaldError):
-    """The records are durable, but a group has not processed them before the timeout."""
+    """A group has not processed durable records before the timeout."""
 
     exit_code = 15
 
@@ -167,7 +167,7 @@ class Replaced(WaldError):
 
 
 class Gone(Replaced):
-    """The log disappeared from its path; it may reappear, for example with a mount."""
+    """The log disappeared from its path; it may reappear."""
 
 
 class RolledBack(Replaced):

@@ -2,8 +2,8 @@
 
 A program counts in plain numbers and converts them to :class:`Metric` objects for each scrape.
 
-The server has few connections, and none for long: if all are in use, it closes the oldest. It does not import
-``http.server``, which takes as long as the start of Python.
+The server has few connections, and none for long: if all are in use, it closes the oldest. ``http.server`` would take
+as long to import as Python to start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from itertools import accumulate
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -221,6 +220,8 @@ class _Handler(StreamRequestHandler):
         for _ in range(_HEADERS_MAX):
             if not self.rfile.readline(_LINE_MAX).strip():
                 break
+        from http import HTTPStatus  # takes as long to import as this module
+
         response = self._response(words)
         head = (
             f"HTTP/1.0 {response.status} {HTTPStatus(response.status).phrase}\r\n"

@@ -127,40 +127,35 @@ def _records_missing(
 
 
 def _route_retired_at_daemon(root: Path | None, route: str, socket: Path) -> str:
-    adding = command_line(root, f"route add {route}")
-    if _is_owner(socket):
+    adding, (owner, is_owner) = command_line(root, f"route add {route}"), _owner(socket)
+    if is_owner:
         return f"{adding} reactivates it"
-    return f"{adding} reactivates it; only {_owner(socket)} and the writers in [routes.{route}] may do that"
+    return f"{adding} reactivates it; only {owner} and the writers in [routes.{route}] may do that"
 
 
 def _request_denied(words: list[str], route: str, socket: Path) -> str:
-    settings, owner, may_all = f"writers in [routes.{route}] of the daemon's config", _owner(socket), _is_owner(socket)
+    settings, (owner, is_owner) = f"writers in [routes.{route}] of the daemon's config", _owner(socket)
     match words:
         case "PUB", *_:
             return f"add the user to {settings}, and kill -HUP the daemon"
         case "ROUTE", "ADD", _, *options if any(option.startswith("mode=") for option in options):
-            return "use --mode 0600, or leave it out" if may_all else f"leave out --mode, or run it as {owner}"
+            return "use --mode 0600, or leave it out" if is_owner else f"leave out --mode, or run it as {owner}"
         case "ROUTE", "ADD", _, *options if any(option.startswith("consumers=") for option in options):
             joining = f"usermod --append --groups GROUP {owner.removeprefix('user ')}, and restart the daemon"
-            return joining if may_all else f"leave out --consumers, or run it as {owner}"
+            return joining if is_owner else f"leave out --consumers, or run it as {owner}"
         case "ROUTE", "ADD", _, *options if "fifo" in options:
             return f"run it as {owner}"
         case _:
             return f"run it as {owner}, or one of the {settings}"
 
 
-def _owner(socket: Path) -> str:
+def _owner(socket: Path) -> tuple[str, bool]:
+    """Return the user of the daemon, and True if this process has that user's rights."""
     try:
-        return f"user {user_name(socket.stat().st_uid)}"
+        owner = socket.stat().st_uid
     except OSError:
-        return "the user that runs the daemon"
-
-
-def _is_owner(socket: Path) -> bool:
-    try:
-        return os.geteuid() in (0, socket.stat().st_uid)
-    except OSError:
-        return False
+        return "the user that runs the daemon", False
+    return f"user {user_name(owner)}", os.geteuid() in (0, owner)
 
 
 def _room_and(root: Path | None, socket: Path, command: str) -> str:

@@ -92,12 +92,7 @@ class Log:
         self._continuity.require()
 
     def view(self) -> View:
-        """Return a snapshot: the segments of the log and its durable head.
-
-        Raises:
-            Damaged: the directory of the segments is gone.
-            Replaced: see :meth:`require_continuity`.
-        """
+        """Return a snapshot: the segments of the log and its durable head."""
         from wald.segments.view import read_view
 
         if self._view is None:
@@ -220,11 +215,8 @@ class Log:
     ) -> pa.RecordBatchReader:
         """Return records as a stream of Arrow batches for DuckDB, Polars and others; needs ``wald[arrow]``.
 
-        Small batches are joined. For the arguments see :meth:`batches`.
-
-        Returns:
-            ``pyarrow.RecordBatchReader`` with the columns sequence, route, append_time, event_time, key, value and
-            headers.
+        Small batches are joined. For the arguments see :meth:`batches`. The columns are sequence, route, append_time,
+        event_time, key, value and headers.
 
         Raises:
             WaldError: see :meth:`batches`; raised here or while the stream is read.
@@ -312,7 +304,7 @@ class Log:
             sequence: the last processed record; 0 for none.
             group: the consumer group.
             rewind: allow a move backwards, and the replacement of a cursor that cannot be trusted.
-            any_user: allow root to move another user's cursor, which keeps its owner.
+            any_user: let root move another user's cursor, which keeps its owner.
 
         Returns:
             the cursor. If it is new or was rewound, its ``message`` names needed records that were reclaimed.
@@ -323,7 +315,7 @@ class Log:
             Refused: a move backwards without ``rewind`` or beyond the head; see also :meth:`cursor`.
             NotPermitted: this user may not create a cursor there, or another user owns it.
             Replaced: see :meth:`require_continuity`.
-            OSError: the cursor cannot be written, for example because the disk is full.
+            OSError: the cursor cannot be written.
         """
         from wald.files.disk import Disk
         from wald.retention.cursor_moves import move_cursor

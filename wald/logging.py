@@ -38,15 +38,15 @@ class WaldHandler(logging.Handler):
 
     Threads may share a handler. ``logging.shutdown``, which Python calls at exit, waits up to ``close_for`` seconds for
     the queue (twice if the daemon is down) and writes the rest to stderr. A process that skips exit handlers
-    (``os._exit``, a child process of multiprocessing, SIGKILL) loses its queue: call ``logging.shutdown`` first. After
-    a fork, the child's queue is empty.
+    (``os._exit``, a child of multiprocessing) loses its queue: call ``logging.shutdown`` first. After a fork, the
+    child's queue is empty.
 
     Args:
         at: the root of the log, or the socket. The daemon may start later.
         route: destination of the records.
         level: lowest level to send, as for any handler.
         capacity: maximum number of queued records.
-        block_for: seconds that a logging call may wait for room in the queue.
+        block_for: seconds that a logging call may wait for room.
         close_for: seconds that :meth:`flush` and :meth:`close` may wait.
 
     Raises:

@@ -143,7 +143,7 @@ class RouteConfig(RouteLimits):
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The settings of one daemon; :func:`reference` lists them."""
+    """The settings of one daemon."""
 
     reloadable: ClassVar[frozenset[str]] = frozenset(
         {"segment_max_bytes", "segment_max_age", "free_space_min", "on_full", "log_level", "retention", "routes"}
@@ -387,7 +387,7 @@ class SettingFile:
 
 
 def parse_setting(name: str, value: object, type_: SettingType, place: str, *, help_command: str) -> Any:
-    """Return the checked value; InvalidInput if out of bounds or of another type."""
+    """Return the checked value, or raise InvalidInput."""
     try:
         return type_.parse(value)
     except ValueError as error:

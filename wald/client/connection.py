@@ -43,9 +43,7 @@ def status(path: Path) -> dict[str, object]:
 def ask_status(path: Path, *, seconds: float) -> dict[str, object]:
     """Return the daemon's answer to STAT on a new connection; empty if the answer is invalid.
 
-    Raises:
-        TimeoutError: no answer within ``seconds``.
-        OSError: nothing listens there, or this user may not connect.
+    TimeoutError without an answer within ``seconds``; another OSError if this user cannot connect.
     """
     try:
         with connect(path, seconds=seconds) as connection, connection.makefile("rb") as replies:

@@ -56,14 +56,8 @@ _Record = tuple[bytes, bytes | None, int | None, bytes | None]
 def json_payloads(lines: bytes, name: str, number: int, due_ns: int | None, *, bare: bool = False) -> Iterator[bytes]:
     """Yield payloads for whole JSON lines, in order; blank lines are skipped.
 
-    Args:
-        name: source of the lines, for messages.
-        number: line number of the first line in the source.
-        due_ns: due time of records without one.
-        bare: each line is only a value, of any JSON type.
-
-    Raises:
-        InvalidInput: a line is invalid; the message gives its number. Earlier lines have been yielded.
+    Messages name the source of the lines, ``name``, and count from ``number``. ``due_ns`` is for records without a due
+    time. A ``bare`` line is only a value. InvalidInput for an invalid line is raised after the payloads before it.
     """
     parsed: list[_Record] = []
     wrong = ""

@@ -1,7 +1,7 @@
 """Producer: sends records over the daemon's socket, each stored exactly once, and reports their sequences.
 
 Every request carries the producer's id and a number: after a lost connection, requests are resent and the daemon
-deduplicates them. Up to 8 requests are in flight; their payloads stay in memory.
+deduplicates them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from wald.client.session import SOCKET_NAME, Durable, Session
@@ -84,9 +83,7 @@ class Producer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
                 with self._lock:  # the answers remain for acknowledged()
@@ -196,22 +193,12 @@ class Producer:
             self._session.close()
 
     def wait_for(self, descriptor: int) -> None:
-        """Process acknowledgements and resend lost requests until ``descriptor`` is readable.
-
-        Raises:
-            WaldError: see :meth:`publish`.
-        """
+        """Process acknowledgements and resend lost requests until ``descriptor`` is readable."""
         with self._exclusively():
             self._session.wait_for(descriptor)
 
     def command(self, *arguments: str) -> str:
-        """Send HEAD, STAT, CUT, ROUTE or PING once all earlier records are durable; return the text after ``OK``.
-
-        The command is resent after a lost connection.
-
-        Raises:
-            WaldError: see :meth:`publish`.
-        """
+        """Send HEAD, STAT, CUT, ROUTE or PING once all earlier records are durable; return the text after ``OK``."""
         with self._exclusively():
             return self._session.command(*arguments)
 

@@ -117,12 +117,9 @@ class Durable(NamedTuple):
 
 
 class Session:
-    """Session of one producer; a permanent error ends it.
+    """Session of one producer; ends with a permanent error, or after ``retry_for`` seconds without progress.
 
-    Args:
-        producer_id: random by default.
-        retry_for: seconds without progress after which it gives up.
-        number: number of the producer's previous request.
+    ``number`` is that of the producer's previous request.
     """
 
     def __init__(self, path: Path, *, producer_id: int | None, retry_for: float, number: int = 0) -> None:
