@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -212,6 +213,41 @@ def test_replace_syncs_the_content_before_the_name_and_the_name_before_it_return
 
     Watching().replace(tmp_path / "file", b"new")
     assert steps == ["sync", "rename", f"sync {tmp_path.name}"]
+
+
+def test_without_renameat2_a_rename_replaces_no_file(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wald.files.disk._libc", object)  # an old C library
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_bytes(b"old")
+    new.write_bytes(b"new")
+    with pytest.raises(FileExistsError):
+        disk.rename_to_free(old, new)
+    assert (old.read_bytes(), new.read_bytes()) == (b"old", b"new")
+
+    disk.rename_to_free(old, tmp_path / "free")
+    assert not old.exists()
+    assert (tmp_path / "free").read_bytes() == b"old"
+    (tmp_path / "directory").mkdir()
+    disk.rename_to_free(tmp_path / "directory", tmp_path / "moved")
+    assert (tmp_path / "moved").is_dir()
+    assert not (tmp_path / "directory").exists()
+
+
+def test_without_renameat2_an_old_name_that_cannot_be_removed_is_reported_as_such(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unlink(path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), os.fspath(path))
+
+    monkeypatch.setattr("wald.files.disk._libc", object)
+    monkeypatch.setattr(os, "unlink", unlink)
+    old = tmp_path / "old"
+    old.write_bytes(b"old")
+
+    with pytest.raises(OSError, match=f"Input/output error: '{old}'"):
+        disk.rename_to_free(old, tmp_path / "new")
 
 
 def test_a_lock_is_for_one_and_ends_with_its_descriptor(disk: Disk, tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ class Disk:
         os.rename(source, target)
 
     def rename_to_free(self, source: Path, target: Path) -> None:
-        """Rename; FileExistsError if ``target`` exists. Not atomic if renameat2(2) and hard links are both missing."""
+        """Rename; FileExistsError if ``target`` exists. Without renameat2(2), an error may leave both names."""
         from ctypes import get_errno
 
         old, new = os.fsencode(source), os.fsencode(target)
@@ -195,7 +195,16 @@ class Disk:
         except AttributeError:  # the C library is too old
             number = errno.ENOSYS
         if number in _UNSUPPORTED:
-            number = _link_to_free(source, target)
+            number = 0
+            try:
+                os.link(source, target)
+            except OSError:  # the target exists, the source is a directory, or the file system has no links
+                if os.path.lexists(target):
+                    number = errno.EEXIST
+                else:
+                    os.rename(source, target)
+            else:
+                os.unlink(source)
         if number:
             raise OSError(number, os.strerror(number), os.fspath(source), None, os.fspath(target))
 
@@ -294,20 +303,6 @@ def total_bytes(path: Path) -> int:
     """Return the same on an empty disk; 0 if unknown."""
     status = os.statvfs(path)
     return (status.f_blocks - (status.f_bfree - status.f_bavail)) * status.f_frsize
-
-
-def _link_to_free(source: Path, target: Path) -> int:
-    """Return an errno, or 0."""
-    try:
-        os.link(source, target)
-        os.unlink(source)
-    except FileExistsError:
-        return errno.EEXIST
-    except OSError:  # a directory, or a file system without links
-        if os.path.lexists(target):
-            return errno.EEXIST
-        os.rename(source, target)
-    return 0
 
 
 def _name_file(error: OSError, descriptor: int) -> None:
