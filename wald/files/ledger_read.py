@@ -14,10 +14,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain
+from io import BytesIO
+from itertools import chain, pairwise
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import zstandard
 
@@ -45,11 +46,10 @@ from wald.format.names import parse_ledger_part_name
 from wald.format.sealed_index import BadFrame, read_frame_lengths
 from wald.format.spans import Span
 
-FRAME_BYTES = 256 << 10
 _SECTOR_BYTES = 512  # a disk writes at least this
-_TAIL_BYTES = 64 << 10  # longer than most lines
-_NEWEST_BYTES = 4 << 20
-_UNKNOWN = PartFrame(0, 0, 0, 0, ABOVE_U64, 0, ABOVE_U64, "")  # contents of an unreadable part
+_BLOCK_BYTES = 16 << 10  # of the current file, decoded together
+_SHORT_BYTES = 1 << 10  # a shorter block grows with the file
+_UNKNOWN = PartFrame(0, 0, ABOVE_U64, 0, ABOVE_U64, 0, ABOVE_U64, "")  # contents of an unreadable part
 
 
 class PartName(NamedTuple):
@@ -85,15 +85,14 @@ def read_index(part: PartName) -> PartIndex:
     """Read an index, or rebuild a damaged one from the lines."""
     with suppress(BadPart):
         return stored_index(part)
-    index: PartIndex | None = None
-    for stored_bytes, data in frames_of(part.path):
-        if index is None:
-            prev = first_prev(data) or ""
-            index = PartIndex(part.line, 0, prev, prev)
+    frames = list(frames_of(part.path))
+    if not frames:
+        raise damaged(part.path, 1, "it has no lines")
+    prev = first_entry(frames[0][1]).get("prev", "")
+    index = PartIndex(part.line, 0, prev, prev)
+    for stored_bytes, data in frames:
         entries, tip = chained(part.path, data, line=index.lines + 1, prev=index.tip, listed=False)
         index.add(stored_bytes, len(data), entries, tip)
-    if index is None:
-        raise damaged(part.path, 1, "it has no lines")
     return index
 
 
@@ -135,19 +134,11 @@ def damaged(path: Path, number: int, reason: str) -> Damaged:
     )
 
 
-def first_entry(data: bytes) -> Entry | None:
-    return _entry_of(data[: data.find(b"\n")]) if b"\n" in data else None
-
-
-def first_prev(data: bytes) -> str | None:
-    entry = first_entry(data)
-    return None if entry is None else str(entry["prev"])
-
-
-def _entry_of(line: bytes) -> Entry | None:
+def first_entry(data: bytes) -> Entry:
+    """Decode the first line; an empty entry if it is damaged or missing."""
     with suppress(BadLine):
-        return decode_entry(line.removesuffix(b"\n"))
-    return None
+        return decode_entry(BytesIO(data).readline().removesuffix(b"\n"))
+    return {}
 
 
 def without_copies(parts: list[PartName], prev: str | None) -> list[PartName]:
@@ -169,63 +160,41 @@ def tip_of(parts: list[PartName]) -> str | None:
 
 
 def read_current(path: Path) -> tuple[bytes, int]:
-    """Return the synced lines and their end, and behind it a line with a damaged newline."""
+    """Return :func:`synced` of the current file."""
     try:
-        file = open_file(path)
+        return synced(read_regular(path))
     except FileNotFoundError:
         return b"", 0
-    with file:
-        length = os.fstat(file.fileno()).st_size
-        _, end = synced_line(file.fileno(), length)
-        data = file.read(length)
-    return (data, end) if newline_is_damaged(data[end:], end) else (data[:end], end)
 
 
-def last_line(descriptor: int, end: int) -> tuple[bytes, int]:
-    """Return the last complete line before ``end``, and its end."""
-    want = _TAIL_BYTES
-    while True:
-        start = max(0, end - want)
-        tail = os.pread(descriptor, end - start, start)
-        whole = tail.rfind(b"\n") + 1
-        begin = tail.rfind(b"\n", 0, max(0, whole - 1)) + 1
-        if start == 0 or (whole and begin):
-            return tail[begin:whole], start + whole
-        want *= 2
+def synced(data: bytes) -> tuple[bytes, int]:
+    """Return the synced lines and their end, and behind it a line with a damaged newline."""
+    end = _synced_end(data)
+    is_damage = has_damaged_newline(data[end:]) and not _lost_a_sector(data, end, len(data))
+    return data if is_damage else data[:end], end
 
 
-def synced_line(descriptor: int, length: int) -> tuple[bytes, int]:
-    """Return the last line of a synced append, and its end."""
-    line, end = last_line(descriptor, length)
-    while _lost_a_sector(line, end - len(line)):
-        line, end = last_line(descriptor, end - len(line))
-    offset = (_entry_of(line) or {}).get("append")
-    if isinstance(offset, int) and 0 <= offset < end:
-        for each in os.pread(descriptor, end - offset, offset).splitlines(keepends=True):
-            if _lost_a_sector(each, offset):
-                return last_line(descriptor, offset)
-            offset += len(each)
-    return line, end
+def _synced_end(data: bytes) -> int:
+    end = data.rfind(b"\n") + 1
+    begin = last_line_begin(data, end)
+    while _lost_a_sector(data, begin, end):
+        begin, end = last_line_begin(data, begin), begin
+    offset = first_entry(data[begin:end]).get("append")
+    while isinstance(offset, int) and 0 <= offset < end:
+        begin, offset = offset, data.find(b"\n", offset) + 1
+        if _lost_a_sector(data, begin, offset):
+            return data.rfind(b"\n", 0, begin) + 1
+    return end
 
 
-def _lost_a_sector(line: bytes, offset: int) -> bool:
+def last_line_begin(data: bytes, end: int) -> int:
+    return data.rfind(b"\n", 0, max(0, end - 1)) + 1
+
+
+def _lost_a_sector(data: bytes, begin: int, end: int) -> bool:
     """Return True if a sector is all zeros: it never reached the disk."""
-    end, start = offset + len(line), offset
-    while start < end:
-        stop = min(end, (start // _SECTOR_BYTES + 1) * _SECTOR_BYTES)
-        if not any(line[start - offset : stop - offset]):
-            return True
-        start = stop
-    return False
-
-
-def newline_is_damaged(rest: bytes, offset: int) -> bool:
-    """Return True if ``rest``, behind the synced lines, was a complete line."""
-    return has_damaged_newline(rest) and not _lost_a_sector(rest, offset)
-
-
-def is_intact(line: bytes) -> bool:
-    return not line or _entry_of(line) is not None
+    edges = [begin, *range((begin // _SECTOR_BYTES + 1) * _SECTOR_BYTES, end, _SECTOR_BYTES), end]
+    return begin < end and not all(any(data[start:stop]) for start, stop in pairwise(edges))
 
 
 class Line(NamedTuple):
@@ -242,13 +211,13 @@ class Line(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Block:
-    """A frame of a part, or lines of the current file. Immutable."""
+    """A frame of a part, or lines of the current file."""
 
     path: Path
     line: int  # number of the first line
     line_of_file: int
     frame: PartFrame
-    offset: int = 0  # of the frame
+    offset: int = 0
     data: bytes = b""  # of the current file
     error: Damaged | None = None  # the part is unreadable
 
@@ -269,20 +238,7 @@ class _Block:
 
     def lines(self, *, listed: bool = True) -> list[Line]:
         entries, _ = chained(self.path, self.text(), line=self.line_of_file, prev=self.frame.prev, listed=listed)
-        return self.numbered(entries)
-
-    def numbered(self, entries: list[Entry]) -> list[Line]:
         return [Line(number, *span_of(entry), entry) for number, entry in enumerate(entries, start=self.line)]
-
-    def followed_by(self, other: Self) -> Self:
-        ours, theirs = self.frame, other.frame
-        frame = ours._replace(
-            low=min(ours.low, theirs.low),
-            high=max(ours.high, theirs.high),
-            earliest_ns=min(ours.earliest_ns, theirs.earliest_ns),
-            latest_ns=max(ours.latest_ns, theirs.latest_ns),
-        )
-        return replace(self, frame=frame, data=self.data + other.data)
 
 
 _line, _high = attrgetter("line"), attrgetter("frame.high")
@@ -304,13 +260,19 @@ class Lines:
     """
 
     def __init__(self, path: Path) -> None:
-        self.generation = 0  # changes when lines disappear
+        self.generation = -1  # changes when lines disappear
         self._path = path
-        self._seen: tuple[tuple[int, ...], ...] = ()
-        self._last = 0
-        self._current: list[_Block] = []
         self._recent: tuple[_Block, list[Line]] | None = None
-        self._forget_parts()
+        self._forget()
+
+    def _forget(self) -> None:
+        self.generation += 1
+        self._seen: tuple[int, ...] | None = None
+        self._parts: list[PartName] = []
+        self._unreadable: dict[Path, tuple[int, ...]] = {}
+        self._sealed: list[_Block] = []
+        self._end: tuple[int, str] | None = 0, GENESIS  # last line of the parts and its digest; None if unknown
+        self._current: list[_Block] = []
 
     def oldest_first(
         self,
@@ -324,8 +286,10 @@ class Lines:
         ``on_damage`` gets each unreadable block's error, and the sequences it may be about, instead of an exception.
         """
         blocks = self._refreshed()
-        begin = max(0, bisect_right(blocks, behind + 1, key=_line) - 1) if behind < self._last else len(blocks)
+        begin = max(0, bisect_right(blocks, behind + 1, key=_line) - 1)
         for block in blocks[begin:]:
+            if block.line + block.frame.lines <= behind + 1:
+                continue
             try:
                 lines = block.lines(listed=listed)
             except Damaged as error:
@@ -345,7 +309,9 @@ class Lines:
         """Yield the lines about these sequences, newest first."""
         for block in reversed(self._refreshed()):
             if block.frame.low <= last and first <= block.frame.high:
-                for line in reversed(self._recent_lines(block)):
+                if self._recent is None or self._recent[0] is not block:
+                    self._recent = block, block.lines()
+                for line in reversed(self._recent[1]):
                     if line.low <= last and first <= line.high:
                         yield line
 
@@ -376,111 +342,75 @@ class Lines:
         """Return a value that changes with each line; one stat(2)."""
         return _identity(self._path)
 
-    def _recent_lines(self, block: _Block) -> list[Line]:
-        if self._recent is None or self._recent[0] is not block:
-            self._recent = block, block.lines()
-        return self._recent[1]
-
     def _refreshed(self) -> list[_Block]:
-        unreadable = [_identity(path) for path in self._unreadable]
-        seen = _identity(self._path) or _identity(self._path.parent), *unreadable
+        if any(_identity(path) != seen for path, seen in self._unreadable.items()):  # restored from a backup
+            self._forget()
+        seen = _identity(self._path) or _identity(self._path.parent)
         if seen != self._seen:
-            if unreadable and [*self._seen[1:]] != unreadable:  # restored from a backup
-                self._forget_parts()
-                self._forget_current()
             # Before listing the parts: it contains the lines of a cut in between.
             data, end = read_current(self._path)
-            self._read_parts(first_prev(data))
-            self._read_new_lines(data, end)
-            self._seen = seen[0], *(_identity(path) for path in self._unreadable)
+            parts = without_copies(parts_of(self._path), first_entry(data).get("prev"))
+            if len(parts) > len(self._parts):
+                self._current = []  # its lines are in the new parts
+            is_same = all(data.startswith(block.data, block.offset) for block in self._current)
+            if not is_same or parts[: len(self._parts)] != self._parts:
+                self._forget()
+            for part in parts[len(self._parts) :]:
+                self._add_part(part)
+                self._parts.append(part)
+            self._read_current(data, end)
+            self._seen = seen
         return [*self._sealed, *self._current]
-
-    def _forget_parts(self) -> None:
-        self._parts: list[PartName] = []
-        self._sealed: list[_Block] = []
-        self._lines: int | None = 0  # of the parts; None if unknown
-        self._tip: str | None = GENESIS  # its digest
-        self._unreadable: list[Path] = []
-
-    def _read_parts(self, prev: str | None) -> None:
-        parts = without_copies(parts_of(self._path), prev)
-        if parts[: len(self._parts)] != self._parts:
-            self._forget_parts()
-            self._forget_current()
-        for part in parts[len(self._parts) :]:
-            self._add_part(part)
-            self._current = []  # its lines are in the part
-
-    def _forget_current(self) -> None:
-        self.generation += 1
-        self._current = []
 
     def _add_part(self, part: PartName) -> None:
         if not self._parts and part.line > 1:  # older parts were moved away
-            self._lines, self._tip = part.line - 1, None
+            self._end = None
+        seen = _identity(part.path)
         try:
             index = read_index(part)
         except (Damaged, OSError) as error:
             reason = error if isinstance(error, Damaged) else damaged(part.path, 1, error.strerror or str(error))
             self._sealed.append(_Block(part.path, part.line, 1, _UNKNOWN, error=reason))
-            self._parts.append(part)
-            self._unreadable.append(part.path)
-            self._lines = self._tip = None
+            self._unreadable[part.path] = seen
+            self._end = None
             return
-        if self._tip not in (None, index.prev) or self._lines not in (None, part.line - 1):
+        if self._end not in (None, (part.line - 1, index.prev)):
             raise damaged(part.path, 1, "does not follow the line before it")
         if index.before is not None:
-            self._bound_unreadable(index.before)
+            self._bound_unreadable(*index.before)
         self._sealed += _blocks(part, index)
-        self._parts.append(part)
-        self._lines, self._tip = part.line - 1 + index.lines, index.tip
+        self._end = part.line - 1 + index.lines, index.tip
 
-    def _bound_unreadable(self, span: Span) -> None:
+    def _bound_unreadable(self, low: int, high: int) -> None:
         """Set an unreadable last part's sequences to those that the next file names."""
-        if self._sealed and self._sealed[-1].error is not None:
-            last = self._sealed[-1]
-            self._sealed[-1] = replace(last, frame=last.frame._replace(low=span[0], high=span[1]))
+        if self._sealed and (last := self._sealed[-1]).error is not None:
+            last.frame = last.frame._replace(low=low, high=high)
 
-    def _read_new_lines(self, data: bytes, end: int) -> None:
-        offset = 0
-        for block in self._current:
-            if not data.startswith(block.data, offset):
-                self._forget_current()
-                offset = 0
-                break
-            offset += len(block.data)
-        lines, prev = self._begin_of_current(data)
-        read = data.count(b"\n", 0, offset)
-        if read:
-            prev = digest(data[data.rfind(b"\n", 0, offset - 1) + 1 : offset])
+    def _read_current(self, data: bytes, end: int) -> None:
+        prev: str | None
+        if self._end is not None:
+            lines, prev = self._end
+        else:
+            lines, prev = self._parts[-1].line, None
+            match first_entry(data):
+                case {"event": "continues", "line": int(lines), "about": [int(low), int(high)]}:
+                    self._bound_unreadable(low, high)
+        read = offset = 0
+        if self._current and len(self._current[-1].data) < _SHORT_BYTES:
+            self._current.pop()  # read its lines again, with those that follow
+        if self._current:
+            last = self._current[-1]
+            read, offset = last.line_of_file - 1 + last.frame.lines, last.offset + len(last.data)
+            prev = digest(data[last_line_begin(data, offset) : offset])
         while offset < end:
-            chunk = data[offset : data.find(b"\n", min(offset + FRAME_BYTES, end) - 1) + 1]
+            chunk = data[offset : data.find(b"\n", min(offset + _BLOCK_BYTES, end) - 1) + 1]
             entries, tip = chained(self._path, chunk, line=read + 1, prev=prev)
-            index = PartIndex(0, 0, "", prev or first_prev(chunk) or "")
+            index = PartIndex(0, 0, "", prev or first_entry(chunk)["prev"])
             index.add(0, 0, entries, tip)
-            self._add_block(_Block(self._path, lines + read + 1, read + 1, index.frames[0], data=chunk), entries)
+            self._current.append(_Block(self._path, lines + read + 1, read + 1, index.frames[0], offset, chunk))
             read, offset, prev = read + len(entries), offset + len(chunk), tip
         if len(data) > end:
             raise damaged(self._path, read + 1, "its newline is damaged")
-        self._last = lines + read
-
-    def _add_block(self, block: _Block, entries: list[Entry]) -> None:
-        last = self._current[-1] if self._current else None
-        if last is None or len(last.data) + len(block.data) > FRAME_BYTES:
-            self._current.append(block)
-            return
-        self._current[-1] = last.followed_by(block)
-        if self._recent is not None and self._recent[0] is last:
-            self._recent = self._current[-1], [*self._recent[1], *block.numbered(entries)]
-
-    def _begin_of_current(self, data: bytes) -> tuple[int, str | None]:
-        """Return the number and digest of the line before."""
-        lines = self._lines
-        if lines is None:
-            match first_entry(data):
-                case {"event": "continues", "line": int(lines), "about": [int(low), int(high)]}:
-                    self._bound_unreadable((low, high))
-        return self._parts[-1].line if lines is None else lines, self._tip
 
 
 def _identity(path: Path) -> tuple[int, ...]:
@@ -497,7 +427,7 @@ def entries_of(path: Path) -> Iterator[Entry]:
 
 def read_ledger(path: Path) -> DecodedLedger:
     data, _ = read_current(path)  # before the parts are listed, as in Lines
-    parts = without_copies(parts_of(path), first_prev(data))
+    parts = without_copies(parts_of(path), first_entry(data).get("prev"))
     return decode_ledger(data, tip_of(parts) if parts else GENESIS)
 
 
@@ -505,7 +435,7 @@ def read_files(path: Path) -> Iterator[tuple[Path, DecodedLedger]]:
     """Decode each file, oldest first; parts may be missing before the first."""
     data, _ = read_current(path)
     tip: str | None = GENESIS
-    for number, part in enumerate(without_copies(parts_of(path), first_prev(data))):
+    for number, part in enumerate(without_copies(parts_of(path), first_entry(data).get("prev"))):
         decoded = decode_part(part, None if number == 0 and part.line > 1 else tip)
         tip = decoded.tip
         yield part.path, decoded
@@ -518,21 +448,22 @@ def decode_part(part: PartName, tip: str | None) -> DecodedLedger:
         index = stored_index(part)
     except BadPart as error:
         return _decode_without_index(part, tip, str(error))
-    result, tips = DecodedLedger([], 0, [], tip or index.prev), [*(frame.prev for frame in index.frames[1:]), index.tip]
-    if tip not in (None, index.prev):
-        result.broken.append((1, "does not follow the line before it"))
-    for block, frame, end in zip(_blocks(part, index), index.frames, tips, strict=True):
+    entries: list[Entry] = []
+    broken: list[tuple[int, str]] = []
+    for block in _blocks(part, index):
         line = block.line_of_file
         try:
-            decoded = decode_ledger(block.text(), frame.prev)
+            decoded = decode_ledger(block.text(), tip or block.frame.prev)
         except Damaged as error:
-            result.broken.append((line, error.message.partition(f"line {line}: ")[2]))
+            broken.append((line, error.message.partition(f"line {line}: ")[2]))
+            tip = None
             continue
-        result.entries.extend(decoded.entries)
-        result.broken.extend((line + number - 1, reason) for number, reason in decoded.broken)
-        if decoded.tip != end:
-            result.broken.append((line + frame.lines, "does not follow the line before it"))
-    return replace(result, whole_bytes=sum(frame.raw_bytes for frame in index.frames), tip=index.tip)
+        entries += decoded.entries
+        broken += ((line + number - 1, reason) for number, reason in decoded.broken)
+        tip = decoded.tip
+    if tip not in (None, index.tip):
+        broken.append((index.lines + 1, "does not follow the line before it"))
+    return DecodedLedger(entries, sum(frame.raw_bytes for frame in index.frames), broken, index.tip)
 
 
 def _decode_without_index(part: PartName, tip: str | None, reason: str) -> DecodedLedger:
@@ -557,9 +488,10 @@ def highest_in_parts(path: Path, *events: str) -> int:
         if block.frame.high <= highest:
             break
         with suppress(Damaged):
-            entries = (line.entry for line in block.lines())
-            lasts = (entry.get("last") for entry in entries if not events or entry.get("event") in events)
-            highest = max([highest, *(last for last in lasts if isinstance(last, int))])
+            for line in block.lines():
+                last = line.entry.get("last")
+                if isinstance(last, int) and (not events or line.entry.get("event") in events):
+                    highest = max(highest, last)
     return highest
 
 
@@ -578,16 +510,9 @@ def newest_entries(path: Path, *events: str) -> Iterator[Entry]:
 
 
 def _newest_lines(path: Path) -> Iterator[bytes]:
-    try:
-        file = open_file(path)
-    except FileNotFoundError:
-        return
-    with file:
-        length = os.fstat(file.fileno()).st_size
-        file.seek(max(0, length - _NEWEST_BYTES))
-        data = file.read()
+    data, _ = read_current(path)
     yield from reversed(data.split(b"\n"))
-    parts = without_copies(parts_of(path), first_prev(data)) if length < _NEWEST_BYTES else []
     with suppress(Damaged, OSError):
-        for _, lines in reversed(list(frames_of(parts[-1].path))) if parts else []:
-            yield from reversed(lines.split(b"\n"))
+        for part in without_copies(parts_of(path), first_entry(data).get("prev"))[-1:]:
+            for _, lines in reversed(list(frames_of(part.path))):
+                yield from reversed(lines.split(b"\n"))

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from stat import S_IMODE
+from typing import BinaryIO
 
 import zstandard
 
@@ -26,35 +26,25 @@ from wald.errors import Damaged, Locked
 from wald.files.disk import Disk
 from wald.files.layout import TEMPORARY
 from wald.files.ledger_read import (
-    FRAME_BYTES,
     PartName,
     chained,
     damaged,
+    first_entry,
     frames_of,
-    is_intact,
-    last_line,
-    newline_is_damaged,
+    last_line_begin,
     parts_of,
     read_index,
     stored_index,
-    synced_line,
+    synced,
     tip_of,
+    without_copies,
 )
-from wald.format.ledger_lines import (
-    GENESIS,
-    BadLine,
-    BadPart,
-    Entry,
-    PartIndex,
-    decode_entry,
-    digest,
-    encode_entry,
-    encode_part_index,
-)
+from wald.format.ledger_lines import GENESIS, BadPart, Entry, PartIndex, digest, encode_entry, encode_part_index
 from wald.format.names import ledger_part_name
 from wald.format.spans import Span
 
 PART_BYTES = 4 << 20  # least raw length
+_FRAME_BYTES = 256 << 10
 _RETRY_SHARE = 4  # a failed cut is retried after this fraction of a part
 _LEVEL = 3  # level 9 takes 8 × as long and saves nothing
 
@@ -120,22 +110,17 @@ class Ledger:
             if self._descriptor is None or self._end < self._cut_bytes:
                 return
             self._cut_bytes = self._end + self._part_bytes // _RETRY_SHARE
-            try:
-                cut = _Cut(self.path, self._descriptor, self._end, self._disk, part_bytes=self._part_bytes)
-                self._begin_file(cut.seal())
-            except (OSError, Damaged):  # verify reports damage
-                return
-            self._cut_bytes = self._part_bytes
-
-    def _begin_file(self, sealed: PartIndex) -> None:
-        assert self._descriptor is not None
-        status = os.fstat(self._descriptor)
-        entry = {"event": "continues", "line": sealed.line + sealed.lines - 1, "about": sealed.span}
-        descriptor, self._descriptor = self._descriptor, None  # if the replacement fails, reopen by name
-        self._disk.close(descriptor)
-        owner = status.st_uid if os.geteuid() == 0 else -1
-        self._disk.replace(self.path, encode_entry(entry, sealed.tip), mode=S_IMODE(status.st_mode), owner=owner)
-        self._reopened()
+            with suppress(OSError, Damaged, BadPart):  # verify reports damage
+                with open(self._descriptor, "rb", closefd=False) as file:
+                    line, prev, span = self._seal(file)
+                first = encode_entry({"event": "continues", "line": line, "about": span}, prev)
+                status, descriptor = os.fstat(self._descriptor), self._descriptor
+                self._descriptor = None  # if the replacement fails, reopen by name
+                self._disk.close(descriptor)
+                owner = status.st_uid if os.geteuid() == 0 else -1
+                self._disk.replace(self.path, first, mode=S_IMODE(status.st_mode), owner=owner)
+                self._reopened()
+                self._cut_bytes = self._part_bytes
 
     def _reopened(self) -> int:
         """Open the file; sync its name, which a failure may have prevented."""
@@ -154,16 +139,13 @@ class Ledger:
         """Open at the end of the last synced line, or of the known acknowledged ones."""
         descriptor = self._disk.open_append(self.path)
         try:
-            length = os.fstat(descriptor).st_size
-            if known_bytes is None:
-                line, end = synced_line(descriptor, length)
-                rest = os.pread(descriptor, length - end, end)
-            else:
-                line, end = last_line(descriptor, min(known_bytes, length))
-                rest = b""
-            if newline_is_damaged(rest, end):
-                line, end = rest, length + self._disk.write(descriptor, [b"\n"], length)
-            elif length > end:
+            with open(descriptor, "rb", closefd=False) as file:
+                stored = file.read()
+            data, end = synced(stored) if known_bytes is None else (stored, stored.rfind(b"\n", 0, known_bytes) + 1)
+            line = data[last_line_begin(data, end) : end]
+            if known_bytes is None and len(data) > end:  # its newline is damaged
+                line, end = data[end:], len(data) + self._disk.write(descriptor, [b"\n"], len(data))
+            elif len(stored) > end:
                 self._disk.truncate(descriptor, end)
             if self._reserve_bytes:
                 self._disk.reserve(descriptor, end, self._reserve_bytes)
@@ -172,8 +154,75 @@ class Ledger:
             raise
         self._descriptor, self._end = descriptor, end
         self._prev = digest(line) if line else tip_of(parts_of(self.path)) or GENESIS
-        self._damage = [] if is_intact(line) else [{"event": "after-damage"}]
+        self._damage = [{"event": "after-damage"}] if line and not first_entry(line) else []
         return descriptor
+
+    def _seal(self, file: BinaryIO) -> tuple[int, str, Span | None]:
+        """Seal every line; return the last one's number and digest, and the last part's sequences.
+
+        An error leaves the current file complete.
+        """
+        _remove_temporaries(self.path, self._disk)
+        file.seek(0)
+        prev = first_entry(file.readline()).get("prev")
+        file.seek(0)
+        parts = parts_of(self.path)
+        kept = without_copies(parts, prev)
+        last = read_index(kept[-1]) if kept else None
+        if prev is None or (parts and prev != (last.tip if last else GENESIS)):
+            raise damaged(self.path, 1, "does not follow the line before it")
+        for part in parts[len(kept) :]:
+            self._disk.unlink(part.path)
+        if kept != parts:
+            self._disk.sync_directory(self.path.parent)
+        line, before = (last.line + last.lines, last.span) if last else (1, None)
+        while (rest := self._end - file.tell()) > 0:
+            index = PartIndex(line, 0, prev, prev, before=before)
+            self._seal_part(file, index, rest if rest < 2 * self._part_bytes else self._part_bytes)
+            line, prev, before = line + index.lines, index.tip, index.span
+        return line - 1, prev, before
+
+    def _seal_part(self, file: BinaryIO, index: PartIndex, wanted: int) -> None:
+        """Seal about ``wanted`` bytes, and complete ``index``."""
+        path = self.path.with_name(ledger_part_name(self.path.name, index.line))
+        temporary = path.with_name(path.name + TEMPORARY)
+        try:
+            checksum = self._write_part(file, temporary, index, wanted)
+            found = sha256()
+            for _, data in frames_of(temporary):
+                found.update(data)
+            if found.digest() != checksum or stored_index(PartName(index.line, temporary)) != index:
+                raise BadPart(f"does not read back as {self.path.name}")
+            self._disk.rename(temporary, path)
+        except Exception:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+        self._disk.sync_directory(path.parent)
+
+    def _write_part(self, file: BinaryIO, temporary: Path, index: PartIndex, wanted: int) -> bytes:
+        """Write and sync a part; return the checksum of its lines."""
+        compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True, write_content_size=True)
+        checksum, raw_bytes, stored_bytes = sha256(), 0, 0
+        descriptor = self._disk.create(temporary)
+        try:
+            _copy_mode(file.fileno(), descriptor)
+            while raw_bytes < wanted:
+                data = b"".join(file.readlines(min(_FRAME_BYTES, self._part_bytes)))
+                if not data.endswith(b"\n"):
+                    raise damaged(self.path, 1, "it does not end in a newline")
+                entries, tip = chained(self.path, data, line=1, prev=index.tip, listed=False)
+                frame = compressor.compress(data)
+                stored_bytes += self._disk.write(descriptor, [frame], stored_bytes)
+                index.add(len(frame), len(data), entries, tip)
+                checksum.update(data)
+                raw_bytes += len(data)
+            self._disk.write(descriptor, [encode_part_index(index)], stored_bytes)
+            self._disk.sync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # read back from the disk
+        finally:
+            self._disk.close(descriptor)
+        return checksum.digest()
 
 
 def lock_ledger(path: Path, disk: Disk, owner: str) -> int:
@@ -190,123 +239,6 @@ def _remove_temporaries(path: Path, disk: Disk) -> None:
     for name in os.listdir(path.parent):
         if name.startswith((f"{path.name}.", f"{path.stem}-")) and name.endswith(TEMPORARY):
             disk.unlink(path.with_name(name))
-
-
-class _Cut:
-    """One cut, up to ``end``."""
-
-    def __init__(self, path: Path, descriptor: int, end: int, disk: Disk, *, part_bytes: int) -> None:
-        self._path = path
-        self._descriptor = descriptor
-        self._end = end
-        self._disk = disk
-        self._part_bytes = part_bytes
-        self._frame_bytes = min(FRAME_BYTES, part_bytes)
-        self._lines = 0  # of the current file, in parts
-
-    def seal(self) -> PartIndex:
-        """Seal every line; return the last index. An error leaves the current file complete."""
-        _remove_temporaries(self._path, self._disk)
-        line, prev, before = self._previous()
-        offset = 0
-        while True:
-            rest = self._end - offset
-            wanted = rest if rest < 2 * self._part_bytes else self._part_bytes
-            index, offset = self._seal_part(PartIndex(line, 0, prev, prev, before=before), offset, wanted)
-            line, prev, before = index.line + index.lines, index.tip, index.span
-            if offset == self._end:
-                return index
-
-    def _previous(self) -> tuple[int, str, Span | None]:
-        """Return the first line's number and ``prev``, and the span before; remove copies."""
-        first = next(self._chunks(0), b"")
-        try:
-            prev = str(decode_entry(first[: first.find(b"\n")])["prev"])
-        except BadLine as error:
-            raise damaged(self._path, 1, str(error)) from error
-        copies: list[PartName] = []
-        for part in reversed(parts_of(self._path)):
-            index = read_index(part)
-            if index.tip == prev:
-                self._remove(copies)
-                return part.line + index.lines, prev, index.span
-            copies.append(part)
-            if index.prev == prev and prev == GENESIS:
-                break
-        if copies and prev != GENESIS:
-            raise damaged(self._path, 1, "does not follow the line before it")
-        self._remove(copies)
-        return 1, prev, None
-
-    def _remove(self, copies: list[PartName]) -> None:
-        for part in copies:
-            self._disk.unlink(part.path)
-        if copies:
-            self._disk.sync_directory(self._path.parent)
-
-    def _seal_part(self, index: PartIndex, begin: int, wanted: int) -> tuple[PartIndex, int]:
-        """Seal about ``wanted`` bytes; return the index and their end."""
-        path = self._path.with_name(ledger_part_name(self._path.name, index.line))
-        temporary = path.with_name(path.name + TEMPORARY)
-        try:
-            end, checksum = self._write(temporary, index, begin, wanted)
-            if not _reads_back(PartName(index.line, temporary), index, checksum):
-                raise damaged(temporary, 1, f"does not read back as {self._path.name}")
-            self._disk.rename(temporary, path)
-        except Exception:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
-        self._disk.sync_directory(path.parent)
-        return index, end
-
-    def _write(self, temporary: Path, index: PartIndex, begin: int, wanted: int) -> tuple[int, bytes]:
-        """Write and sync a part, completing ``index``; return the lines' end and checksum."""
-        compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True, write_content_size=True)
-        checksum, offset, stored_bytes = sha256(), begin, 0
-        descriptor = self._disk.create(temporary)
-        try:
-            _copy_mode(self._descriptor, descriptor)
-            for data in self._chunks(begin):
-                entries, tip = chained(self._path, data, line=self._lines + 1, prev=index.tip, listed=False)
-                frame = compressor.compress(data)
-                stored_bytes += self._disk.write(descriptor, [frame], stored_bytes)
-                index.add(len(frame), len(data), entries, tip)
-                checksum.update(data)
-                offset += len(data)
-                self._lines += len(entries)
-                if offset - begin >= wanted:
-                    break
-            self._disk.write(descriptor, [encode_part_index(index)], stored_bytes)
-            self._disk.sync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # read back from the disk
-        finally:
-            self._disk.close(descriptor)
-        return offset, checksum.digest()
-
-    def _chunks(self, offset: int) -> Iterator[bytes]:
-        length = self._frame_bytes
-        while offset < self._end:
-            data = os.pread(self._descriptor, min(length, self._end - offset), offset)
-            whole = data.rfind(b"\n") + 1
-            if whole:
-                yield data[:whole]
-                offset += whole
-                length = self._frame_bytes
-            elif length >= self._end - offset:
-                raise damaged(self._path, self._lines + 1, "it does not end in a newline")
-            else:
-                length *= 2
-
-
-def _reads_back(part: PartName, index: PartIndex, checksum: bytes) -> bool:
-    found = sha256()
-    try:
-        for _, data in frames_of(part.path):
-            found.update(data)
-        return found.digest() == checksum and stored_index(part) == index
-    except (BadPart, Damaged):
-        return False
 
 
 def _copy_mode(source: int, target: int) -> None:
