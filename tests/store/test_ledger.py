@@ -51,6 +51,10 @@ class FailingDisk(Disk):
         self._step("sync")
         super().sync(descriptor)
 
+    def sync_directory(self, path: Path) -> None:
+        self._step("sync_directory")
+        super().sync_directory(path)
+
     def truncate(self, descriptor: int, length: int) -> None:
         self._step("truncate")
         super().truncate(descriptor, length)
@@ -238,7 +242,7 @@ def test_what_follows_a_damaged_last_line_says_so_whatever_bit_of_it_is_flipped(
         assert decoded.whole_bytes == path.stat().st_size
 
 
-@pytest.mark.parametrize("then", ["", "open", "truncate"])
+@pytest.mark.parametrize("then", ["", "open", "truncate", "sync_directory"])
 @pytest.mark.parametrize("step", ["write", "sync"])
 def test_a_failed_append_leaves_no_entry_and_the_next_one_works(path: Path, step: str, then: str) -> None:
     """After a failed sync the line may look whole: it was never acknowledged, and is appended again by who wants it."""

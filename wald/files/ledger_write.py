@@ -69,9 +69,7 @@ class Ledger:
             self._lock = lock_ledger(path, disk, owner)
         try:
             _remove_temporaries(path, disk)
-            with self._mutex:
-                self._open(known_bytes=None)
-            disk.sync_directory(path.parent)
+            self._open(None)
         except OSError:
             self.close()
             raise
@@ -79,7 +77,7 @@ class Ledger:
     def append(self, *entries: Entry) -> None:
         """Append lines durably. A crash may leave the first few; after an OSError, the next append truncates them."""
         with self._mutex:
-            descriptor = self._reopened() if self._descriptor is None else self._descriptor
+            descriptor = self._open(self._end) if self._descriptor is None else self._descriptor
             lines, prev = [], self._prev
             appended = (*self._damage, *entries)
             for entry in appended:
@@ -102,7 +100,7 @@ class Ledger:
         """Truncate a failed append, so that readers find only acknowledged lines."""
         with self._mutex:
             if self._descriptor is None:
-                self._reopened()
+                self._open(self._end)
 
     def cut(self) -> None:
         """Seal a long current file into parts; after a failure, retry later."""
@@ -119,14 +117,8 @@ class Ledger:
                 self._disk.close(descriptor)
                 owner = status.st_uid if os.geteuid() == 0 else -1
                 self._disk.replace(self.path, first, mode=S_IMODE(status.st_mode), owner=owner)
-                self._reopened()
+                self._open(self._end)
                 self._cut_bytes = self._part_bytes
-
-    def _reopened(self) -> int:
-        """Open the file; sync its name, which a failure may have prevented."""
-        descriptor = self._open(known_bytes=self._end)
-        self._disk.sync_directory(self.path.parent)
-        return descriptor
 
     def close(self) -> None:
         with self._mutex:
@@ -135,7 +127,7 @@ class Ledger:
                     self._disk.close(descriptor)
             self._descriptor = self._lock = None
 
-    def _open(self, *, known_bytes: int | None) -> int:
+    def _open(self, known_bytes: int | None) -> int:
         """Open at the end of the last synced line, or of the known acknowledged ones."""
         descriptor = self._disk.open_append(self.path)
         try:
@@ -149,6 +141,7 @@ class Ledger:
                 self._disk.truncate(descriptor, end)
             if self._reserve_bytes:
                 self._disk.reserve(descriptor, end, self._reserve_bytes)
+            self._disk.sync_directory(self.path.parent)  # a failure may have prevented it
         except OSError:
             self._disk.close(descriptor)
             raise
