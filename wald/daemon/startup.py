@@ -130,7 +130,7 @@ class Parts:
     def _check(self, stdin_route: str | None) -> tuple[OpenPipe | None, Endpoint | None]:
         config = self.config
         if config.on_missing_root == "refuse":
-            require_root(self.root.path)
+            require_root(self.root)
         require_free(self.root, self._disk)
         if self.inherited is None:
             check_socket(self.socket_path, self.root.path)

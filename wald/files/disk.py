@@ -66,7 +66,15 @@ class Disk:
         """Open or create a lock file; OSError if not regular, or planted by another user."""
         descriptor = open_or_make_file(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, _LOCK_MODE)
         try:
-            _require_own(path, os.fstat(descriptor))
+            status, directory = os.fstat(descriptor), path.parent.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+            # sticky: it may have been shared before
+            if directory.st_mode & (stat.S_IWGRP | stat.S_IWOTH | stat.S_ISVTX):
+                if status.st_nlink != 1:
+                    raise OSError(errno.EMLINK, "the file has another name too", os.fspath(path))
+                if status.st_uid not in (0, os.geteuid(), directory.st_uid):
+                    raise PermissionError(errno.EPERM, "another user's file", os.fspath(path))
             os.fchmod(descriptor, _LOCK_MODE)
         except OSError:
             os.close(descriptor)
@@ -107,20 +115,17 @@ class Disk:
 
     def write(self, descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
         """Write all buffers; return their total length."""
-        total = sum(map(len, buffers))
+        total = 0
         try:
-            done = written = os.pwritev(descriptor, buffers[:_IOV_MAX], offset) if total else 0
-            if done == total:
-                return total
-            first, pending = 0, list(buffers)
-            while done < total:
-                while written >= len(pending[first]):
-                    written -= len(pending[first])
-                    first += 1
-                if written:
-                    pending[first] = memoryview(pending[first])[written:]
-                written = os.pwritev(descriptor, pending[first : first + _IOV_MAX], offset + done)
-                done += written
+            for first in range(0, len(buffers), _IOV_MAX):
+                some = buffers[first : first + _IOV_MAX]
+                length = sum(map(len, some))
+                done = os.pwritev(descriptor, some, offset + total) if length else 0
+                if done < length:
+                    data = memoryview(b"".join(some))
+                    while done < length:
+                        done += os.pwrite(descriptor, data[done:], offset + total + done)
+                total += length
         except OSError as error:
             _name_file(error, descriptor)
             raise
@@ -243,25 +248,26 @@ class Disk:
 
         ``exclusive``: FileExistsError if it exists. Only root may set ``owner`` and ``group``.
         """
-        temporary, descriptor = self._create_temporary(path)
         try:
-            if (owner, group) != (-1, -1):
-                os.fchown(descriptor, owner, group)
-            if mode != FILE_MODE:
-                os.fchmod(descriptor, mode)
-            self.write(descriptor, [data], 0)
-            self.sync(descriptor)
-            if exclusive:
-                self.rename_to_free(temporary, path)
-            else:
-                self.rename(temporary, path)
+            temporary, descriptor = self._create_temporary(path)
+            try:
+                if (owner, group) != (-1, -1):
+                    os.fchown(descriptor, owner, group)
+                if mode != FILE_MODE:
+                    os.fchmod(descriptor, mode)
+                self.write(descriptor, [data], 0)
+                self.sync(descriptor)
+                rename = self.rename_to_free if exclusive else self.rename
+                rename(temporary, path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    temporary.unlink()  # the disk may be full
+                raise
+            finally:
+                self.close(descriptor)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink()  # the disk may be full
             error.filename, error.filename2 = os.fspath(path), None
             raise
-        finally:
-            self.close(descriptor)
         self.sync_directory(path.parent)
 
     def _create_temporary(self, path: Path) -> tuple[Path, int]:
@@ -269,11 +275,7 @@ class Disk:
         while True:
             # Not the process id: containers share those, and could publish each other's unfinished file.
             temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}.tmp")
-            try:
-                descriptor = self.create(temporary)
-            except OSError as error:
-                error.filename, error.filename2 = os.fspath(path), None
-                raise
+            descriptor = self.create(temporary)
             try:
                 claimed = self.lock(descriptor) and os.fstat(descriptor).st_nlink > 0
             except OSError:  # no locks here, so no process removes leftovers
@@ -316,14 +318,3 @@ def _path_of(descriptor: int) -> str | None:
     except OSError:
         return None
     return path if path.startswith("/") else None
-
-
-def _require_own(path: Path, status: os.stat_result) -> None:
-    directory = path.parent.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
-    if directory.st_mode & (stat.S_IWGRP | stat.S_IWOTH | stat.S_ISVTX):  # sticky: it may have been shared before
-        if status.st_nlink != 1:
-            raise OSError(errno.EMLINK, "the file has another name too", os.fspath(path))
-        if status.st_uid not in (0, os.geteuid(), directory.st_uid):
-            raise PermissionError(errno.EPERM, "another user's file", os.fspath(path))

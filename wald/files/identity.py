@@ -32,7 +32,13 @@ def read_identity(root: Root) -> Identity:
     try:
         text = read_regular(root.identity)
     except (FileNotFoundError, NotADirectoryError):
-        raise _no_log(root.path) from None
+        is_lost = _has_lost_identity(root)
+        is_free = not root.path.exists() or _may_become_log(root.path)
+        raise NotFound(
+            f"{root.path}: there is no log here",
+            case="identity-missing" if is_lost else "no-log" if is_free else "not-a-log",
+            root=root.path,
+        ) from None
     except PermissionError as error:
         raise NotPermitted.from_error(error) from error
     except OSError as error:
@@ -59,13 +65,12 @@ def require_no_links(root: Root) -> None:
         require_no_link(root.path / name)
 
 
-def require_root(path: Path) -> None:
-    root = Root(path)
+def require_root(root: Root) -> None:
     if not (root.identity.exists() or root.segments.exists()):
         raise NotFound(
-            f'{path}: there is no log here, and on_missing_root = "refuse" forbids creating one',
+            f'{root.path}: there is no log here, and on_missing_root = "refuse" forbids creating one',
             case="no-log-to-open",
-            root=path,
+            root=root.path,
         )
 
 
@@ -107,16 +112,6 @@ def make_directories(root: Root, disk: Disk) -> None:
 
 def encode_identity(log_id: uuid.UUID, *, now: str) -> bytes:
     return json.dumps({"log": str(log_id), "format": FORMAT_VERSION, "created": now}).encode() + b"\n"
-
-
-def _no_log(path: Path) -> NotFound:
-    is_lost = _has_lost_identity(Root(path))
-    is_free = not path.exists() or _may_become_log(path)
-    return NotFound(
-        f"{path}: there is no log here",
-        case="identity-missing" if is_lost else "no-log" if is_free else "not-a-log",
-        root=path,
-    )
 
 
 def _has_lost_identity(root: Root) -> bool:

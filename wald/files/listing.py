@@ -143,15 +143,16 @@ def _confirms(listing: Listing, before: Listing) -> bool:
     return (
         all(base in then or base > newest for base in now)
         and _in_both_states(listing) <= _in_both_states(before)
-        and not any(_exists(segment) for base, segment in then.items() if base not in now)
+        # Each name twice: it may change back in between.
+        and not any(
+            os.path.lexists(segment.named(kind).path)
+            for base, segment in then.items()
+            if base not in now
+            for kind in 2 * SEGMENT_KINDS
+        )
     )
 
 
 def _in_both_states(listing: Listing) -> set[int]:
     """Return bases both readable and released: renamed during the reading, or sealed after the release."""
     return {s.base_sequence for s in listing.released} & {s.base_sequence for s in listing.segments}
-
-
-def _exists(segment: Segment) -> bool:
-    # Each name twice: it may change back in between.
-    return any(os.path.lexists(segment.named(kind).path) for kind in 2 * SEGMENT_KINDS)

@@ -87,7 +87,7 @@ def make_fifo(root: Root, route: str, mode: int | None) -> Path | None:
     path = root.fifo(route)
     displaced = None
     if not has_fifo(root, route):
-        if is_displaced(root, route):
+        if os.path.lexists(path):
             numbers = (int(each.name.removeprefix(FOUND_PREFIX)) for each in displaced_files(root, route))
             displaced = path.with_name(f"{FOUND_PREFIX}{1 + max(numbers, default=0)}")
             os.rename(path, displaced)
@@ -118,10 +118,10 @@ def fifo_problems(root: Root) -> Iterator[tuple[Path, str]]:
         path = root.fifo(route)
         if root.retired(route).exists():
             continue
-        if is_displaced(root, route):
-            adding = command_line(root.path, f"route add {route} --fifo")
-            yield path, f"{path}: not a FIFO; what is written to it is not read: {adding}"
         if not has_fifo(root, route):
+            if os.path.lexists(path):
+                adding = command_line(root.path, f"route add {route} --fifo")
+                yield path, f"{path}: not a FIFO; what is written to it is not read: {adding}"
             continue
         status = os.stat(path)
         first = seen.setdefault((status.st_dev, status.st_ino), path)
@@ -155,22 +155,18 @@ def moved_marks(root: Root) -> Iterator[Mark]:
         path = root.moved(route)
         if not path.is_file() or root.retired(route).exists():
             continue
-        to = _destination(path, route)
-        message = f"records sent to {route} are stored in {route} again, and not in {to or 'another route'}"
-        if to is None:
-            yield Mark(path, message, hint_for("moved-mark-unreadable", root=root.path, route=route))
+        try:
+            to = check_route(json.loads(read_regular(path))["to"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, InvalidInput, Damaged):
+            to = route
+        message = f"records sent to {route} are stored in {route} again, and not in "
+        if to == route:
+            hint = hint_for("moved-mark-unreadable", root=root.path, route=route)
+            yield Mark(path, message + "another route", hint)
             continue
         groups = root.groups(route)
         group = "" if DEFAULT_GROUP in groups or not groups else f" --group {groups[0]}"
-        yield Mark(path, message, hint_for("moved-mark", root=root.path, route=route, group=group, to=to))
-
-
-def _destination(path: Path, route: str) -> str | None:
-    try:
-        to = check_route(json.loads(read_regular(path))["to"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, InvalidInput, Damaged):
-        return None
-    return to if to != route else None
+        yield Mark(path, message + to, hint_for("moved-mark", root=root.path, route=route, group=group, to=to))
 
 
 def _remove_mark(root: Root, disk: Disk, route: str) -> None:

@@ -121,11 +121,8 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def read_start(path: Path, length: int) -> bytes:
-    descriptor = open_regular(path)
-    try:
-        return os.read(descriptor, length)
-    finally:
-        os.close(descriptor)
+    with open_file(path) as file:
+        return file.read(length)
 
 
 def _not_regular(path: Path) -> Damaged:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -114,10 +115,8 @@ def read_steps(root: Root) -> tuple[ClockStep, ...]:
     """Return the readable steps in order."""
     steps = []
     for line in _lines(root):
-        try:
+        with suppress(TypeError):
             steps.append(ClockStep(**(decode_line(line) or {})))
-        except TypeError:
-            continue
     return tuple(sorted(steps, key=lambda step: step.base))
 
 
