@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from wald.errors import Damaged
 from wald.files.disk import Disk
@@ -49,36 +50,29 @@ def set_process_name(name: str) -> None:
         return
 
 
-def parent_of(process: int) -> int | None:
-    fields = _stat_fields(process)
-    return int(fields[1]) if fields else None
+class ProcessStatus(NamedTuple):
+    """Fields of proc_pid_stat(5)."""
+
+    state: str
+    parent: int
+    group: int
+    started_ns: int  # since 1970
 
 
-def process_group_of(process: int) -> int | None:
-    fields = _stat_fields(process)
-    return int(fields[2]) if fields else None
-
-
-def started_ns(process: int) -> int | None:
-    """Return the start in ns since 1970; None after the end."""
-    fields = _stat_fields(process)
-    if not fields:
+def process_status(process: int) -> ProcessStatus | None:
+    """Return None after the end."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
         return None
-    since_boot = int(fields[19]) * _NS // os.sysconf("SC_CLK_TCK")
-    return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME) + since_boot
+    booted_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    started_ns = booted_ns + int(fields[19]) * _NS // os.sysconf("SC_CLK_TCK")
+    return ProcessStatus(fields[0], int(fields[1]), int(fields[2]), started_ns)
 
 
 def is_stopped(process: int) -> bool:
-    fields = _stat_fields(process)
-    return bool(fields) and fields[0] in _STOPPED_STATES
-
-
-def _stat_fields(process: int) -> list[str]:
-    """Return proc_pid_stat(5) from the state; [] after the end."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return []
+    status = process_status(process)
+    return status is not None and status.state in _STOPPED_STATES
 
 
 def is_held(path: Path, disk: Disk) -> bool:
@@ -137,12 +131,7 @@ def _kernel_locks(path: Path) -> list[str]:
 
 
 def _lock_key(path: Path) -> str:
-    major, minor = _device(path)
-    return f" {major:02x}:{minor:02x}:{os.stat(path).st_ino} "
-
-
-def _device(path: Path) -> tuple[int, int]:
-    """Return the device as the kernel lists it; on btrfs and overlayfs, stat(2) returns another."""
+    """Return device and inode as the kernel lists them; on btrfs and overlayfs, stat(2) returns another device."""
     descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         fields = Path(f"/proc/self/fdinfo/{descriptor}").read_text().split()
@@ -152,8 +141,8 @@ def _device(path: Path) -> tuple[int, int]:
     for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
         number, _, device, *_ = line.split()
         if number == mount:
-            major, _, minor = device.partition(":")
-            return int(major), int(minor)
+            major, minor = map(int, device.split(":"))
+            return f" {major:02x}:{minor:02x}:{os.stat(path).st_ino} "
     raise FileNotFoundError(path)
 
 
@@ -168,8 +157,12 @@ def abandoned_files(directory: Path, disk: Disk, *, prefix: str = "") -> list[Pa
         names = [entry.name for entry in os.scandir(directory)]
     except OSError:
         return []
-    paths = (directory / name for name in sorted(names) if name.startswith(prefix) and re.fullmatch(_TEMPORARY, name))
-    return [path for path in paths if _is_abandoned(path, disk)]
+    found = []
+    for path in (directory / name for name in sorted(names) if name.startswith(prefix)):
+        with suppress(OSError, Damaged):
+            if re.fullmatch(_TEMPORARY, path.name) and remove_abandoned(path, disk, dry_run=True):
+                found.append(path)
+    return found
 
 
 def remove_leftovers(paths: list[Path], disk: Disk) -> None:
@@ -178,26 +171,15 @@ def remove_leftovers(paths: list[Path], disk: Disk) -> None:
             remove_abandoned(path, disk)
 
 
-def remove_abandoned(path: Path, disk: Disk) -> None:
-    """Remove a temporary file unless a process is writing it; Damaged if it is not regular."""
-    with _claimed(path, disk) as claimed:
-        if claimed:
-            disk.unlink(path)
-
-
-def _is_abandoned(path: Path, disk: Disk) -> bool:
-    with suppress(OSError, Damaged), _claimed(path, disk) as claimed:
-        return claimed
-    return False
-
-
-@contextmanager
-def _claimed(path: Path, disk: Disk) -> Iterator[bool]:
-    """Lock a temporary file; False if a process writes it, or did within the last minute."""
+def remove_abandoned(path: Path, disk: Disk, *, dry_run: bool = False) -> bool:
+    """Remove a temporary file unless a process writes it, or did within the last minute; Damaged if not regular."""
     descriptor = open_regular(path)
     try:
         age_seconds = time.time() - os.fstat(descriptor).st_mtime  # negative after a clock step: young
-        is_old = age_seconds >= _YOUNG_SECONDS
-        yield is_old and disk.lock(descriptor) and FileIdentity(path, descriptor).is_current()
+        is_abandoned = age_seconds >= _YOUNG_SECONDS and disk.lock(descriptor)
+        is_abandoned = is_abandoned and FileIdentity(path, descriptor).is_current()
+        if is_abandoned and not dry_run:
+            disk.unlink(path)
+        return is_abandoned
     finally:
         os.close(descriptor)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from wald.errors import Locked
 from wald.files.disk import Disk
 from wald.files.layout import Root
-from wald.files.locks import command_of, is_held, name_of, parent_of, process_group_of, sharers, started_ns
+from wald.files.locks import command_of, is_held, name_of, process_status, sharers
 from wald.format.names import COMMAND_SUFFIX
 from wald.format.times import utc
 from wald.work.picture import Seen
@@ -125,6 +125,6 @@ def _commands(path: Path, sharing: list[int], owners: Sequence[int]) -> Iterable
     number = path.name.rpartition(f"{COMMAND_SUFFIX}-")[2]
     worker = int(number) if number.isdecimal() else None
     for each in commands:
-        began, group = started_ns(each), process_group_of(each)
-        if began is not None and group is not None and parent_of(each) not in commands:
-            yield RunningCommand(worker, each, group, command_of(each), began, left)
+        status = process_status(each)
+        if status is not None and status.parent not in commands:
+            yield RunningCommand(worker, each, status.group, command_of(each), status.started_ns, left)
