@@ -130,29 +130,24 @@ class Root:
         groups: dict[str, Path] = {}
         invalid = []
         try:
-            entries = sorted(entry.name for entry in self.cursor_entries(route))
+            names = sorted(entry.name for entry in scan_cursor_directory(self.cursor_directory(route), CURSOR_SUFFIX))
         except (FileNotFoundError, NotADirectoryError):
             self.require_route(route)
-            entries = []
-        for path in map(self.cursor_directory(route).__truediv__, entries):
+            names = []
+        for path in map(self.cursor_directory(route).__truediv__, names):
             if (group := parse_cursor_name(path.name)) is None:
                 invalid.append(path)
             else:
                 groups[group] = path
         return groups, invalid
 
-    def cursor_entries(self, route: str) -> Iterator[os.DirEntry[str]]:
-        for entry in scan_cursor_directory(self.cursor_directory(route)):
-            if entry.name.endswith(CURSOR_SUFFIX):
-                yield entry
-
     def route_directories(self) -> list[Path]:
         routes = [self.route(name) for name in self.route_names()]
         return [*routes, *(path for route in routes if (path := route / CURSORS).is_dir())]
 
 
-def scan_cursor_directory(directory: Path) -> Iterator[os.DirEntry[str]]:
-    """Yield the files of all groups; OSError for a symbolic link or too many files."""
+def scan_cursor_directory(directory: Path, suffix: str) -> Iterator[os.DirEntry[str]]:
+    """Yield the groups' files with a suffix; OSError for a symbolic link or too many files."""
     if directory.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(directory))
     with os.scandir(directory) as entries:
@@ -161,7 +156,8 @@ def scan_cursor_directory(directory: Path) -> Iterator[os.DirEntry[str]]:
                 raise OSError(
                     errno.E2BIG, f"more than {GROUP_FILES_MAX} files; find out whose they are", str(directory)
                 )
-            yield entry
+            if entry.name.endswith(suffix):
+                yield entry
 
 
 def require_no_link(directory: Path) -> None:

@@ -15,10 +15,10 @@ from pathlib import Path
 from wald.errors import Damaged, NotFound, Refused
 from wald.files.cursor_directory import UNKNOWN_USER, is_companion, not_permitted
 from wald.files.disk import Disk
-from wald.files.layout import Root
+from wald.files.layout import Root, scan_cursor_directory
 from wald.files.safe_open import open_regular
 from wald.format.head import CURSOR_MAX_BYTES, BadCursor, decode_cursor
-from wald.format.names import DEFAULT_GROUP, PIN_SUFFIX, WORK_SUFFIX, check_group, parse_cursor_name
+from wald.format.names import CURSOR_SUFFIX, DEFAULT_GROUP, PIN_SUFFIX, WORK_SUFFIX, check_group, parse_cursor_name
 from wald.hints import command_line, user_name
 
 _SETTLED_NS = 1_000_000_000  # a file changed this recently may change again with the same time stamps
@@ -241,7 +241,7 @@ class SlowestCursor:
         found: list[Cursor] = []
         unchanged: dict[str, tuple[tuple[int, ...], Cursor]] = {}
         try:
-            for entry in root.cursor_entries(route):
+            for entry in scan_cursor_directory(root.cursor_directory(route), CURSOR_SUFFIX):
                 if (group := parse_cursor_name(entry.name)) is None:
                     return _strange(route, Path(entry.path))  # no group can be further behind
                 status = entry.stat(follow_symlinks=False)

@@ -118,7 +118,7 @@ def handover_pins(root: Root, log_id: bytes) -> list[HandoverPin]:
         directory = root.cursor_directory(route)
         try:
             owner = directory.stat().st_uid
-            names = sorted(each.name for each in scan_cursor_directory(directory) if each.name.endswith(PIN_SUFFIX))
+            names = sorted(each.name for each in scan_cursor_directory(directory, PIN_SUFFIX))
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:

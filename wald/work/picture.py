@@ -237,10 +237,10 @@ def work_files(root: Root, route: str) -> list[WorkFile]:
     """
     root.require_route(route)
     try:
-        names = sorted(entry.name for entry in scan_cursor_directory(root.cursor_directory(route)))
+        names = sorted(entry.name for entry in scan_cursor_directory(root.cursor_directory(route), WORK_SUFFIX))
     except FileNotFoundError:
         return []
-    groups = (name.removesuffix(WORK_SUFFIX) for name in names if name.endswith(WORK_SUFFIX))
+    groups = (name.removesuffix(WORK_SUFFIX) for name in names)
     return [WorkFile(root, route, group) for group in groups if is_route(group)]
 
 
