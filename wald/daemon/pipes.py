@@ -410,13 +410,12 @@ def file_id(status: os.stat_result) -> tuple[int, int]:
 def _stored_payload(root: Root, transfer: Transfer, log_id: bytes) -> bytes | None:
     with contextlib.suppress(Damaged):
         view = read_view(root, log_id).including_released()
-        for segment in view.segments:
-            if segment.base_sequence == transfer.segment:
-                with contextlib.closing(view.open(segment)) as opened:
-                    batch = next(opened.batches(transfer.position, None), None)
-                    place = transfer.position, transfer.route
-                    if isinstance(batch, StoredBatch) and (batch.position, batch.route) == place:
-                        return bytes(batch.payload)
+        for segment in view.listing.between(transfer.segment, transfer.segment):
+            with contextlib.closing(view.open(segment)) as opened:
+                batch = next(opened.batches(transfer.position, None), None)
+                place = transfer.position, transfer.route
+                if isinstance(batch, StoredBatch) and (batch.position, batch.route) == place:
+                    return bytes(batch.payload)
     return None
 
 
