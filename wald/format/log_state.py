@@ -217,10 +217,8 @@ def decode_state(payload: bytes | memoryview) -> LogState:
             position += _PAIR.size
             if count > PRODUCER_WINDOW:
                 raise BadControl(f"{count} batches of one producer")
-            entries = (_ENTRY.unpack_from(rest, position + i * _ENTRY.size) for i in range(count))
-            state.producers.table[producer_id] = deque(
-                (DedupEntry(*entry) for entry in entries), maxlen=PRODUCER_WINDOW
-            )
+            entries = [_ENTRY.unpack_from(rest, position + i * _ENTRY.size) for i in range(count)]
+            state.producers.table[producer_id] = deque(map(DedupEntry._make, entries), PRODUCER_WINDOW)
             position += count * _ENTRY.size
         if position != len(rest):
             raise BadControl(f"{len(rest) - position} bytes follow the last producer")

@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, chain
 from typing import Any, NamedTuple, Self, TypeVar, overload
 
 import zstandard
@@ -127,11 +127,6 @@ class RouteTable(_Table[RouteEntry]):
     def _row(self, number: int) -> RouteEntry:
         return RouteEntry._make(column[number] for column in self.columns())
 
-    def reaching(self, last: int) -> Self:
-        """Return a table with each route's last record at least ``last``."""
-        lasts = tuple(map(max, self.lasts, repeat(last)))
-        return type(self)(self.names, self.counts, self.firsts, lasts, self.payload_bytes)
-
 
 class Frame(NamedTuple):
     """One zstd frame of whole batches."""
@@ -213,10 +208,6 @@ class Shrunk:
     def lasts(self) -> dict[str, int] | None:
         """Each route's last dropped sequence; None unless complete."""
         return {entry.route: entry.last for entry in self.routes} if self.is_complete else None
-
-    def dropped_between(self, first: int, following: int) -> bool:
-        """Return True if any record first ≤ s < following was dropped."""
-        return any(begin < following and first <= last for begin, last in self.ranges)
 
 
 def merge_routes(routes: Iterable[RouteEntry], others: Iterable[RouteEntry]) -> list[RouteEntry]:

@@ -300,7 +300,7 @@ def required_positions(index: SealedIndex, end: int, history: History) -> RouteT
         return index.routes
     if not index.routes:
         raise BadSealed("all of its records are lost, and their routes are unknown")
-    return index.routes.reaching(lost)
+    return replace(index.routes, lasts=tuple(map(max, index.routes.lasts, repeat(lost))))
 
 
 def _true_end(index: SealedIndex, end: int, history: History) -> int:

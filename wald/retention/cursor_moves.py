@@ -185,7 +185,8 @@ def _dropped(root: Root, base: int, history: History, *, log_id: bytes) -> Itera
     if dropped is None or dropped.is_complete:
         return () if dropped is None else dropped.routes
     # The ledger also has unfinished shrinks.
-    return [each for each in history.dropped(base) or () if dropped.dropped_between(each.first, each.first + 1)]
+    ranges = Spans(dropped.ranges)
+    return [each for each in history.dropped(base) or () if each.first in ranges]
 
 
 def start_position(view: View, route: str, group: str) -> tuple[int, str]:
