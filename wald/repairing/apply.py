@@ -17,7 +17,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -36,10 +36,10 @@ from wald.format.ledger_lines import GENESIS, Entry, digest, encode_entry
 from wald.format.names import LEDGERS, SEQUENCE_MAX, Kind
 from wald.format.sealed_index import RouteEntry, SealedIndex
 from wald.format.spans import Spans
-from wald.repairing.plan import Act, ActionKind, Plan, Planner, records_lost, routes_lost
+from wald.repairing.plan import Act, ActionKind, Plan, records_lost, routes_lost
 from wald.repairing.rescue import intact_batches
 from wald.repairing.rewrite import NewSegment, Rewriter
-from wald.repairing.survey import LogSurvey, SegmentFacts, examine, last_dropped, lost_identity
+from wald.repairing.survey import LogSurvey, SegmentFacts, last_dropped, lost_identity
 from wald.retention.history import History
 from wald.segments.index_builder import remove_index
 from wald.segments.sealed_file import SealedFile
@@ -118,19 +118,18 @@ def proposed(root: Root) -> Iterator[tuple[Plan, LogSurvey]]:
     """
     _remove_abandoned()
     broken = dict(_broken(root))
-    acts = tuple(Act(ActionKind.LEDGER, path, reason) for path, reason in broken.items())
+    acts = [Act(ActionKind.LEDGER, path, reason) for path, reason in broken.items()]
     lost = lost_identity(root)
     if lost is not None:
         identity, reason = lost
-        acts += (Act(ActionKind.IDENTITY, root.identity, reason, identity=identity),)
+        acts.append(Act(ActionKind.IDENTITY, root.identity, reason, identity=identity))
     if not acts:
-        facts = examine(root)
-        yield Planner(facts).plan(), facts
+        facts = LogSurvey(root)
+        yield Plan(facts, acts), facts
         return
     with _scratch() as made:
-        facts = examine(_rehearsed(root, broken, lost[0] if lost else read_identity(root), made))
-        found = Planner(facts).plan()
-        yield replace(found, acts=acts + found.acts), facts
+        facts = LogSurvey(_rehearsed(root, broken, lost[0] if lost else read_identity(root), made))
+        yield Plan(facts, acts), facts
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
 
-from wald.checking.checker import Finding
 from wald.errors import Damaged
 from wald.files.identity import Identity
 from wald.files.listing import Segment
@@ -83,21 +82,19 @@ def _by_index(span: Span, index: SealedIndex) -> list[RouteEntry] | None:
 def _by_ledger(span: Span, history: History) -> list[RouteEntry] | None:
     """Do the same from ledger lines, for whole lost segments."""
     entries: dict[str, RouteEntry] = {}
-    at = span[0]
-    while at <= span[1]:
-        try:
-            sealed = history.sealed(at)
-            held, left = history.sealed_routes(at), history.remaining_routes(at)
-        except Damaged:
-            return None
-        if sealed is None or held is None or left is None or sealed["base"] != at or sealed["last"] > span[1]:
-            return None
-        if sum(entry.count for entry in held) != sealed["last"] - at + 1:
-            return None
-        for entry in left:
-            _add(entries, entry)
-        at = sealed["last"] + 1
-    return list(entries.values())
+    at, end = span
+    with suppress(Damaged):
+        while at <= end:
+            sealed, held, left = history.sealed(at), history.sealed_routes(at), history.remaining_routes(at)
+            if sealed is None or held is None or left is None or sealed["last"] > end:
+                return None
+            if sum(entry.count for entry in held) != sealed["last"] - at + 1:
+                return None
+            for entry in left:
+                _add(entries, entry)
+            at = sealed["last"] + 1
+        return list(entries.values())
+    return None
 
 
 def _add(entries: dict[str, RouteEntry], entry: RouteEntry) -> None:
@@ -149,43 +146,24 @@ def _length(spans: Sequence[Span]) -> int:
     return sum(last - first + 1 for first, last in spans)
 
 
-@dataclass(frozen=True, slots=True)
 class Plan:
-    """Actions in order."""
+    """Actions in order; ``before`` replaces ledgers and ``log.json``."""
 
-    acts: tuple[Act, ...]
-    left: tuple[Finding, ...] = ()  # errors that no step repairs
-    errors: bool = False  # ``wald verify`` reports some outside the ledgers and ``log.json``
-
-    @property
-    def loses(self) -> bool:
-        return any(act.loses for act in self.acts)
-
-    @property
-    def damage(self) -> bool:
-        return self.errors or any(act.kind in (ActionKind.LEDGER, ActionKind.IDENTITY) for act in self.acts)
-
-
-class Planner:
-    """Builder of a plan."""
-
-    def __init__(self, facts: LogSurvey) -> None:
+    def __init__(self, facts: LogSurvey, before: Sequence[Act]) -> None:
         self.facts = facts
         self.kept: list[SegmentFacts] = []  # under their own names
         self.renames: list[Act] = []
-        self.set_aside = [act for segment in facts.segments if (act := self._placed(segment)) is not None]
+        set_aside = [act for segment in facts.segments if (act := self._placed(segment)) is not None]
         there = Spans(span for each in self.kept for span in each.repaired_spans)
         # Record → route of those that lost a piece but not their beginning.
         self.broken = {sequence: route for sequence, route in self._broken() if sequence in there}
         self.lost = list(self._lost(there))  # unexplained, split at the bounds of the segments that had them
 
-    def plan(self) -> Plan:
-        facts = self.facts
         why = "a program was killed while it made this file"
         first = [Act(ActionKind.REMOVE, path, why) for path in facts.leftovers]
         why = "the original of a segment whose shrinking was interrupted is damaged"
         first += [Act(ActionKind.CLEAR, path, why) for path in facts.unneeded]
-        first += self.set_aside
+        first += set_aside
         first += _in_order(self.renames, {each.segment.path for each in facts.segments})
         why = "it is lost or damaged, and its original from before an interrupted shrinking is intact"
         first += [Act(ActionKind.PUT_BACK, path, why) for path in facts.put_back]
@@ -202,9 +180,19 @@ class Planner:
             for each in self.kept
             if not each.problem and not each.recorded and each.twin is None
         ]
+        self.acts = (*before, *first, *repairs, *records, *self._head(repairs))
         repaired = {act.path for act in (*first, *repairs)} | {facts.root.head, facts.root.segments}
-        left = tuple(found for found in facts.findings if found.path not in repaired)
-        return Plan((*first, *repairs, *records, *self._head(repairs)), left, errors=bool(facts.findings))
+        self.left = [found for found in facts.findings if found.path not in repaired]  # no step repairs them
+
+    @property
+    def loses(self) -> bool:
+        return any(act.loses for act in self.acts)
+
+    @property
+    def damage(self) -> bool:
+        """True if ``wald verify`` reports errors."""
+        in_ledgers = any(act.kind in (ActionKind.LEDGER, ActionKind.IDENTITY) for act in self.acts)
+        return in_ledgers or bool(self.facts.findings)
 
     def _placed(self, found: SegmentFacts) -> Act | None:
         """Return the step that sets a file aside, or add it to ``kept`` and its renaming."""

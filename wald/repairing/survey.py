@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import zstandard
 
-from wald.checking.checker import Checked, Finding, Level, SegmentToCheck, check
+from wald.checking.checker import Checked, Level, SegmentToCheck, check
 from wald.checking.verifier import Verification
 from wald.errors import Damaged, NotFound, WaldError
 from wald.files.disk import Disk
@@ -25,7 +25,7 @@ from wald.files.layout import TEMPORARY, Root
 from wald.files.listing import Listing, Segment, list_segments
 from wald.files.locks import leftovers
 from wald.files.safe_open import open_file, read_regular
-from wald.format.head import BadCursor, Head, decode_cursor
+from wald.format.head import BadCursor, decode_cursor
 from wald.format.names import CURSOR_SUFFIX, WHOLE_SUFFIX, Kind, parse_segment_name, segment_name
 from wald.format.segment import SEGMENT_HEADER, SEGMENT_MAGIC, SPARSE_MAGIC, BadHeader, decode_segment_header
 from wald.format.spans import Span
@@ -185,63 +185,34 @@ class SegmentFacts:
         return self.segment.path.name not in (name, name + WHOLE_SUFFIX)
 
 
-@dataclass(frozen=True, slots=True)
 class LogSurvey:
-    """Facts about a log."""
+    """Facts about a log; Damaged if its identity or the directory of its segments is lost."""
 
-    root: Root  # in a dry run with the ledgers that the repair would write
-    log_id: bytes
-    segments: tuple[SegmentFacts, ...]
-    head: Head | None
-    history: History
-    last: int  # last sequence known to be assigned
-    leftovers: tuple[Path, ...]
-    findings: tuple[Finding, ...]  # errors of ``wald verify``
-    put_back: Mapping[Path, Path]  # lost or damaged segment → original from before an interrupted shrinking
-    unneeded: tuple[Path, ...]  # damaged originals
-
-
-def examine(root: Root) -> LogSurvey:
-    """Survey a log; Damaged if its identity or the segment directory is lost."""
-    return _Examination(root).facts()
-
-
-class _Examination:
     def __init__(self, root: Root) -> None:
-        self._root = root
-        self._log_id = read_identity(root).log_id
+        self.root = root  # in a dry run with the ledgers that the repair would write
+        self.log_id = read_identity(root).log_id
         self._listing = list_segments(root)
-        self._head = readable_head(root)
+        self.head = readable_head(root)
         self._verification = Verification(root)
-        self._history = self._verification.history
+        self.history = self._verification.history
         self._checked: dict[Path, Checked] = {}
         self._hidden: list[Segment] = []  # originals of shrunk segments that are other segments
-        self._put_back: dict[Path, Path] = {}
-        self._unneeded: list[Path] = []
-
-    def facts(self) -> LogSurvey:
-        findings = tuple(each for each in self._verification.findings(self._check) if each.level is Level.ERROR)
+        # Lost or damaged segment → original from before an interrupted shrinking.
+        self.put_back: dict[Path, Path] = {}
+        self.unneeded: list[Path] = []  # damaged originals
+        found = self._verification.findings(self._check)
+        self.findings = [each for each in found if each.level is Level.ERROR]
         self._sort_originals()
-        self._listing = self._listing.including(self._unlisted(list_segments(self._root)))
-        found = [self._segment(number) for number in range(len(self._listing.segments))]
-        found.sort(key=lambda each: each.base)
-        ends = [last for each in found for _, last in each.spans]
-        last = max([*ends, self._head.sequence if self._head else 0, self._history.last_sealed()])
-        return LogSurvey(
-            root=self._root,
-            log_id=self._log_id,
-            segments=tuple(self._before_a_hole(each, found[number:], last) for number, each in enumerate(found, 1)),
-            head=self._head,
-            history=self._history,
-            last=last,
-            leftovers=tuple(self._leftovers()),
-            findings=findings,
-            put_back=self._put_back,
-            unneeded=tuple(self._unneeded),
-        )
+        self._listing = self._listing.including(self._unlisted(list_segments(root)))
+        segments = sorted(map(self._segment, range(len(self._listing.segments))), key=lambda each: each.base)
+        ends = [last for each in segments for _, last in each.spans]
+        # The last sequence known to be assigned.
+        self.last = max([*ends, self.head.sequence if self.head else 0, self.history.last_sealed()])
+        self.segments = [self._before_a_hole(each, segments[number:]) for number, each in enumerate(segments, start=1)]
+        self.leftovers = list(self._leftovers())
 
     def _leftovers(self) -> Iterator[Path]:
-        root = Root(self._root.path)  # the ledgers of a dry run are elsewhere
+        root = Root(self.root.path)  # the ledgers of a dry run are elsewhere
         for directory in (root.segments, root.quarantine, root.recovery):
             yield from sorted(directory.glob(f"*{TEMPORARY}"))
         yield from leftovers(root, Disk())
@@ -253,8 +224,8 @@ class _Examination:
     def _sort_originals(self) -> None:
         """Sort originals of interrupted shrinkings; if both forms are intact, wald-reclaim decides by the cursors."""
         listed = {each.base_sequence: each for each in self._listing.segments}
-        for name in sorted(os.listdir(self._root.segments)):
-            path, shrunk = self._root.segments / name, self._root.segments / name.removesuffix(WHOLE_SUFFIX)
+        for name in sorted(os.listdir(self.root.segments)):
+            path, shrunk = self.root.segments / name, self.root.segments / name.removesuffix(WHOLE_SUFFIX)
             found = parse_segment_name(shrunk.name)
             if not name.endswith(WHOLE_SUFFIX) or found is None or found.kind is not Kind.SEALED:
                 continue
@@ -262,9 +233,9 @@ class _Examination:
             if self._verification.misplaced(segment):
                 self._hidden.append(segment)
             elif check(replace(self._verification.target(segment), open_ended=True)).errors:
-                self._unneeded.append(path)
+                self.unneeded.append(path)
             elif (checked := self._checked.get(shrunk)) is None or checked.errors:
-                self._put_back[shrunk] = path
+                self.put_back[shrunk] = path
                 listed[segment.base_sequence] = segment
         self._listing = Listing(tuple(listed[base] for base in sorted(listed)))
 
@@ -286,7 +257,7 @@ class _Examination:
         readable = {segment.base_sequence for segment in there.segments}
         for segment in there.released:
             base = segment.base_sequence
-            unexplained = base not in readable and any(self._history.unexplained(base, base))
+            unexplained = base not in readable and any(self.history.unexplained(base, base))
             if unexplained or self._verification.misplaced(segment):
                 yield segment._replace(kind=segment.kind.form)
 
@@ -296,7 +267,7 @@ class _Examination:
         found = SegmentFacts(listed, twin=twin if twin is not None and twin.exists() else None)
         with suppress(Damaged, OSError):
             form, header = identify(listed.path) or (listed.kind.form, None)
-            if header is not None and header.log_id != self._log_id:
+            if header is not None and header.log_id != self.log_id:
                 return replace(found, foreign=True, problem=f"it belongs to log {header.log_id.hex()}")
             if header is not None and (header.base_sequence, form) != (listed.base_sequence, listed.kind):
                 problem = f"it is segment {header.base_sequence} under another name"
@@ -310,10 +281,10 @@ class _Examination:
         return self._content(found, number)
 
     def _content(self, found: SegmentFacts, number: int) -> SegmentFacts:
-        segment, head = found.segment, self._head
+        segment, head = found.segment, self.head
         is_raw = segment.kind is Kind.RAW
         durable = head.position if is_raw and head is not None and head.segment == found.base else None
-        sealed = self._history.sealed(found.base)
+        sealed = self.history.sealed(found.base)
         recorded = is_raw or (sealed is not None and sealed["base"] == found.base)
         target = replace(self._verification.target(segment), durable=durable, open_ended=True)
         checked = (None if found.misnamed else self._checked.get(segment.path)) or check(target)
@@ -327,28 +298,26 @@ class _Examination:
     def _damaged(self, found: SegmentFacts, number: int, target: SegmentToCheck) -> SegmentFacts:
         segment = found.segment
         older = self._listing.segments[number - 1] if number else None
-        before = state_after(older, self._log_id, [], self._history.last_dropped).open_records
+        before = state_after(older, self.log_id, [], self.history.last_dropped).open_records
         # An unreadable segment breaks every record that was open before it.
         rescued = Rescued(broken={at: route for route, at in before.items()}, reason=found.problem)
         with suppress(Damaged, OSError):
-            lasts = last_dropped(segment, self._history)
+            lasts = last_dropped(segment, self.history)
             end = self._end(number)
-            rescued = rescue(
-                segment, self._log_id, before, dropped=lasts, durable=found.durable, end=end, cut=found.cut
-            )
-        stray = self._head is not None and found.base > self._head.segment and rescued.is_empty
+            rescued = rescue(segment, self.log_id, before, dropped=lasts, durable=found.durable, end=end, cut=found.cut)
+        stray = self.head is not None and found.base > self.head.segment and rescued.is_empty
         if stray:
             rescued.broken.clear()
         changed = False
         if target.sha256 is not None and not rescued.reason:
-            digest = index_salvaged(segment, self._log_id, Damaged(str(segment.path))).sha256.hex()
+            digest = index_salvaged(segment, self.log_id, Damaged(str(segment.path))).sha256.hex()
             changed = digest not in {target.sha256, *target.shrunk}
         found = replace(found, spans=tuple(rescued.spans), rescued=rescued, changed=changed, stray=stray)
         with suppress(OSError):
             if (index := readable_index(segment)) is not None:
                 found = replace(found, dropped=() if index.shrunk is None else tuple(index.shrunk.ranges))
         if found.twin is not None:
-            checked = check(SegmentToCheck(Segment(found.base, Kind.RAW, found.twin), self._log_id))
+            checked = check(SegmentToCheck(Segment(found.base, Kind.RAW, found.twin), self.log_id))
             if not checked.errors:
                 found = replace(found, twin_spans=((found.base, checked.after.next_sequence - 1),))
         return found
@@ -361,16 +330,16 @@ class _Examination:
                 return following.base_sequence
         return 1 << 64
 
-    def _before_a_hole(self, found: SegmentFacts, newer: list[SegmentFacts], last: int) -> SegmentFacts:
+    def _before_a_hole(self, found: SegmentFacts, newer: list[SegmentFacts]) -> SegmentFacts:
         """Add the records open at the end, if the next ones are missing."""
         bases = [each.base for each in newer if not (each.foreign or each.stray)]
         end = found.spans[-1][1] + 1 if found.spans else found.base
-        following = bases[0] - 1 if bases else last
-        if found.foreign or end > following or not any(self._history.unexplained(end, following)):
+        following = bases[0] - 1 if bases else self.last
+        if found.foreign or end > following or not any(self.history.unexplained(end, following)):
             return found
         if found.rescued is not None:
             return replace(found, open_records=found.rescued.open_records)
-        state = state_after(found.segment, self._log_id, [], self._history.last_dropped)
+        state = state_after(found.segment, self.log_id, [], self.history.last_dropped)
         return replace(found, open_records=state.open_records)
 
 
