@@ -106,7 +106,17 @@ class NewLog:
         if batch.first > due:
             self._miss(due, batch.first - 1)
         if writer is None:
-            writer = self._writer = self._begun(batch)
+            writer = self._writer = Writer(
+                self.root,
+                self._disk,
+                LogState(next_sequence=batch.first),
+                log_id=self.log_id.bytes,
+                epoch=self._lock.epoch,
+                segment_max_bytes=self._segment_max_bytes,
+                now_ns=batch.append_time_ns,
+                sync_commits=False,  # sealing syncs each segment
+                version=self._version,
+            )
         elif batch.first > due:
             self._pass_over(writer, batch)
         if batch.append_time_ns < writer.state.append_time_ns:
@@ -114,7 +124,11 @@ class NewLog:
             add_step(self.root, self._disk, step)
             writer.step_clock(now_ns=batch.append_time_ns)
             self._seal(writer.base_sequence)
-        draft = self._draft(batch)
+        route = self._routes.get(batch.route)
+        if route is None:
+            route = self._routes[batch.route] = Route.named(batch.route)
+        flags = 0 if batch.terminated else int(Flag.UNTERMINATED)
+        draft = Draft(route, [batch.payload], len(batch.payload), batch.count, batch.encoding, flags)
         if writer.overshoots(draft.total_bytes):
             self._cut(writer, batch.append_time_ns)
         writer.commit(writer.place([draft]), now_ns=batch.append_time_ns)
@@ -138,26 +152,6 @@ class NewLog:
         disk.rename(root.unfinished_identity, root.identity)
         disk.sync_directory(root.path)
         disk.sync_names_above(root.path)
-
-    def _begun(self, batch: Batch) -> Writer:
-        return Writer(
-            self.root,
-            self._disk,
-            LogState(next_sequence=batch.first),
-            log_id=self.log_id.bytes,
-            epoch=self._lock.epoch,
-            segment_max_bytes=self._segment_max_bytes,
-            now_ns=batch.append_time_ns,
-            sync_commits=False,  # sealing syncs each segment
-            version=self._version,
-        )
-
-    def _draft(self, batch: Batch) -> Draft:
-        route = self._routes.get(batch.route)
-        if route is None:
-            route = self._routes[batch.route] = Route.named(batch.route)
-        flags = 0 if batch.terminated else int(Flag.UNTERMINATED)
-        return Draft(route, [batch.payload], len(batch.payload), batch.count, batch.encoding, flags)
 
     def _pass_over(self, writer: Writer, batch: Batch) -> None:
         count = batch.first - writer.state.next_sequence

@@ -96,7 +96,7 @@ class Rewriter:
             return output.finish()
 
     def _moved(self, before: LogState) -> Iterator[tuple[Path, int]]:
-        header, output = self._own_header(), None
+        model, output = self._own_header(), None
         state = replace(before, open_records=self._without_broken(before.open_records))
         peers: dict[int, IntactBatch] = {}
         try:
@@ -104,12 +104,11 @@ class Rewriter:
                 if isinstance(batch, str):
                     state.open_records.clear()
                     continue
-                first = batch.header
-                if header is None:
-                    header = SegmentHeader(self.log_id, 0, first.epoch, first.append_time_ns, 0)
-                if first.is_control and first.peer:
-                    peers[first.peer] = batch
-                elif first.is_state:
+                header = batch.header
+                model = model or SegmentHeader(self.log_id, 0, header.epoch, header.append_time_ns, 0)
+                if header.is_control and header.peer:
+                    peers[header.peer] = batch
+                elif header.is_state:
                     if (found := state_of(batch)) is not None:
                         found.open_records = self._without_broken(found.open_records)
                         found.append_time_ns = max(found.append_time_ns, state.append_time_ns)
@@ -121,9 +120,9 @@ class Rewriter:
                             yield output.finish(), output.base_sequence
                             output.close()
                         state.next_sequence = base
-                        begun = replace(header, base_sequence=base, salt=secrets.randbits(32))
+                        begun = replace(model, base_sequence=base, salt=secrets.randbits(32))
                         output = _Output(self.disk, self._temporary(base, Kind.RAW), begun)
-                        output.add(_control(state, header.epoch))
+                        output.add(_control(state, begun.epoch))
                     output.add_from(peers, kept)
                     state.apply(kept.header, kept.route, self.dropped)
             if output is not None:

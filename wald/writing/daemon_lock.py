@@ -15,15 +15,13 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 
 from wald.errors import Damaged, Locked, NotFound, WaldError
 from wald.files import locks
 from wald.files.disk import Disk
 from wald.files.layout import Root
 from wald.files.listing import list_segments
-from wald.files.safe_open import open_file, read_object, read_regular, read_start
-from wald.format.head import decode_head
+from wald.files.safe_open import open_file, read_object, read_start
 from wald.format.names import Kind
 from wald.format.segment import SEGMENT_HEADER, SEGMENT_MAGIC, SPARSE_MAGIC, BadHeader, decode_segment_header
 
@@ -135,20 +133,16 @@ def require_own_files(root: Root) -> None:
         if re.match(rb"[0-9]{1,20}\n", start):
             other = "a cursor"
         if other and other != path.name:
+            from wald.segments.reader import identify  # only a refused start needs it
+
+            form, header = identify(path) or (Kind.RAW, None)
+            target = None if header is None else root.segment(header.base_sequence, form)
             raise Damaged(
                 f"{path}: offset 0: this is {other}, not {path.name}; refusing to overwrite it",
                 case="foreign-file-in-place",
                 path=path,
-                target=_own_name(root, path),
+                target=None if target is None or os.path.lexists(target) else target,
             )
-
-
-def _own_name(root: Root, path: Path) -> Path | None:
-    from wald.segments.reader import identify  # only a refused start needs it
-
-    form, header = identify(path) or (Kind.RAW, None)
-    target = None if header is None else root.segment(header.base_sequence, form)
-    return None if target is None or os.path.lexists(target) else target
 
 
 def in_words(found: Mapping[str, object]) -> str:
@@ -160,7 +154,7 @@ def in_words(found: Mapping[str, object]) -> str:
 
 
 def signature(root: Root) -> dict[str, object]:
-    """Return the lock file's epoch, pid, host and started; empty if they are lost."""
+    """Return the lock file's epoch, pid, host and started, or nothing."""
     return read_object(root.lock) or {}
 
 
@@ -195,13 +189,11 @@ def _await(is_free: Callable[[], bool], root: Root) -> None:
 
 def _last_epoch(root: Root) -> int:
     """Return the largest epoch in the root; any file with one may be lost."""
+    from wald.segments.durable_end import readable_head
     from wald.segments.sealed_file import SealedFile
 
-    epoch = signature(root).get("epoch")
-    found = [epoch if isinstance(epoch, int) else 0]
-    with suppress(FileNotFoundError, Damaged):
-        head = decode_head(read_regular(root.head))
-        found.append(head.epoch if head else 0)
+    epoch, head = signature(root).get("epoch"), readable_head(root)
+    found = [epoch if isinstance(epoch, int) else 0, head.epoch if head else 0]
     for segment in list_segments(root).segments[-1:]:
         with suppress(BadHeader, Damaged):
             if segment.kind is Kind.SEALED:
