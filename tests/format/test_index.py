@@ -24,7 +24,7 @@ ENCODED = encode_segment_header(HEADER, SPARSE_MAGIC) + b"".join(encode_sparse_e
 
 def entries_of(index: SparseIndex | None) -> list[tuple[int, int, int]]:
     assert index is not None
-    return list(zip(index.sequences, index.positions, index.times_ns, strict=True))
+    return index.entries
 
 
 def decoded(data: bytes) -> SparseIndex | None:

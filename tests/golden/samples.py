@@ -178,7 +178,7 @@ def _sparse_index() -> bytes:
 
 def _sparse_index_value(data: bytes) -> object:
     index = decode_sparse_index(data, log_id=LOG_ID, base_sequence=250)
-    return index and list(zip(index.sequences, index.positions, index.times_ns, strict=True))
+    return index and index.entries
 
 
 def _batch_value(data: bytes) -> tuple[BatchHeader, str, bytes]:

@@ -53,7 +53,7 @@ def test_entries_are_at_least_an_interval_apart(raw: Path, index: Path) -> None:
     """So the index of a segment of any size stays small, and a seek scans little."""
     read = read_index(index, LOG_ID, 7)
     assert read is not None
-    positions = read.positions
+    positions = [position for _, position, _ in read.entries]
     assert len(positions) > 5
     largest = max(batch.header.total_bytes for batch in scanned(raw))
     distances = [after - before for before, after in itertools.pairwise(positions)]
@@ -63,15 +63,16 @@ def test_entries_are_at_least_an_interval_apart(raw: Path, index: Path) -> None:
 def test_every_record_is_found_at_or_behind_the_place_the_index_names(raw: Path, index: Path) -> None:
     read = read_index(index, LOG_ID, 7)
     assert read is not None
+    places = {64, *(position for _, position, _ in read.entries)}
     with closing(RawSegment(Segment(7, Kind.RAW, raw), LOG_ID)) as opened:
         for batch in scanned(raw):
             for sequence in (batch.header.base_sequence, batch.header.end_sequence - 1):
                 place = opened.position_of_sequence(sequence, None)
-                assert place in {*read.positions, 64}
+                assert place in places
                 assert place <= batch.offset < place + 3 * SPARSE_INTERVAL_BYTES
                 assert place == 64 or opened.position_of_sequence(sequence, place) < place
             place = opened.position_of_time(batch.header.append_time_ns, None)
-            assert place in {*read.positions, 64}
+            assert place in places
             assert place <= batch.offset < place + 3 * SPARSE_INTERVAL_BYTES
             assert place == 64 or opened.position_of_time(batch.header.append_time_ns, place) < place
 
@@ -106,7 +107,7 @@ def test_nothing_is_written_behind_half_an_entry(tmp_path: Path) -> None:
     writer.add(10, 3 << 20, TIME_NS)
     writer.close()
     assert path.stat().st_size == 64 + 32 + 10
-    assert read_index(path, LOG_ID, 7) == SparseIndex([8], [1 << 20], [TIME_NS], HEADER.salt)
+    assert read_index(path, LOG_ID, 7) == SparseIndex([(8, 1 << 20, TIME_NS)], HEADER.salt)
 
 
 def test_an_old_index_of_that_name_is_emptied(index: Path) -> None:
@@ -124,7 +125,7 @@ def test_a_truncated_index_is_a_shorter_one(index: Path) -> None:
         assert read is None if len(cut) < 64 else read is not None
         if read is not None:
             entries = (len(cut) - 64) // 32
-            assert read.positions == whole.positions[:entries]
+            assert read.entries == whole.entries[:entries]
 
 
 def test_no_index_and_that_of_another_segment_are_none(tmp_path: Path, index: Path) -> None:

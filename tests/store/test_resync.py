@@ -86,8 +86,7 @@ def test_an_entry_counts_only_where_such_a_batch_stands(built: Built) -> None:
     index = built.path(1, Kind.INDEX)
     reported = read_index(index, built.log_id, 1)
     assert reported is not None
-    assert len(reported.positions) == built.writer.position // SPARSE_INTERVAL_BYTES
-    entries = list(zip(reported.sequences, reported.positions, reported.times_ns, strict=True))
+    assert len(reported.entries) == built.writer.position // SPARSE_INTERVAL_BYTES
     header = index.read_bytes()[: SEGMENT_HEADER.size]
     met = batches(built)
     hit = lose(built, met[499].offset, met[1499].offset)
@@ -95,7 +94,7 @@ def test_an_entry_counts_only_where_such_a_batch_stands(built: Built) -> None:
     for wrong in ((1, 0, 0), (0, 8, 0), (0, 0, 1)):
         lies = (
             encode_sparse_entry(sequence + wrong[0], position + wrong[1], time_ns + wrong[2])
-            for sequence, position, time_ns in entries
+            for sequence, position, time_ns in reported.entries
         )
         index.write_bytes(header + b"".join(lies))
         assert missing(built) == hit | between

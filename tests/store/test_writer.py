@@ -338,9 +338,9 @@ def test_index_entries_land_on_batches(tmp_path: Path) -> None:
     path = built.path(1, Kind.RAW)
     index = read_index(built.path(1, Kind.INDEX), built.log_id, 1)
     assert index is not None
-    assert len(index.positions) > 5
+    assert len(index.entries) > 5
     places = {batch.offset: batch.header for batch in batches(path, limit=built.writer.position)}
-    for sequence, position, time_ns in zip(index.sequences, index.positions, index.times_ns, strict=True):
+    for sequence, position, time_ns in index.entries:
         assert (places[position].base_sequence, places[position].append_time_ns) == (sequence, time_ns)
 
 

@@ -253,14 +253,13 @@ class _Check:
         return find_index(self._path.parent, self._target.log_id, self._base)
 
     def _sparse_index(self) -> None:
-        index, path = self._index(), self._path.with_name(segment_name(self._base, Kind.INDEX))
+        entries, path = self._index().entries, self._path.with_name(segment_name(self._base, Kind.INDEX))
         table = self._contents.table
         known = dict(zip(table.positions, zip(table.bases, table.times_ns, strict=True), strict=True))
         end = table.positions[-1] if table.positions else 0
-        entries = zip(index.positions, index.sequences, index.times_ns, strict=True)
-        wrong = [p for p, sequence, time_ns in entries if p <= end and known.get(p) != (sequence, time_ns)]
+        wrong = [at for sequence, at, time_ns in entries if at <= end and known.get(at) != (sequence, time_ns)]
         if wrong:
-            message = f"{len(wrong)} of {len(index.positions)} entries do not match a batch; readers skip them"
+            message = f"{len(wrong)} of {len(entries)} entries do not match a batch; readers skip them"
             self.findings.append(Finding(Level.INFO, path, 0, message))
 
     def check_sealed(self) -> None:

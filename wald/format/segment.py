@@ -84,11 +84,9 @@ SPARSE_INTERVAL_BYTES = 64 * 1024  # a seek reads about one interval
 
 @dataclass(slots=True)
 class SparseIndex:
-    """The entries as columns, and the segment's salt (None: unknown)."""
+    """Sequence, position and append time of each indexed batch, and the segment's salt (None: unknown)."""
 
-    sequences: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    times_ns: list[int] = field(default_factory=list)
+    entries: list[tuple[int, int, int]] = field(default_factory=list)
     salt: int | None = None
 
 
@@ -121,7 +119,5 @@ def decode_sparse_index(data: bytes, *, log_id: bytes | None, base_sequence: int
         if sequence < last[0] or position <= last[1] or time_ns < last[2]:
             break
         last = entry
-        index.sequences.append(sequence)
-        index.positions.append(position)
-        index.times_ns.append(time_ns)
+        index.entries.append(entry)
     return index

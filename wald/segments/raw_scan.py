@@ -264,7 +264,7 @@ class Resync:
         return batch_begin(self._window[max(0, inside) : inside + TRAILER.size], end, self._salt)
 
     def _confirmed(self, index: SparseIndex) -> Iterator[int]:
-        for sequence, position, time_ns in zip(index.sequences, index.positions, index.times_ns, strict=True):
+        for sequence, position, time_ns in index.entries:
             header = decode_header(self._read(position, HEADER.size), 0, seed(self._salt, position))
             if header is not None and (header.base_sequence, header.append_time_ns) == (sequence, time_ns):
                 yield position

@@ -172,9 +172,7 @@ class RawSegment(OpenSegment):
 
     def _last_position(self, limit: int | None, is_early: Callable[[int, int], bool]) -> int:
         """Return the last indexed position of an early batch; the first batch's if the index does not agree."""
-        index = self._find_index()
-        columns = map(reversed, (index.sequences, index.positions, index.times_ns))
-        for sequence, position, time_ns in zip(*columns, strict=True):
+        for sequence, position, time_ns in reversed(self._find_index().entries):
             if (limit is None or position < limit) and is_early(sequence, time_ns):
                 header = self._header_at(position)
                 is_right = header is not None and is_early(header.base_sequence, header.append_time_ns)
