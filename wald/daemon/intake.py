@@ -31,7 +31,7 @@ from wald.daemon.pipes import (
 from wald.errors import InvalidInput, WaldError
 from wald.files.disk import Disk
 from wald.files.layout import Root
-from wald.files.routes import describe_displaced, describe_shared, displaced_files, has_fifo, is_displaced, make_fifo
+from wald.files.routes import describe_displaced, describe_shared, displaced_files, has_fifo, make_fifo
 from wald.systemd import Systemd
 from wald.writing.writer import Draft, Route
 
@@ -419,7 +419,7 @@ class Fifos:
             with self.reporting(route):
                 self.note_displaced(route)
                 stored = self._systemd.kept(route)  # its FIFO was removed if nothing is at the path
-                if stored is not None or has_fifo(self._root, route) or is_displaced(self._root, route):
+                if stored is not None or os.path.lexists(self._root.fifo(route)):
                     reject_stdin_route(route, stdin.route if stdin is not None else "")
                     self.restore(route, stored)
                     opened.append(self.open(route, files))
@@ -461,7 +461,7 @@ class Fifos:
 
     def restore(self, route: str, descriptor: int | None) -> list[str]:
         """Recreate a removed or replaced FIFO; move a replacement aside."""
-        if has_fifo(self._root, route) or (descriptor is None and not is_displaced(self._root, route)):
+        if has_fifo(self._root, route) or (descriptor is None and not os.path.lexists(self._root.fifo(route))):
             return []
         if self._root.retired(route).exists():
             return []

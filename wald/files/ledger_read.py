@@ -3,8 +3,7 @@
 Programs that decide use :class:`Lines`, which requires an unbroken chain; an unreadable frame matters only to questions
 about its sequences. Programs that report use :func:`read_files`, which returns damage too.
 
-A part never changes; its index bounds the sequences in each frame. The current file (megabytes) is read whole. A power
-cut may leave a fragment of an unacknowledged append there: readers ignore it, the owner truncates it.
+A power cut may leave a fragment of an unacknowledged append: readers ignore it, the owner truncates it.
 """
 
 from __future__ import annotations
@@ -160,7 +159,6 @@ def tip_of(parts: list[PartName]) -> str | None:
 
 
 def read_current(path: Path) -> tuple[bytes, int]:
-    """Return :func:`synced` of the current file."""
     try:
         return synced(read_regular(path))
     except FileNotFoundError:

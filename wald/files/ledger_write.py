@@ -151,10 +151,7 @@ class Ledger:
         return descriptor
 
     def _seal(self, file: BinaryIO) -> tuple[int, str, Span | None]:
-        """Seal every line; return the last one's number and digest, and the last part's sequences.
-
-        An error leaves the current file complete.
-        """
+        """Seal every line; return the last one's number and digest, and the last part's sequences."""
         _remove_temporaries(self.path, self._disk)
         file.seek(0)
         prev = first_entry(file.readline()).get("prev")
@@ -199,7 +196,11 @@ class Ledger:
         checksum, raw_bytes, stored_bytes = sha256(), 0, 0
         descriptor = self._disk.create(temporary)
         try:
-            _copy_mode(file.fileno(), descriptor)
+            status, made = os.fstat(file.fileno()), os.fstat(descriptor)
+            if made.st_mode != status.st_mode:
+                os.fchmod(descriptor, status.st_mode & 0o7777)
+            if os.geteuid() == 0 and (made.st_uid, made.st_gid) != (status.st_uid, status.st_gid):
+                os.fchown(descriptor, status.st_uid, status.st_gid)
             while raw_bytes < wanted:
                 data = b"".join(file.readlines(min(_FRAME_BYTES, self._part_bytes)))
                 if not data.endswith(b"\n"):
@@ -232,11 +233,3 @@ def _remove_temporaries(path: Path, disk: Disk) -> None:
     for name in os.listdir(path.parent):
         if name.startswith((f"{path.name}.", f"{path.stem}-")) and name.endswith(TEMPORARY):
             disk.unlink(path.with_name(name))
-
-
-def _copy_mode(source: int, target: int) -> None:
-    status, made = os.fstat(source), os.fstat(target)
-    if made.st_mode != status.st_mode:
-        os.fchmod(target, status.st_mode & 0o7777)
-    if os.geteuid() == 0 and (made.st_uid, made.st_gid) != (status.st_uid, status.st_gid):
-        os.fchown(target, status.st_uid, status.st_gid)

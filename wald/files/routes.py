@@ -56,8 +56,7 @@ def add_route(
 def retire_route(root: Root, disk: Disk, name: str, *, now: str) -> None:
     """Mark a route as retired: its records and cursors stay, but no longer prevent deletions.
 
-    A daemon (ROUTE RETIRE) also refuses its records on the socket and closes the FIFO: an unfinished record ends, the
-    rest stays unread. A stdin that feeds the route is still read.
+    The daemon still reads a stdin that feeds it.
     """
     root.require_route(name)
     if not root.retired(name).exists():
@@ -75,15 +74,8 @@ def has_fifo(root: Root, route: str) -> bool:
         return False
 
 
-def is_displaced(root: Root, route: str) -> bool:
-    return os.path.lexists(root.fifo(route)) and not has_fifo(root, route)
-
-
 def make_fifo(root: Root, route: str, mode: int | None) -> Path | None:
-    """Create the FIFO, unless it exists; return the new path of a misplaced file.
-
-    ``mode`` None: unchanged, or FIFO_MODE for a new one.
-    """
+    """Create the FIFO, or set its mode (None: unchanged); return the new path of a misplaced file."""
     path = root.fifo(route)
     displaced = None
     if not has_fifo(root, route):

@@ -8,7 +8,7 @@ the host's time, and unknown if the offset is.
 
 Append times never decrease, except at a clock step: after the clock was far ahead, an operator has the daemon record
 one in ``clock.jsonl``, and they restart from the clock in the next segment. A step without that segment is harmless:
-append times of later records are in order; without any, the next start completes it.
+without later records, the next start completes it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Elapsed:
 
 
 def boot_id() -> str:
-    """Return the boot id; "" if the kernel has none."""
+    """Return "" if the kernel has none."""
     try:  # not cached: a process restored from a checkpoint may run in another boot
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -87,7 +87,7 @@ def boot_id() -> str:
 
 
 def _namespace_offset_ns() -> int | None:
-    """Return the offset of CLOCK_BOOTTIME; None if unknown."""
+    """Return None if unknown."""
     try:
         own, children = map(os.readlink, _NAMESPACES)
         if own != children:  # after unshare(2), the offsets are the children's
