@@ -169,7 +169,11 @@ class Backlog:
             root = segment.path.parents[1]
             return replace(found, problem=problem, readable=False, hint=hint_for("lost-routes-unknown", root=root))
         pins = self._cursors.blockers(required)
-        self._add_pins(pins, found.stored_bytes)
+        if not pins.has_same_groups(self._blockers):
+            self._settle_pins()
+            self._blockers = pins
+        self._segments += 1
+        self._stored_bytes += found.stored_bytes
         return replace(
             found,
             last_sequence=index.next_sequence - 1,
@@ -178,13 +182,6 @@ class Backlog:
             problem=damage.message if damage is not None else "",
             routes=index.routes,
         )
-
-    def _add_pins(self, pins: Blockers, stored_bytes: int) -> None:
-        if not pins.has_same_groups(self._blockers):
-            self._settle_pins()
-            self._blockers = pins
-        self._segments += 1
-        self._stored_bytes += stored_bytes
 
     def _settle_pins(self) -> None:
         groups = list(self._blockers.groups())

@@ -144,7 +144,7 @@ class CursorSnapshot:
                     yield Pin(route, group, at, last, message)
 
     def blockers(self, routes: RouteTable) -> Blockers:
-        """Return all pins of a segment; fast if consecutive segments have the same routes."""
+        """Return all pins; fast if consecutive segments have the same routes."""
         if routes.names is not self._holders.names:
             rows = [
                 (number, (route, group), at, message)

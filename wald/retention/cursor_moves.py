@@ -83,7 +83,7 @@ def move_cursor(
             try:
                 disk.replace(path, encode_cursor(lines), mode=_MODE, owner=owner, exclusive=is_new)
                 break
-            except FileExistsError:  # created at this moment, perhaps by another user
+            except FileExistsError:  # created at this moment, perhaps by another user: not covered by ``any_user``
                 any_user = False
             except PermissionError as error:
                 raise not_permitted(root, route, path, error) from error
@@ -169,23 +169,25 @@ def reclaimed_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:
     except Damaged as error:
         parts.append(error.message)
     if found := list(released):
-        records = f"{span_text(found[0][0], found[-1][1])} of {cursor.route}"
-        parts.append(f"{records} are released; {command_line(root.path, program='wald-reclaim')} restores them")
+        reclaim = command_line(root.path, program="wald-reclaim")
+        parts.append(f"{span_text(found[0][0], found[-1][1])} of {cursor.route} are released; {reclaim} restores them")
     if found := list(deleted):
-        records, explain = f"{span_text(found[0][0], found[-1][1])} of {cursor.route}", f"where {found[-1][1]}"
-        parts.append(f"{records} are deleted; {command_line(root.path, explain)} says why")
+        explain = command_line(root.path, f"where {found[-1][1]}")
+        parts.append(f"{span_text(found[0][0], found[-1][1])} of {cursor.route} are deleted; {explain} says why")
     return f"{cursor.path}: {'; '.join(parts)}" if parts else ""
 
 
 def _dropped(root: Root, base: int, history: History, *, log_id: bytes) -> Iterable[RouteEntry]:
     try:
-        dropped = segment_index(Segment(base, Kind.SEALED, root.segment(base, Kind.SEALED)), log_id)[0].shrunk
+        index, _ = segment_index(Segment(base, Kind.SEALED, root.segment(base, Kind.SEALED)), log_id)
     except (Damaged, OSError):
         return history.dropped(base) or ()
-    if dropped is None or dropped.is_complete:
-        return () if dropped is None else dropped.routes
+    if (shrunk := index.shrunk) is None:
+        return ()
+    if shrunk.is_complete:
+        return shrunk.routes
     # The ledger also has unfinished shrinks.
-    ranges = Spans(dropped.ranges)
+    ranges = Spans(shrunk.ranges)
     return [each for each in history.dropped(base) or () if each.first in ranges]
 
 

@@ -107,7 +107,7 @@ def missing_handler(on_missing: OnMissing) -> Callable[[Missing], None]:
 
 
 def skip_lost(missing: Missing) -> None:
-    """Skip records that an operator gave up with a repair or did not restore; raise for reclaimed ones."""
+    """Skip records that an operator gave up or did not restore; raise for reclaimed ones."""
     if not missing.lost:
         raise missing.error()
 
