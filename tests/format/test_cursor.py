@@ -24,7 +24,7 @@ ENCODED = encode_cursor(CURSOR)
         st.text(max_size=20),
         st.text(max_size=20),
     )
-    | st.builds(CursorLines, SEQUENCES)
+    | SEQUENCES.map(CursorLines)
 )
 def test_a_cursor_comes_back(cursor: CursorLines) -> None:
     assert decode_cursor(encode_cursor(cursor)) == cursor

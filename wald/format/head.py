@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from wald.format.checksum import crc32c
@@ -59,8 +58,7 @@ class BadCursor(ValueError):
     """Not a cursor; readers must assume that nothing was processed."""
 
 
-@dataclass(frozen=True, slots=True)
-class CursorLines:
+class CursorLines(NamedTuple):
     """A cursor file; a bare number has no other fields."""
 
     sequence: int

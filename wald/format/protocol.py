@@ -7,7 +7,6 @@ retried, even over another connection. Producer ids are per user.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
@@ -53,8 +52,7 @@ class ProtocolError(Exception):
         self.payload_bytes = payload_bytes  # to skip before the next request; None if unknown
 
 
-@dataclass(frozen=True, slots=True)
-class Publish:
+class Publish(NamedTuple):
     """The line of a PUB."""
 
     route: bytes

@@ -12,9 +12,8 @@ import threading
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from wald.errors import Damaged, Gone, NotFound, Replaced, RolledBack
 from wald.files.identity import read_identity
@@ -28,8 +27,7 @@ _REPORTS = 64  # more than the daemon keeps
 _Mark = tuple[int, int, int] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """Last record and end of the bytes read, with epoch and life; 0 and "" if unknown."""
 
     sequence: int

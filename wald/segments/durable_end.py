@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from wald.errors import Damaged
 from wald.files.layout import Root
@@ -16,8 +16,7 @@ _SLOW_READS, _PAUSE_SECONDS = 250, 0.001  # … or for as long as the kernel int
 _AHEAD_NS = 60_000_000_000  # more than time synchronisation normally corrects
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(NamedTuple):
     """End of the readable bytes of a log."""
 
     segment: int

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wald.files.layout import Root
 from wald.files.locks import is_held
@@ -70,8 +69,7 @@ def last_end(root: Root) -> str:
     return f"{run} was not stopped: it was killed, or crashed"
 
 
-@dataclass(frozen=True, slots=True)
-class CrashReport:
+class CrashReport(NamedTuple):
     """Run that did not end with a stop."""
 
     epoch: int
