@@ -220,7 +220,7 @@ class _Check:
                 if isinstance(found, SegmentEnd):
                     self._end(found)
                 elif isinstance(found, DamagedBytes):
-                    self.error(found.offset, f"{found.length} bytes are no batch: {found.reason}")
+                    self.error(found.offset, f"{found.length} bytes are not a batch: {found.reason}")
                 else:
                     self._batch(found.offset, found.header, found.route, memoryview(raw.payload(found)))
             if durable is not None:

@@ -42,14 +42,9 @@ class Routes:
             raise _denied(user_id, f"write to {route.name}")
         return route
 
-    def forget(self, name: str | None = None, *, writers: Mapping[str, Collection[int]] | None = None) -> None:
-        """Invalidate one changed route, or all."""
-        if writers is not None:
-            self.writers = writers
-        if name is None:
-            self._entries.clear()
-        else:
-            self._entries.pop(name.encode(), None)
+    def forget(self) -> None:
+        """Invalidate the cache, because a route or the writers changed."""
+        self._entries.clear()
 
     def _read(self, name: bytes) -> tuple[Route, Collection[int] | None]:
         text = name.decode("utf-8", "replace")
@@ -123,7 +118,7 @@ class Commands:
         add_route(self._root, self._disk, name, fifo=fifo, mode=mode, consumers=consumers)
         if has_fifo(self._root, name):
             self._intake.add(name)
-        self._routes.forget(name)
+        self._routes.forget()
 
     def _cut(self, user_id: int) -> bytes:
         if not self._writer.advanced:
@@ -181,7 +176,7 @@ class Commands:
     def _retire_route(self, name: str, user_id: int) -> bytes:
         self._require_retirer(name, user_id, f"retire {name}")
         retire_route(self._root, self._disk, name, now=utc(time.time_ns(), 3))
-        self._routes.forget(name)
+        self._routes.forget()
         self._intake.drop(name)
         return encode_ok(f"retired {name}")
 

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import select
 import socket
-import struct
-import termios
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -25,6 +22,7 @@ from wald.daemon.commands import Routes
 from wald.daemon.committer import CommitRound
 from wald.daemon.connection import RECEIVE_BYTES, Connection, UnfinishedRequests
 from wald.daemon.listening import ConnectionLimits, peer_of
+from wald.daemon.pipes import held_bytes
 from wald.format.protocol import Code, Command, encode_err
 
 _UNSENT_TOTAL_MAX_BYTES = 8 << 20  # of replies; above it the connection that has read nothing for longest is closed
@@ -36,7 +34,6 @@ _DISKLESS = frozenset({"PING", "HEAD", "STAT"})  # run while the disk refuses a 
 _DISK_REFUSES = encode_err(Code.FULL, "disk write failed; see STAT for the cause")
 _SAME_ANSWERS_MAX = 16  # a user's connections that share the answer to a command
 _SENT_AHEAD_BYTES = 16 << 10  # in a socket whose client sends ahead of a large payload
-_UNREAD = struct.Struct("i")
 
 
 @dataclass(slots=True, eq=False)
@@ -69,9 +66,8 @@ class Client:
     @property
     def has_sent_ahead(self) -> bool:
         """True if the rest of the payload has arrived, or as much of a large one as arrives unread."""
-        connection = self.connection
-        (in_socket,) = _UNREAD.unpack(fcntl.ioctl(self.socket, termios.FIONREAD, bytes(_UNREAD.size)))
-        return len(connection.unread) + int(in_socket) >= min(connection.payload_missing, _SENT_AHEAD_BYTES)
+        arrived = len(self.connection.unread) + held_bytes(self.descriptor)
+        return arrived >= min(self.connection.payload_missing, _SENT_AHEAD_BYTES)
 
     def to_json(self) -> dict[str, object]:
         connection = self.connection

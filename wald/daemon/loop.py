@@ -15,7 +15,7 @@ from pathlib import Path
 
 from wald.daemon.backpressure import Backpressure
 from wald.daemon.committer import FULL_SECONDS, NAME_PATIENCE_SECONDS, Arena, CommitRound, Full
-from wald.daemon.startup import Parts, effective_sizes, open_journal, wanted_routes, wants_fifo, writers_of
+from wald.daemon.startup import Parts, effective_sizes, open_journal, wanted_routes, writers_of
 from wald.errors import DiskFailure, NotPermitted, WaldError, wrong_type
 from wald.format.protocol import Code, encode_err
 from wald.settings import Config
@@ -327,8 +327,7 @@ class MainLoop:
 
     def _apply_settings(self, fresh: Config, *, held: bool) -> None:
         root, parts = self._parts.root, self._parts
-        for name, route in () if held else wanted_routes(root, fresh, self._journal):
-            fifo = wants_fifo(root, name, route)
+        for name, route, fifo in () if held else wanted_routes(root, fresh, self._journal):
             parts.commands.make_route(name, fifo=fifo, mode=route.mode, consumers=route.consumers)
         self._config, applied, waiting = self._config.reload(fresh)
         open_journal(self._config.log_format, self._config.log_level)
@@ -337,6 +336,7 @@ class MainLoop:
         if self._quotas.changes(self._config):
             self._committer.cut()  # only complete segments can be counted
             self._quotas.reload(self._config, self._writer.base_sequence)
-        parts.routes.forget(writers=writers_of(self._config))
+        parts.routes.writers = writers_of(self._config)
+        parts.routes.forget()
         parts.record_settings(self._config, sizes)
         self._journal.info("reloaded", applied=sorted(applied), needs_restart=sorted(waiting))

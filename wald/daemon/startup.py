@@ -153,8 +153,7 @@ class Parts:
         self._closers.callback(self.lock.release)
         if stdin is not None:
             add_route(root, disk, stdin.route)
-        for name, route in wanted_routes(root, self.config, self.journal):
-            fifo = wants_fifo(root, name, route)
+        for name, route, fifo in wanted_routes(root, self.config, self.journal):
             add_route(root, disk, name, fifo=fifo, mode=route.mode, consumers=route.consumers)
         for mark in moved_marks(root):
             self.journal.warning("mark of a moved route", path=str(mark.path), what=mark.message, hint=mark.hint)
@@ -337,17 +336,13 @@ def describe_settings(config: Config, sizes: Sizes) -> dict[str, dict[str, str]]
     return found
 
 
-def wanted_routes(root: Root, config: Config, journal: FilteringBoundLogger) -> Iterator[tuple[str, RouteConfig]]:
+def wanted_routes(root: Root, config: Config, journal: FilteringBoundLogger) -> Iterator[tuple[str, RouteConfig, bool]]:
+    """Yield the configured routes that are not retired; True for one with a FIFO, which must admit only writers."""
     for name, route in config.routes.items():
         if root.retired(name).exists():
             journal.warning("route is retired", route=name, hint=hint_for("route-retired", root=root.path, route=name))
         else:
-            yield name, route
-
-
-def wants_fifo(root: Root, name: str, route: RouteConfig) -> bool:
-    """Return True for a configured FIFO, or an existing one that must admit only the route's writers."""
-    return route.fifo or (bool(route.writers) and has_fifo(root, name))
+            yield name, route, route.fifo or (bool(route.writers) and has_fifo(root, name))
 
 
 def writers_of(config: Config) -> dict[str, frozenset[int]]:

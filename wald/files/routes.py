@@ -113,7 +113,7 @@ def fifo_problems(root: Root) -> Iterator[tuple[Path, str]]:
         if not has_fifo(root, route):
             if os.path.lexists(path):
                 adding = command_line(root.path, f"route add {route} --fifo")
-                yield path, f"{path}: not a FIFO; what is written to it is not read: {adding}"
+                yield path, f"{path}: not a FIFO; data written to it is not read: {adding}"
             continue
         status = os.stat(path)
         first = seen.setdefault((status.st_dev, status.st_ino), path)
