@@ -1,7 +1,7 @@
 """New segments written from the intact batches of a damaged one: one for each contiguous range of sequences.
 
 If every batch is intact, the new segment has the old raw bytes and digest. Otherwise batches move, and each new segment
-starts with a control batch: the state of the log at its beginning.
+starts with a control batch.
 """
 
 from __future__ import annotations

@@ -206,16 +206,13 @@ class LogSurvey:
         self._listing = self._listing.including(self._unlisted(list_segments(root)))
         segments = sorted(map(self._segment, range(len(self._listing.segments))), key=lambda each: each.base)
         ends = [last for each in segments for _, last in each.spans]
-        # The last sequence known to be assigned.
+        # known to be assigned
         self.last = max([*ends, self.head.sequence if self.head else 0, self.history.last_sealed()])
         self.segments = [self._before_a_hole(each, segments[number:]) for number, each in enumerate(segments, start=1)]
-        self.leftovers = list(self._leftovers())
-
-    def _leftovers(self) -> Iterator[Path]:
-        root = Root(self.root.path)  # the ledgers of a dry run are elsewhere
-        for directory in (root.segments, root.quarantine, root.recovery):
-            yield from sorted(directory.glob(f"*{TEMPORARY}"))
-        yield from leftovers(root, Disk())
+        directories = (root.segments, root.quarantine, root.recovery)
+        unfinished = [path for each in directories for path in sorted(each.glob(f"*{TEMPORARY}"))]
+        # The ledgers of a dry run are elsewhere.
+        self.leftovers = [*unfinished, *leftovers(Root(root.path), Disk())]
 
     def _check(self, target: SegmentToCheck) -> Checked:
         found = self._checked[target.segment.path] = check(target)

@@ -63,7 +63,7 @@ class Header(Enum):
 class Content(Enum):
     """Contents of the segment's good batches."""
 
-    NOTHING = "nothing"  # not even the control batch, which was durable before the segment was named
+    NOTHING = "nothing"  # not even the control batch
     CONTROL = "control"  # only the control batch
     PIECES = "pieces"  # of a record that began earlier; no sequence is used
     RECORDS = "records"
@@ -113,7 +113,7 @@ class Report:
     info: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    pid: int = 0  # and host, started: as in the lock file, which some readers cannot open
+    pid: int = 0  # and host, started: as in the lock file
     host: str = ""
     started: str = ""
     software: str = ""
@@ -191,7 +191,7 @@ class _Recovery:
         head, root = self._head, self._root
         if self._newest or self._listing.released or head is None or not head.sequence:
             return
-        # by a later start than that of the head, which was then killed
+        # A later start may have moved the segment away, and was then killed.
         name = segment_name(head.segment, Kind.RAW)
         found = chain.from_iterable(each.glob(f"{name}.*") for each in (root.quarantine, root.segments))
         epochs = (path.name.removeprefix(f"{name}.") for path in found)
@@ -243,7 +243,7 @@ class _Recovery:
             return state_after(self._older, self._log_id, report.errors), None
         if facts.tail.garbage_bytes:
             self._keep_aside(path, facts.tail)
-        # Sync even without a torn end: good batches may not be synced yet, and readers see them after this start.
+        # Even without a torn end, good batches may not be synced yet, and readers see them after this start.
         descriptor = self._disk.open(path)
         try:
             self._disk.truncate(descriptor, max(end, FIRST_BATCH))
@@ -334,10 +334,9 @@ class _Recovery:
     def _examine(self, newest: Segment, durable_bytes: int) -> _Facts:
         """Scan the newest segment, which is raw and durable up to ``durable_bytes``; 0 if the head is elsewhere.
 
-        A power cut can leave a gap in the last commit round. The first batch of a round is flagged if everything before
-        it was synced before it was written. So a gap after the durable end is damage if a flagged batch follows;
-        otherwise it is an unfinished write, and only batches before it count. Append times do not show that: several
-        rounds share one after a clock step.
+        A power cut can leave a gap in the last commit round. The first batch of a round is flagged if all before it was
+        synced first. So a gap after the durable end is damage if a flagged batch follows; otherwise it is an unfinished
+        write, and only batches before it count. Append times cannot tell: rounds may share one.
         """
         facts, gap = self._scan(newest, durable_bytes)
         if gap is None:

@@ -74,7 +74,7 @@ class CrashReport(NamedTuple):
 
     epoch: int
     how: str
-    found_ns: int | None  # when the next start found it; None before that, while the loss is unknown
+    found_ns: int | None  # by the next start; None before it
     lost: tuple[str, ...]  # durable data, which only a failing disk or machine can lose
     cut_bytes: int  # of an unfinished write
 

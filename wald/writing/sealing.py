@@ -59,7 +59,7 @@ def seal(
     now: Callable[[], int],
     moment: Callable[[], Moment] = uptime.now,
 ) -> Compressed:
-    """Replace a raw segment by its sealed form. Repeatable after a failure or crash, which keeps the raw file.
+    """Replace a raw segment by its sealed form.
 
     ``reserve`` allocates the largest possible sealed form first; on a tmpfs, this takes as long as writing it.
     """

@@ -80,7 +80,7 @@ def _sequences(root: Root, log_id: bytes) -> Iterator[tuple[Path, int, bool]]:
 
 
 def _read_by_workers(journal: Path, log_id: bytes) -> int:
-    """Return the last sequence a work group has read; 0 if the journal is missing, damaged or of another log."""
+    """Return the last sequence a work group has read; 0 without a usable journal of this log."""
     try:
         with open_file(journal) as file:
             start, _ = decode_work(file.readline(_START_MAX_BYTES))
@@ -133,7 +133,7 @@ def given_up(root: Root, first: int, last: int) -> bool:
 
 
 def _highest(path: Path, number: re.Pattern[bytes], *events: str) -> int:
-    """Return the highest ``number`` in an intact line of a ledger, and decode few lines to find it."""
+    """Return the highest ``number`` in an intact line of a ledger, decoding few lines."""
     highest = highest_in_parts(path, *events)
     try:
         data = read_regular(path)

@@ -265,7 +265,7 @@ class Writer:
         self.epoch = epoch
         self.segment_max_bytes = segment_max_bytes
         self._first_position = 0
-        self._control_end = 0  # 0 for a segment that began with the pieces of another, so it has more
+        self._control_end = 0  # 0 if the segment began with the pieces of another
         self._truncated = False  # by another program, once noticed
         self.sync_commits = sync_commits
         self.unsynced = False
@@ -527,7 +527,7 @@ class Writer:
     def leave(self, *, now_ns: int) -> None:
         """Continue in a new segment after another program truncated the active one, which stays; may be retried.
 
-        If pieces may be lost, one sequence is skipped, so readers find a gap and do not join the remaining pieces.
+        If pieces may be lost, skip one sequence, so that readers do not join the remaining pieces.
         """
         if not self._truncated:
             self._truncated = True  # the file regains its length before the next one is named
