@@ -2,7 +2,7 @@
 
 A segment is checked against the state at the end of the previous one. To check segments in parallel, that state may be
 :data:`NOTHING`, as for the first segment: :meth:`Checked.following` then returns the result for the actual state, or
-None if the segment must be checked again, which only damage can cause. :class:`Opening` collects the facts for that.
+None if the segment must be checked again, which only damage can cause.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class Opening:
             self.time_ns = header.append_time_ns
         if header.is_dropped and dropped is None:
             self.lost = True
-        elif header.is_dropped and not self.dropped:
-            self.dropped = {route: last for route, last in (dropped or {}).items() if route not in self.continues}
+        elif dropped is not None and header.is_dropped and not self.dropped:
+            self.dropped = {route: last for route, last in dropped.items() if route not in self.continues}
         if not header.is_control:
             self.continues.setdefault(route, header.continues_sequence)
 

@@ -308,10 +308,7 @@ class Verification:
                 elif cursor.state is not CursorState.ABSENT:
                     yield Finding.of(Level.ERROR, cursor.path, f"{cursor.message}; it counts as 0")
         for pin in handover_pins(self._root, log_id):
-            if pin.problem:
-                yield Finding.of(Level.ERROR, pin.path, pin.message)
-            else:
-                yield Finding(Level.INFO, pin.path, 0, pin.message)
+            yield Finding.of(Level.ERROR if pin.problem else Level.INFO, pin.path, pin.message)
 
     def _last(self) -> int:
         head = self._head

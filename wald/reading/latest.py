@@ -22,10 +22,8 @@ from wald.segments.reader import OpenSegment, SealedSegment
 from wald.segments.seek import end_of
 from wald.segments.view import View
 
-Run = tuple[int, int]
-"""First of consecutive records of a route, and their number."""
-Found = Callable[[Batch], Iterable[Record]]
-"""Matching records of a batch."""
+Run = tuple[int, int]  # first of consecutive records of a route, and their number
+Found = Callable[[Batch], Iterable[Record]]  # matching records of a batch
 
 _WINDOW = 1024  # records, initially
 _WIDER = 8

@@ -386,22 +386,20 @@ class _Reading:
             self._assembler.drop()
             self._report(error)
             return
-        if losses:  # these records were never in this log
-            for loss in losses:
-                self._report_gone([loss.begun_extent], first, last, loss.reason)
+        for loss in losses:  # these records were never in this log
+            self._report_gone([loss.begun_extent], first, last, loss.reason)
+        if losses:
             return
         torn = self._assembler.drop(routes)
         if torn and routes is None:
             self._report_unexplained(first, dropped.last, [], torn)
         elif torn:
             self._report_gone([_as_reclaimed(each) for each in torn], first, last, "")
-        if first > last:
-            return
         everything = selection.routes is None and not selection.floors
+        if first > last or (dropped.segment == self._dropped_of and not everything):
+            return
         if everything:
             held = [RouteEntry("", last - first + 1, first, last)]
-        elif dropped.segment == self._dropped_of:
-            return
         else:
             self._dropped_of, last = dropped.segment, selection.last
             held = [each for each in routes or () if selection.routes is None or each.route in selection.routes]
