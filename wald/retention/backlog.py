@@ -1,7 +1,6 @@
 """Segments of a log, the groups that need them, and the growth of the log.
 
-Reads every sealed index, decompresses only segments with a damaged one, and reads raw segments to their end. Memory
-does not grow with the number of segments.
+Reads every sealed index, and raw segments to their end. Memory does not grow with the number of segments.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Pin(NamedTuple):
     group: str
     at: int
     needs: int
-    message: str = ""  # the problem with its cursor; "" if the cursor is valid but behind
+    message: str = ""  # problem with its cursor; "" if that is only behind
 
 
 class Holders(NamedTuple):
@@ -188,7 +188,7 @@ def read_cursor_snapshot(root: Root, *, log_id: bytes) -> CursorSnapshot:
     cursors: dict[str, tuple[Cursor, ...]] = {}
     retired = set()
     for route in root.route_names():
-        if os.path.exists(root.retired(route)):  # False without permission, so the route does not count as retired
+        if os.path.exists(root.retired(route)):  # False without permission: then it is not retired
             retired.add(route)
         try:
             found = read_cursors(root, route, log_id=log_id, head_sequence=head_sequence)

@@ -202,10 +202,7 @@ def remove_cursor(root: Root, route: str, group: str, *, disk: Disk) -> Path:
 
 
 def new_group_warning(root: Root, route: str, group: str, *, with_workers: bool = False) -> str:
-    """Return a warning, with a hint, about a group without a cursor on a route, or "".
-
-    Unread records of a misspelt group are retained for ever. The default group is expected unless others exist.
-    """
+    """Return a warning about a group without a cursor, or "": records of a misspelt one are retained for ever."""
     others = root.groups(route)
     if check_group(group) in others or (group == DEFAULT_GROUP and not others):
         return ""

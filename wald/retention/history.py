@@ -161,7 +161,6 @@ class History:
         return next(_entries(self._segments, "skipped", sequence, sequence), None)
 
     def version(self) -> tuple[int, ...]:
-        """Return a value that changes with each line."""
         return self._segments.mark()
 
     def shrinks(self, base: int) -> Iterator[Entry]:

@@ -188,7 +188,7 @@ def progress(view: View) -> list[Progress]:
 
 
 def last_sequences(view: View) -> dict[str, int | None]:
-    """Return the last sequence of each route, from the newest segment, which begins with the state at its start.
+    """Return each route's last sequence, from the newest segment, which begins with the state at its start.
 
     After damage, it is None until a later record of the route.
     """
