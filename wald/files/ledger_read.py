@@ -96,7 +96,7 @@ def read_index(part: PartName) -> PartIndex:
 
 
 def frames_of(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield each frame's stored length and lines, without the index."""
+    """Yield each frame's stored length and lines."""
     stored, offset, lines = read_regular(path), 0, 0
     while offset < len(stored):
         try:
@@ -442,12 +442,19 @@ def read_files(path: Path) -> Iterator[tuple[Path, DecodedLedger]]:
 
 def decode_part(part: PartName, tip: str | None) -> DecodedLedger:
     """Decode every readable line; ``tip`` is the digest of the line before, None if unknown."""
+    entries: list[Entry] = []
+    broken: list[tuple[int, str]] = []
     try:
         index = stored_index(part)
     except BadPart as error:
-        return _decode_without_index(part, tip, str(error))
-    entries: list[Entry] = []
-    broken: list[tuple[int, str]] = []
+        data, broken = b"", [(0, f"its index is damaged: {error}")]
+        try:
+            for _, lines in frames_of(part.path):
+                data += lines
+        except Damaged as damage:
+            broken.append((data.count(b"\n") + 1, damage.message.partition(": line ")[2].partition(": ")[2]))
+        decoded = decode_ledger(data, tip)
+        return replace(decoded, broken=broken + decoded.broken)
     for block in _blocks(part, index):
         line = block.line_of_file
         try:
@@ -462,17 +469,6 @@ def decode_part(part: PartName, tip: str | None) -> DecodedLedger:
     if tip not in (None, index.tip):
         broken.append((index.lines + 1, "does not follow the line before it"))
     return DecodedLedger(entries, sum(frame.raw_bytes for frame in index.frames), broken, index.tip)
-
-
-def _decode_without_index(part: PartName, tip: str | None, reason: str) -> DecodedLedger:
-    data, broken = b"", [(0, f"its index is damaged: {reason}")]
-    try:
-        for _, content in frames_of(part.path):
-            data += content
-    except Damaged as error:
-        broken.append((data.count(b"\n") + 1, error.message.partition(": line ")[2].partition(": ")[2]))
-    decoded = decode_ledger(data, tip)
-    return replace(decoded, broken=[*broken, *decoded.broken])
 
 
 def highest_in_parts(path: Path, *events: str) -> int:

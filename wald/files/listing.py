@@ -49,8 +49,7 @@ class Listing:
     changed_ns: tuple[int, ...] | None = field(default=None, compare=False)
 
     def with_released(self) -> Listing:
-        found = self.by_base()
-        return replace(self, segments=tuple(found[base] for base in sorted(found)))
+        return replace(self, segments=tuple(sorted(self.by_base().values(), key=_base)))
 
     def including(self, segments: Iterable[Segment]) -> Listing:
         return replace(self, segments=tuple(sorted((*self.segments, *segments), key=_base)), changed_ns=None)
@@ -133,7 +132,7 @@ def _scan(root: Root) -> Listing:
             found = released if name.kind.reclaimed else best
             if name.base_sequence not in found or name.kind is Kind.SEALED:
                 found[name.base_sequence] = Segment(name.base_sequence, name.kind, Path(entry.path))
-    return Listing(tuple(best[base] for base in sorted(best)), tuple(released[base] for base in sorted(released)))
+    return Listing(tuple(sorted(best.values(), key=_base)), tuple(sorted(released.values(), key=_base)))
 
 
 def _confirms(listing: Listing, before: Listing) -> bool:

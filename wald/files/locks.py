@@ -99,29 +99,22 @@ def holders(path: Path) -> list[int]:
 
 
 def sharers(paths: Iterable[Path]) -> dict[Path, list[int]]:
-    """Return the processes that share the descriptor that locked each file."""
+    """Return the processes that share the descriptor that locked each file, by proc_pid_fdinfo(5)."""
     found: dict[Path, list[int]] = {}
     by_key = {}
     for path in paths:
         with suppress(OSError):
             by_key[_lock_key(path)] = path
     for process in (int(name) for name in os.listdir("/proc") if name.isdecimal()) if by_key else ():
-        for line in _locks_of(process):
-            for key, path in by_key.items():
-                if key in line:
-                    found.setdefault(path, []).append(process)
+        lines: set[str] = set()
+        with suppress(OSError):
+            for name in os.listdir(f"/proc/{process}/fdinfo"):
+                with suppress(OSError), open(f"/proc/{process}/fdinfo/{name}") as file:  # closed by now
+                    lines.update(line for line in file if line.startswith("lock:"))
+        for key, path in by_key.items():
+            if any(key in line for line in lines):
+                found.setdefault(path, []).append(process)
     return found
-
-
-def _locks_of(process: int) -> set[str]:
-    """Return the lines about locks in proc_pid_fdinfo(5)."""
-    lines: set[str] = set()
-    directory = f"/proc/{process}/fdinfo"
-    with suppress(OSError):
-        for name in os.listdir(directory):
-            with suppress(OSError), open(f"{directory}/{name}") as file:  # closed by now
-                lines.update(line for line in file if line.startswith("lock:"))
-    return lines
 
 
 def _kernel_locks(path: Path) -> list[str]:

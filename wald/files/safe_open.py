@@ -26,7 +26,6 @@ _IS_LINK_OR_SOCKET = (errno.ELOOP, errno.ENXIO)
 _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH = 0x100, 0x1000
 _TYPE_AND_INO = 0x1 | 0x100
 _FIELDS = Struct("=28xHxxQ96xII112x")  # of struct statx: mode, inode, device major and minor
-_NOTHING = (0,) * 4
 _early_calls = iter(range(16))  # by stat(2) instead: importing ctypes takes a twentieth of a short command
 
 
@@ -55,7 +54,7 @@ class _StatxCall:
         try:  # some containers forbid statx(2)
             status = os.stat(path or directory, follow_symlinks=not path)
         except OSError:
-            return _NOTHING
+            return (0,) * 4
         return status.st_mode, status.st_ino, os.major(status.st_dev), os.minor(status.st_dev)
 
     def _prepared(self) -> Callable[[], int]:
