@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 _BINARY_UNITS = {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": KIB}
@@ -16,8 +15,7 @@ _OS_GROUPS_END = (1 << 32) - 1
 _quoted = '"{}"'.format
 
 
-@dataclass(frozen=True, slots=True)
-class SettingType:
+class SettingType(NamedTuple):
     """One kind of value."""
 
     bounds: str  # as text
