@@ -252,7 +252,7 @@ def parse_batch(data: bytes | memoryview, offset: int, seed: int) -> Parsed:
 
 
 def parse_header(opening: bytes | memoryview, left_bytes: int, seed: int) -> Parsed:
-    """Parse ``opening``, the first 64 of ``left_bytes`` (fewer at the end); WHOLE does not cover body and trailer."""
+    """Parse ``opening``, the first 64 of ``left_bytes``; WHOLE does not cover body and trailer."""
     header = decode_header(opening, 0, seed)
     if header is None:
         if opening == _ZEROS[: len(opening)]:

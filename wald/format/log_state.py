@@ -141,7 +141,7 @@ class Producers:
 
 @dataclass(slots=True)
 class LogState:
-    """State accumulated from the batches of a log; a segment begins with the state at the end of the previous one."""
+    """State accumulated from the batches of a log."""
 
     next_sequence: int = 1
     append_time_ns: int = 0  # never decreases

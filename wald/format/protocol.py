@@ -1,7 +1,6 @@
 """The text protocol of the socket (docs/protocol.md): requests and replies are lines, payloads are raw bytes.
 
-After an ERR the connection stays open if the length of the payload is known. A request with ``pid`` and ``pseq`` may be
-retried, even over another connection. Producer ids are per user.
+After an ERR the connection stays open if the length of the payload is known. Producer ids are per user.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 A columns payload is laid out like Apache Arrow arrays (docs/format.md, "Columns"), so readers wrap the buffers instead
 of walking the records.
-
-The header ``wald.not-before`` is the time before which no work group delivers a record; other readers ignore it.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from wald.format.batch import padded
 PREFIX = struct.Struct("<II")
 assert PREFIX.size == 8
 _CHECKED_AT_ONCE = 1 << 14
-NOT_BEFORE = "wald.not-before"
+NOT_BEFORE = "wald.not-before"  # a header: the time before which no work group delivers the record
 _LIMIT_NS = 1 << 63
 _EARLIEST_NS = 10**18
 
@@ -44,7 +42,7 @@ class Record(NamedTuple):
         terminated: False for a last line without a newline.
     """
 
-    # A tuple takes a seventh of the time that a frozen dataclass takes to create.
+    # A tuple is created seven times as fast as a frozen dataclass.
     route: str
     sequence: int
     value: bytes
