@@ -15,7 +15,7 @@ from sample_segments import LOG_ID, TIME_NS, segment
 from wald.files.listing import Segment
 from wald.format.names import Kind, segment_name
 from wald.format.segment import SPARSE_INTERVAL_BYTES, SegmentHeader, SparseIndex
-from wald.segments.index_builder import SparseIndexWriter, read_index
+from wald.segments.index_builder import SparseIndexWriter, find_index
 from wald.segments.raw_scan import RawFile, ScannedBatch
 from wald.segments.reader import RawSegment
 
@@ -51,8 +51,7 @@ def index(raw: Path) -> Path:
 
 def test_entries_are_at_least_an_interval_apart(raw: Path, index: Path) -> None:
     """So the index of a segment of any size stays small, and a seek scans little."""
-    read = read_index(index, LOG_ID, 7)
-    assert read is not None
+    read = find_index(index.parent, LOG_ID, 7)
     positions = [position for _, position, _ in read.entries]
     assert len(positions) > 5
     largest = max(batch.header.total_bytes for batch in scanned(raw))
@@ -61,8 +60,7 @@ def test_entries_are_at_least_an_interval_apart(raw: Path, index: Path) -> None:
 
 
 def test_every_record_is_found_at_or_behind_the_place_the_index_names(raw: Path, index: Path) -> None:
-    read = read_index(index, LOG_ID, 7)
-    assert read is not None
+    read = find_index(index.parent, LOG_ID, 7)
     places = {64, *(position for _, position, _ in read.entries)}
     with closing(RawSegment(Segment(7, Kind.RAW, raw), LOG_ID)) as opened:
         for batch in scanned(raw):
@@ -95,7 +93,7 @@ def test_an_index_that_cannot_be_written_stops_nobody(path: str) -> None:
 
 def test_nothing_is_written_behind_half_an_entry(tmp_path: Path) -> None:
     """A file size limit makes the kernel write a part, as a full disk does; then there is room again."""
-    path = tmp_path / "short.idx"
+    path = tmp_path / segment_name(7, Kind.INDEX)
     writer = SparseIndexWriter(path, HEADER)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64 + 32 + 10, hard))
@@ -107,31 +105,32 @@ def test_nothing_is_written_behind_half_an_entry(tmp_path: Path) -> None:
     writer.add(10, 3 << 20, TIME_NS)
     writer.close()
     assert path.stat().st_size == 64 + 32 + 10
-    assert read_index(path, LOG_ID, 7) == SparseIndex([(8, 1 << 20, TIME_NS)], HEADER.salt)
+    assert find_index(path.parent, LOG_ID, 7) == SparseIndex([(8, 1 << 20, TIME_NS)], HEADER.salt)
 
 
 def test_an_old_index_of_that_name_is_emptied(index: Path) -> None:
     SparseIndexWriter(index, HEADER).close()
-    assert read_index(index, LOG_ID, 7) == SparseIndex(salt=HEADER.salt)
+    assert find_index(index.parent, LOG_ID, 7) == SparseIndex(salt=HEADER.salt)
 
 
 def test_a_truncated_index_is_a_shorter_one(index: Path) -> None:
     """It is not synced: after a power cut any part of it may be missing."""
-    whole = read_index(index, LOG_ID, 7)
-    assert whole is not None
+    whole = find_index(index.parent, LOG_ID, 7)
     for cut in every_truncation(index.read_bytes()):
         index.write_bytes(cut)
-        read = read_index(index, LOG_ID, 7)
-        assert read is None if len(cut) < 64 else read is not None
-        if read is not None:
-            entries = (len(cut) - 64) // 32
-            assert read.entries == whole.entries[:entries]
+        read = find_index(index.parent, LOG_ID, 7)
+        assert read.salt == (None if len(cut) < 64 else HEADER.salt)
+        entries = max(0, len(cut) - 64) // 32
+        assert read.entries == whole.entries[:entries]
 
 
-def test_no_index_and_that_of_another_segment_are_none(tmp_path: Path, index: Path) -> None:
-    assert read_index(tmp_path / "absent.idx", LOG_ID, 7) is None
-    assert read_index(tmp_path, LOG_ID, 7) is None
-    assert read_index(index, bytes(16), 7) is None
-    assert read_index(index, LOG_ID, 8) is None
+def test_no_index_and_that_of_another_segment_are_none(index: Path) -> None:
+    assert find_index(index.parent, LOG_ID, 8) == SparseIndex()
+    assert find_index(index.parent, bytes(16), 7) == SparseIndex()
+    index.rename(index.with_name(segment_name(8, Kind.INDEX)))
+    assert find_index(index.parent, LOG_ID, 8) == SparseIndex()
     index.write_bytes(b"\0" * 4096)
-    assert read_index(index, LOG_ID, 7) is None
+    assert find_index(index.parent, LOG_ID, 7) == SparseIndex()
+    index.unlink()
+    index.mkdir()
+    assert find_index(index.parent, LOG_ID, 7) == SparseIndex()

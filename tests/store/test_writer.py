@@ -21,7 +21,7 @@ from wald.format.batch import HEADER, TRAILER, Flag, checksum_body
 from wald.format.log_state import DedupEntry, decode_state
 from wald.format.names import Kind
 from wald.format.segment import SEGMENT_HEADER
-from wald.segments.index_builder import read_index
+from wald.segments.index_builder import find_index
 from wald.segments.raw_scan import RawFile
 from wald.writing.writer import Draft, Route
 
@@ -336,8 +336,7 @@ def test_index_entries_land_on_batches(tmp_path: Path) -> None:
         built.lines("web", [b"%d" % number * 2000] * 3)
         built.piece("long", b"x" * 500, begins=number == 0, ends=False)
     path = built.path(1, Kind.RAW)
-    index = read_index(built.path(1, Kind.INDEX), built.log_id, 1)
-    assert index is not None
+    index = find_index(built.root.segments, built.log_id, 1)
     assert len(index.entries) > 5
     places = {batch.offset: batch.header for batch in batches(path, limit=built.writer.position)}
     for sequence, position, time_ns in index.entries:

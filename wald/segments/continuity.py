@@ -1,8 +1,7 @@
 """Detection of a replaced or rolled-back log at a path.
 
-If another log, or an older copy, is moved to the path, positions in memory mean nothing, even if id, epoch and head
-look right. So each start of the daemon writes a random ``life`` and its first sequence, which no process can have seen
-before, into ``recovery/<epoch>.json``.
+After another log, or an older copy, is moved to the path, positions in memory mean nothing, even if id, epoch and head
+look right. So each start writes a random ``life`` and its first sequence into ``recovery/<epoch>.json``.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _Mark = tuple[int, int, int] | None
 
 
 class Seen(NamedTuple):
-    """Last record and end of the bytes read, with epoch and life; 0 and "" if unknown."""
+    """Last record and end of the bytes read; epoch and life are 0 and "" if unknown."""
 
     sequence: int
     epoch: int
@@ -42,7 +41,7 @@ def seen_at(root: Root, head: Head) -> Seen:
 
 
 class Continuity:
-    """A log as this process, or an earlier one that left ``seen``, has seen it; threads may share it."""
+    """A log as seen by this process, or by one that left ``seen``; threads may share it."""
 
     def __init__(self, root: Root, log_id: bytes, seen: Seen | None = None, *, hint: str = "") -> None:
         self._root = root
@@ -57,10 +56,7 @@ class Continuity:
         self.check(readable_head(self._root))
 
     def check(self, head: Head | None) -> None:
-        """Compare the log with earlier observations, and remember ``head``, just read.
-
-        Raise Gone without a log; Replaced, now and later, for another log or an older copy.
-        """
+        """Compare the log with what was seen, and remember ``head``; raise Gone, or Replaced, now and later."""
         with self._lock:
             if self._replaced is None:
                 try:
@@ -142,7 +138,7 @@ def _life(report: Mapping[str, Any] | None) -> str:
 
 
 def _begins_before(report: Mapping[str, Any], seen: Seen, root: Root) -> bool:
-    """Return True if a start found fewer records, or pieces of records, than ``seen``."""
+    """True if a start found fewer records, or pieces of them, than ``seen``."""
     begins, scanned = report.get("next_sequence"), report.get("scanned_bytes")
     if isinstance(begins, int) and begins <= seen.sequence:
         return True
@@ -154,7 +150,7 @@ def _begins_before(report: Mapping[str, Any], seen: Seen, root: Root) -> bool:
 
 
 def _is_repaired(root: Root, seen: Seen) -> bool:
-    """Return True if a repair has since rewritten, and perhaps shortened, the segment of ``seen``."""
+    """True if a repair has since rewritten, and perhaps shortened, the segment."""
     from wald.files.ledger_read import Lines
 
     with suppress(Damaged):

@@ -33,7 +33,7 @@ EVERYTHING = Bound(1 << 63, 1 << 63, None)  # if all segments are complete
 
 
 def read_head(root: Root) -> Head | None:
-    """Return the durable head, None if its file is missing or empty; raise Damaged if it is unreadable."""
+    """Return the durable head, None without one; raise Damaged if it is unreadable."""
     try:
         descriptor = open_regular(root.head)
     except FileNotFoundError:
@@ -60,7 +60,7 @@ def readable_head(root: Root) -> Head | None:
 
 
 def seconds_ahead(append_time_ns: int, now_ns: int) -> float:
-    """Return how far append times are ahead of the clock; 0.0 if a normal clock correction explains it."""
+    """Return how far append times are ahead of the clock; 0.0 up to a normal correction."""
     ahead_ns = append_time_ns - now_ns
     return ahead_ns / 1e9 if ahead_ns > _AHEAD_NS else 0.0
 

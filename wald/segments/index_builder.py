@@ -1,7 +1,7 @@
 """Index of a segment, built from its batches, and sparse index files.
 
-A sparse index saves a reader from scanning a raw segment from its start. It is only a hint, and not synced: it may be
-missing, short, stale, damaged, or ahead of the durable end of the log.
+A sparse index saves scanning a raw segment from its start. It is only a hint, and not synced: it may be missing, short,
+stale, damaged, or ahead of the durable end.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class SegmentIndexBuilder:
         self._tallies: dict[bytes, _Tally] = {}
 
     def add_window(self, window: bytes, origin: int, salt: int) -> int:
-        """Add the whole batches at the start of ``window``, several times as fast as a scan; return their end."""
+        """Add the whole batches at the start of ``window``, faster than a scan; return their end."""
         begin = end = 0 if origin else FIRST_BATCH
         for at, next_at, fields in whole_batches(window, begin, position=origin, salt=salt):
             _, _, _, payload_bytes, base, time_ns, _, number, count, _, encoding, flags, name, peer = fields
@@ -132,24 +132,13 @@ class SegmentIndexBuilder:
     def index(
         self, header: SegmentHeader, raw_bytes: int, damage: list[tuple[int, int]], *, sha256: bytes = b""
     ) -> SealedIndex:
-        """Return an index; one with the batches in one frame if no frame was ended."""
+        """Return an index; all batches are in one frame if none was ended."""
         stored = {} if self.frames else {"batches": compress_section(self.table.columns())}
+        frames = FrameTable.from_frames(self.frames or [self.end_frame(raw_bytes=raw_bytes)])
         dropped = list(self.dropped)
-        return SealedIndex(
-            log_id=header.log_id,
-            base_sequence=header.base_sequence,
-            next_sequence=self.next_sequence,
-            raw_bytes=raw_bytes,
-            epoch=header.epoch,
-            salt=header.salt,
-            frames=FrameTable.from_frames(self.frames or [self.end_frame(raw_bytes=raw_bytes)]),
-            routes=self.routes(),
-            sha256=sha256,
-            damage=damage,
-            shrunk=Shrunk(b"", 0, dropped, []) if dropped else None,  # only the ledger knows their routes
-            writer=header.writer,
-            stored=stored,
-        )
+        shrunk = Shrunk(b"", 0, dropped, []) if dropped else None  # only the ledger knows their routes
+        span = header.log_id, header.base_sequence, self.next_sequence, raw_bytes, header.epoch, header.salt
+        return SealedIndex(*span, frames, self.routes(), sha256, damage, shrunk, header.writer, stored)
 
     def _drop(self, base: int, count: int, time_ns: int) -> None:
         if not self._dropped_ns:
@@ -240,9 +229,13 @@ def _is_another_file(path: Path) -> bool:
 
 
 def find_index(directory: Path, log_id: bytes | None, base_sequence: int) -> SparseIndex:
-    """Return a sparse index (of any log if ``log_id`` is None), or only the salt."""
-    path = directory / segment_name(base_sequence, Kind.INDEX)
-    return read_index(path, log_id, base_sequence) or SparseIndex(salt=salt_recorded_after(directory, base_sequence))
+    """Return a sparse index (``log_id`` None: of any log), or only the salt."""
+    with suppress(OSError, Damaged):
+        data = read_regular(directory / segment_name(base_sequence, Kind.INDEX))
+        index = decode_sparse_index(data, log_id=log_id, base_sequence=base_sequence)
+        if index is not None:
+            return index
+    return SparseIndex(salt=salt_recorded_after(directory, base_sequence))
 
 
 def next_base(directory: Path, base_sequence: int) -> int | None:
@@ -253,7 +246,7 @@ def next_base(directory: Path, base_sequence: int) -> int | None:
 
 
 def salt_recorded_after(directory: Path, base_sequence: int) -> int | None:
-    """Return the salt that the cut copied to the next segment, in case the header's sector is lost."""
+    """Return the salt that the cut copied to the next segment, in case the header is lost."""
     following = None
     with suppress(OSError):
         following = next_base(directory, base_sequence)
@@ -279,11 +272,3 @@ def _previous_salt(read: Callable[[int], bytes]) -> int | None:
         return None
     previous = decode_previous(payload)
     return None if previous is None else previous.salt
-
-
-def read_index(path: Path, log_id: bytes | None, base_sequence: int) -> SparseIndex | None:
-    try:
-        data = read_regular(path)
-    except (OSError, Damaged):
-        return None
-    return decode_sparse_index(data, log_id=log_id, base_sequence=base_sequence)

@@ -1,11 +1,10 @@
 """Scan of a raw segment in constant memory, and resynchronisation after damage.
 
-A scan checksums each byte of a batch once, however much damage there is.
+A scan checksums each byte once, however much damage there is.
 
-A payload may contain whole batches with valid checksums, because any reader of the segment can learn its salt. So
-:class:`Resync` starts at an anchor (from the sparse index, the head, or the end of the data) and follows the trailers
-backwards to the damage. If trailers are damaged, too, it accepts only a chain of headers that ends exactly where the
-trailers led.
+A payload may contain whole batches with valid checksums, because any reader can learn the salt. So :class:`Resync`
+follows the trailers backwards from an anchor (from the sparse index, the head, or the end of the data) to the damage.
+Past damaged trailers, it accepts only a chain of headers that ends exactly where the trailers led.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class DamagedBytes:
 
 @dataclass(frozen=True, slots=True)
 class SegmentEnd:
-    """The end of the whole batches; ``garbage_bytes`` up to the last one that is not zero follow it."""
+    """The end of the whole batches; ``garbage_bytes``, of which the last is not zero, follow it."""
 
     offset: int
     outcome: ParseOutcome
@@ -84,19 +83,17 @@ class SegmentEnd:
     garbage_bytes: int
 
 
-class RawFile:
-    """Bytes and batches of an open raw segment up to ``limit``; the caller owns the descriptor.
+FindIndex = Callable[[], SparseIndex | None]
 
-    Only damage needs ``index`` and ``durable``, the end of a batch according to the head (0 if unknown).
+
+class RawFile:
+    """An open raw segment up to ``limit``; the caller owns the descriptor.
+
+    Only damage needs ``index`` and ``durable``, the head's position (0 if unknown).
     """
 
     def __init__(
-        self,
-        descriptor: int,
-        *,
-        limit: int | None = None,
-        durable: int = 0,
-        index: Callable[[], SparseIndex | None] = lambda: None,
+        self, descriptor: int, *, limit: int | None = None, durable: int = 0, index: FindIndex = lambda: None
     ) -> None:
         self._descriptor = descriptor
         file_bytes = os.fstat(descriptor).st_size
@@ -112,7 +109,7 @@ class RawFile:
 
     @cached_property
     def salt(self) -> int:
-        """The segment's salt, or a random one that matches no batch if header and sparse index are both lost."""
+        """The salt, or a random one that matches no batch if header and sparse index are lost."""
         try:
             return self.header().salt
         except BadHeader:
@@ -168,7 +165,7 @@ class RawFile:
             offset = resumed
 
     def _parse(self, offset: int) -> tuple[Parsed, str]:
-        """Parse a batch as :func:`wald.format.batch.parse` does, but in windows."""
+        """Parse a batch as :func:`parse_batch` does, but in windows."""
         opening = self._peek(offset, HEADER.size)
         place = seed(self.salt, offset)
         found = parse_header(opening, max(0, self.limit - offset), place)
@@ -221,9 +218,6 @@ class RawFile:
         return self._window[inside : inside + length]
 
 
-_BACKWARDS_BYTES = 64 << 10  # window for reading trailers backwards
-
-
 class Resync:
     """Search for the first batch after damage.
 
@@ -235,7 +229,6 @@ class Resync:
     ) -> None:
         self._read = read
         self._salt = salt
-        self._window, self._window_offset = b"", 0
         self._anchors = sorted({*self._confirmed(index or SparseIndex()), *filter(self._begin, ends)})
 
     def after(self, position: int) -> int | None:
@@ -255,13 +248,7 @@ class Resync:
 
     def _begin(self, end: int) -> int | None:
         """Return the start of the batch that ends at ``end``; None if its trailer is damaged."""
-        offset = end - TRAILER.size
-        inside = offset - self._window_offset
-        if not 0 <= inside <= len(self._window) - TRAILER.size:
-            self._window_offset = max(0, end - _BACKWARDS_BYTES)
-            self._window = self._read(self._window_offset, end - self._window_offset)
-            inside = offset - self._window_offset
-        return batch_begin(self._window[max(0, inside) : inside + TRAILER.size], end, self._salt)
+        return batch_begin(self._read(max(0, end - TRAILER.size), TRAILER.size), end, self._salt)
 
     def _confirmed(self, index: SparseIndex) -> Iterator[int]:
         for sequence, position, time_ns in index.entries:
@@ -296,5 +283,5 @@ class Resync:
                 if header is not None and position + header.total_bytes <= end:
                     yield position
                 at = window.find(MAGIC, at + 1)
-            # next, the first position at which this window has no whole header
+            # to the first header that this window cuts off
             offset += max(ALIGNMENT, len(window) - HEADER.size + ALIGNMENT & -ALIGNMENT)

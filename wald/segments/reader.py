@@ -1,7 +1,7 @@
 """Batches of one segment in order, in raw or sealed form.
 
-Positions are offsets in the raw form, so that sealing does not move a reader. Raw batches are checked against their
-checksums; the sealer has checked those of a sealed segment, whose frames have checksums, too.
+Positions are offsets in the raw form, so that sealing does not move a reader. Checksums of raw batches are checked; the
+sealer has checked those of sealed ones, whose frames have checksums.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SkippedBatches:
-    """Skipped batches up to ``position``; records ``first_sequence`` ≤ s < ``next_sequence`` begin in them."""
+    """Batches up to ``position``; records ``first_sequence`` ≤ s < ``next_sequence`` begin in them."""
 
     position: int
     first_sequence: int
@@ -59,6 +59,7 @@ class DroppedBatches(SkippedBatches):
 
 SegmentItem = StoredBatch | DamagedBytes | SkippedBatches
 
+Routes = frozenset[str] | None
 Passable = Callable[[bytes, int], bool]
 """Returns True if a reader wants no record of the batches in these bytes, from an offset."""
 
@@ -74,7 +75,7 @@ def as_item(batch: StoredBatch) -> StoredBatch | DroppedBatches:
 
 
 class OpenSegment(ABC):
-    """An open segment; :meth:`batches` of a raw or salvaged one sets ``tail``, where and how it ended."""
+    """An open segment; reading a raw or salvaged one to its end sets ``tail``."""
 
     salt: int | None = None  # of its batches, which only a repair changes; None if unknown
     _descriptor: int
@@ -89,17 +90,12 @@ class OpenSegment(ABC):
 
     @abstractmethod
     def batches(
-        self,
-        position: int,
-        limit: int | None,
-        routes: frozenset[str] | None = None,
-        passable: Passable | None = None,
-        /,
+        self, position: int, limit: int | None, routes: Routes = None, passable: Passable | None = None, /
     ) -> Iterator[SegmentItem]:
-        """Yield batches from ``position`` to ``limit`` (None for its own end), and the damage between them.
+        """Yield batches and damage from ``position`` to ``limit`` (None: its own end).
 
-        A sealed segment skips frames without any of ``routes``, and decompressed ones that are ``passable``. With
-        ``passable``, it decompresses no frame ahead, because a search has other work for each processor.
+        A sealed segment skips frames without any of ``routes``, and decompressed ones that are ``passable``: for a
+        search, which has other work for each processor, so none is decompressed ahead.
         """
 
     def file_offset(self, position: int) -> int:
@@ -107,18 +103,16 @@ class OpenSegment(ABC):
         return position
 
     def position_of_sequence(self, sequence: int, limit: int | None) -> int:  # noqa: ARG002
-        """Return a position from which reading finds ``sequence``, if it begins here."""
+        """Return where to read for ``sequence``, if it begins here."""
         return FIRST_BATCH
 
     def position_of_time(self, time_ns: int, limit: int | None) -> int:  # noqa: ARG002
-        """Return a position from which reading finds all records of ``time_ns`` or later."""
+        """Return where to read for all records of ``time_ns`` or later."""
         return FIRST_BATCH
 
     def first_time_ns(self, limit: int | None) -> int | None:
-        for found in self.batches(FIRST_BATCH, limit):
-            if isinstance(found, StoredBatch) and not found.header.is_control:
-                return found.header.append_time_ns
-        return None
+        batches = (found.header for found in self.batches(FIRST_BATCH, limit) if isinstance(found, StoredBatch))
+        return next((header.append_time_ns for header in batches if not header.is_control), None)
 
     def peer(self, number: int) -> Peer | None:
         found = next(self.batches(peer_position(number), None), None)
@@ -136,7 +130,7 @@ class OpenSegment(ABC):
 
 
 class RawSegment(OpenSegment):
-    """An open raw segment; its descriptor keeps it readable after the sealer has replaced it."""
+    """An open raw segment, readable even after the sealer has replaced it."""
 
     salt: int
 
@@ -171,7 +165,7 @@ class RawSegment(OpenSegment):
         return self._last_position(limit, lambda _, appended_ns: appended_ns < time_ns)
 
     def _last_position(self, limit: int | None, is_early: Callable[[int, int], bool]) -> int:
-        """Return the last indexed position of an early batch; the first batch's if the index does not agree."""
+        """Return the last indexed position of an early batch; the first batch's if the index is wrong."""
         for sequence, position, time_ns in reversed(self._find_index().entries):
             if (limit is None or position < limit) and is_early(sequence, time_ns):
                 header = self._header_at(position)
@@ -256,12 +250,7 @@ class SealedSegment(OpenSegment):
         return {}
 
     def batches(
-        self,
-        position: int,
-        limit: int | None,
-        routes: frozenset[str] | None = None,
-        passable: Passable | None = None,
-        /,
+        self, position: int, limit: int | None, routes: Routes = None, passable: Passable | None = None, /
     ) -> Iterator[SegmentItem]:
         index = self.index
         end = _NO_LIMIT if limit is None else limit
@@ -284,7 +273,7 @@ class SealedSegment(OpenSegment):
             yield SkippedBatches(index.raw_bytes, index.next_sequence, index.next_sequence)
 
     def _substitute(self, frame: Frame, wanted: set[int] | None) -> DamagedBytes | SkippedBatches | None:
-        """Return the only item of a frame; None if it has to be decompressed."""
+        """Return the only item of a frame; None if it must be decompressed."""
         if self.index.is_damage(frame):
             return DamagedBytes(frame.raw_offset, frame.raw_bytes, "damaged before it was sealed")
         if self.index.shrunk is not None:  # only its batches show the dropped records between them
@@ -323,7 +312,7 @@ class SealedSegment(OpenSegment):
         if self._pool is None:
             data = self._file.frame(number)
             if following is not None:
-                from concurrent.futures import ThreadPoolExecutor  # 10 ms that reading one record can do without
+                from concurrent.futures import ThreadPoolExecutor  # takes 10 ms
 
                 self._pool = ThreadPoolExecutor(1, "wald-read-ahead")
             return data
@@ -342,11 +331,11 @@ def _skipped(frame: Frame) -> SkippedBatches:
 
 
 class Misplaced(Damaged):
-    """A file is another segment than its name says, of this log or of another."""
+    """A file of another segment, or log, than its name says."""
 
 
 def identify(path: Path) -> tuple[Kind, SegmentHeader | SealedIndex | None] | None:
-    """Return RAW or SEALED, and the header or index if readable; None if the file is not a segment."""
+    """Return the form, and the header or index if readable; None if the file is not a segment."""
     with open_file(path) as file:
         start = file.read(SEGMENT_HEADER.size)
         if start.startswith(SEGMENT_MAGIC):
@@ -364,7 +353,7 @@ def identify(path: Path) -> tuple[Kind, SegmentHeader | SealedIndex | None] | No
 
 
 def require_named(segment: Segment, log_id: bytes) -> None:
-    """Raise Misplaced if a file does not match its name; one that identifies no segment passes."""
+    """Raise Misplaced if a file does not match its name; accept one without a readable header."""
     found = None
     with suppress(Damaged):
         found = identify(segment.path)

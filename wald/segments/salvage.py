@@ -1,7 +1,7 @@
 """Batches of a sealed segment whose index or seek table is damaged.
 
-The index is derived, so its loss loses no record. The headers of a frame show where the next one begins; if they are
-damaged, the seek table does. A damaged or truncated frame gives the batches before the damage.
+The index is derived, so no record is lost. The headers of a frame, or else the seek table, show where the next one
+begins. A damaged or truncated frame gives the batches before the damage.
 """
 
 from __future__ import annotations
@@ -100,14 +100,13 @@ class SalvagedSegment(OpenSegment):
             own = read_frame_lengths(self._read, offset)
         except BadFrame as error:
             left = self._file_bytes - offset
-            unknown = FrameLengths(max(0, left), 0)
-            return listed or unknown, str(error) if left > 0 else "the file is cut short"
+            return listed or FrameLengths(max(0, left), 0), str(error) if left > 0 else "the file is cut short"
         if listed is None or listed == own or not self._content(offset, begin, own)[1]:
             return own, ""
         return listed, "the frame's headers are damaged"
 
     def _header(self) -> SegmentHeader | None:
-        """Read the seek table, and the header; determine the salt, even if they are damaged."""
+        """Read seek table and header; determine the salt even without them."""
         index_salt = None
         with suppress(Damaged):
             offset, frames = read_seek_table(self.path, self._descriptor)
@@ -138,7 +137,7 @@ class SalvagedSegment(OpenSegment):
         return decompress_start(self._read(offset, stored_bytes), wanted)
 
     def _opening(self, offset: int) -> bytes:
-        """Return the first bytes of a frame, as many as a header has."""
+        """Return the first 64 bytes of a frame."""
         try:
             with zstandard.ZstdDecompressor().stream_reader(self._read(offset, _STORED_MAX_BYTES)) as stream:
                 return stream.read(HEADER.size)

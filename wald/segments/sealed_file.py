@@ -1,17 +1,17 @@
 """Writer and reader of sealed segments, frame by frame.
 
 A frame contains whole batches or damaged bytes, never both, and ends before the batch that would make it longer than
-``FRAME_BYTES``; a longer batch gets a frame of its own.
+``FRAME_BYTES``; a longer batch gets its own.
 
-Frames are compressed and decompressed with both sizes given: a ``zstandard`` stream without them ends silently at the
-end of a truncated file, and a call without them stops after the first frame.
+``zstandard`` always gets both sizes: a stream without them ends silently at the end of a truncated file, and a call
+stops after the first frame.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -35,9 +35,8 @@ from wald.format.sealed_index import (
     encode_seek_table,
     seek_table_bytes,
 )
-from wald.format.segment import SparseIndex
 from wald.segments.index_builder import SegmentIndexBuilder
-from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
+from wald.segments.raw_scan import FIRST_BATCH, DamagedBytes, FindIndex, RawFile, ScannedBatch, SegmentEnd
 
 FRAME_BYTES = (1 << 20) + (1 << 16)  # 1 MiB, and room for the headers of two half-MiB batches that fill it
 LEVEL = 3
@@ -45,7 +44,7 @@ _BLOCK_BYTES = 128 << 10  # of zstd: blocks before a damaged one decompress
 
 
 def decompress_start(stored: bytes, wanted: int) -> tuple[bytes, str]:
-    """Return up to ``wanted`` bytes of a frame, and a reason if not all decompress, or ""."""
+    """Return up to ``wanted`` bytes of a frame, and why not all decompress, or ""."""
     parts, got = [], 0
     try:
         with zstandard.ZstdDecompressor().stream_reader(stored) as stream:
@@ -115,14 +114,14 @@ def compress_segment(
     target: int,
     disk: Disk,
     *,
-    index: Callable[[], SparseIndex | None] = lambda: None,
+    index: FindIndex = lambda: None,
     level: int = LEVEL,
     frame_bytes: int = FRAME_BYTES,
 ) -> Compressed:
     """Write the sealed form of a complete raw segment to an empty file; the caller syncs it.
 
-    Takes a few MiB of memory, and about 60 bytes per batch. Bytes other than zeros after the last batch are damage, and
-    are kept. The sparse ``index`` helps to find batches after damage.
+    Takes a few MiB of memory, and about 60 bytes per batch. Damaged bytes are kept, even after the last batch; the
+    sparse ``index`` helps to find batches after them.
     """
     raw = RawFile(source, index=index)
     header = raw.header()
@@ -134,9 +133,8 @@ def compress_segment(
             writer.add_long(raw, length)
         elif isinstance(part, DamagedBytes):
             gaps.append(part)
-            end = part.offset + length
-            for start in range(part.offset, end, frame_bytes):
-                writer.add(raw.read(start, min(frame_bytes, end - start)))
+            for start in range(part.offset, part.end, frame_bytes):
+                writer.add(raw.read(start, min(frame_bytes, part.end - start)))
         else:
             writer.add(part)
     damage = [(gap.offset, gap.length) for gap in gaps]
@@ -147,7 +145,7 @@ def compress_segment(
 
 
 def index_raw(source: int) -> SealedIndex:
-    """Return the index of a complete raw segment, in one frame and without a digest."""
+    """Return the index of a complete raw segment, in one frame without a digest."""
     raw = RawFile(source)
     header = raw.header()
     builder = SegmentIndexBuilder(header.base_sequence)
@@ -187,7 +185,7 @@ def _parts(
 
 
 def read_seek_table(path: Path, descriptor: int) -> tuple[int, list[tuple[int, int]]]:
-    """Return the offset of the seek table, and stored and raw bytes of each frame, of which the index is the last."""
+    """Return the offset of the seek table, and stored and raw bytes of the frames; the last is the index."""
     size = os.fstat(descriptor).st_size
     offset = max(0, size - SEEK_FOOTER.size)
     try:
@@ -203,7 +201,7 @@ def read_seek_table(path: Path, descriptor: int) -> tuple[int, list[tuple[int, i
 class SealedFile:
     """An open sealed segment; for one thread at a time, except :meth:`readable_start`.
 
-    Every method raises Damaged if the bytes have changed since sealing.
+    Methods raise Damaged if the bytes have changed since sealing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -236,10 +234,7 @@ class SealedFile:
         return Batches(data, begin, position=self.index.frames[number].raw_offset, salt=self.index.salt)
 
     def readable_start(self, number: int) -> bytes:
-        """Return the raw bytes of a frame before the damage, which only checksums of batches validate.
-
-        Another thread may be in :meth:`frame`, reading ahead.
-        """
+        """Return the raw bytes of a frame before the damage, which only checksums of batches validate."""
         frame = self.index.frames[number]
         stored = self._read(frame.offset, frame.compressed_bytes)
         with suppress(zstandard.ZstdError):
@@ -248,7 +243,7 @@ class SealedFile:
         return b""
 
     def _is_plausible(self, frame: Frame, stored: bytes) -> bool:
-        """Return True for a frame of normal length, or if a batch of its length begins it."""
+        """Return True for a frame of normal length, or of one batch."""
         if frame.raw_bytes <= FRAME_BYTES:
             return True
         with zstandard.ZstdDecompressor().stream_reader(stored) as stream:  # the file's may be in use by a thread
@@ -264,7 +259,7 @@ class SealedFile:
         return digest.digest()
 
     def damage(self) -> list[tuple[Frame, Damaged]]:
-        """Return the frames changed since sealing, with the errors, in constant memory."""
+        """Return the frames changed since sealing, with the errors."""
         found = []
         digest = hashlib.sha256()
         for number, frame in enumerate(self.index.frames):

@@ -72,8 +72,7 @@ def _search(view: View, time_ns: int, first: int, until: int | None) -> tuple[in
     later = bisect_left(
         range(len(readable)), True, key=lambda number: not _begins_earlier(view, readable[: number + 1], time_ns)
     )
-    # Start of the missing records that may be of that time. Append times do not decrease within a range, so records
-    # missing before an older record are older, too.
+    # start of the missing records that may be of that time: those before an older record are older, too
     missing = None if later else first
     last = (view.bound.sequence or 0) if until is None else until - 1
     for found in _candidates(view, readable[max(0, later - 1) :], time_ns, last):
@@ -105,7 +104,7 @@ def _begins_earlier(view: View, segments: list[Segment], time_ns: int) -> bool:
 
 
 def _candidates(view: View, segments: list[Segment], time_ns: int, last: int) -> Iterator[BatchHeader | int]:
-    """Yield the headers of batches that may be of ``time_ns`` or later; a sequence where records may be missing."""
+    """Yield headers of batches that may be late enough; a sequence where records may be missing."""
     due: int | None = None  # the next record
     for segment in segments:
         base, limit = segment.base_sequence, view.limit(segment)

@@ -1,7 +1,7 @@
 """Rewriting of a sealed segment without records that no group needs.
 
 A batch of zeros of the same length, with the flag DROPPED, replaces the dropped batches. So the others keep their
-positions and bytes, ``zstd -dc`` still makes a raw segment, and the frames alone show which sequences were dropped.
+positions and bytes, ``zstd -dc`` still makes a raw segment, and the frames show the dropped sequences.
 Memory: a few times the longest batch, and about 60 bytes per batch.
 """
 
@@ -45,7 +45,7 @@ class Shrinkage:
 
 
 def shrink_segment(source: SealedFile, target: int, disk: Disk, keeps: Keeps) -> Shrinkage:
-    """Copy the batches that ``keeps`` selects from a sealed segment to an empty file; the caller syncs it."""
+    """Copy the batches that ``keeps`` selects to an empty file; the caller syncs it."""
     old = source.index
     builder, lost = SegmentIndexBuilder(old.base_sequence), SegmentIndexBuilder(old.base_sequence)
     writer = FrameWriter(target, disk, builder)
@@ -80,7 +80,7 @@ def shrink_segment(source: SealedFile, target: int, disk: Disk, keeps: Keeps) ->
 
 
 def check_shrunk(source: SealedFile, made: SealedFile, shrinkage: Shrinkage, keeps: Keeps) -> None:
-    """Read a shrunk segment back; raise Damaged if a needed batch is missing or differs, or the source has changed."""
+    """Read a shrunk segment back; raise Damaged if it lacks a needed batch, or the source has changed."""
     if source.sha256() != source.index.sha256:
         raise damaged(source.path, "it differs from its index")
     if made.index != shrinkage.index or made.sha256() != shrinkage.index.sha256:
@@ -105,9 +105,9 @@ def dropped_batch(length: int, base: int, following: int, append_time_ns: int, e
 
 
 def _aligned(one: SealedFile, other: SealedFile) -> Iterator[tuple[list[StoredBatch], list[StoredBatch]]]:
-    """Yield the batches of two forms in the smallest groups that end at the same position in both.
+    """Yield the batches of two forms in the smallest groups that end at the same position.
 
-    The last groups may end differently; one list is empty if that form has no more batches.
+    The last groups may differ; one list is empty if that form has no more batches.
     """
     lefts, rights = _batches(one), _batches(other)
     while True:
@@ -170,6 +170,4 @@ def _bytes_of(batch: StoredBatch) -> memoryview:
 
 def _is_kept(batch: StoredBatch, keeps: Keeps) -> bool:
     header = batch.header
-    if header.is_control:
-        return not header.is_dropped
-    return keeps(header, batch.route)
+    return not header.is_dropped if header.is_control else keeps(header, batch.route)

@@ -1,7 +1,7 @@
 """Snapshot of a log: its head and its segments.
 
-Everything that reads a log uses a :class:`View`; nothing else lists the directory to read. Sealing and reclaim rename
-files while others read them, so :meth:`View.follow` tries every name of a segment.
+Everything that reads a log uses a :class:`View`. Sealing and reclaim rename files while others read them, so
+:meth:`View.follow` tries every name of a segment.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class State(Enum):
-    """State of a record, or of the segment that contains it."""
+    """State of a record, or of its segment."""
 
     ACTIVE = "active"  # being written
     CUT = "cut"  # complete, not sealed yet
@@ -87,10 +87,7 @@ class View:
         return self.follow(segment, lambda found: open_segment(found, self.log_id))
 
     def follow(self, segment: Segment, action: Callable[[Segment], T]) -> T:
-        """Return the result of ``action``, which raises FileNotFoundError, for a segment's current name.
-
-        A reclaimed segment gets its name back if it is needed again.
-        """
+        """Return the result of ``action``, which raises FileNotFoundError, for a segment's current name."""
         for kind in (segment.kind, *SEGMENT_KINDS, *SEGMENT_KINDS):  # twice: the name may change back in between
             with suppress(FileNotFoundError):
                 return action(segment.named(kind))
@@ -107,13 +104,13 @@ class View:
         # A network file system may return cached times, so also look for the segment of the head.
         is_old = head is not None and head.segment > listing.newest_base()
         if is_old or listing.changed_ns is None or listing.changed_ns != last_changes(self.root):
-            listing = self._list_again()  # after the head, whose segment has its name by then
+            listing = self._list_again()
         return replace(self, bound=_bound(head, listing), listing=listing, head=head)
 
     def written_ns(self, sequence: int, now_ns: int) -> int | None:
-        """Estimate, from file time stamps, when a record with an append time in the future was written.
+        """Estimate from file times when a record with an append time in the future was written.
 
-        A raw segment records when it was made; a sealed one was made when it was complete. Stamps in the future are
+        A raw segment records when it was made; a sealed one was made when it was complete. A time in the future is
         wrong, too, so the next segment counts.
         """
         for segment in self.segments[self.listing.covering(sequence) :]:
@@ -153,9 +150,9 @@ class View:
 
 
 def open_segment(segment: Segment, log_id: bytes) -> OpenSegment:
-    """Open a segment; a sealed one without a valid index by its frames.
+    """Open a segment, by its frames if the index is damaged.
 
-    Raise FileNotFoundError if it has another name now, Misplaced, or Damaged if nothing in it is readable.
+    Raise FileNotFoundError if it has another name now, Misplaced, or Damaged if nothing is readable.
     """
     if segment.kind.form is Kind.RAW:
         return RawSegment(segment, log_id)
@@ -168,10 +165,7 @@ def open_segment(segment: Segment, log_id: bytes) -> OpenSegment:
 
 
 def read_view(root: Root, log_id: bytes, *, bound: Bound | None = None, continuity: Continuity | None = None) -> View:
-    """Return a view up to ``bound``, by default the head; without either, the newest raw segment is not readable.
-
-    Raise Replaced if ``continuity`` does.
-    """
+    """Return a view up to ``bound``, by default the head; without either, not of the newest raw segment."""
     head = _checked_head(root, continuity) if bound is None or continuity is not None else None
     listing = list_segments(root)  # after the head, whose segment has its name by then
     if bound is not None:
@@ -189,7 +183,7 @@ def no_segment(root: Root, last: int, *, starting: bool = False) -> Damaged:
 
 
 def durable_head(root: Root) -> Head | None:
-    """Return the durable head; None before the first durable record. Raise Damaged if it is damaged or missing."""
+    """Return the durable head, None before the first record; raise Damaged if it is damaged or missing."""
     found = read_head(root)
     if found is None and (listing := list_segments(root)).segments:
         bound = _bound(None, listing)
@@ -201,7 +195,7 @@ def durable_head(root: Root) -> Head | None:
 
 
 def recorded_end(view: View, segment: Segment) -> int:
-    """Return the position at which a raw segment ended when it was cut; 0 if unknown.
+    """Return where a raw segment ended when it was cut; 0 if unknown.
 
     It reveals a truncation that lost only pieces of records that end later, and so no sequence.
     """
@@ -220,7 +214,7 @@ def recorded_end(view: View, segment: Segment) -> int:
 
 
 def view_after(root: Root, log_id: bytes, base: int) -> View:
-    """Return a view of only the segment after ``base``, because a full listing takes longer."""
+    """Return a view of only the next segment: a full listing takes longer."""
     found = next_base(root.segments, base)
     segments = () if found is None else (Segment(found, Kind.RAW, root.segment(found, Kind.RAW)),)
     return View(root, log_id, EVERYTHING, Listing(segments))

@@ -31,7 +31,7 @@ from wald.files.uptime import Moment
 from wald.format.names import Kind, parse_segment_name
 from wald.format.sealed_index import SealedIndex
 from wald.format.segment import BadHeader, NewerVersion
-from wald.segments.index_builder import read_index, remove_index
+from wald.segments.index_builder import find_index, remove_index
 from wald.segments.sealed_file import LEVEL, Compressed, SealedFile, compress_segment
 from wald.segments.view import recorded_end, truncated, view_after
 from wald.writing.disk_budget import sealed_bytes_max
@@ -140,7 +140,7 @@ def _compress(segment: Segment, temporary: Path, disk: Disk, level: int, *, rese
                 source.fileno(),
                 target,
                 disk,
-                index=partial(read_index, segment.named(Kind.INDEX).path, None, segment.base_sequence),
+                index=partial(find_index, segment.path.parent, None, segment.base_sequence),
                 level=level,
             )
         disk.truncate(target, compressed.stored_bytes)
