@@ -280,7 +280,7 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     if path is not None:
-        file = SettingFile.read(path, help_command=_HELP, homes=_HOMES)
+        file = SettingFile(path, help_command=_HELP, homes=_HOMES)
         tables = {name: file.tables.pop(name) for name in ("retention", "routes") if name in file.tables}
         values, origins = file.parse_table(file.tables, _TYPES), file.origins
         if "retention" in tables:
@@ -315,26 +315,21 @@ def effective_settings(config: Config) -> Iterator[tuple[str, str, str]]:
             yield name, _ROUTE_TYPES[key].show(getattr(config.routes[route], key)), origin
 
 
-@dataclass(frozen=True, slots=True)
 class SettingFile:
     """A TOML file of settings; errors name the file and the line."""
 
-    path: Path
-    content: str
-    tables: dict[str, Any]
-    help_command: str  # lists all settings
-    homes: Mapping[str, str]  # of each key, as in "to [retention]", for keys in the wrong table
-    origins: dict[str, str] = field(default_factory=dict)  # path:line of each parsed setting, as in "retention.grace"
-
-    @classmethod
-    def read(cls, path: Path, *, help_command: str, homes: Mapping[str, str]) -> SettingFile:
+    def __init__(self, path: Path, *, help_command: str, homes: Mapping[str, str]) -> None:
         import tomllib
 
+        self.path = path
+        self.help_command = help_command  # lists all settings
+        self.homes = homes  # of each key, as in "to [retention]", for keys in the wrong table
+        self.origins: dict[str, str] = {}  # path:line of each parsed setting, as in "retention.grace"
         try:
             # An editor may have added a byte order mark. Another user than the one that started Python may be unable to
             # import the codec that strips it.
-            content = path.read_bytes().removeprefix(BOM_UTF8).decode()
-            return cls(path, content, tomllib.loads(content), help_command, homes)
+            self.content = path.read_bytes().removeprefix(BOM_UTF8).decode()
+            self.tables = tomllib.loads(self.content)
         except OSError as error:
             raise InvalidInput(f"{path}: {error.strerror}", case="file-unreadable", path=path) from error
         except UnicodeDecodeError as error:

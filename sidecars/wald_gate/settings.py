@@ -166,7 +166,7 @@ def load(path: Path | None, given: Mapping[str, Any]) -> Settings:
         InvalidInput: the file cannot be read, a key does not exist, or a value is out of bounds; it names file and
             line.
     """
-    values = {} if path is None else _from_file(SettingFile.read(path, help_command=_HELP, homes=_HOMES))
+    values = {} if path is None else _from_file(SettingFile(path, help_command=_HELP, homes=_HOMES))
     values |= {
         name: parse_setting(f"--{name}", value, _TYPES[name], "the command line", help_command=_HELP)
         for name, value in given.items()
