@@ -39,7 +39,7 @@ _COMMANDS = {
     "explain": ("explain", "explain", "Show which groups pin which segments, and when the disk will be full."),
     "latency": ("latency", "latency", "Show why producers wait: commits, syncs, the disk, who sends most."),
     "top": ("top", "top", "Watch the log live: segments, routes, rates, lag, disk."),
-    "metrics": ("metrics", "metrics", "Print Prometheus metrics from the directory."),
+    "metrics": ("service", "metrics", "Print Prometheus metrics from the directory."),
     "doctor": ("doctor.command", "doctor", "Report which promises hold on this directory and this host."),
     "hold": ("hold", "hold", "Keep FIFOs readable while the daemon restarts."),
     "cut": ("service", "cut", "Ask the daemon to cut the active segment."),

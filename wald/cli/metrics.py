@@ -14,12 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
-import wald
-from wald.cli.options import root_option, size_option
 from wald.cli.work_metrics import of_work_groups
-from wald.exposition import Metric, Samples, gauge, render
+from wald.exposition import Metric, Samples, gauge
 from wald.files.identity import read_identity
 from wald.files.layout import Root
 from wald.format.names import VERIFY_LEDGER
@@ -31,19 +27,6 @@ if TYPE_CHECKING:
 
 GROUPS_MAX = 5000  # each has some samples, and a user who may write cursors may make any number of groups
 _ROUTE_GROUP = ("route", "group")
-
-
-@click.command()
-@root_option
-@size_option("--needed-bytes", "0", "Predict when free space falls to this size; below it, the daemon takes no input.")
-def metrics(root: Path, needed_bytes: int) -> None:
-    """Print Prometheus metrics from the directory: segments, groups, lag, growth, times of the last runs.
-
-    The daemon's /metrics has the same and its own counters. This command needs no daemon; its output can be a file for
-    the textfile collector of node_exporter. Retired routes are left out.
-    """
-    found = measure(wald.open(root))
-    click.echo(render(of_directory(found, needed_bytes=needed_bytes, now_ns=time.time_ns())), nl=False)
 
 
 @dataclass(frozen=True, slots=True)

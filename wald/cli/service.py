@@ -1,4 +1,4 @@
-"""``wald run``, ``wald init`` and ``wald cut``: the daemon, what it runs on, and what one asks of it."""
+"""``wald run``, ``init``, ``metrics`` and ``cut``: the daemon, what it runs on, and what one asks of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wald.cli.options import CommandWithSettings, config_option, json_option, root_option, socket_option
+from wald.cli.options import CommandWithSettings, config_option, json_option, root_option, size_option, socket_option
 from wald.cli.output import json_line
 from wald.cli.streams import stdout_is_a_report
 from wald.format.names import check_route
@@ -56,6 +56,25 @@ def run(root: Path, config_path: Path | None, stdin_route: str | None, only_chec
         check_root(root)
         return 0
     return loop.run(root, settings(), stdin_route=stdin_route, reload=settings)
+
+
+@click.command()
+@root_option
+@size_option("--needed-bytes", "0", "Predict when free space falls to this size; below it, the daemon takes no input.")
+def metrics(root: Path, needed_bytes: int) -> None:
+    """Print Prometheus metrics from the directory: segments, groups, lag, growth, times of the last runs.
+
+    The daemon's /metrics has the same and its own counters. This command needs no daemon; its output can be a file for
+    the textfile collector of node_exporter. Retired routes are left out.
+    """
+    import time
+
+    import wald
+    from wald.cli.metrics import measure, of_directory
+    from wald.exposition import render
+
+    found = measure(wald.open(root))
+    click.echo(render(of_directory(found, needed_bytes=needed_bytes, now_ns=time.time_ns())), nl=False)
 
 
 @click.command()
