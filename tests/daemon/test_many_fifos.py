@@ -109,7 +109,9 @@ def test_a_replaced_pipe_that_cannot_be_reopened_yet_is_still_read(
 
         with monkeypatch.context() as patched:
             patched.setattr(os, "open", refuse)
+            before = os.listdir("/proc/self/fd")
             assert intake.check_paths(1e9)
+            assert os.listdir("/proc/self/fd") == before
         intake.check_paths(2e9)
         assert intake.fifos.unread == {}
         os.write(old, b"line\n")

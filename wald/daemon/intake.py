@@ -273,7 +273,11 @@ class Intake:
         opened = fifos.open(route, {pipe.file: pipe.route.name for pipe in self._pipes.values()})
         messages = [self._finish_transfer(opened)]
         if old is not None:
-            self._demote(old)
+            try:
+                self._demote(old)
+            except OSError:
+                os.close(opened.descriptor)
+                raise
         self._add(opened, 0)
         was_unread = fifos.unread.pop(route, None) is not None
         if old is not None or was_unread:
