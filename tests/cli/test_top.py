@@ -188,7 +188,7 @@ def test_a_damaged_head_and_a_root_that_vanishes_are_a_line_on_the_screen(many: 
 
 def test_a_narrow_terminal_sums_up_a_thousand_routes(many: Path) -> None:
     with Terminal("--root", many, "--interval", "100ms", columns=40) as terminal:
-        eventually(lambda: terminal.shows(r"^and \d{3} more routes, holding"))
+        eventually(lambda: terminal.shows(r"^and \d{3} more routes, pinning"))
         assert terminal.shows("^route-0500 ")
         terminal.press(b"q")
 

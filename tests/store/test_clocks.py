@@ -94,7 +94,7 @@ class TestClocks:
     def test_verify_tells_of_the_flipped_bit_and_of_nothing_else(self, tmp_path: Path, name: str) -> None:
         built = steps(tmp_path, name)
         spoil(built, 4)
-        assert all("no batch" in line or "instead of 4" in line for line in errors(tmp_path))
+        assert all("not a batch" in line or "instead of 4" in line for line in errors(tmp_path))
         assert len(errors(tmp_path)) == 2
 
     def test_the_next_life_does_not_go_back_in_time(self, tmp_path: Path, name: str) -> None:
