@@ -12,7 +12,7 @@ import errno
 import select
 import socket
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain, zip_longest
@@ -110,7 +110,7 @@ class Connections:
         self._aside: dict[int, Client] = {}  # with records in the refused round
         self._unsent_bytes = 0
         self._round = 0
-        self.received: dict[int, int] = defaultdict(int)  # bytes by user id
+        self._received = Counter[int]()  # bytes of closed connections, by user id
         self._is_behind = False  # the last round did not serve all ready connections
         self._commands_run = 0
         self._last_command: dict[int, int] = {}  # number of each user's last command
@@ -154,6 +154,14 @@ class Connections:
         if NEXT_ROUND in self._waiting or OVERDUE in self._waiting:
             return 0.0
         return (self._next_command_at if self._has_recorded else 0.0) if COMMAND in self._waiting else None
+
+    @property
+    def received(self) -> dict[int, int]:
+        """Bytes received since the start, by user id."""
+        total = self._received.copy()
+        for client in self._open.values():
+            total[client.user_id] += client.received_bytes
+        return total
 
     def largest_senders(self) -> list[dict[str, object]]:
         ordered = sorted(self._open.values(), key=lambda client: client.received_bytes, reverse=True)
@@ -234,6 +242,7 @@ class Connections:
         if client.socket.fileno() < 0:
             return
         client.connection.close()
+        self._received[client.user_id] += client.received_bytes
         self._file(client, None)
         del self._open[client.descriptor]
         self._aside.pop(client.descriptor, None)  # its records stay in the round
@@ -298,7 +307,6 @@ class Connections:
         was_inside_request = connection.is_inside_request
         client.served = self._round
         connection.receive(start + length, commit_round, backpressure)
-        self.received[client.user_id] += length
         client.received_bytes += length
         client.slow_bytes += length
         if connection.answers or connection.command or client.slow_bytes >= RECEIVE_BYTES:

@@ -157,7 +157,9 @@ class ConnectionLimits:
         self.count[user_id] += 1
 
     def remove(self, user_id: int) -> None:
-        self.count -= Counter((user_id,))  # removes zeros
+        self.count[user_id] -= 1
+        if not self.count[user_id]:
+            del self.count[user_id]
 
     def report(self, user_id: int, message: str) -> None:
         """Count a connection refused or closed because of a limit; log some."""
