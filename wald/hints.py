@@ -217,6 +217,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "no-readable-head": "send a record to the running daemon, or start it: {wald} run",
     "log-gone": "findmnt -T {root}; ls -la {root}; restart this program once the log is back",
     "other-log": "restart this program to use it, or move the right log back",
+    # "instead" is the hint of a program that keeps its positions elsewhere.
     "older-copy": lambda instead: instead or "restart this program: it then reads its positions from disk",
     # a start of the daemon, and its lock
     "daemon-is-running": "stop it first, or send records to it: {wald} append ROUTE",

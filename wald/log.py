@@ -165,7 +165,7 @@ class Log:
             group: consumer group for ``start="cursor"``.
             limit: maximum number of records.
             follow: at the end, wait for more records until ``cancel`` is set or the time ``stop`` is 2 s in the past.
-            cancel: event that ends the wait.
+            cancel: event that ends the wait; a thread or a signal handler may set it.
             on_damage: called with the error for each unreadable range, which is then skipped, instead of raising it.
             on_missing: policy for requested records that were reclaimed: "error", "skip", or a function that is called
                 with each :class:`Missing` and may raise. By default they are an error if ``start`` is a sequence, a

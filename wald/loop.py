@@ -16,7 +16,7 @@ _TICK_MS = 500
 
 
 class _Stop(threading.Event):
-    """Event that a signal handler sets: waiting threads wake a moment later."""
+    """Event that a signal handler sets: ``is_set`` is true at once, waiting threads wake a moment later."""
 
     signalled = False
 
@@ -62,7 +62,7 @@ def stop_on_signals(again: Callable[[], None] = lambda: None) -> Iterator[thread
         # In another thread: the signal may have interrupted this one while it holds the event's lock.
         threading.Thread(target=stop.set).start()
 
-    hangup = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else []
+    hangup = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else []  # unless nohup ignores it
     before = {number: signal.signal(number, handle) for number in (*SIGNALS, *hangup)}
     try:
         yield stop

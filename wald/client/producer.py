@@ -1,7 +1,7 @@
 """Producer: sends records over the daemon's socket, each stored exactly once, and reports their sequences.
 
 Every request carries the producer's id and a number: after a lost connection, requests are resent and the daemon
-deduplicates them.
+deduplicates them. Up to 8 requests are in flight, with their payloads in memory.
 """
 
 from __future__ import annotations

@@ -242,7 +242,10 @@ class Intake:
         return bool(self._ending)
 
     def lost(self, *, failed: bool) -> list[str]:
-        """Return the routes whose pipes hold lost bytes; those of stdin count as lost only if the disk ``failed``."""
+        """Return the routes whose pipes hold lost bytes.
+
+        Unless the disk ``failed``, another process may still read those of stdin.
+        """
         return [
             pipe.route.name
             for pipe in self._pipes.values()
@@ -292,7 +295,7 @@ class Intake:
         del self._current[pipe.route.name]
 
     def _promote(self, pipe: Pipe) -> None:
-        """Make a pipe current that is at its path again."""
+        """Make a pipe current that is at its path again: a second one would read everything twice."""
         self._reopen(pipe, pipe.hold_writing_end)
         route = pipe.route.name
         if route in self._current:
@@ -406,7 +409,7 @@ class Fifos:
 
     @contextlib.contextmanager
     def reporting(self, route: str) -> Iterator[None]:
-        """Record an error instead of raising it."""
+        """Record an error instead of raising it, because the other FIFOs are read."""
         try:
             yield
         except WaldError as error:

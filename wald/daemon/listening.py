@@ -34,7 +34,10 @@ _REPORT_SECONDS = 10.0  # between lines in the journal
 
 
 def check_socket(path: Path, root: Path) -> None:
-    """Raise InvalidInput if no socket can be created at ``path``; in ``root``, only systemd may listen by now."""
+    """Raise InvalidInput if no socket can be created at ``path``.
+
+    No daemon runs in ``root`` by now (:func:`require_free`), so only systemd may listen on a socket there.
+    """
     if len(os.fsencode(path)) > _PATH_MAX_BYTES:
         raise _refusal(path, "AF_UNIX path too long")
     if path.parent != root and not path.parent.is_dir():
@@ -188,7 +191,7 @@ def _listen(path: Path, mode: int, *, replace: bool) -> socket.socket:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Return device and inode; None without a file."""
+    """Return device and inode, unique while the socket is open; None without a file."""
     try:
         status = path.lstat()
     except OSError:

@@ -1,7 +1,8 @@
 """Metrics that the loop writes, and the pages ``/metrics`` and ``/healthz``.
 
-The daemon is unhealthy if input waits but the head has not moved for ``stall_timeout``. If it cannot seal, it is only
-degraded. A separate process, ``wald metrics``, reads the segments' indexes: here that would block the loop.
+The daemon is unhealthy if input waits but the head has not moved for ``stall_timeout``. If it cannot seal, it still
+accepts input, so it is only degraded. A separate process, ``wald metrics``, reads the segments' indexes: here that
+would hold the GIL and block the loop.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from wald.exposition import (
 from wald.writing.disk_budget import Cause
 
 INTERVAL_SECONDS = 10.0  # minimum between starts of wald metrics
-_REST = 9  # minimum pause, in durations of a run
+_REST = 9  # minimum pause, in durations of a run: a tenth of one core
 _FIRST_SECONDS = 3.0  # the scraper that starts a run waits for its output
 _RUN_SECONDS = 600.0
 _NICENESS = 5  # with 19 a run would take minutes on a busy machine
@@ -114,7 +115,7 @@ class Metrics:
 
 
 def elapsed(since: float, now: float) -> float:
-    """Return the seconds since a time of :class:`Metrics`, passed so that it is read once."""
+    """Return the seconds since a time of :class:`Metrics`, passed because the loop may change it between two reads."""
     return max(0.0, now - since) if since else 0.0
 
 

@@ -310,7 +310,10 @@ class Pipe:
         self.hung_up = self.ended = False
 
     def drain_at_shutdown(self, *, displaced: bool) -> None:
-        """Stay ready until the pipe, with an unfinished line if ``displaced``, or one capacity of it was read."""
+        """Stay ready until the pipe is empty or, if a process can still write, one capacity was read.
+
+        No later start finds a ``displaced`` pipe, so its unfinished line is read too.
+        """
         self.hung_up = bool(_poll_events(self.descriptor, select.POLLIN) & select.POLLHUP)
         self._stalled = self._stalled or displaced
         self.ready = not self.ended and (self.hung_up or (self.ready and self._drain_bytes > 0))

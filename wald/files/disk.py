@@ -190,7 +190,10 @@ class Disk:
         os.rename(source, target)
 
     def rename_to_free(self, source: Path, target: Path) -> None:
-        """Rename; FileExistsError if ``target`` exists. Without renameat2(2), an error may leave both names."""
+        """Rename; FileExistsError if ``target`` exists.
+
+        Without renameat2(2), an error may leave both names; without hard links too, a new target may be overwritten.
+        """
         from ctypes import get_errno
 
         old, new = os.fsencode(source), os.fsencode(target)

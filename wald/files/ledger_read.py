@@ -3,7 +3,8 @@
 Programs that decide use :class:`Lines`, which requires an unbroken chain; an unreadable frame matters only to questions
 about its sequences. Programs that report use :func:`read_files`, which returns damage too.
 
-A power cut may leave a fragment of an unacknowledged append: readers ignore it, the owner truncates it.
+A part never changes; the current file (megabytes) is read whole. A power cut may leave a fragment of an unacknowledged
+append there: readers ignore it, the owner truncates it.
 """
 
 from __future__ import annotations

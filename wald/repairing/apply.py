@@ -134,7 +134,7 @@ def proposed(root: Root) -> Iterator[tuple[Plan, LogSurvey]]:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """Make a locked directory."""
+    """Make a locked directory; an unlocked one is a leftover."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX))
         with suppress(FileNotFoundError):  # removed just before it was locked

@@ -220,7 +220,8 @@ def sealed_index(segment: Segment, log_id: bytes) -> SealedIndex:
 def segment_index(segment: Segment, log_id: bytes) -> tuple[SealedIndex, Damaged | None]:
     """Return the index of a complete segment, and the damage of one that frames replace.
 
-    Raise FileNotFoundError if the segment is gone, Damaged if it is unreadable, another one, or raw and damaged.
+    Raise FileNotFoundError if the segment is gone, Damaged if it is unreadable, another one, or raw and damaged,
+    which is for the sealer.
     """
     if segment.kind.form is Kind.SEALED:
         try:

@@ -37,7 +37,10 @@ _MODE = 0o644  # the log's owner reads cursors of other users; the directories a
 
 @contextmanager
 def cursor_lock(directory: Path, disk: Disk) -> Iterator[None]:
-    """Serialise cursor moves; continue unlocked if that is unsupported, not permitted or too slow."""
+    """Serialise cursor moves; continue unlocked if that is unsupported, not permitted or too slow.
+
+    Without the lock, the lower of two concurrent moves may win.
+    """
     descriptor = -1
     try:
         with suppress(OSError):

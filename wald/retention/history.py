@@ -1,7 +1,8 @@
 """Look-ups in the ledgers: deleted, shrunk, lost, skipped and archived records (docs/format.md, "A ledger").
 
-A ``reclaimed`` line may name an ``evidence`` one, which deletions share; ``kept`` withdraws a deletion. A
-ledger may be missing, so every answer may be "unknown". Look-ups raise Damaged only if they need damaged lines.
+wald-reclaim writes a line before each deletion or shrink. A ``reclaimed`` line may name an ``evidence`` one, which
+deletions share; ``kept`` withdraws a deletion. A ledger may be missing, so every answer may be "unknown". Look-ups
+raise Damaged only if they need damaged lines.
 """
 
 from __future__ import annotations
@@ -215,6 +216,7 @@ class History:
 
     def line_for_digest(self, base: int, sha256: object) -> Entry | None:
         """Return the entry about the file with this digest, else that of the sealing."""
+        # A repair may have added a second "sealed" line.
         sealed = (entry for entry in _entries(self._segments, "sealed", base, base) if entry.get("base") == base)
         matching = (entry for entry in chain(self.shrinks(base), sealed) if entry.get("sha256") == sha256)
         return next(matching, None) or self.sealed(base)

@@ -1,7 +1,8 @@
 """Detection of a replaced or rolled-back log at a path.
 
 After another log, or an older copy, is moved to the path, positions in memory mean nothing, even if id, epoch and head
-look right. So each start writes a random ``life`` and its first sequence into ``recovery/<epoch>.json``.
+look right. So each start writes a random ``life``, which no process has seen before, and its first sequence into
+``recovery/<epoch>.json``.
 """
 
 from __future__ import annotations

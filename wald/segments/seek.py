@@ -72,7 +72,8 @@ def _search(view: View, time_ns: int, first: int, until: int | None) -> tuple[in
     later = bisect_left(
         range(len(readable)), True, key=lambda number: not _begins_earlier(view, readable[: number + 1], time_ns)
     )
-    # start of the missing records that may be of that time: those before an older record are older, too
+    # Start of the missing records that may be of that time: those before an older record are older, too, as append
+    # times do not decrease within a range.
     missing = None if later else first
     last = (view.bound.sequence or 0) if until is None else until - 1
     for found in _candidates(view, readable[max(0, later - 1) :], time_ns, last):

@@ -88,7 +88,7 @@ class View:
 
     def follow(self, segment: Segment, action: Callable[[Segment], T]) -> T:
         """Return the result of ``action``, which raises FileNotFoundError, for a segment's current name."""
-        for kind in (segment.kind, *SEGMENT_KINDS, *SEGMENT_KINDS):  # twice: the name may change back in between
+        for kind in (segment.kind, *SEGMENT_KINDS, *SEGMENT_KINDS):  # twice: reclaim may restore an earlier name
             with suppress(FileNotFoundError):
                 return action(segment.named(kind))
         raise SegmentGone(

@@ -1,7 +1,8 @@
 """Lock of the single writer, and its epoch, which grows by one at every start of a daemon.
 
 The lock file is one line of JSON: epoch, pid, host, started, nonce. Some network and FUSE file systems grant the lock
-twice, so a daemon reads its nonce back: of two that start together, the last writer continues.
+twice, so a daemon reads its nonce back: of two that start together, the last writer continues. Before each
+acknowledgement, a daemon checks that the file is still its own.
 """
 
 from __future__ import annotations

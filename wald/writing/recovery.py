@@ -336,7 +336,7 @@ class _Recovery:
 
         A power cut can leave a gap in the last commit round. The first batch of a round is flagged if all before it was
         synced first. So a gap after the durable end is damage if a flagged batch follows; otherwise it is an unfinished
-        write, and only batches before it count. Append times cannot tell: rounds may share one.
+        write, and only batches before it count. Append times cannot tell: after a clock step, rounds may share one.
         """
         facts, gap = self._scan(newest, durable_bytes)
         if gap is None:

@@ -61,7 +61,8 @@ def seal(
 ) -> Compressed:
     """Replace a raw segment by its sealed form.
 
-    ``reserve`` allocates the largest possible sealed form first; on a tmpfs, this takes as long as writing it.
+    ``reserve`` allocates the largest possible sealed form first, to keep the room; on a tmpfs, this takes as long
+    as writing it.
     """
     base = segment.base_sequence
     target = root.segment(base, Kind.SEALED)

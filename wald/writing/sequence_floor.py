@@ -46,7 +46,10 @@ class Floor:
 
 
 def find_floor(root: Root, *, log_id: bytes, next_sequence: int) -> Floor:
-    """Read every cursor and journal, including those of retired routes, and the ledgers of deletions and archives."""
+    """Read every cursor and journal, including those of retired routes, and the ledgers of deletions and archives.
+
+    A missing sealed record is damage: see :func:`last_sealed`.
+    """
     floor = Floor(next_sequence - 1)
     for path, sequence, trusted in _sequences(root, log_id):
         if sequence <= floor.last:
