@@ -59,7 +59,7 @@ def room_commands(*paths: str | os.PathLike[str], error: OSError | None = None) 
 
 
 def user_name(user_id: int) -> str:
-    """Return a user's name; the number as text without one."""
+    """Return the user's name, or the number as text if it has no name."""
     import pwd
 
     try:
@@ -69,7 +69,7 @@ def user_name(user_id: int) -> str:
 
 
 def group_name(group_id: int) -> str:
-    """Return an OS group's name; the number as text without one."""
+    """Return the OS group's name, or the number as text if it has no name."""
     import grp
 
     try:
@@ -164,7 +164,7 @@ def _room_and(root: Path | None, socket: Path, command: str) -> str:
 
 
 _IDENTITY_UNREADABLE = "stop the daemon and wald-reclaim; then {wald} repair restores it from the segments"
-_NOTHING_LOST = "nothing was acknowledged after that, and nothing acknowledged is lost"
+_NOTHING_LOST = "nothing was acknowledged after that, and no acknowledged record is lost"
 PROGRAMS = {"wald": "wald", "wald_reclaim": "wald-reclaim", "wald_drain": "wald-drain"}
 
 TEMPLATES: dict[str, str | Callable[..., str]] = {
@@ -209,10 +209,10 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "segment-of-other-log": "move it out of {directory}",
     "segment-gone": "ls -l {directory}",
     "segment-file-missing": "ls -l {directory}; restore the file from an archive or a backup",
-    "no-segment": "findmnt -T {path} shows whether it is mounted; mount it, or restore it from a backup; "
-    "or {wald} repair --accept-loss gives up these records",
-    "no-segment-at-start": "findmnt -T {path} shows whether it is mounted; mount it, or restore it from a backup, "
-    "then restart the daemon; or {wald} repair --accept-loss gives up these records",
+    "no-segment": "findmnt -T {path} shows whether it is mounted; mount it or restore it from a backup; "
+    "otherwise, {wald} repair --accept-loss gives up these records",
+    "no-segment-at-start": "findmnt -T {path} shows whether it is mounted; mount it or restore it from a backup, "
+    "and restart the daemon; otherwise, {wald} repair --accept-loss gives up these records",
     "head-damaged": "{wald} repair rebuilds it from the segments, as does the next start of the daemon",
     "no-readable-head": "send a record to the running daemon, or start it: {wald} run",
     "log-gone": "findmnt -T {root}; ls -la {root}; restart this program once the log is back",
@@ -284,7 +284,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "text-without-utf-8": "pass bytes",
     "time-is-not-valid": "time.time_ns()",
     "event-time-is-not-valid": "time.time_ns(), or a datetime with a zone",
-    "due-time-is-not-valid": "time.time_ns() + 300 * 10**9, or a datetime",
+    "due-time-is-not-valid": "pass nanoseconds, such as time.time_ns() + 300 * 10**9, or a datetime",
     "headers-are-not-a-mapping": '{{"content-type": "text/csv"}}',
     "line-is-not-json": "each line must be a JSON value",
     "line-is-not-a-record": 'each line must look like {{"key": "a", "value": "b"}}',
@@ -319,7 +319,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "routes-are-not-tables": "write [routes.NAME]",
     "setting-is-not-a-list-of-users": 'write names or numbers, as in ["root", 33]; getent passwd lists users',
     "setting-misplaced": "move {key} {home}",
-    "fifo-mode-too-open": 'mode = "{mode:04o}", or no writers',
+    "fifo-mode-too-open": 'set mode = "{mode:04o}", or remove writers',
     "address-is-not-free": 'use a free "127.0.0.1:PORT"',
     # a daemon that runs
     "daemon-cannot-start": lambda root, error: (
@@ -332,7 +332,7 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "head-cannot-be-written": lambda root, head, error: (
         f"ls -l {quote(head)}; {room_commands(root, error=error)}; then restart the daemon"
     ),
-    "segments-unmounted": "findmnt -T {segments}; mount it again, or move it back; then restart the daemon",
+    "segments-unmounted": "findmnt -T {segments}; mount it again or move it back, and restart the daemon",
     "active-segment-gone": "df -h {segments}; make room, or restore the missing files; then {wald} verify",
     "records-of-truncated-segment": "{wald} verify shows which",
     "disk-too-small": "WALD_SEGMENT_MAX_BYTES={segment} WALD_FREE_SPACE_MIN={reserve}",

@@ -6,7 +6,7 @@ durations seconds or "10s", "5m", "1h". Each route has a table:
     [routes.access]
     fifo = true             # create routes/access/in
     mode = "0620"           # of the FIFO
-    writers = ["www-data"]  # users that may write over the socket; empty: all users
+    writers = ["www-data"]  # users allowed to write over the socket; empty: all users
     consumers = "billing"   # OS group whose members may leave cursors
     max_age = "7d"          # and other limits, with defaults in [retention]
 """
@@ -136,7 +136,7 @@ class RouteConfig(RouteLimits):
         MODE, 0o620, "permission bits of the FIFO; unset: those of an existing FIFO; with writers at most 0600"
     )
     writers: frozenset[int] = _optional(
-        USERS, [], "users that may write over the socket; empty: all users", unset=frozenset()
+        USERS, [], "users allowed to write over the socket; empty: all users", unset=frozenset()
     )
     consumers: str | None = _optional(OS_GROUP, "", "OS group whose members may leave cursors; unset: unchanged")
 
@@ -202,14 +202,14 @@ class Config:
     )
     record_max_bytes: int = setting(size(KIB, GIB), "512MiB", "maximum size of a record from a pipe")
     request_max_bytes: int = setting(size(128 * KIB, 512 * MIB), "64MiB", "maximum payload of one request")
-    compression_level: int = setting(count(1, 19), 3, "zstd level of sealed segments")
+    compression_level: int = setting(count(1, 19), 3, "zstd compression level of sealed segments")
     metrics: str = setting(
         text('an address such as "127.0.0.1:9464"', r"(\[[0-9a-fA-F:.]+\]|[^:\s\[\]]+):\d{1,5}"),
         "",
-        "address that serves /metrics and /healthz; empty: none",
+        "address on which to serve /metrics and /healthz; empty: off",
     )
     stall_timeout: float = setting(
-        duration(1, _DAY), "60s", "report unhealthy if input waits for this long and the head does not move"
+        duration(1, _DAY), "60s", "report unhealthy if input has waited for this long without the head moving"
     )
     log_format: str = setting(
         choice("auto", "json", "console"),

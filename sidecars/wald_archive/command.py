@@ -295,7 +295,7 @@ def main() -> None:
 def _size(records: int | None, size_bytes: int | None) -> Size:
     if records is not None and size_bytes is not None:
         raise InvalidInput(
-            "--records-per-bundle and --bytes-per-bundle exclude each other", hint="wald-archive pack --help"
+            "--records-per-bundle and --bytes-per-bundle are mutually exclusive", hint="wald-archive pack --help"
         )
     if size_bytes == 0:
         raise InvalidInput("a bundle of 0 bytes cannot have any records", hint="--bytes-per-bundle 256MiB")

@@ -185,7 +185,7 @@ def test_json_that_is_no_string_is_stored_as_it_stands_in_its_line(daemon: Daemo
         (b'{"valeu": 1}', "unknown field 'valeu'"),
         (b'{"key": 1}', "key is not a string"),
         (b'{"key_hex": "xyz"}', "key_hex is not hexadecimal"),
-        (b'{"value": "", "value_hex": ""}', "exclude each other"),
+        (b'{"value": "", "value_hex": ""}', "are mutually exclusive"),
         (b'{"time": "noon"}', "time 'noon' is not like"),
         (b'{"time": 1.5}', "time 1.5 is not a 64-bit integer of ns"),
         (b'{"time": 9223372036854775808}', "is not a 64-bit integer of ns"),

@@ -126,7 +126,7 @@ def test_short_lines_with_a_time_each_make_no_large_request(root: Path) -> None:
         (("--at", "300"), "--at 300: a number alone", "--at 14:00"),
         (("--at", "5m"), "--at 5m: counts back from now", "--delay 5m is that long from now on"),
         (("--at", "2262-04-12"), "--at 2262-04-12: after 2262-04-11T23:47:16Z", "64 bits"),
-        (("--at", "14:00", "--delay", "5m"), "--delay and --at exclude each other", "wald append --help"),
+        (("--at", "14:00", "--delay", "5m"), "--delay and --at are mutually exclusive", "wald append --help"),
     ],
 )
 def test_no_line_is_sent_with_a_wrong_time(

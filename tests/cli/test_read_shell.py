@@ -92,13 +92,13 @@ def test_options_that_say_which_records_go_together(root: Path, options: str, ex
 @pytest.mark.parametrize(
     ("options", "words", "hint"),
     [
-        ("--since 1h --from 3", "--since and --from exclude each other", "read a --from 3"),
-        ("--until 1h --to 3", "--until and --to exclude each other", "read a --to 3"),
-        ("-n 5 --limit 5", "-n and --limit exclude each other", "read a -n 5"),
+        ("--since 1h --from 3", "--since and --from are mutually exclusive", "read a --from 3"),
+        ("--until 1h --to 3", "--until and --to are mutually exclusive", "read a --to 3"),
+        ("-n 5 --limit 5", "-n and --limit are mutually exclusive", "read a -n 5"),
         ("-n 5 --commit", "-n would pass over records that the group has not read", "--limit 5"),
         ("-n 5 --group g", "-n would pass over records that the group has not read", "--limit 5"),
-        ("-n 5 --from cursor", "-n and --from cursor exclude each other", "read a -n 5 --follow"),
-        ("-n 5 --from end", "-n and --from end exclude each other", "read a -n 5 --follow"),
+        ("-n 5 --from cursor", "-n and --from cursor are mutually exclusive", "read a -n 5 --follow"),
+        ("-n 5 --from end", "-n and --from end are mutually exclusive", "read a -n 5 --follow"),
         ("--since 250", "--since 250: a number alone is a sequence, not a time", "--since 5m"),
         ("--since end", "--since end: not a time", "--since yesterday"),
         ("--until noon", "--until noon: not a time", "--until 14:00"),

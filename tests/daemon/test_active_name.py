@@ -215,7 +215,7 @@ def test_without_room_it_is_reported_and_put_back_when_there_is_some(start: Star
     eventually(lambda: stat(daemon)["degraded"])
     (disk / "filler").unlink()
     # Not the path: a segment that is full is cut as soon as it has its name, and then sealed.
-    eventually(lambda: "it is restored with its contents" in daemon.log)
+    eventually(lambda: "the daemon has restored it with its contents" in daemon.log)
     eventually(lambda: not stat(daemon)["degraded"])
     daemon.kill()
     daemon.start_again()

@@ -83,7 +83,8 @@ def test_retiring_is_for_the_owner_and_who_is_named() -> None:
     """What is unread in a retired route may be deleted; so it is taken back by the same users, and by no others."""
     with daemon_of(OWNER, f"[routes.named]\nwriters = [{MEMBER.user_id}]\n[routes.all]\n") as daemon:
         retired = daemon.root / "routes/all/retired"
-        refusal = f"ERR denied user {MEMBER.user_id} may not retire all: that is for the log's owner and its writers"
+        permitted = "only the log's owner and the route's writers may"
+        refusal = f"ERR denied user {MEMBER.user_id} may not retire all: {permitted}"
         assert ask(daemon, MEMBER, b"PUB all 2\nx\n") == "OK 1 1"
         assert ask(daemon, MEMBER, b"ROUTE RETIRE all\n") == refusal
         assert not retired.exists()

@@ -84,8 +84,8 @@ def test_what_was_sealed_has_to_be_what_was_deleted() -> None:
         (sealed(("a", 10, 1, 10), last=21), ["its last is 20, and was 21 when it was sealed"]),
         (sealed(("a", 10, 1, 10), base=2), ["its base is 1, and was 2 when it was sealed"]),
         (sealed(("a", 10, 1, 10), sha256="cd"), [f"its sha256 is {SHA256}, and was cd when it was sealed"]),
-        ({"event": "sealed", "base": 1, "last": 20, "sha256": SHA256}, ["the sealed line does not say what it held"]),
-        (sealed() | {"routes": [["a"]]}, ["the sealed line does not say what it held"]),
+        ({"event": "sealed", "base": 1, "last": 20, "sha256": SHA256}, ["the sealed line does not list the contents"]),
+        (sealed() | {"routes": [["a"]]}, ["the sealed line does not list the contents"]),
     ]:
         assert list(audit_deletion(line(HELD | {"cursors": {"processed": 10}}), was).errors) == words
 
@@ -105,7 +105,7 @@ def test_a_segment_without_records_may_go() -> None:
 def test_of_a_segment_that_no_ledger_records_the_cursors_count() -> None:
     ruling = audit_deletion(line(HELD | {"cursors": {"processed": 10}}), None)
     assert ruling.errors == ()
-    assert ruling.notes == ("no ledger records what it held when it was sealed",)
+    assert ruling.notes == ("no ledger records its contents when it was sealed",)
 
 
 def test_a_segment_that_still_exists_is_reported() -> None:

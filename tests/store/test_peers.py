@@ -134,7 +134,7 @@ def test_verify_finds_an_index_that_names_another_peer(tmp_path: Path, monkeypat
     with monkeypatch.context() as patched:
         patched.setattr("wald.segments.index_builder.decode_peer", lambda _: BASH)
         built.seal()
-    assert any("the peers in the index differ from the frames" in error for error in errors(built.root.path))
+    assert any("the peers in the index do not match the frames" in error for error in errors(built.root.path))
 
 
 def test_a_segment_says_which_version_wrote_it(tmp_path: Path) -> None:

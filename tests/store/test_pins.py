@@ -286,7 +286,7 @@ def test_what_cursors_let_go_they_let_go_where_none_is_moved_back(built: Built, 
 def test_a_segment_that_is_not_what_its_name_says_is_reported(built: Built) -> None:
     path = built.path(2, Kind.SEALED)
     shutil.copy(built.path(1, Kind.SEALED), path)
-    with pytest.raises(Damaged, match="it is segment 1"):
+    with pytest.raises(Damaged, match="contains segment 1"):
         sealed_index(Segment(2, Kind.SEALED, path), built.log_id)
     with pytest.raises(Damaged, match="belongs to log"):
         sealed_index(Segment(1, Kind.SEALED, built.path(1, Kind.SEALED)), b"0123456789abcdef")

@@ -99,7 +99,7 @@ def test_a_segment_of_which_nothing_can_be_read_is_kept_aside(tmp_path: Path, na
     newest(path).write_bytes(damaged)
     built = start_again(path)
     assert built.report.fate == "quarantine"
-    assert any("nothing in it can be read" in line for line in built.report.errors)
+    assert any("nothing in it is readable" in line for line in built.report.errors)
     assert any("records 3 to 6 were acknowledged" in line for line in built.report.errors)
     assert quarantined(path) == [damaged]
     assert (path / built.report.kept_in).read_bytes() == damaged

@@ -115,7 +115,7 @@ def test_a_record_that_a_shrink_kept_is_lost_with_its_segment(built: Built) -> N
 
     gone = built.log.where(39)
     assert (gone.state, gone.reclaimed) == (State.LOST, None)
-    assert gone.message == f"lost, after shrinking had kept it: {gone.segment} is not there, and no ledger says why"
+    assert gone.message == f"lost, after shrinking had kept it: {gone.segment} is not there, and no ledger explains why"
     assert built.log.where(10).state is built.log.where(9).state is State.RECLAIMED
 
 

@@ -126,7 +126,7 @@ def test_a_lost_segment_does_not_take_reclaimed_neighbours_with_it(built: Built)
     lost = built.path(8, Kind.SEALED)
     lost.unlink()
 
-    assert errors(built) == ["segments records 8 to 15 are in no segment, and no ledger says why"]
+    assert errors(built) == ["segments records 8 to 15 are in no segment, and no ledger explains why"]
     assert "records 1 to 7 before it were reclaimed" in [found.message for found in findings(built, Level.INFO)]
 
 

@@ -371,14 +371,14 @@ class _Check:
             return
         held = self._contents.routes()
         if _columns(table, index.routes) != _columns(self._contents.table, held):
-            self.error(0, "the batch table of the index differs from the frames")
+            self.error(0, "the batch table in the index does not match the frames")
         if (index.shrunk.ranges if index.shrunk else []) != list(self._contents.dropped):
-            self.error(0, "the dropped records in the index differ from the frames")
+            self.error(0, "the dropped records in the index do not match the frames")
         counted = {entry.route: entry for entry in index.routes}
         if counted != {entry.route: entry for entry in held} or index.next_sequence != self.state.next_sequence:
-            self.error(0, "the counts in the index differ from the frames")
+            self.error(0, "the counts in the index do not match the frames")
         if peers != self._contents.peers:
-            self.error(0, "the peers in the index differ from the frames")
+            self.error(0, "the peers in the index do not match the frames")
 
     def _check_name(self, found: SegmentHeader | SealedIndex) -> None:
         if self._target.log_id is not None and found.log_id != self._target.log_id:

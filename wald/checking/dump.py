@@ -95,7 +95,7 @@ def _sealed(path: Path, records: bool) -> Iterator[Item]:
                 continue
             yield item
             if index.is_damage(frame):
-                yield _gap(frame.raw_offset, len(data), "damaged before it was sealed")
+                yield _gap(frame.raw_offset, len(data), "damaged before the segment was sealed")
                 continue
             if frame.raw_offset == 0:
                 yield _segment_header(data[:FIRST_BATCH], SEGMENT_MAGIC)

@@ -202,7 +202,7 @@ class Verification:
         if base > expected:
             lost = self._lost(expected, base - 1)
             for first, last in lost:
-                yield self._missing(self._root.segments, first, last, "are in no segment, and no ledger says why")
+                yield self._missing(self._root.segments, first, last, "are in no segment, and no ledger explains why")
             explained = list(Spans(lost).outside(expected, base - 1))
             for first, last in explained:
                 yield from self._on_record(first, last)

@@ -82,11 +82,11 @@ def append(
     durable nevertheless, and the exit code is 15. If the route has no such group, nothing is sent (3).
     """
     if jsonl and key_separator is not None:
-        raise InvalidInput("--jsonl and --key-separator exclude each other", hint="wald append --help")
+        raise InvalidInput("--jsonl and --key-separator are mutually exclusive", hint="wald append --help")
     if key_separator == "":
         raise InvalidInput("--key-separator is empty", hint="--key-separator $'\\t'")
     if delay is not None and at is not None:
-        raise InvalidInput("--delay and --at exclude each other", hint="wald append --help")
+        raise InvalidInput("--delay and --at are mutually exclusive", hint="wald append --help")
     encode = _encoder(key_separator, jsonl=jsonl, due=_due(delay, at))
     names = files or (_STDIN,)
     for name in names:

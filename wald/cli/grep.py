@@ -118,7 +118,7 @@ def _range(start: str | None, stop: str | None, since: str | None, until: str | 
     """
     for one, other, names in ((start, since, "--from and --since"), (stop, until, "--to and --until")):
         if one is not None and other is not None:
-            raise InvalidInput(f"{names} exclude each other", hint="wald grep --help")
+            raise InvalidInput(f"{names} are mutually exclusive", hint="wald grep --help")
     begin: Start = "earliest"
     if start is not None or since is not None:
         if start is not None:

@@ -68,23 +68,24 @@ class Asked:
         both = self.start is not None and self.since is not None
         yield (
             both,
-            "--since and --from exclude each other: both say where reading begins",
+            "--since and --from are mutually exclusive: both say where reading begins",
             f"{read} --from {self.start}",
         )
         both = self.stop is not None and self.until is not None
-        yield both, "--until and --to exclude each other: both say where reading ends", f"{read} --to {self.stop}"
+        yield both, "--until and --to are mutually exclusive: both say where reading ends", f"{read} --to {self.stop}"
         if self.count is None:
             return
         both = self.limit is not None
         yield (
             both,
-            "-n and --limit exclude each other: one takes the last records, the other the first",
+            "-n and --limit are mutually exclusive: one takes the last records, the other the first",
             f"{read} {last}",
         )
         skipping = "-n would pass over records that the group has not read"
         yield self.commit or self.group is not None, skipping, f"{read} {last}, or --limit {self.count} in its place"
         named = self.start in ("cursor", "end")
-        yield named, f"-n and --from {self.start} exclude each other", f"{read} {last} --follow goes on behind the last"
+        message = f"-n and --from {self.start} are mutually exclusive"
+        yield named, message, f"{read} {last} --follow continues after the last"
 
     def range(self) -> tuple[Start, Stop | None]:
         """The positions that were asked for.

@@ -47,7 +47,7 @@ def show(root: Path, sequence: int, archive: str | None, raw: bool, as_json: boo
     deleted or never issued, and 4 if it is damaged.
     """
     if raw and as_json:
-        raise InvalidInput("--raw and --json exclude each other", hint="wald show --help")
+        raise InvalidInput("--raw and --json are mutually exclusive", hint="wald show --help")
     log = wald.open(root)
     found = log.where(sequence)
     batch = _in_log(log, found)

@@ -112,7 +112,7 @@ def _fields(line: bytes, due_ns: int | None) -> _Record:
         raise ValueError("key is not a string")
     key = _bytes(fields, "key")
     if "time" in fields and "event_time_ns" in fields:
-        raise ValueError("time and event_time_ns exclude each other")
+        raise ValueError("time and event_time_ns are mutually exclusive")
     if "event_time_ns" in fields:  # of wald read, always in nanoseconds
         time_ns = _time("event_time_ns", fields["event_time_ns"])
     else:
@@ -136,7 +136,7 @@ def _value_as_sent(line: str) -> str:
 def _bytes(fields: dict[str, Any], name: str) -> bytes | None:
     forms = [form for form in ("", *_FORMS) if name + form in fields]
     if len(forms) > 1:
-        raise ValueError(f"{' and '.join(name + form for form in forms)} exclude each other")
+        raise ValueError(f"{' and '.join(name + form for form in forms)} are mutually exclusive")
     form = forms[0] if forms else ""
     given: Any = fields.get(name + form)
     try:

@@ -67,7 +67,7 @@ _USAGE = (
 
 _MODE = re.compile("mode=([0-7]+)")
 _CONSUMERS = "consumers="
-_OWNERS = "that is for the log's owner"
+_OWNERS = "only the log's owner"
 _CUT_SECONDS = 1.0  # each segment costs syncs, a file, and a line in the ledger
 
 
@@ -135,7 +135,7 @@ class Commands:
 
     def _step_clock(self, user_id: int) -> bytes:
         if not _is_owner(user_id):
-            raise _denied(user_id, f"step the clock: {_OWNERS}")
+            raise _denied(user_id, f"step the clock: {_OWNERS} may")
         state, now_ns = self._writer.state, time.time_ns()
         if not seconds_ahead(state.append_time_ns, now_ns):
             return encode_ok(f"nothing-to-step {state.next_sequence}")
@@ -160,9 +160,9 @@ class Commands:
             self._require_retirer(name, user_id, f"take {name} back")
         if not _is_owner(user_id):
             if mode is not None:
-                raise _denied(user_id, f"set a FIFO's mode: {_OWNERS}")
+                raise _denied(user_id, f"set a FIFO's mode: {_OWNERS} may")
             if consumers is not None:
-                raise _denied(user_id, f"set consumers: {_OWNERS}")
+                raise _denied(user_id, f"set consumers: {_OWNERS} may")
             if writers is not None and (fifo or user_id not in writers):
                 raise _denied(user_id, f"change {name}: its settings name writers, and only they may")
         if fifo and writers is not None:
@@ -183,7 +183,7 @@ class Commands:
     def _require_retirer(self, name: str, user_id: int, action: str) -> None:
         """Require a user who may retire the route, which allows its unread records to be deleted."""
         if not _is_owner(user_id) and user_id not in self._routes.writers.get(name, ()):
-            raise _denied(user_id, f"{action}: {_OWNERS} and its writers")
+            raise _denied(user_id, f"{action}: {_OWNERS} and the route's writers may")
 
 
 def _is_owner(user_id: int) -> bool:

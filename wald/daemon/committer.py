@@ -333,6 +333,7 @@ class Committer:
             self.cut()
 
     def due(self) -> float:
+        """Return the monotonic time at which :meth:`tend` has work."""
         due = self._name_again_at
         if not self.writer.failed:
             due = min(due, max(self._cut_at(), self._cut_again_at))
@@ -341,13 +342,13 @@ class Committer:
         return due
 
     def keep_name(self) -> None:
-        """Restore the active segment's name: without it, the file is lost with the process."""
+        """Restore the active segment's name if it is gone: a file without a name is lost when the process ends."""
         path = str(self.writer.path)
         if self.writer.is_named():
             if self._unnamed_at is None:
                 return
             self._journal.info("active segment has its name again", path=path)
-        elif not self._lock.is_ours():  # the file may be another daemon's, even sealed
+        elif not self._lock.is_ours():  # the file may belong to another daemon, which may even have sealed it
             return
         else:
             try:
@@ -355,7 +356,7 @@ class Committer:
             except OSError as error:
                 raise self._unnamed(error) from error
             details = {"quarantined": str(found)} if found else {}
-            next_ = "it is restored with its contents"
+            next_ = "the daemon has restored it with its contents"
             self._journal.error("active segment removed or replaced", path=path, **details, next=next_)
         self._unnamed_at, self._refused = None, False
 
@@ -577,6 +578,7 @@ class Committer:
             ) from error
 
     def _report_room(self, *, degraded: bool) -> None:
+        """Log that the disk became full, with each new cause, or that it has room again."""
         metrics, now = self._metrics, time.monotonic()
         was_degraded, metrics.degraded = metrics.degraded, degraded
         numbers = {"free": metrics.free_bytes, "needed": metrics.needed_bytes}

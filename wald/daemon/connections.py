@@ -319,9 +319,9 @@ class Connections:
             self._answering.append(client)
 
     def run_command(self, now: float, *, is_held: bool = False) -> None:
-        """Run the command of the user served longest ago; its equal commands share the reply.
+        """Run a command of the least recently served user; that user's identical commands share the reply.
 
-        While a round ``is_held``, commands that need the disk are refused.
+        If ``is_held``, a round is waiting for the disk: refuse commands that need it.
         """
         if self._has_recorded and now < self._next_command_at:
             return
@@ -341,7 +341,7 @@ class Connections:
         self._has_recorded = False
         same = [each for each in waiting if each.user_id == user_id and each.connection.command == command]
         for client in same[:_SAME_ANSWERS_MAX]:
-            if client.socket.fileno() < 0:  # closed because unsent replies fill the memory
+            if client.socket.fileno() < 0:  # closed, because unsent replies took too much memory
                 continue
             client.connection.end_command()
             client.active_at = now
@@ -372,6 +372,7 @@ class Connections:
         self.answer_others()
 
     def answer_others(self) -> None:
+        """Reply to the clients of the round whose records are not held."""
         answering, self._answering = self._answering, []
         for client in answering:
             if client.socket.fileno() >= 0 and client.connection.wait is not HELD:

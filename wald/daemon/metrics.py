@@ -171,13 +171,13 @@ def daemon_metrics(metrics: Metrics, failures: int) -> Iterator[Metric]:
 
 
 class MetricsProcess:
-    """Runner of ``wald metrics``, which reuses recent output."""
+    """Runner of ``wald metrics`` that caches its output."""
 
     def __init__(self, root: Path, needed_bytes: Callable[[], int]) -> None:
         self._root = root
         self._needed_bytes = needed_bytes
         self._mutex = threading.Lock()
-        self._due = 0.0
+        self._due = 0.0  # monotonic time before which the output is reused
         self._text = b""
         self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None

@@ -130,7 +130,7 @@ def is_own(path: Path) -> bool:
 
 
 def is_companion(path: Path, cursor: Path) -> bool:
-    """Return True if the owner of the cursor (or without one this user) owns ``path``; others may be planted."""
+    """Return True if the cursor's owner, or this user without a cursor, owns ``path``; others may plant files."""
     if not os.path.lexists(path):
         return False
     owner = file_owner(cursor)

@@ -118,11 +118,11 @@ class Disk:
         total = 0
         try:
             for first in range(0, len(buffers), _IOV_MAX):
-                some = buffers[first : first + _IOV_MAX]
-                length = sum(map(len, some))
-                done = os.pwritev(descriptor, some, offset + total) if length else 0
+                chunk = buffers[first : first + _IOV_MAX]
+                length = sum(map(len, chunk))
+                done = os.pwritev(descriptor, chunk, offset + total) if length else 0
                 if done < length:
-                    data = memoryview(b"".join(some))
+                    data = memoryview(b"".join(chunk))
                     while done < length:
                         done += os.pwrite(descriptor, data[done:], offset + total + done)
                 total += length

@@ -154,7 +154,7 @@ def scan_cursor_directory(directory: Path, suffix: str) -> Iterator[os.DirEntry[
         for count, entry in enumerate(entries, start=1):
             if count > GROUP_FILES_MAX:
                 raise OSError(
-                    errno.E2BIG, f"more than {GROUP_FILES_MAX} files; find out whose they are", str(directory)
+                    errno.E2BIG, f"more than {GROUP_FILES_MAX} files; ls -l shows their owners", str(directory)
                 )
             if entry.name.endswith(suffix):
                 yield entry

@@ -74,7 +74,7 @@ def stored_index(part: PartName) -> PartIndex:
         length = os.fstat(file.fileno()).st_size
         size = part_index_bytes(os.pread(file.fileno(), FOOTER_BYTES, max(0, length - FOOTER_BYTES)))
         if size > length:
-            raise BadPart("the index is cut short")
+            raise BadPart("the index is truncated")
         index = decode_part_index(os.pread(file.fileno(), size, length - size))
     if index.line != part.line:
         raise BadPart(f"the index is that of line {index.line}")
@@ -82,7 +82,7 @@ def stored_index(part: PartName) -> PartIndex:
 
 
 def read_index(part: PartName) -> PartIndex:
-    """Read an index, or rebuild a damaged one from the lines."""
+    """Read a part's index; if it is damaged, rebuild it from the lines."""
     with suppress(BadPart):
         return stored_index(part)
     frames = list(frames_of(part.path))
@@ -505,6 +505,7 @@ def newest_entries(path: Path, *events: str) -> Iterator[Entry]:
 
 
 def _newest_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of the current file and its newest part, newest first; ignore a damaged part."""
     data, _ = read_current(path)
     yield from reversed(data.split(b"\n"))
     with suppress(Damaged, OSError):

@@ -182,7 +182,7 @@ class Ledger:
             for _, data in frames_of(temporary):
                 found.update(data)
             if found.digest() != checksum or stored_index(PartName(index.line, temporary)) != index:
-                raise BadPart(f"does not read back as {self.path.name}")
+                raise BadPart(f"its lines differ from {self.path.name} when read back")
             self._disk.rename(temporary, path)
         except Exception:
             with suppress(OSError):

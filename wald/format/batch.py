@@ -280,7 +280,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[StoredBatch]:
         data, position = self.data, self.position
-        routes: dict[bytes, str] = {}
+        routes: dict[bytes, str] = {}  # decoded names: many batches share a few
         for at, end, fields in whole_batches(
             data, self.end, position=position, salt=self.salt, verified=self._verified
         ):

@@ -80,7 +80,7 @@ def record_from_json(line: bytes | str) -> Record:
         shown: dict[str, Any] = json.loads(line)
         value, headers = _parse_bytes(shown, "value"), shown.get("headers")
         if value is None:
-            raise ValueError("a record without a value")
+            raise ValueError("the record has no value")
         if isinstance(headers, dict):
             shown = shown | {"headers": json.dumps(headers, ensure_ascii=False, separators=(",", ":"))}
         return Record(

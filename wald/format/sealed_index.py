@@ -371,7 +371,7 @@ def read_frame_lengths(read: Callable[[int, int], bytes], offset: int) -> FrameL
     while not last:
         header = read(end, 3)
         if len(header) < 3:
-            raise BadFrame("the frame is cut short")
+            raise BadFrame("the frame is truncated")
         bits = int.from_bytes(header, "little")
         last, kind, length = bool(bits & 1), bits >> 1 & 3, bits >> 3
         if kind > _COMPRESSED or length > _BLOCK_MAX_BYTES:

@@ -52,7 +52,7 @@ def encode_segment_header(header: SegmentHeader, magic: bytes = SEGMENT_MAGIC) -
 def decode_segment_header(data: bytes | memoryview, magic: bytes = SEGMENT_MAGIC) -> SegmentHeader:
     """Decode a header with this magic, or raise BadHeader."""
     if len(data) < SEGMENT_HEADER.size:
-        raise BadHeader(f"{len(data)} bytes are too short for a {SEGMENT_HEADER.size}-byte header")
+        raise BadHeader(f"{len(data)} bytes are too few for a {SEGMENT_HEADER.size}-byte header")
     found, checksum, version, size, log_id, base, epoch, created, salt, writer = SEGMENT_HEADER.unpack_from(data)
     if found != magic:
         raise BadHeader(f"the magic is {found!r}, not {magic!r}")

@@ -146,6 +146,7 @@ class _Columns:
         return self._selected(pa.binary(), [column.validity, column.offsets, column.data])
 
     def _selected(self, kind: Any, stored: list[memoryview | None]) -> pa.Array:
+        """Return the selected part of a stored column, without copying it."""
         assert self._stored is not None
         buffers = [None if buffer is None else pa.py_buffer(buffer) for buffer in stored]
         array = pa.Array.from_buffers(kind, self._stored.count, buffers)

@@ -189,11 +189,11 @@ class Batch:
         if not self.is_columns:
             return Rows(route, first, count, time_ns, bytes(self.payload).split(b"\n"), terminated=self.terminated)
         columns = decode_columns(self.payload)
-        here = slice(self.skipped, self.skipped + count)
-        values = [value or b"" for value in columns.values.to_list()[here]]
-        keys = columns.keys.to_list()[here] if columns.keys else None
-        headers = columns.headers.to_list()[here] if columns.headers else None
-        times = columns.times.cast("q").tolist()[here] if columns.times else None
+        selected = slice(self.skipped, self.skipped + count)
+        values = [value or b"" for value in columns.values.to_list()[selected]]
+        keys = columns.keys.to_list()[selected] if columns.keys else None
+        headers = columns.headers.to_list()[selected] if columns.headers else None
+        times = columns.times.cast("q").tolist()[selected] if columns.times else None
         return Rows(route, first, count, time_ns, values, keys, times, headers)
 
     def raw(self) -> bytes | memoryview:

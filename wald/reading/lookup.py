@@ -201,9 +201,9 @@ def _fate(view: View, sequence: int, reason: str, history: History, *, dropped_f
         return Whereabouts(sequence, State.LOST, f"{_describe_loss(shrunk)}: {lost[0].reason}", segment=segment)
     if shrunk is not None:
         name = segment_name(shrunk.entry["base"], Kind.SEALED)
-        message = f"{_describe_loss(shrunk)}: {name} is not there, and no ledger says why"
+        message = f"{_describe_loss(shrunk)}: {name} is not there, and no ledger explains why"
         return Whereabouts(sequence, State.LOST, message, segment=name)
-    message = "it was issued, no segment holds it, and no ledger says why"
+    message = "it was issued, no segment holds it, and no ledger explains why"
     if not view.segments and not view.listing.released:
         segments = view.root.segments
         message = f"it was issued, and no segment is there: findmnt -T {segments} shows whether it is mounted"

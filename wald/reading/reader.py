@@ -411,7 +411,7 @@ class _Reading:
         self._report_gone([gone], first, last, "")
 
     def _report_deleted(self, deleted: DeletedSegment) -> None:
-        """Report open records with pieces in a deleted segment, after the end of the copy that was read."""
+        """Report open records that lost pieces because a segment was deleted before it was read to its end."""
         base = deleted.segment
         try:
             sealed = self._history.sealed(base)

@@ -165,7 +165,7 @@ class Plan:
         first += [Act(ActionKind.CLEAR, path, why) for path in facts.unneeded]
         first += set_aside
         first += _in_order(self.renames, {each.segment.path for each in facts.segments})
-        why = "it is lost or damaged, and its original from before an interrupted shrinking is intact"
+        why = "it is missing or damaged, and its original from before an interrupted shrinking is intact"
         first += [Act(ActionKind.PUT_BACK, path, why) for path in facts.put_back]
         acts = [(each.base, act) for each in self.kept if (act := self._treated(each)) is not None]
         assigned = {span for _, act in acts for span in act.lost}
@@ -272,7 +272,7 @@ class Plan:
         path, head = self.facts.root.head, self.facts.head
         if head is None:
             if self.kept:
-                yield Act(ActionKind.HEAD, path, "it is lost or damaged")
+                yield Act(ActionKind.HEAD, path, "it is missing or damaged")
             return
         rewritten = [act for act in acts if act.facts is not None and act.facts.base == head.segment]
         if rewritten:

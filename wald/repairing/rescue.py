@@ -77,13 +77,16 @@ def rescue(
     end: int,
     cut: int,
 ) -> Rescued:
-    """Raise Damaged if nothing is readable; ``before``: records open before the segment, if it lists none."""
+    """Collect the intact contents of a damaged segment; raise Damaged if nothing is readable.
+
+    ``before`` has the records open at the end of the previous segment, used unless this one's own state is readable.
+    """
     found = Rescued(open_records=dict(before))
     for batch in intact_batches(segment, log_id, durable=durable, end=end, cut=cut):
         if isinstance(batch, str):
             found.reason = found.reason or batch
             found.break_open()
-        elif batch.header.is_dropped:  # any of the dropped ones may be pieces of records
+        elif batch.header.is_dropped:  # any of the dropped batches may have been a piece of a record
             found.shrunk, found.reason = True, found.reason or batch.rebuilt
             if dropped is None:
                 found.break_open()
@@ -179,7 +182,7 @@ def _stored(
     with closing(opened):
         for found in stored:
             if isinstance(found, StoredBatch) and any(at <= found.position < at + length for at, length in damage):
-                yield DamagedBytes(found.position, found.end - found.position, "damaged before it was sealed")
+                yield DamagedBytes(found.position, found.end - found.position, "damaged before the segment was sealed")
             elif isinstance(found, StoredBatch | DamagedBytes):
                 yield found
         tail = opened.tail

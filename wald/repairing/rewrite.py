@@ -152,6 +152,7 @@ class Rewriter:
         return path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
 
     def _finished(self, raw: Path, base: int) -> NewSegment:
+        """Return the new segment in the form of the old one: raw unchanged, or compressed."""
         if self.segment.kind.form is Kind.RAW:
             return NewSegment(base, raw, None)
         path = self._temporary(base, Kind.SEALED)
@@ -160,7 +161,7 @@ class Rewriter:
             with open_file(raw) as file:
                 compressed = compress_segment(file.fileno(), target, self.disk)
             self.disk.sync(target)
-            os.posix_fadvise(target, 0, 0, os.POSIX_FADV_DONTNEED)  # read back from the disk
+            os.posix_fadvise(target, 0, 0, os.POSIX_FADV_DONTNEED)  # the check must read the disk, not the cache
         except BaseException:
             path.unlink(missing_ok=True)
             raise

@@ -56,12 +56,12 @@ class _Evidence:
 
 
 def audit_deletion(line: Entry, sealed: Entry | None, *, exists: bool = False, deleted: Spans | None = None) -> Ruling:
-    """Audit a ``reclaimed`` line that has routes; ``deleted``, the records of the others so far, is extended."""
+    """Audit a ``reclaimed`` line, and add its records to ``deleted``, those of the deletions audited so far."""
     errors: list[str] = []
     notes: list[str] = []
     unread = 0
     if not isinstance(line.get("routes"), list):
-        reason = "its line 'evidence' is missing" if "evidence" in line else "no cursors are recorded"
+        reason = "its 'evidence' line is missing" if "evidence" in line else "no cursors are recorded"
         rule = line.get("rule", "no rule")
         errors.append(f"{reason} ({rule}): it cannot be proven that the deletion was allowed")
     else:
@@ -78,7 +78,7 @@ def audit_deletion(line: Entry, sealed: Entry | None, *, exists: bool = False, d
             errors.append(REPEATED)
         deleted.add(line["base"], line["last"])
     if sealed is None:
-        notes.append("no ledger records what it held when it was sealed")
+        notes.append("no ledger records its contents when it was sealed")
     if exists:
         notes.append("it still exists; the next wald-reclaim deletes it, or withdraws the line")
     return Ruling(line["base"], tuple(errors), tuple(notes), unread)
@@ -98,7 +98,7 @@ def audit_shrink(line: Entry, before: Entry | None) -> Ruling:
         errors.append(str(error))
     except (TypeError, BadRunLengths):
         errors.append("the line does not say what it dropped")
-    notes = () if before is not None else ("no ledger records what it held before it was shrunk",)
+    notes = () if before is not None else ("no ledger records its contents before it was shrunk",)
     return Ruling(line["base"], tuple(f"shrink: {each}" for each in errors), notes)
 
 
@@ -205,7 +205,7 @@ def _sealed_routes(line: Entry) -> dict[str, RouteEntry]:
             for name, count, first, last, _ in line["routes"]
         }
     except (KeyError, TypeError, ValueError) as error:
-        raise _Malformed("the sealed line does not say what it held") from error
+        raise _Malformed("the sealed line does not list the contents") from error
 
 
 def _text(held: RouteEntry | None) -> str:

@@ -195,13 +195,14 @@ class Backlog:
         self._blockers, self._segments, self._stored_bytes = NO_BLOCKERS, 0, 0
 
     def _add_complete(self, index: SealedIndex, found: SegmentStatus) -> None:
+        """Add a complete segment to the growth and to the lags."""
         earliest_ns = min(index.frames.earliest_ns, default=0)
         routes = index.routes
-        grown = found.stored_bytes if found.state is State.SEALED else sum(routes.payload_bytes)
-        if (dropped := index.shrunk) is not None:  # dropped records were received, too
+        growth_bytes = found.stored_bytes if found.state is State.SEALED else sum(routes.payload_bytes)
+        if (dropped := index.shrunk) is not None:  # records dropped since were received, too
             routes = RouteTable.from_entries(merge_routes(index.routes, dropped.routes))
-            grown = dropped.stored_bytes or grown
-        self._growth.add(earliest_ns, grown, routes.names, routes.payload_bytes)
+            growth_bytes = dropped.stored_bytes or growth_bytes
+        self._growth.add(earliest_ns, growth_bytes, routes.names, routes.payload_bytes)
         self._counter.add(index)
 
     def _add_raw(self, segment: Segment) -> int:
@@ -219,7 +220,7 @@ class Backlog:
         return last
 
     def _lags_of(self, route: str) -> list[Lag]:
-        """Include the lag of an imaginary group at ``after``."""
+        """Return the lags of the route's groups, and of an imaginary group at ``after`` for received records."""
         found = self._lags.get(route)
         if found is None:
             cursors = self._cursors.cursors.get(route, ())

@@ -167,4 +167,4 @@ def _require_cursor(path: Path, log_id: bytes, pin: os.stat_result) -> None:
     if max(pin.st_nlink, cursor.st_nlink) > 1 or lines.log_id not in (None, log_id):
         raise BadPin(f"{path.name} is not a valid cursor, or one of the two files has another name too")
     if pin.st_uid != cursor.st_uid:
-        raise BadPin(f"{path.name} belongs to another user")
+        raise BadPin(f"{path.name} and this file belong to different users")

@@ -124,7 +124,7 @@ class LagCounter:
 
 
 def lags(view: View, cursors: Iterable[Cursor]) -> dict[tuple[str, str], Lag]:
-    """Return the lags by (route, group); segments that all have read stay closed."""
+    """Return the lags by (route, group). Segments that every group has read are not opened."""
     found = {(cursor.route, cursor.group): Lag(cursor.effective, written_ns=view.written_ns) for cursor in cursors}
     of_route: defaultdict[str, list[Lag]] = defaultdict(list)
     for (route, _), lag in found.items():

@@ -132,11 +132,11 @@ class SegmentIndexBuilder:
     def index(
         self, header: SegmentHeader, raw_bytes: int, damage: list[tuple[int, int]], *, sha256: bytes = b""
     ) -> SealedIndex:
-        """Return an index; all batches are in one frame if none was ended."""
+        """Return the index; if no frame was ended, one frame contains all batches."""
         stored = {} if self.frames else {"batches": compress_section(self.table.columns())}
         frames = FrameTable.from_frames(self.frames or [self.end_frame(raw_bytes=raw_bytes)])
         dropped = list(self.dropped)
-        shrunk = Shrunk(b"", 0, dropped, []) if dropped else None  # only the ledger knows their routes
+        shrunk = Shrunk(b"", 0, dropped, []) if dropped else None  # only the ledger lists the dropped routes
         span = header.log_id, header.base_sequence, self.next_sequence, raw_bytes, header.epoch, header.salt
         return SealedIndex(*span, frames, self.routes(), sha256, damage, shrunk, header.writer, stored)
 

@@ -251,6 +251,7 @@ class Resync:
         return batch_begin(self._read(max(0, end - TRAILER.size), TRAILER.size), end, self._salt)
 
     def _confirmed(self, index: SparseIndex) -> Iterator[int]:
+        """Yield the positions of index entries that match a batch header in the segment."""
         for sequence, position, time_ns in index.entries:
             header = decode_header(self._read(position, HEADER.size), 0, seed(self._salt, position))
             if header is not None and (header.base_sequence, header.append_time_ns) == (sequence, time_ns):

@@ -275,7 +275,7 @@ class SealedSegment(OpenSegment):
     def _substitute(self, frame: Frame, wanted: set[int] | None) -> DamagedBytes | SkippedBatches | None:
         """Return the only item of a frame; None if it must be decompressed."""
         if self.index.is_damage(frame):
-            return DamagedBytes(frame.raw_offset, frame.raw_bytes, "damaged before it was sealed")
+            return DamagedBytes(frame.raw_offset, frame.raw_bytes, "damaged before the segment was sealed")
         if self.index.shrunk is not None:  # only its batches show the dropped records between them
             needed = bool(frame.routes) or frame.raw_offset == 0
         else:
@@ -370,7 +370,7 @@ def check_name(segment: Segment, log_id: bytes, found: SegmentHeader | SealedInd
     if found is not None and found.log_id != log_id:
         raise _misplaced(segment, f"offset 16: the segment belongs to log {found.log_id.hex()}", foreign=True)
     if found is not None and found.base_sequence != segment.base_sequence:
-        raise _misplaced(segment, f"offset 32: it is segment {found.base_sequence}, which does not match its name")
+        raise _misplaced(segment, f"offset 32: contains segment {found.base_sequence}, which does not match its name")
 
 
 def _misplaced(segment: Segment, reason: str, *, foreign: bool = False) -> Misplaced:

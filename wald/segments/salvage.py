@@ -100,7 +100,7 @@ class SalvagedSegment(OpenSegment):
             own = read_frame_lengths(self._read, offset)
         except BadFrame as error:
             left = self._file_bytes - offset
-            return listed or FrameLengths(max(0, left), 0), str(error) if left > 0 else "the file is cut short"
+            return listed or FrameLengths(max(0, left), 0), str(error) if left > 0 else "the file is truncated"
         if listed is None or listed == own or not self._content(offset, begin, own)[1]:
             return own, ""
         return listed, "the frame's headers are damaged"

@@ -55,7 +55,7 @@ def decompress_start(stored: bytes, wanted: int) -> tuple[bytes, str]:
                 stream.read(1)  # it compares the checksum after the last byte
     except zstandard.ZstdError as error:
         return b"".join(parts), f"a frame does not decompress ({error})"
-    return b"".join(parts), "" if got == wanted else "the frame is cut short"
+    return b"".join(parts), "" if got == wanted else "the frame is truncated"
 
 
 class FrameWriter:
@@ -191,7 +191,7 @@ def read_seek_table(path: Path, descriptor: int) -> tuple[int, list[tuple[int, i
     try:
         length = seek_table_bytes(os.pread(descriptor, SEEK_FOOTER.size, offset))
         if length > size:
-            raise BadSealed(f"a seek table of {length} bytes does not fit: bytes are missing")
+            raise BadSealed(f"the seek table of {length} bytes is longer than the file: bytes are missing")
         offset = size - length
         return offset, decode_seek_table(os.pread(descriptor, length, offset), file_bytes=size)
     except BadSealed as error:
@@ -292,7 +292,7 @@ class SealedFile:
             except zstandard.ZstdError as error:
                 raise damaged(self.path, f"frame {number} does not decompress ({error})", frame.offset) from error
         if left:
-            raise damaged(self.path, f"frame {number} is cut short", frame.offset)
+            raise damaged(self.path, f"frame {number} is truncated", frame.offset)
 
     def close(self) -> None:
         os.close(self._descriptor)

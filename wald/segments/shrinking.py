@@ -123,6 +123,7 @@ def _aligned(one: SealedFile, other: SealedFile) -> Iterator[tuple[list[StoredBa
 
 
 def _may_replace(old: list[StoredBatch], new: list[StoredBatch], keeps: Keeps) -> bool:
+    """Return True if ``new`` spans the same positions, and equals ``old`` unless none of it must be kept."""
     if not (old and new) or (old[0].position, old[-1].end) != (new[0].position, new[-1].end):
         return False
     if any(batch.header.is_dropped for batch in (*old, *new)) and not any(_is_kept(batch, keeps) for batch in old):

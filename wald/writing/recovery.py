@@ -200,9 +200,10 @@ class _Recovery:
             raise no_segment(root, head.sequence, starting=True)
 
     def _check_names(self) -> None:
-        """Report raw files that are other segments; raise Damaged if the newest one is, unless :meth:`_repair` does.
+        """Report files that contain another segment than their names say; raise Damaged if the newest one does.
 
-        Opening older sealed files takes too long.
+        Older sealed files are not checked, because opening them takes too long. :meth:`_repair` refuses the newest one
+        if it is raw.
         """
         for segment in self._listing.segments:
             if segment is not self._newest and segment.kind is not Kind.RAW:
@@ -267,7 +268,7 @@ class _Recovery:
         self._disk.sync_directory(target.parent)
         self._disk.sync_directory(self._root.segments)
         self._report.kept_in = str(target.relative_to(self._root.path))
-        self._report.errors.append(f"{path}: nothing in it can be read; moved to {target}")
+        self._report.errors.append(f"{path}: nothing in it is readable; moved to {target}")
 
     def _keep_aside(self, path: Path, tail: SegmentEnd) -> None:
         """Copy the bytes after the last good batch to ``quarantine/``, durably, before they are truncated."""
@@ -461,6 +462,7 @@ def state_before(
     errors: list[str],
     dropped: Dropped = lambda _base: None,
 ) -> LogState:
+    """Return the state at the start of ``segment``: that after ``older``, with any clock step in between."""
     state = state_after(older, log_id, errors, dropped)
     _replay_clock_step(root, state, _end_of_times(older, state), segment.base_sequence)
     return state

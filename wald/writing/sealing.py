@@ -96,7 +96,7 @@ def _publish(
         if index.raw_bytes < end:
             raise truncated(segment.path, index.raw_bytes, end)
         if _digest(temporary) != digest:
-            raise _damaged(temporary, f"does not read back as {segment.path.name}")
+            raise _damaged(temporary, f"its contents differ from {segment.path.name} when read back")
         found = None
         if both:
             with suppress(Damaged):

@@ -490,8 +490,8 @@ class Writer:
         return self.advanced or (self.position == self._control_end and not self.state.open_records)
 
     def step_clock(self, *, now_ns: int) -> None:
-        """Begin a segment whose append times start at the earlier ``now_ns``; an OSError leaves them unchanged."""
-        assert self.may_step_clock, "its pieces would be lost"
+        """Begin a segment whose append times restart at the earlier ``now_ns``; after an OSError, they do not."""
+        assert self.may_step_clock, "the pieces of the open record would be lost"
         before_ns, self.state.append_time_ns = self.state.append_time_ns, now_ns
         try:
             if self.unsynced:

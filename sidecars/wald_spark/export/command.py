@@ -70,7 +70,7 @@ def command(
     any other value is in `_corrupt_record`.
     """
     if json_schema and columns:
-        raise InvalidInput("--json-schema and --columns exclude each other", hint="wald-export --help")
+        raise InvalidInput("--json-schema and --columns are mutually exclusive", hint="wald-export --help")
     require_spark()  # before the modules that need it
     from wald_spark.export.job import Exporter
     from wald_spark.progress import find_logs

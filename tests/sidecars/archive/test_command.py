@@ -263,7 +263,7 @@ class TestRefusals:
 
     def test_two_sizes(self, root: Path) -> None:
         code, message, _ = refusal_of("a", "--root", root, "--records-per-bundle", 1, "--bytes-per-bundle", "1MiB")
-        assert (code, "exclude each other" in message) == (2, True)
+        assert (code, "are mutually exclusive" in message) == (2, True)
 
     @pytest.mark.parametrize("option", [("--records-per-bundle", 0), ("--bytes-per-bundle", 0), ("--codec", "rar")])
     def test_a_size_of_nothing_and_an_unknown_codec(self, root: Path, option: tuple[object, ...]) -> None:

@@ -117,7 +117,7 @@ def test_a_deletion_whose_shared_line_is_lost_is_not_proven(built: Built) -> Non
 
     found = rulings(built.root)
     assert [base for base, objections in found.items() if not objections] == [1 + 2 * HALF]
-    assert found[1] == ("its line 'evidence' is missing (read): it cannot be proven that the deletion was allowed",)
+    assert found[1] == ("its 'evidence' line is missing (read): it cannot be proven that the deletion was allowed",)
     assert History(built.root).reclaimed(1) is not None
 
 
@@ -169,7 +169,7 @@ def test_a_shared_line_of_an_earlier_time_proves_nothing(built: Built) -> None:
     rewrite(built.root, [*lines[:second], *lines[second + 1 :]])
 
     found = rulings(built.root)
-    assert found[1] == ("its line 'evidence' is missing (read): it cannot be proven that the deletion was allowed",)
+    assert found[1] == ("its 'evidence' line is missing (read): it cannot be proven that the deletion was allowed",)
     assert found[1 + 2 * HALF] == ()
 
 
