@@ -18,7 +18,9 @@ import pytest
 
 from wald.files.disk import Disk
 from wald.files.identity import create_root
+from wald.files.layout import Root
 from wald.format.head import Head, encode_head
+from wald.writing.daemon_lock import Lock
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = ("wald_archive", "wald_drain", "wald_gate", "wald_reclaim", "wald_spark")  # of sidecars/, which is a folder
@@ -272,11 +274,25 @@ def test_short_commands_load_neither_segments_nor_ledgers(root: Path, line: str)
     segments = (
         "wald.segments.reader",
         "wald.segments.view",
-        "wald.files.lines",
+        "wald.files.ledger_read",
+        "wald.files.ledger_write",
         "wald.reading",
     )
     unneeded = ("zstandard", "tomllib", "email", "hashlib", "ctypes", *segments)
     assert [name for name in loaded.stdout.split() if under(name, unneeded)] == [], loaded.stderr
+
+
+def test_head_loads_no_compression_to_report_a_stopped_daemon(root: Path) -> None:
+    """It reads the report of the last run, whose lines are those of a ledger."""
+    log = Root(root)
+    Lock(log, Disk(), now="2026-11-21T10:00:00Z").release()
+    script = "import sys; from wald.cli import main\ntry: main()\nfinally: print(*sys.modules)"
+    command = [sys.executable, "-c", script, "head", "--root", str(root)]
+    loaded = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert "no daemon runs" in loaded.stderr
+    assert "wald.writing.run_reports" in loaded.stdout.split()
+    assert [name for name in loaded.stdout.split() if under(name, ("zstandard", "ctypes", "tomllib"))] == []
 
 
 def test_help_loads_nothing_that_reads_a_log() -> None:

@@ -2,7 +2,7 @@
 
 An error has a message, a case and facts: ``Refused("…: beyond the head", case="cursor-beyond-head", root=root)``. A
 case has a template: a text, or a function of the facts. In a text, ``{name}`` is a fact, quoted if it is a path, and
-``{wald}``, ``{wald_reclaim}`` and ``{wald_drain}`` are programs, with ``--root`` if there is the fact ``root``.
+``{wald}`` and ``{wald_reclaim}`` are programs, with ``--root`` if there is the fact ``root``.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _room_and(root: Path | None, socket: Path, command: str) -> str:
 
 _IDENTITY_UNREADABLE = "stop the daemon and wald-reclaim; then {wald} repair restores it from the segments"
 _NOTHING_LOST = "nothing was acknowledged after that, and no acknowledged record is lost"
-PROGRAMS = {"wald": "wald", "wald_reclaim": "wald-reclaim", "wald_drain": "wald-drain"}
+PROGRAMS = {"wald": "wald", "wald_reclaim": "wald-reclaim"}
 
 TEMPLATES: dict[str, str | Callable[..., str]] = {
     "": "",
@@ -197,9 +197,6 @@ TEMPLATES: dict[str, str | Callable[..., str]] = {
     "{wald} route add {route} --consumers GROUP",
     "cursor-group-needed": "usermod --append --groups {group} {user}, and log in again; ls -ld {directory}",
     "group-unavailable": "usermod --append --groups {group} {user}, and restart the daemon",
-    "moved-mark": "{wald_drain} feed {route}{group} --exit-at-end --format json -- {wald} append {to} --jsonl; "
-    "then {wald} route retire {route}",
-    "moved-mark-unreadable": "{wald} route retire {route}, after every group has read it",
     # segments and the head
     "sealed-segment-damaged": "wald inspect --content {path} shows its readable part; "
     "restore the file from an archive or a backup",

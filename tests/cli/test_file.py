@@ -60,7 +60,6 @@ TABLE: dict[str, dict[str, FileKind]] = {
     "`routes/R/cursors/G.ask`": {"routes/a/cursors/g.ask": FileKind.ASK},
     "`routes/R/cursors/G.pin`": {"routes/a/cursors/g.pin": FileKind.PIN},
     "`routes/R/retired`": {"routes/a/retired": FileKind.RETIRED},
-    "`routes/R/moved`": {"routes/a/moved": FileKind.MOVED},
     **{f"`ledger/{name}`": {f"ledger/{name}": FileKind.LEDGER} for name in LEDGERS},
     "`ledger/NAME-N.jsonl.zst`": {f"ledger/reclaim-{N}.jsonl.zst": FileKind.LEDGER_PART},
     "`ledger/*.lock`": {"ledger/reclaim.lock": FileKind.LEDGER_LOCK},

@@ -56,7 +56,6 @@ class FileKind(Enum):
     )
     CURSORS = "the files of the groups of a route", rf"{_ROUTE}/{CURSORS}"
     RETIRED = "the mark that the route is retired", rf"{_ROUTE}/retired"
-    MOVED = "the mark of a version that could rename routes; it has no effect", rf"{_ROUTE}/moved"
     LEDGER = "a ledger: a chain of lines about segments and bundles", r"ledger/[a-z]+\.jsonl"
     LEDGER_PART = "a sealed part of a ledger: its older lines", r"ledger/[a-z]+-[0-9]{20}\.jsonl\.zst"
     LEDGER_LOCK = "the lock of a program that writes a ledger", r"ledger/[a-z.]+\.lock"

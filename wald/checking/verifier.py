@@ -21,7 +21,7 @@ from wald.files.identity import read_identity
 from wald.files.layout import Root
 from wald.files.ledger_read import read_files
 from wald.files.listing import Listing, Segment
-from wald.files.routes import fifo_problems, moved_marks
+from wald.files.routes import fifo_problems
 from wald.files.uptime import read_steps, require_steps, step_between
 from wald.format.head import Head
 from wald.format.log_state import LogState
@@ -93,8 +93,6 @@ class Verification:
         yield from self._cursors()
         for path, message in fifo_problems(self._root):
             yield Finding.of(Level.INFO, path, message)
-        for mark in moved_marks(self._root):
-            yield Finding(Level.INFO, mark.path, 0, f"{mark.message}: {mark.hint}")
 
     def _clock(self) -> Iterator[Finding]:
         try:

@@ -129,8 +129,6 @@ def _of_route(root: Root, path: Path, named: Named) -> Verdict:
         case FileKind.RETIRED:
             why = "it would take the route back, and hold records back again, without the daemon's knowledge"
             return Verdict(False, why, _add(root, route, ""))
-        case FileKind.MOVED:
-            return Verdict(True, "it has no effect: records sent to the route are stored in it")
     return Verdict(True, "a program that was killed has left it")  # a temporary
 
 

@@ -39,7 +39,7 @@ from wald.files.disk import Disk, total_bytes
 from wald.files.identity import create_root, read_identity, require_root
 from wald.files.layout import Root
 from wald.files.ledger_write import Ledger
-from wald.files.routes import add_route, has_fifo, moved_marks
+from wald.files.routes import add_route, has_fifo
 from wald.format.segment import pack_version
 from wald.format.times import utc
 from wald.hints import hint_for
@@ -155,8 +155,6 @@ class Parts:
             add_route(root, disk, stdin.route)
         for name, route, fifo in wanted_routes(root, self.config, self.journal):
             add_route(root, disk, name, fifo=fifo, mode=route.mode, consumers=route.consumers)
-        for mark in moved_marks(root):
-            self.journal.warning("mark of a moved route", path=str(mark.path), what=mark.message, hint=mark.hint)
 
     def _recover(self) -> None:
         root, disk, config, epoch = self.root, self._disk, self.config, self.lock.epoch

@@ -92,9 +92,6 @@ class Root:
     def retired(self, route: str) -> Path:
         return self.route(route) / "retired"
 
-    def moved(self, route: str) -> Path:
-        return self.route(route) / "moved"
-
     def cursor_directory(self, route: str) -> Path:
         return self.route(route) / CURSORS
 
@@ -173,7 +170,7 @@ def require_no_link(directory: Path) -> None:
 _IN_ROOT = {"lost+found", "log.json", "segments", "routes", "ledger"}
 _IN_ROOT |= {entry.name for entry in vars(Root).values() if isinstance(entry, _Entry)}
 _IN_LEDGER = {*LEDGERS, *(str(Path(name).with_suffix(".lock")) for name in LEDGERS)}
-_IN_ROUTE = {"in", "retired", "moved", CURSORS}
+_IN_ROUTE = {"in", "retired", CURSORS}
 
 
 def known_names(root: Root) -> Iterator[tuple[Path, Callable[[str], bool]]]:

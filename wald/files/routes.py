@@ -2,29 +2,23 @@
 
 ``rm in; echo x > in`` or log rotation creates a file that no process reads. A FIFO replaces it; the file is kept as
 ``in.found-1``.
-
-Marks ``routes/<name>/moved`` of the former ``wald route rename`` and ``merge`` have no effect. A start and
-``wald verify`` report them, and retiring the route removes them.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-from wald.errors import Damaged, InvalidInput
+from wald.errors import InvalidInput
 from wald.files import modes
 from wald.files.cursor_directory import permit_cursor_owners
 from wald.files.disk import Disk
 from wald.files.layout import Root, require_no_link
-from wald.files.safe_open import read_regular
-from wald.format.names import DEFAULT_GROUP, FOUND_PREFIX, check_route
-from wald.hints import command_line, hint_for
+from wald.format.names import FOUND_PREFIX
+from wald.hints import command_line
 
 FIFO_MODE = 0o620  # the daemon's group may write
 OWNERS_FIFO_MODE = 0o600  # for a route with writers: a FIFO cannot authenticate them
@@ -42,7 +36,6 @@ def add_route(
     disk.make_directory(route)
     disk.sync_directory(root.routes)  # always: a killed process may have made it without a sync
     if root.retired(name).exists():
-        _remove_mark(root, disk, name)
         disk.unlink(root.retired(name))
     if fifo:
         make_fifo(root, name, mode)
@@ -61,7 +54,6 @@ def retire_route(root: Root, disk: Disk, name: str, *, now: str) -> None:
     root.require_route(name)
     if not root.retired(name).exists():
         disk.replace(root.retired(name), f"{now}\n".encode())
-    _remove_mark(root, disk, name)
 
 
 def has_fifo(root: Root, route: str) -> bool:
@@ -132,35 +124,3 @@ def describe_displaced(root: Root, path: Path, route: str) -> str:
 def describe_shared(root: Root, path: Path, other: Path) -> str:
     adding = command_line(root.path, f"route add {path.parent.name} --fifo")
     return f"{path}: the same FIFO as {other}; rm {path}, and {adding} creates one of its own"
-
-
-class Mark(NamedTuple):
-    """Mark of a renamed route."""
-
-    path: Path
-    message: str
-    hint: str  # removes it
-
-
-def moved_marks(root: Root) -> Iterator[Mark]:
-    for route in root.route_names():
-        path = root.moved(route)
-        if not path.is_file() or root.retired(route).exists():
-            continue
-        try:
-            to = check_route(json.loads(read_regular(path))["to"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError, InvalidInput, Damaged):
-            to = route
-        message = f"records sent to {route} are stored in {route} again, and not in "
-        if to == route:
-            hint = hint_for("moved-mark-unreadable", root=root.path, route=route)
-            yield Mark(path, message + "another route", hint)
-            continue
-        groups = root.groups(route)
-        group = "" if DEFAULT_GROUP in groups or not groups else f" --group {groups[0]}"
-        yield Mark(path, message + to, hint_for("moved-mark", root=root.path, route=route, group=group, to=to))
-
-
-def _remove_mark(root: Root, disk: Disk, route: str) -> None:
-    if root.moved(route).is_file():
-        disk.unlink(root.moved(route))

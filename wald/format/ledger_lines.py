@@ -16,21 +16,20 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from wald.format.checksum import crc32c
-from wald.format.sealed_index import SKIPPABLE
-from wald.format.spans import Span
 
 Entry = dict[str, Any]  # the JSON of a line
 
 GENESIS = "0" * 64
 ABOVE_U64 = 1 << 64  # the bound of an open range, the minimum of nothing
-NO_SPAN: Span = (ABOVE_U64, -1)
-NO_TIMES: Span = ((1 << 63) - 1, -1)
+NO_SPAN = (ABOVE_U64, -1)
+NO_TIMES = ((1 << 63) - 1, -1)
 _END = re.compile(rb',"crc":"([0-9a-f]{8})"}')
 _END_BYTES = len(b',"crc":"00000000"}')
 _encoded = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode  # dumps() creates one for each call
 _LONG_BYTES = 1024  # removing lists of routes is faster only for longer lines
 _LISTS = re.compile(rb'"(routes|dropped)":\[\{[^\]]*\}\]')
 
+_SKIPPABLE = struct.Struct("<II")  # not from sealed_index, which loads zstandard
 INDEX_FRAME_MAGIC = 0x184D2A58
 _MAGIC = b"WALDLIX1"
 _FOOTER = struct.Struct("<II8s")
@@ -103,7 +102,7 @@ def decode_ledger(data: bytes, tip: str | None = GENESIS, *, listed: bool = True
     return DecodedLedger(entries, whole, broken, tip or GENESIS)
 
 
-def span_of(entry: Entry) -> Span:
+def span_of(entry: Entry) -> tuple[int, int]:
     """Return a line's sequences, ``base`` or ``first`` to ``last``; NO_SPAN without any."""
     low = entry.get("base", entry.get("first"))
     high = entry.get("last", low)
@@ -204,7 +203,7 @@ class PartIndex:
     prev: str  # digest of the line before it
     tip: str  # digest of its last line
     frames: list[PartFrame] = field(default_factory=list)
-    before: Span | None = None  # sequences of the previous part, for readers that cannot read it
+    before: tuple[int, int] | None = None  # sequences of the previous part, for readers that cannot read it
 
     def add(self, stored_bytes: int, raw_bytes: int, entries: Sequence[Entry], tip: str) -> None:
         (low, high), (earliest_ns, latest_ns) = NO_SPAN, NO_TIMES
@@ -219,29 +218,29 @@ class PartIndex:
         self.tip = tip
 
     @property
-    def span(self) -> Span:
+    def span(self) -> tuple[int, int]:
         return min(frame.low for frame in self.frames), max(frame.high for frame in self.frames)
 
 
 def encode_part_index(index: PartIndex) -> bytes:
     text = _encoded(asdict(index)).encode()
     footer = _FOOTER.pack(len(text), crc32c(text), _MAGIC)
-    return SKIPPABLE.pack(INDEX_FRAME_MAGIC, len(text) + len(footer)) + text + footer
+    return _SKIPPABLE.pack(INDEX_FRAME_MAGIC, len(text) + len(footer)) + text + footer
 
 
 def part_index_bytes(footer: bytes) -> int:
     """Return the length of the index frame with this footer."""
     if len(footer) != FOOTER_BYTES or not footer.endswith(_MAGIC):
         raise BadPart("the file does not end with an index")
-    return SKIPPABLE.size + int(_FOOTER.unpack(footer)[0]) + FOOTER_BYTES
+    return _SKIPPABLE.size + int(_FOOTER.unpack(footer)[0]) + FOOTER_BYTES
 
 
 def decode_part_index(frame: bytes) -> PartIndex:
     """Decode the index frame, or raise BadPart."""
-    magic, length = SKIPPABLE.unpack_from(frame)
-    text = frame[SKIPPABLE.size : -FOOTER_BYTES]
+    magic, length = _SKIPPABLE.unpack_from(frame)
+    text = frame[_SKIPPABLE.size : -FOOTER_BYTES]
     known, checksum, _ = _FOOTER.unpack(frame[-FOOTER_BYTES:])
-    if magic != INDEX_FRAME_MAGIC or length != len(frame) - SKIPPABLE.size or known != len(text):
+    if magic != INDEX_FRAME_MAGIC or length != len(frame) - _SKIPPABLE.size or known != len(text):
         raise BadPart("the length of the index frame is wrong")
     if checksum != crc32c(text):
         raise BadPart("the checksum of the index is wrong")

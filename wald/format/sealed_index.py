@@ -23,7 +23,7 @@ import zstandard
 from wald.format.checksum import crc32c
 from wald.format.log_state import Peer
 
-SKIPPABLE = struct.Struct("<II")
+_SKIPPABLE = struct.Struct("<II")
 SEEK_FOOTER = struct.Struct("<IBI")
 assert SEEK_FOOTER.size == 9
 _SEEK_ENTRY = struct.Struct("<II")
@@ -293,7 +293,7 @@ def encode_sealed_index(index: SealedIndex, batches: BatchTable, peers: Mapping[
     header = _HEADER.pack(_INDEX_MAGIC, 0, _VERSION, len(sections), index.log_id, *span, index.writer)
     checksum = crc32c(header[_CHECKED_FROM:] + directory)
     content = header[:8] + struct.pack("<I", checksum) + header[_CHECKED_FROM:] + directory + bodies
-    return SKIPPABLE.pack(INDEX_FRAME_MAGIC, len(content)) + content
+    return _SKIPPABLE.pack(INDEX_FRAME_MAGIC, len(content)) + content
 
 
 def _encoded(value: object) -> bytes:
@@ -313,7 +313,7 @@ def compress_section(parts: Sequence[bytes | array[int]]) -> StoredSection:
 
 def decode_sealed_index(frame: bytes) -> SealedIndex:
     """Decode the index frame, or raise BadSealed; checks sizes before it allocates memory."""
-    content = memoryview(frame)[SKIPPABLE.size :]
+    content = memoryview(frame)[_SKIPPABLE.size :]
     end, log_id, base, following, raw_bytes, epoch, salt, writer = _decode_header(frame)
     sections: dict[str, StoredSection] = {}
     for name, offset, stored, raw, crc in _SECTION.iter_unpack(content[_HEADER.size : end]):
@@ -384,7 +384,7 @@ def encode_seek_table(frames: Sequence[tuple[int, int]]) -> bytes:
     """Encode (compressed, decompressed) bytes of each frame, the index included."""
     body = b"".join(_SEEK_ENTRY.pack(*entry) for entry in frames)
     footer = SEEK_FOOTER.pack(len(frames), 0, _SEEKABLE_MAGIC)
-    return SKIPPABLE.pack(_SEEK_TABLE_MAGIC, len(body) + len(footer)) + body + footer
+    return _SKIPPABLE.pack(_SEEK_TABLE_MAGIC, len(body) + len(footer)) + body + footer
 
 
 def seek_table_bytes(footer: bytes) -> int:
@@ -394,16 +394,16 @@ def seek_table_bytes(footer: bytes) -> int:
     count, descriptor, magic = SEEK_FOOTER.unpack(footer)
     if magic != _SEEKABLE_MAGIC or descriptor != 0:
         raise BadSealed("the file does not end in a seek table: it is truncated or not sealed by wald")
-    return SKIPPABLE.size + int(count) * _SEEK_ENTRY.size + SEEK_FOOTER.size
+    return _SKIPPABLE.size + int(count) * _SEEK_ENTRY.size + SEEK_FOOTER.size
 
 
 def decode_seek_table(table: bytes, *, file_bytes: int) -> list[tuple[int, int]]:
     """Invert :func:`encode_seek_table`; the index frame is last."""
-    if len(table) < SKIPPABLE.size + SEEK_FOOTER.size or len(table) != seek_table_bytes(table[-SEEK_FOOTER.size :]):
+    if len(table) < _SKIPPABLE.size + SEEK_FOOTER.size or len(table) != seek_table_bytes(table[-SEEK_FOOTER.size :]):
         raise BadSealed("the seek table's length is wrong")
-    if SKIPPABLE.unpack_from(table) != (_SEEK_TABLE_MAGIC, len(table) - SKIPPABLE.size):
+    if _SKIPPABLE.unpack_from(table) != (_SEEK_TABLE_MAGIC, len(table) - _SKIPPABLE.size):
         raise BadSealed("the seek table's frame header is wrong")
-    frames = list(_SEEK_ENTRY.iter_unpack(table[SKIPPABLE.size : -SEEK_FOOTER.size]))
+    frames = list(_SEEK_ENTRY.iter_unpack(table[_SKIPPABLE.size : -SEEK_FOOTER.size]))
     if not frames or frames[-1][1] != 0 or sum(stored for stored, _ in frames) + len(table) != file_bytes:
         raise BadSealed("the seek table's frames do not add up to the file: bytes are missing")
     return frames
@@ -411,8 +411,8 @@ def decode_seek_table(table: bytes, *, file_bytes: int) -> list[tuple[int, int]]
 
 def _decode_header(frame: bytes) -> tuple[Any, ...]:
     """Return the end of the directory in the content, and the fields after the number of sections."""
-    content = memoryview(frame)[SKIPPABLE.size :]
-    if len(content) < _HEADER.size or SKIPPABLE.unpack_from(frame) != (INDEX_FRAME_MAGIC, len(content)):
+    content = memoryview(frame)[_SKIPPABLE.size :]
+    if len(content) < _HEADER.size or _SKIPPABLE.unpack_from(frame) != (INDEX_FRAME_MAGIC, len(content)):
         raise BadSealed("no index frame")
     magic, checksum, version, count, *fields = _HEADER.unpack_from(content)
     end = _HEADER.size + _SECTION.size * count
